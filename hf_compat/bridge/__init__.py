@@ -1,0 +1,1 @@
+"""Where the two vocabularies meet while training: hooks become HF events, HF flags become Lightning actions."""

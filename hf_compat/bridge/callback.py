@@ -1,0 +1,207 @@
+"""`HFBridge`: the one Lightning callback that turns hooks into HF events, and flags into actions.
+
+Both vocabularies. Lightning things are prefixed `pl_`, HF things `hf_` where both are in scope.
+
+    Lightning hook                 HF event
+    on_train_start                 on_train_begin (then the evaluation of eval_on_start)
+    on_train_epoch_start           on_epoch_begin
+    on_train_batch_start           on_step_begin
+    (told by the module)           on_substep_end
+    on_before_optimizer_step       on_pre_optimizer_step
+    (told by the module)           on_optimizer_step
+    on_train_batch_end             on_step_end, then log → evaluate → save as the flags say
+    on_validation_batch_end        on_prediction_step
+    on_train_epoch_end             on_epoch_end, then log → evaluate → save as the flags say
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from hf_compat.bridge.session import Session
+from hf_compat.engine.windows import Window, Windows
+from hf_compat.hf.signatures import call_by_signature
+
+logger = logging.getLogger(__name__)
+
+
+class HFBridge(pl.Callback):
+    """Fire the HF events of a run and obey the flags that its callbacks set.
+
+    Args:
+        hf_session: The run: a Trainer.
+        windows: The windows of the fit, which end an epoch when asked; None where nothing is trained.
+        first_epoch: Epoch that the fit begins with.
+        start_time: `time.time()` at the start of training, in seconds.
+        ignore_keys_for_eval: Outputs that evaluations within the fit leave out.
+        trial: The hyperparameter search's trial.
+    """
+
+    def __init__(
+        self,
+        hf_session: Session,
+        windows: Windows | None = None,
+        first_epoch: int = 0,
+        start_time: float = 0.0,
+        ignore_keys_for_eval: list[str] | None = None,
+        trial: Any = None,
+    ) -> None:
+        self.hf_session = hf_session
+        self.windows = windows
+        self.epoch = first_epoch - 1
+        self.start_time = start_time
+        self.ignore_keys_for_eval = ignore_keys_for_eval
+        self.trial = trial
+        self._grad_norm: Any = None
+        self._learning_rate: float | None = None
+        self._stepped = False
+
+    # Events are fired through here, so that a callback may replace the control.
+    def _fire(self, event: str, **extra: Any) -> None:
+        session = self.hf_session
+        fire = getattr(session.callback_handler, event)
+        session.control = fire(session.args, session.state, session.control, **extra)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Let the run take up optimizer and schedule, which Lightning has just had made."""
+        self.hf_session._take_up_optimizer()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin the run."""
+        self._fire("on_train_begin")
+        if self.hf_session.args.eval_on_start:
+            self.hf_session._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin an epoch."""
+        self.epoch += 1
+        self._grad_norm = self._learning_rate = None
+        self._fire("on_epoch_begin")
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Begin an update."""
+        self._stepped = False
+        self._fire("on_step_begin")
+
+    def micro_batch_done(self, loss: torch.Tensor, inputs: Any) -> None:
+        """Take a micro-batch's loss, operations and tokens into account."""
+        session = self.hf_session
+        session._tr_loss += self._countable(loss)
+        session.current_flos += float(session.floating_point_ops(inputs))
+        session._track_num_input_tokens(inputs)
+
+    def _countable(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss, or in its place the mean so far where it is not finite and the filter is on."""
+        session = self.hf_session
+        if not session.args.logging_nan_inf_filter:
+            return loss
+        steps = 1 + session.state.global_step - session._globalstep_last_logged
+        if loss.device.type == "cpu":
+            return loss if math.isfinite(loss.item()) else session._tr_loss / steps
+        # on a device the choice is made there: asking for the value would wait for it at every step
+        return torch.where(torch.isfinite(loss), loss, session._tr_loss / steps)
+
+    def substep_ended(self) -> None:
+        """Tell that a micro-batch other than the last has ended."""
+        self._fire("on_substep_end")
+
+    def should_break(self) -> bool:
+        """Say whether a flag asks to leave the window."""
+        control = self.hf_session.control
+        return control.should_epoch_stop or control.should_training_stop
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Tell that gradients are clipped and the optimizer is about to step."""
+        self._fire("on_pre_optimizer_step")
+
+    def optimizer_stepped(self, grad_norm: Any) -> None:
+        """Tell that the optimizer has stepped."""
+        self._grad_norm = grad_norm
+        self._stepped = True
+        self._fire("on_optimizer_step")
+
+    def learning_rate_read(self, learning_rate: float) -> None:
+        """Keep the learning rate of the update that was just made."""
+        self._learning_rate = learning_rate
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End an update: count it, then log, evaluate and save as the flags say."""
+        session = self.hf_session
+        if trainer.should_stop:  # a Lightning callback asks to stop
+            session.control.should_training_stop = True
+        if self._stepped:
+            assert isinstance(batch, Window)  # the data module yields nothing else
+            session.state.global_step += 1
+            session.state.epoch = self.epoch + batch.epoch_progress
+            self._fire("on_step_end")
+            self._act_on_flags(trainer)
+        if self.should_break():
+            trainer.should_stop = session.control.should_training_stop
+            if self.windows is not None:
+                self.windows.close_epoch()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """End an epoch: then log, evaluate and save as the flags say."""
+        session = self.hf_session
+        if self.windows is not None and not self.windows.saw_data:
+            logger.warning(
+                "The training data gave no sample in epoch %d; training stops at update %d of %d.",
+                self.epoch,
+                session.state.global_step,
+                session.state.max_steps,
+            )
+            session.control.should_training_stop = True
+        self._fire("on_epoch_end")
+        self._act_on_flags(trainer)
+        trainer.should_stop = session.control.should_training_stop
+
+    def _act_on_flags(self, trainer: pl.Trainer) -> None:
+        session = self.hf_session
+        # by name: older overrides lack the learning rate, the start time or the gradient norm
+        call_by_signature(
+            session._maybe_log_save_evaluate,
+            optional={
+                "tr_loss": session._tr_loss,
+                "grad_norm": self._grad_norm,
+                "model": session.model,
+                "trial": self.trial,
+                "epoch": self.epoch,
+                "ignore_keys_for_eval": self.ignore_keys_for_eval,
+                "start_time": self.start_time,
+                "learning_rate": self._learning_rate,
+            },
+        )
+        if trainer.should_stop:  # a Lightning callback asks to stop after the evaluation
+            session.control.should_training_stop = True
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Tell that a batch was predicted."""
+        self._fire("on_prediction_step")
+
+    on_test_batch_end = on_validation_batch_end
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Close progress bars, so that the error stands on a line of its own."""
+        for callback in self.hf_session.callback_handler.callbacks:
+            close = getattr(callback, "close", None)
+            if callable(close) and hasattr(callback, "training_bar"):
+                close()

@@ -1,0 +1,318 @@
+"""Checkpoints in HF's layout: what is written, how it is read back. HF's method names.
+
+Every method is an override point of `transformers.Trainer` under its own name and signature. Nothing is ever unpickled
+but tensors and plain containers (`weights_only=True`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import shutil
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import nn
+
+from hf_compat.bridge.base import RunBase
+from hf_compat.errors import CheckpointError
+from hf_compat.hf import checkpoint_dir as names
+from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
+from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
+
+logger = logging.getLogger(__name__)
+PARTIAL_SUFFIX = ".partial"
+
+
+class CheckpointMethods(RunBase):
+    """The public methods and override points of saving and resuming."""
+
+    def _get_output_dir(self, trial: Any) -> str:
+        """Return the folder that checkpoints go to."""
+        return str(self.args.output_dir)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write `checkpoint-<updates>`: beside its place first, renamed once it is whole; then rotate.
+
+        Mirrors:
+            `transformers.Trainer._save_checkpoint`, 5.23.
+        """
+        self.store_flos()
+        run_dir = self._get_output_dir(trial=trial)
+        final = os.path.join(run_dir, f"{names.PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        partial = final + PARTIAL_SUFFIX
+        shutil.rmtree(partial, ignore_errors=True)  # left over by a run that was killed
+        self.save_model(partial, _internal_call=True)
+        os.makedirs(partial, exist_ok=True)
+        self._note_best_checkpoint(run_dir, final)
+        if not self.args.save_only_model:
+            self._save_optimizer_and_scheduler(partial)
+            self._save_scaler(partial)
+            self._save_rng_state(partial)
+        if self.args.should_save:
+            self.state.stateful_callbacks = export_states(self._stateful())
+            self.state.save_to_json(os.path.join(partial, names.TRAINER_STATE_NAME))
+            _put_in_place(partial, final)
+            best = self.state.best_model_checkpoint
+            for path in names.checkpoints_to_delete(run_dir, self.args.save_total_limit, best):
+                names.remove_checkpoint(path)
+
+    def _stateful(self) -> list[Any]:
+        return [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
+
+    def _note_best_checkpoint(self, run_dir: str, current: str) -> None:
+        step = self.state.best_global_step
+        if not step:
+            return
+        path = os.path.join(run_dir, f"{names.PREFIX_CHECKPOINT_DIR}-{step}")
+        if path == current or os.path.isdir(path):
+            self.state.best_model_checkpoint = path
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Write `optimizer.pt` and `scheduler.pt`."""
+        if self.args.should_save:
+            torch.save(self.optimizer.state_dict(), os.path.join(output_dir, names.OPTIMIZER_NAME))
+            if self.lr_scheduler is not None:
+                torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, names.SCHEDULER_NAME))
+
+    def _save_scaler(self, output_dir: str) -> None:
+        """Write the gradient scaler's state, where there is one."""
+        scaler = self.accelerator.scaler
+        if scaler is not None and self.args.should_save:
+            torch.save(scaler.state_dict(), os.path.join(output_dir, names.SCALER_NAME))
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Write the states of all random generators."""
+        states: dict[str, Any] = {
+            "python": random.getstate(),
+            "numpy": np.random.get_state(),  # noqa: NPY002 - the global generator is what user code draws from
+            "cpu": torch.random.get_rng_state(),
+        }
+        if torch.cuda.is_available():
+            states["cuda"] = torch.cuda.random.get_rng_state()
+        torch.save(states, os.path.join(output_dir, names.RNG_STATE_NAME))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model, its configuration and its processor, so that `from_pretrained` reads them.
+
+        Args:
+            output_dir: The folder; the output folder where none is given.
+        """
+        self._save(output_dir if output_dir is not None else self.args.output_dir)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        """Write weights, configuration, processor and arguments to a folder."""
+        if not self.args.should_save:
+            return
+        folder = str(output_dir if output_dir is not None else self.args.output_dir)
+        os.makedirs(folder, exist_ok=True)
+        model = self.accelerator.unwrap_model(self.model)
+        if is_pretrained_model(model):
+            model.save_pretrained(folder, state_dict=state_dict)  # type: ignore[operator]  # transformers' or peft's
+        else:
+            _write_weights(state_dict or model.state_dict(), os.path.join(folder, names.SAFE_WEIGHTS_NAME))
+        processor = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+        if processor is not None and hasattr(processor, "save_pretrained"):
+            processor.save_pretrained(folder)
+        # A plain dict under HF's file name: it loads with `weights_only=True`, and secrets are masked.
+        plain = json.loads(self.args.to_json_string())
+        torch.save(plain, os.path.join(folder, names.TRAINING_ARGS_NAME))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Load a checkpoint's weights into the model.
+
+        Args:
+            resume_from_checkpoint: The folder.
+            model: The model; the trainer's where none is given.
+
+        Raises:
+            CheckpointError: The folder holds no weights.
+        """
+        target = self.model if model is None else model
+        target = self.accelerator.unwrap_model(target)
+        folder = str(resume_from_checkpoint)
+        if is_peft_model(target):
+            adapter = next(iter(target.active_adapters))  # type: ignore[arg-type]  # peft's
+            target.load_adapter(folder, adapter, is_trainable=True)  # type: ignore[operator]  # peft's
+            return
+        weights = _read_weights(folder)
+        result = target.load_state_dict(weights, strict=False)
+        missing = set(result.missing_keys) - _aliases(target) - set(_ignored_on_save(target))
+        if hasattr(target, "tie_weights"):
+            target.tie_weights()  # type: ignore[operator]  # transformers'
+        if missing:
+            logger.warning("There were missing keys in the checkpoint model loaded: %s.", sorted(missing))
+        if result.unexpected_keys:
+            logger.warning("There were unexpected keys in the checkpoint model loaded: %s.", result.unexpected_keys)
+
+    def _load_best_model(self) -> None:
+        """Load the weights of the best checkpoint."""
+        best = self.state.best_model_checkpoint
+        assert best is not None  # the only caller looked
+        logger.info("Loading best model from %s (score: %s).", best, self.state.best_metric)
+        if not os.path.isdir(best):
+            logger.warning("Could not locate the best model at %s; the last one stays.", best)
+            return
+        self._load_from_checkpoint(best)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load the states of optimizer and schedule, where a checkpoint has them."""
+        if checkpoint is None:
+            return
+        optimizer_file = os.path.join(checkpoint, names.OPTIMIZER_NAME)
+        scheduler_file = os.path.join(checkpoint, names.SCHEDULER_NAME)
+        if not (os.path.isfile(optimizer_file) and os.path.isfile(scheduler_file)):
+            logger.warning("%s has no optimizer and schedule: both start anew.", checkpoint)
+            return
+        self.optimizer.load_state_dict(torch.load(optimizer_file, map_location="cpu", weights_only=True))
+        self.lr_scheduler.load_state_dict(torch.load(scheduler_file, map_location="cpu", weights_only=True))
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Load the gradient scaler's state, where there is one."""
+        scaler = self.accelerator.scaler
+        path = os.path.join(checkpoint, names.SCALER_NAME) if checkpoint is not None else ""
+        if scaler is not None and os.path.isfile(path):
+            scaler.load_state_dict(torch.load(path, weights_only=True))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Set all random generators to a checkpoint's states, where it has them."""
+        path = os.path.join(checkpoint, names.RNG_STATE_NAME) if checkpoint is not None else ""
+        if not os.path.isfile(path):
+            if checkpoint is not None:
+                logger.info("Didn't find an RNG file in %s, reproducibility is not guaranteed.", checkpoint)
+            return
+        with torch.serialization.safe_globals(_numpy_globals()):
+            states = torch.load(path, weights_only=True)
+        random.setstate(states["python"])
+        np.random.set_state(states["numpy"])  # noqa: NPY002 - the global generator is what user code draws from
+        torch.random.set_rng_state(states["cpu"])
+        if torch.cuda.is_available() and "cuda" in states:
+            torch.cuda.random.set_rng_state(states["cuda"])
+
+    def _load_callback_state(self) -> None:
+        """Give callbacks and control the states that a checkpoint saved, where the arguments ask for it."""
+        if not self.args.restore_callback_states_from_checkpoint:
+            return
+        absent = []
+        for name, saved in self.state.stateful_callbacks.items():
+            found = [c for c in [*self.callback_handler.callbacks, self.control] if type(c).__name__ == name]
+            if not found:
+                absent.append(name)
+            for callback, state in zip(found, saved if isinstance(saved, list) else [saved], strict=False):
+                self._restore(callback, state)
+        if absent:
+            logger.warning("The checkpoint has states of callbacks that are not there: %s.", ", ".join(absent))
+
+    def _restore(self, callback: Any, state: dict[str, Any]) -> None:
+        restored = type(callback).from_state(state)
+        if isinstance(callback, TrainerControl):
+            self.control = restored
+            return
+        callbacks = self.callback_handler.callbacks
+        callbacks.remove(callback)
+        callbacks.append(restored)
+
+
+def read_state(checkpoint: str) -> TrainerState:
+    """Read a checkpoint's state.
+
+    Raises:
+        CheckpointError: There is none, or it is no state.
+    """
+    path = os.path.join(checkpoint, names.TRAINER_STATE_NAME)
+    try:
+        return TrainerState.load_from_json(path)
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} is not a readable trainer state: {error}.\n\nHint: resume from another checkpoint."
+        ) from error
+
+
+def _put_in_place(partial: str, final: str) -> None:
+    """Rename a whole folder to its name; files of an older folder of that name that the new one lacks are kept."""
+    if os.path.isdir(final):
+        for entry in os.listdir(final):
+            if not os.path.exists(os.path.join(partial, entry)):
+                os.replace(os.path.join(final, entry), os.path.join(partial, entry))
+        shutil.rmtree(final)
+    os.replace(partial, final)
+
+
+def _write_weights(weights: dict[str, torch.Tensor], path: str) -> None:
+    """Write weights; a tensor that stands under several names is written once, its other names in the metadata."""
+    written: dict[str, torch.Tensor] = {}
+    places: dict[tuple[Any, ...], str] = {}
+    metadata = {"format": "pt"}
+    for name, tensor in weights.items():
+        name = name.replace("_orig_mod.", "")
+        if not isinstance(tensor, torch.Tensor):
+            logger.warning("%s of the model's state is no tensor and is not saved.", name)
+            continue
+        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and place in places:
+            metadata[name] = places[place]
+        else:
+            places[place] = name
+            written[name] = tensor.detach().contiguous()
+    safetensors.torch.save_file(written, path, metadata=metadata)
+
+
+def _read_weights(folder: str) -> dict[str, torch.Tensor]:
+    safe = os.path.join(folder, names.SAFE_WEIGHTS_NAME)
+    if os.path.isfile(safe):
+        return safetensors.torch.load_file(safe, device="cpu")
+    old = os.path.join(folder, names.WEIGHTS_NAME)
+    if os.path.isfile(old):
+        return dict(torch.load(old, map_location="cpu", weights_only=True))
+    for index_name in (names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME):
+        index = os.path.join(folder, index_name)
+        if os.path.isfile(index):
+            return _read_shards(folder, index)
+    raise CheckpointError(
+        f"Can't find a valid checkpoint at {folder}: it has no {names.SAFE_WEIGHTS_NAME}.\n\n"
+        "Hint: name a checkpoint-<updates> folder."
+    )
+
+
+def _read_shards(folder: str, index: str) -> dict[str, torch.Tensor]:
+    with open(index, encoding="utf-8") as file:
+        shards = sorted(set(json.load(file)["weight_map"].values()))
+    weights: dict[str, torch.Tensor] = {}
+    for shard in shards:
+        if os.path.basename(shard) != shard:
+            raise CheckpointError(f"{index} names the file {shard!r}, which is outside the checkpoint.")
+        path = os.path.join(folder, shard)
+        is_safe = shard.endswith(".safetensors")
+        weights |= (
+            safetensors.torch.load_file(path, device="cpu")
+            if is_safe
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    return weights
+
+
+def _aliases(model: nn.Module) -> set[str]:
+    """Names under which a parameter stands a second time: tied weights."""
+    first_names = {name for name, _ in model.named_parameters()}
+    return {name for name, _ in model.named_parameters(remove_duplicate=False)} - first_names
+
+
+def _ignored_on_save(model: nn.Module) -> list[str]:
+    return list(getattr(model, "_keys_to_ignore_on_save", None) or [])
+
+
+def _numpy_globals() -> list[Any]:
+    """What NumPy's random state consists of, for torch's allow-list."""
+    # both names of NumPy's rebuild function: files written under NumPy 1 use the older one
+    rebuild = np._core.multiarray._reconstruct  # type: ignore[attr-defined]  # private, and in every pickle of an array
+    return [
+        rebuild,
+        (rebuild, "numpy.core.multiarray._reconstruct"),
+        np.ndarray,
+        np.dtype,
+        type(np.dtype(np.uint32)),
+    ]

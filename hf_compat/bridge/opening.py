@@ -1,0 +1,40 @@
+"""What a person reads when a run begins, and where it appears. Both vocabularies; text only."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from hf_compat.plan.schedule import ENDLESS_EPOCHS, TrainingSchedule
+from hf_compat.plan.settings import LightningPlan
+
+_PACKAGE = "hf_compat"
+
+
+def show_logs(level: int) -> None:
+    """Set the package's log level, and show its lines on stderr where the program has set up no logging."""
+    logger = logging.getLogger(_PACKAGE)
+    if not logger.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+        if logger.level == logging.NOTSET:
+            level = min(level, logging.INFO)  # nobody has asked for less: the opening lines are shown
+    logger.setLevel(level)
+
+
+def opening_lines(plan: LightningPlan, schedule: TrainingSchedule, parameters: int, updates_done: int) -> list[str]:
+    """Say in a few lines what runs, on which Lightning settings."""
+    endless = schedule.num_train_epochs == ENDLESS_EPOCHS
+    epochs = "as many epochs as it takes" if endless else f"{schedule.num_train_epochs} epoch(s)"
+    clip = "no clipping" if plan.gradient_clip_norm is None else f"clipping at {plan.gradient_clip_norm:g}"
+    lines = [
+        f"***** Training on Lightning: {parameters:,} trainable parameters *****",
+        f"  {schedule.max_updates:,} updates in {epochs} of {schedule.num_examples:,} samples",
+        f"  one update = {plan.micro_batches_per_update} micro-batch(es) of {plan.micro_batch_size} samples"
+        f" = {schedule.total_train_batch_size} samples",
+        f"  lightning.Trainer: device {plan.device}, precision {plan.precision}, {clip}",
+    ]
+    if updates_done:
+        lines.append(f"  resuming after update {updates_done:,}")
+    return lines

@@ -1,0 +1,1 @@
+"""Modules, windows, evaluation, precision. Lightning words only; takes the plan, knows no HF event."""

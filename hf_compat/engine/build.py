@@ -1,0 +1,93 @@
+"""Build a Lightning trainer from a plan, quietly. Lightning words only."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
+
+from hf_compat.engine.precision import ForwardPrecision
+from hf_compat.engine.strategies import OneDevice
+from hf_compat.plan.settings import LightningPlan
+
+# Loggers that announce devices and tips each time a trainer is made; a Trainer of ours makes one a call.
+_CHATTY = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda")
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Leave out Lightning's announcements, and what it warns of about its own code; not its other warnings."""
+    loggers = [logging.getLogger(name) for name in _CHATTY]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            # lightning 2.6.6 under torch 2.13; remove when lightning calls `is_leaf` itself
+            warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def build_trainer(plan: LightningPlan, callbacks: list[pl.Callback]) -> pl.Trainer:
+    """Build the trainer that a plan describes.
+
+    Args:
+        plan: What `plan.translate` made of the arguments.
+        callbacks: Lightning callbacks; bars, summaries and checkpoints among them are switched on.
+    """
+    device = torch.device(plan.device)
+    scaler = torch.amp.GradScaler(device.type) if plan.precision == "16-mixed" else None
+    precision = ForwardPrecision(plan.precision, scaler)
+    settings: dict[str, Any] = plan.trainer_settings()
+    settings |= {
+        "callbacks": callbacks,
+        "strategy": OneDevice(device=device, precision_plugin=precision),
+        "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks),
+        "enable_model_summary": any(isinstance(callback, ModelSummary) for callback in callbacks),
+        "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
+    }
+    with quietly():
+        # a GPU may be left out on purpose
+        warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
+        return pl.Trainer(**settings)
+
+
+class _NoBatches:
+    """Validation data of a fit whose evaluations bring their own; without any, Lightning would not validate at all."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+NO_BATCHES = _NoBatches()
+
+
+def run_fit(trainer: pl.Trainer, module: pl.LightningModule, batches: Any, validation: Any) -> None:
+    """Fit, and let Ctrl-C come out as itself.
+
+    Lightning ends the process on KeyboardInterrupt and leaves the signal ignored; scripts and notebooks written for HF
+    catch it and go on.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if in_main_thread else None
+    try:
+        with quietly():
+            trainer.fit(module, train_dataloaders=batches, val_dataloaders=validation)
+    except SystemExit as ended:
+        if isinstance(ended.__context__, KeyboardInterrupt):
+            raise ended.__context__ from None
+        raise
+    finally:
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)

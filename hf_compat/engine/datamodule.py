@@ -1,0 +1,80 @@
+"""`HFDataModule`: data sets as a LightningDataModule that yields windows. Lightning words only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+
+from hf_compat.engine.evaluation import EvaluationBatches
+from hf_compat.engine.windows import Windows
+from hf_compat.hf.data import Collator, has_length
+from hf_compat.plan.schedule import make_schedule
+from hf_compat.recipe.native import NativeRecipe
+
+
+class HFDataModule(pl.LightningDataModule):
+    """Training data as windows of micro-batches, evaluation data as batches, both as HF loads them.
+
+    Args:
+        args: The training arguments; the defaults where none are given.
+        train_dataset: Samples to train on.
+        eval_dataset: Samples to evaluate on.
+        test_dataset: Samples to test on.
+        data_collator: From a list of samples to a batch; by default tensors are stacked, or padded by the processor.
+        processing_class: Tokenizer or processor that pads.
+    """
+
+    def __init__(
+        self,
+        args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        test_dataset: Any = None,
+        data_collator: Collator | None = None,
+        processing_class: Any = None,
+    ) -> None:
+        super().__init__()
+        self.recipe = NativeRecipe(
+            None, args, train_dataset, eval_dataset, data_collator=data_collator, processing_class=processing_class
+        )
+        self.test_dataset = test_dataset
+
+    def setup(self, stage: str) -> None:
+        """Take the model that is trained: its signature says which columns are kept and how items are counted."""
+        module = self.trainer.lightning_module if self.trainer is not None else None
+        model = getattr(module, "model", None)
+        if model is not None:
+            self.recipe.take_model(model)
+
+    def train_dataloader(self) -> Windows:
+        """Return the windows of training: one is one update."""
+        recipe = self.recipe
+        loader = recipe.get_train_dataloader()
+        micro_batches = len(loader) if has_length(loader) else None
+        schedule = make_schedule(
+            recipe.args,
+            micro_batches=micro_batches,
+            num_examples=recipe.num_examples(loader) if micro_batches else None,
+            micro_batch_size=recipe.args.train_batch_size,
+        )
+        return Windows(
+            loader,
+            read_window=recipe.get_batch_samples,
+            window_size=recipe.args.gradient_accumulation_steps,
+            windows_per_epoch=schedule.updates_per_epoch,
+            micro_batches_per_epoch=schedule.micro_batches_per_epoch,
+            device=recipe.args.device,
+        )
+
+    def val_dataloader(self) -> Any:
+        """Return the batches of validation; none where there is no evaluation data set."""
+        if self.recipe.eval_dataset is None:
+            return []
+        return EvaluationBatches(self.recipe.get_eval_dataloader())
+
+    def test_dataloader(self) -> Any:
+        """Return the batches of testing; none where there is no test data set."""
+        if self.test_dataset is None:
+            return []
+        return EvaluationBatches(self.recipe.get_test_dataloader(self.test_dataset))

@@ -1,0 +1,261 @@
+"""One evaluation: batches in, predictions and metrics out. Lightning drives it, this collects.
+
+Predictions are kept batch by batch and joined once at the end, so time grows with the samples, not with their square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_compat.engine.recipe import Recipe
+from hf_compat.hf.data import find_batch_size, has_length
+from hf_compat.hf.metrics import denumpify_detensorize
+from hf_compat.hf.outputs import EvalLoopOutput, EvalPrediction
+from hf_compat.recipe.accelerator import truncate_to
+from hf_compat.recipe.loader import PreparedDataLoader
+from hf_compat.recipe.nested import join_batches, nested_numpify
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationSettings:
+    """What one evaluation keeps and computes.
+
+    Args:
+        metric_key_prefix: Prefix of every metric, added where it is missing.
+        prediction_loss_only: Keep the loss only.
+        ignore_keys: Outputs that are left out.
+        is_prediction: `predict` rather than `evaluate`: predictions are kept whatever the metrics do.
+        batch_size: Samples of a full batch.
+        to_cpu_every_batches: Batches after which what is kept moves to the CPU; None at the end.
+        join: Join the batches; else lists of them are given.
+        keep_inputs: Keep the main input for the metrics.
+        give_losses: Give the losses to the metrics.
+        batch_metrics: Compute metrics batch by batch.
+        skip_non_finite: Leave NaN and infinite losses out of the mean.
+    """
+
+    metric_key_prefix: str = "eval"
+    prediction_loss_only: bool = False
+    ignore_keys: list[str] | None = None
+    is_prediction: bool = False
+    batch_size: int = 8
+    to_cpu_every_batches: int | None = None
+    join: bool = True
+    keep_inputs: bool = False
+    give_losses: bool = False
+    batch_metrics: bool = False
+    skip_non_finite: bool = True
+
+
+class EvaluationBatch:
+    """One batch of an evaluation, with its place.
+
+    Args:
+        inputs: What the loader gave.
+        is_last: Whether it is known to be the last one.
+        remainder: Samples of a short last batch, else 0 or less.
+    """
+
+    __slots__ = ("inputs", "is_last", "remainder")
+
+    def __init__(self, inputs: Any, is_last: bool, remainder: int) -> None:
+        self.inputs = inputs
+        self.is_last = is_last
+        self.remainder = remainder
+
+
+class EvaluationBatches:
+    """A loader's batches with their places; what Lightning's validation loop iterates over."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.length = len(loader) if has_length(loader) else None
+
+    def __len__(self) -> int:
+        if self.length is None:
+            raise TypeError("the evaluation data has no length")
+        return self.length
+
+    def __iter__(self) -> Iterator[EvaluationBatch]:
+        prepared = isinstance(self.loader, PreparedDataLoader)
+        for index, inputs in enumerate(self.loader):
+            if prepared:
+                yield EvaluationBatch(inputs, self.loader.end_of_dataloader, self.loader.remainder)
+            else:
+                yield EvaluationBatch(inputs, index + 1 == self.length, -1)
+
+
+class Kept:
+    """What is kept of the batches of one kind (losses, predictions, labels or inputs)."""
+
+    def __init__(self) -> None:
+        self.on_device: list[Any] = []
+        self.arrays: list[Any] = []
+
+    def add(self, batch: Any) -> None:
+        """Keep one batch."""
+        self.on_device.append(batch)
+
+    def to_cpu(self) -> None:
+        """Move what is on the device to the CPU."""
+        self.arrays.extend(nested_numpify(batch) for batch in self.on_device)
+        self.on_device = []
+
+    def result(self, join: bool) -> Any:
+        """Return everything as arrays: joined, or as a list of batches; None where nothing was kept."""
+        if not join or self.arrays:
+            self.to_cpu()
+            return (join_batches(self.arrays) if join else self.arrays) if self.arrays else None
+        return nested_numpify(join_batches(self.on_device)) if self.on_device else None
+
+
+class EvaluationRun:
+    """One evaluation from its first batch to its metrics.
+
+    Args:
+        recipe: Whose `prediction_step` is called.
+        model: The model to call.
+        loader: The loader of its batches.
+        settings: What is kept and computed.
+        compute_metrics: From predictions to metrics, or None.
+        preprocess_logits: Applied to logits before they are kept, or None.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: torch.nn.Module,
+        loader: Any,
+        settings: EvaluationSettings,
+        compute_metrics: Callable[..., Any] | None = None,
+        preprocess_logits: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        self.recipe = recipe
+        self.model = model
+        self.loader = loader
+        self.settings = settings
+        self.compute_metrics = compute_metrics
+        self.preprocess_logits = preprocess_logits
+        self.losses, self.predictions, self.labels, self.inputs = Kept(), Kept(), Kept(), Kept()
+        self.observed_samples = 0
+        self.batches_seen = 0
+        self.batch_size: int | None = settings.batch_size
+        self.batch_metrics: Any = None
+        self._pending: Callable[[], None] | None = None
+        self.output: EvalLoopOutput | None = None
+
+    @property
+    def _keeps_predictions(self) -> bool:
+        return not self.settings.batch_metrics or self.settings.is_prediction
+
+    def step(self, batch: EvaluationBatch) -> Any:
+        """Predict one batch and keep what is needed; returns its loss."""
+        inputs = batch.inputs
+        samples = find_batch_size(inputs)
+        if samples is not None:
+            self.observed_samples += samples
+            self.batch_size = self.batch_size or samples
+        loss, logits, labels = self.recipe.prediction_step(
+            self.model, inputs, self.settings.prediction_loss_only, ignore_keys=self.settings.ignore_keys
+        )
+        losses = None if loss is None else self._trim(loss.repeat(self.batch_size), batch)
+        main_input = self._trim(self._main_input(inputs), batch) if self.settings.keep_inputs else None
+        if logits is not None:
+            if self.preprocess_logits is not None:
+                logits = self.preprocess_logits(logits, labels)
+            logits = self._trim(logits, batch)
+        labels = None if labels is None else self._trim(labels, batch)
+        if losses is not None:
+            self.losses.add(losses)
+        if self._keeps_predictions:
+            for kept, value in ((self.predictions, logits), (self.labels, labels), (self.inputs, main_input)):
+                if value is not None:
+                    kept.add(value)
+        self.batches_seen += 1
+        self._pending = lambda: self._after_batch(batch, losses, logits, labels)
+        return loss
+
+    def end_batch(self) -> None:
+        """Do what follows a batch's events: metrics of the batch, or the move to the CPU."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending()
+
+    def _after_batch(self, batch: EvaluationBatch, losses: Any, logits: Any, labels: Any) -> None:
+        every = self.settings.to_cpu_every_batches
+        if self.settings.batch_metrics:
+            if self.compute_metrics is not None and logits is not None and labels is not None:
+                prediction = EvalPrediction(
+                    predictions=logits,
+                    label_ids=labels,
+                    losses=losses if self.settings.give_losses else None,
+                    inputs=batch.inputs if self.settings.keep_inputs else None,
+                )
+                self.batch_metrics = self.compute_metrics(prediction, compute_result=batch.is_last)
+        elif every is not None and self.batches_seen % every == 0:
+            for kept in (self.losses, self.predictions, self.labels, self.inputs):
+                kept.to_cpu()
+
+    def _main_input(self, inputs: Any) -> Any:
+        name = getattr(self.recipe.model, "main_input_name", "input_ids")
+        return self.recipe._prepare_input(inputs[name])  # type: ignore[attr-defined]  # HF's name of the step
+
+    @staticmethod
+    def _trim(data: Any, batch: EvaluationBatch) -> Any:
+        """Cut a short last batch to its samples: its loss was repeated for a full one."""
+        return truncate_to(data, batch.remainder) if batch.is_last and batch.remainder > 0 else data
+
+    def finish(self) -> EvalLoopOutput:
+        """Join what was kept and compute the metrics."""
+        join = self.settings.join
+        losses = self.losses.result(join)
+        predictions, labels = self.predictions.result(join), self.labels.result(join)
+        metrics = self._metrics(predictions, labels, losses, self.inputs.result(join))
+        metrics = denumpify_detensorize(metrics)
+        self._add_loss(metrics, losses)
+        prefixed = _prefix_keys(metrics, self.settings.metric_key_prefix)
+        self.output = EvalLoopOutput(predictions, labels, prefixed, self._num_samples())
+        return self.output
+
+    def _metrics(self, predictions: Any, labels: Any, losses: Any, inputs: Any) -> dict[str, Any]:
+        if self.settings.batch_metrics:
+            return self.batch_metrics if self.batch_metrics is not None else {}
+        if self.compute_metrics is None or predictions is None or labels is None:
+            return {}
+        prediction = EvalPrediction(
+            predictions=predictions,
+            label_ids=labels,
+            losses=losses if self.settings.give_losses else None,
+            inputs=inputs if self.settings.keep_inputs else None,
+        )
+        return dict(self.compute_metrics(prediction))
+
+    def _add_loss(self, metrics: dict[str, Any], losses: Any) -> None:
+        joined = np.concatenate(losses) if isinstance(losses, list) and losses else losses
+        if isinstance(joined, np.ndarray):
+            finite = np.isfinite(joined)
+            if self.settings.skip_non_finite and finite.any():
+                joined = joined[finite]
+            metrics[f"{self.settings.metric_key_prefix}_loss"] = joined.mean().item()
+
+    def _num_samples(self) -> int:
+        dataset = getattr(self.loader, "dataset", None)
+        if dataset is not None and has_length(dataset):
+            return len(dataset) or self.observed_samples
+        return self.observed_samples
+
+
+def _prefix_keys(metrics: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Add the prefix where it is missing; keys that have it come first, as in HF's dictionaries."""
+    has: list[tuple[str, Any]] = []
+    lacks: list[tuple[str, Any]] = []
+    for key, value in metrics.items():
+        target = has if key.startswith(f"{prefix}_") else lacks
+        target.append((key if target is has else f"{prefix}_{key}", value))
+    return dict(chain(has, lacks))

@@ -1,0 +1,62 @@
+"""Every private attribute of Lightning that this package touches, one function each. Lightning words only.
+
+Written against lightning 2.6.6. Each function says why there is no public way; it goes when there is one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+
+def run_validation(trainer: Trainer, batches: Any) -> None:
+    """Run the validation loop of a fit that is under way, on any batches, at any moment.
+
+    Lightning validates at its own intervals and on the loaders it was given; HF evaluates when a flag says so, on
+    whatever data set a method or callback names.
+    """
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    connector = trainer._logger_connector
+    first_iteration = connector._first_loop_iter
+    loop._data_source.instance = batches
+    loop._combined_loader = None  # made anew from the data source
+    trainer.validating = True
+    try:
+        loop.run()
+    finally:
+        trainer.training = True
+        connector._first_loop_iter = first_iteration
+
+
+def is_validating_within_fit(trainer: Trainer) -> bool:
+    """Say whether the validation loop of a fit is running right now."""
+    return bool(trainer.state.fn == "fit" and trainer.validating)
+
+
+def leave_validation_to_flags(trainer: Trainer) -> None:
+    """Switch Lightning's own validation intervals off: it would validate once more whenever a fit stops."""
+    trainer.fit_loop.epoch_loop._should_check_val_fx = lambda data_fetcher: False  # type: ignore[method-assign]
+
+
+def accept_modules_in_eval_mode(trainer: Trainer) -> None:
+    """Leave out the warning on modules in eval mode: every training step sets the mode itself."""
+    trainer.fit_loop._warn_if_modules_in_eval_mode = lambda: None  # type: ignore[method-assign]
+
+
+def start_from(trainer: Trainer, epoch: int, updates: int) -> None:
+    """Let a fit begin at an epoch and update count: Lightning only takes them from its own checkpoints."""
+    progress = trainer.fit_loop.epoch_progress
+    for name in ("ready", "started", "processed", "completed"):
+        setattr(progress.current, name, epoch)
+        setattr(progress.total, name, epoch)
+    steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
+    steps.ready = steps.completed = updates
+    trainer.fit_loop.epoch_loop._batches_that_stepped = updates
+
+
+def count_update(trainer: Trainer) -> None:
+    """Count an update that left the optimizer alone (a float16 overflow): HF counts it, Lightning would not."""
+    steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
+    steps.ready += 1
+    steps.completed += 1

@@ -1,0 +1,173 @@
+"""`HFModule`: a model as a LightningModule whose batch is a window of micro-batches. Lightning words only."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import nn
+
+from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, EvaluationSettings
+from hf_compat.engine.precision import ForwardPrecision
+from hf_compat.engine.recipe import Observer, Recipe, SilentObserver
+from hf_compat.engine.windows import Window
+
+# Fields that Lightning writes several times a step. None of them is a module or parameter, so nn.Module's search for
+# those is left out.
+_BOOKKEEPING = frozenset({"_current_fx_name"})
+
+
+class HFModule(pl.LightningModule):
+    """A model that trains as HF's Trainer trains it: one Lightning batch is one update.
+
+    Optimization is manual: micro-batches, clipping, step, schedule, zeroing, in HF's order.
+
+    Args:
+        model: Any module whose forward returns a loss first (tuple, mapping or object with `.loss`).
+        args: The training arguments; the defaults where none are given.
+        recipe: Whoever owns the overridable steps; made from `model` and `args` where none is given.
+
+    Example:
+        `lightning.Trainer(max_epochs=3).fit(HFModule(model, args), HFDataModule(args, train_dataset=data))`
+    """
+
+    def __init__(self, model: nn.Module, args: Any = None, recipe: Recipe | None = None) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.model = model
+        if recipe is None:
+            from hf_compat.recipe.native import NativeRecipe
+
+            recipe = NativeRecipe(model, args)
+        self.recipe = recipe
+        self.observer: Observer = SilentObserver()
+        self.evaluation: EvaluationRun | None = None
+        self.num_training_updates: int | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _BOOKKEEPING:
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model."""
+        return self.model(*args, **kwargs)
+
+    def configure_optimizers(self) -> Any:
+        """Let the recipe make optimizer and schedule; the schedule is stepped by the update, not by Lightning."""
+        updates = self.num_training_updates
+        if updates is None:
+            updates = int(self.trainer.estimated_stepping_batches)
+        self.recipe.create_optimizer_and_scheduler(updates)
+        optimizer, scheduler = self.recipe.optimizer, self.recipe.lr_scheduler
+        shown = getattr(scheduler, "optimizer", None) is optimizer and hasattr(scheduler, "state_dict")
+        if not shown:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_fit_start(self) -> None:
+        """Let the recipe's backward pass go through Lightning."""
+        self.recipe.accelerator.run_backward = self.manual_backward
+
+    def training_step(self, window: Window, batch_idx: int) -> torch.Tensor | None:
+        """Do one update: every micro-batch forward and backward, then clip, step, schedule, zero.
+
+        Returns:
+            The window's loss, detached.
+        """
+        recipe, observer = self.recipe, self.observer
+        model = recipe.model_wrapped
+        recipe.current_gradient_accumulation_steps = len(window)
+        total: torch.Tensor | None = None
+        for index, inputs in enumerate(window.micro_batches, start=1):
+            loss = recipe.training_step(model, inputs, window.num_items)
+            observer.micro_batch_done(loss, inputs)
+            total = loss if total is None else total + loss
+            if index == len(window) and window.is_complete:
+                self._update(model)
+                break
+            observer.substep_ended()
+            if observer.should_break():
+                break
+        return total
+
+    def _update(self, model: nn.Module) -> None:
+        recipe, observer = self.recipe, self.observer
+        optimizer = self.optimizers()
+        precision = self.trainer.precision_plugin
+        if isinstance(precision, ForwardPrecision):
+            precision.unscale(recipe.optimizer)
+        grad_norm = recipe._clip_grad_norm(model) if recipe.args.max_grad_norm > 0 else None
+        grad_norm = recipe._get_grad_norm(model, grad_norm=grad_norm)
+        optimizer.step()  # type: ignore[union-attr]  # one optimizer
+        observer.optimizer_stepped(grad_norm)
+        observer.learning_rate_read(recipe._get_learning_rate())
+        skipped = isinstance(precision, ForwardPrecision) and precision.step_was_skipped
+        scheduler = recipe.lr_scheduler
+        if scheduler is not None and not skipped and not self._follows_metric(scheduler):
+            scheduler.step()
+        model.zero_grad()
+
+    @staticmethod
+    def _follows_metric(scheduler: Any) -> bool:
+        from hf_compat.recipe.optimization import follows_metric
+
+        return follows_metric(scheduler)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """Predict one batch and keep what the metrics need; returns its loss."""
+        run = self._running_evaluation()
+        if not isinstance(batch, EvaluationBatch):  # a plain loader, in a trainer of somebody else's
+            batch = EvaluationBatch(batch, False, -1)
+        # Lightning evaluates without gradients; whether they are needed is the prediction step's affair
+        with torch.enable_grad():
+            return run.step(batch)
+
+    test_step = validation_step
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Finish a batch after its callbacks."""
+        self._running_evaluation().end_batch()
+
+    def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Finish a batch after its callbacks."""
+        self._running_evaluation().end_batch()
+
+    def on_validation_epoch_end(self) -> None:
+        """Compute the metrics and log them, so that `callback_metrics` holds them in `on_validation_end`."""
+        run = self._running_evaluation()
+        metrics = (run.output or run.finish()).metrics or {}
+        for name, value in metrics.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                self.log(name, float(value), batch_size=1)
+        if self._owns_evaluation:
+            self.evaluation = None
+
+    on_test_epoch_end = on_validation_epoch_end
+
+    def on_validation_model_train(self) -> None:
+        """Stay in eval mode: every training step sets the mode, and logs of an evaluation are told by it."""
+
+    on_test_model_train = on_validation_model_train
+
+    _owns_evaluation = False
+
+    def _running_evaluation(self) -> EvaluationRun:
+        if self.evaluation is None:
+            self._owns_evaluation = True
+            loaders = self.trainer.val_dataloaders if self.trainer.validating else self.trainer.test_dataloaders
+            settings = EvaluationSettings(metric_key_prefix="eval" if self.trainer.validating else "test")
+            self.evaluation = EvaluationRun(self.recipe, self.recipe.model_wrapped, loaders, settings)
+        return self.evaluation
+
+    @contextlib.contextmanager
+    def evaluating(self, run: EvaluationRun) -> Any:
+        """Collect into `run` whatever is validated meanwhile."""
+        previous, self.evaluation = self.evaluation, run
+        try:
+            yield
+        finally:
+            self.evaluation = previous

@@ -1,0 +1,112 @@
+"""Mixed precision around the model's forward only, which is where HF has it. Lightning words only.
+
+Lightning's own mixed precision is around the whole training step: a loss computed from logits outside the model would
+be computed in half precision. It also refuses to clip with fused optimizers; here clipping is the module's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.plugins.precision import Precision
+from torch import nn
+
+DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+PrecisionName = Literal["32-true", "bf16-mixed", "16-mixed"]
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def outputs_in_float32(data: Any) -> Any:
+    """Turn the half-precision tensors of nested outputs into float32."""
+    if isinstance(data, torch.Tensor):
+        return data.float() if data.dtype in _HALF else data
+    if isinstance(data, Mapping):
+        return type(data)({key: outputs_in_float32(value) for key, value in data.items()})  # type: ignore[call-arg]
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(outputs_in_float32(value) for value in data))
+    if isinstance(data, (list, tuple)):
+        return type(data)(outputs_in_float32(value) for value in data)
+    return data
+
+
+class AutocastForward:
+    """A model's forward under autocast, its outputs in float32. A class, so that the model still pickles and copies.
+
+    Args:
+        forward: The model's own forward.
+        device_type: `cpu`, `cuda` …
+        dtype: The half precision to compute in.
+    """
+
+    def __init__(self, forward: Callable[..., Any], device_type: str, dtype: torch.dtype) -> None:
+        self.forward = forward
+        self.device_type = device_type
+        self.dtype = dtype
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(self.device_type, dtype=self.dtype):
+            outputs = self.forward(*args, **kwargs)
+        return outputs_in_float32(outputs)
+
+
+def wrap_forward(model: nn.Module, precision: str, device_type: str) -> None:
+    """Put a model's forward under autocast, once; for full precision nothing is done.
+
+    As with Accelerate, the forward stays so after training: what is evaluated later gives the numbers of training.
+    """
+    dtype = DTYPES.get(precision)
+    if dtype is None or isinstance(model.__dict__.get("forward"), AutocastForward):
+        return
+    model.forward = AutocastForward(model.forward, device_type, dtype)
+
+
+class ForwardPrecision(Precision):
+    """A Lightning precision plugin that leaves the steps alone: autocast is around the model's forward.
+
+    Args:
+        precision: Lightning's name of the precision.
+        scaler: Gradient scaler, for `16-mixed`.
+    """
+
+    def __init__(self, precision: PrecisionName = "32-true", scaler: torch.amp.GradScaler | None = None) -> None:
+        self.precision = precision
+        self.scaler = scaler
+        self.step_was_skipped = False
+
+    def train_step_context(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()
+
+    val_step_context = test_step_context = predict_step_context = train_step_context  # type: ignore[assignment]
+
+    def pre_backward(self, tensor: torch.Tensor, module: Any) -> torch.Tensor:
+        scaled = tensor if self.scaler is None else self.scaler.scale(tensor)
+        return super().pre_backward(scaled, module)
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take the scale out of the gradients before they are clipped."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+
+    def optimizer_step(  # type: ignore[override]  # Lightning's parameter types differ from its base's as well
+        self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
+    ) -> Any:
+        """Call the hooks that come before a step, then step. Gradients are there already: no closure is handed on."""
+        closure()
+        self._after_closure(model, optimizer)
+        if self.scaler is None:
+            return optimizer.step(**kwargs)
+        scale_before = self.scaler.get_scale()
+        result = self.scaler.step(optimizer, **kwargs)
+        self.scaler.update()
+        self.step_was_skipped = self.scaler.get_scale() < scale_before
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.scaler.state_dict() if self.scaler is not None else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state_dict)

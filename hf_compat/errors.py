@@ -1,0 +1,61 @@
+"""Exceptions and warning categories of hf_compat. Speaks neither vocabulary; imports nothing of the package.
+
+Each exception also inherits the type that `transformers` raises at the same place: an `except` written for it matches.
+"""
+
+from __future__ import annotations
+
+
+class HfCompatError(Exception):
+    """Root of every error that hf_compat raises on purpose."""
+
+
+class ArgumentError(HfCompatError, ValueError):
+    """An argument has a value, or a combination of values, that cannot be trained with."""
+
+
+class UnmetRequirement(ArgumentError, AssertionError):
+    """A callback's requirement on the arguments is not met."""
+
+
+class UnknownArgument(HfCompatError, TypeError):
+    """A keyword that no release of `TrainingArguments` or `Trainer` knows."""
+
+
+class UnsupportedArgument(HfCompatError, NotImplementedError, ValueError):
+    """An argument was set away from its default and its machinery is not here (yet)."""
+
+
+class DataError(HfCompatError, ValueError):
+    """A data set, its columns or its batches cannot be trained or evaluated on."""
+
+
+class LossError(HfCompatError, ValueError):
+    """The model gave no usable loss."""
+
+
+class CheckpointError(HfCompatError, ValueError):
+    """A checkpoint folder is missing, incomplete or does not fit."""
+
+
+class CallbackError(HfCompatError, TypeError):
+    """A callback returned something, or is something, that the trainer cannot work with."""
+
+
+class MissingMetric(HfCompatError, KeyError):
+    """The metric named by `metric_for_best_model` is not among the evaluation metrics."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class MissingPackage(HfCompatError, ImportError):
+    """An optional package is needed; the message names the extra that brings it."""
+
+
+class HfCompatWarning(UserWarning):
+    """Something was translated with a difference worth knowing."""
+
+
+class InertArgumentWarning(HfCompatWarning):
+    """An argument was set that has no effect in this run; the message says why."""

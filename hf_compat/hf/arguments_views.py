@@ -1,0 +1,197 @@
+"""What can be read off `TrainingArguments` besides its fields: sizes, devices, ranks, dumps. HF words only."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import json
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+from datetime import timedelta
+from enum import Enum
+from typing import Any
+
+import torch
+
+from hf_compat.hf.accelerator_config import AcceleratorConfig
+from hf_compat.hf.enums import ParallelMode
+from hf_compat.hf.launch import Launch, choose_device, read_launch
+
+LEVELS = {
+    "detail": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
+
+
+class ArgumentViews:
+    """Properties and dumps of `TrainingArguments`, which adds the fields."""
+
+    # Fields of the dataclass that the views read.
+    per_device_train_batch_size: int
+    per_device_eval_batch_size: int
+    ddp_timeout: int
+    use_cpu: bool
+    log_on_each_node: bool
+    save_on_each_node: bool
+    log_level: str
+    log_level_replica: str
+    warmup_steps: float
+    # Derived by arguments_rules.py.
+    mixed_precision: str
+
+    @functools.cached_property
+    def _launch(self) -> Launch:
+        return read_launch()
+
+    @functools.cached_property
+    def device(self) -> torch.device:
+        """The device of this process; always a single one."""
+        return choose_device(self.use_cpu, self._launch)
+
+    @property
+    def n_gpu(self) -> int:
+        """GPUs of this process: 1 or 0, never more (no `nn.DataParallel`)."""
+        return int(self.device.type != "cpu")
+
+    @property
+    def world_size(self) -> int:
+        """Processes that train together."""
+        return self._launch.world_size
+
+    @property
+    def process_index(self) -> int:
+        """Rank of this process over all machines."""
+        return self._launch.process_index
+
+    @property
+    def local_process_index(self) -> int:
+        """Rank of this process on its machine."""
+        return self._launch.local_process_index
+
+    @property
+    def parallel_mode(self) -> ParallelMode:
+        """Whether several processes train together."""
+        return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
+
+    @property
+    def distributed_state(self) -> None:
+        """None: the process group is Lightning's, not Accelerate's."""
+        return
+
+    @property
+    def train_batch_size(self) -> int:
+        """Samples of a training micro-batch of this process."""
+        return self.per_device_train_batch_size
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Samples of an evaluation batch of this process."""
+        return self.per_device_eval_batch_size
+
+    @property
+    def ddp_timeout_delta(self) -> timedelta:
+        """`ddp_timeout` as a duration."""
+        return timedelta(seconds=self.ddp_timeout)
+
+    @property
+    def should_log(self) -> bool:
+        """Whether this process logs."""
+        return (self.local_process_index if self.log_on_each_node else self.process_index) == 0
+
+    @property
+    def should_save(self) -> bool:
+        """Whether this process writes to disk."""
+        return (self.local_process_index if self.save_on_each_node else self.process_index) == 0
+
+    @property
+    def place_model_on_device(self) -> bool | None:
+        """Whether the trainer moves the model to the device; None decides. Subclasses may override it."""
+        return None
+
+    def get_process_log_level(self) -> int:
+        """Return the `logging` level of this process; `passive` is the level in force."""
+        name = self.log_level if self.should_log else self.log_level_replica
+        return LEVELS.get(name, logging.getLogger("hf_compat").getEffectiveLevel())
+
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        """Return the updates of warmup: `warmup_steps`, or below 1 its share of all updates rounded up.
+
+        Mirrors:
+            `transformers.TrainingArguments.get_warmup_steps`, 5.23.
+        """
+        if self.warmup_steps >= 1:
+            return int(self.warmup_steps)
+        return math.ceil(num_training_steps * self.warmup_steps)
+
+    @contextlib.contextmanager
+    def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
+        """Let the main process do something before the others (data preparation that the others then find done).
+
+        Args:
+            local: First on each machine, else first of all.
+            desc: What is done, for logs.
+        """
+        waits = self.world_size > 1 and torch.distributed.is_initialized()
+        first = (self.local_process_index if local else self.process_index) == 0
+        if waits and not first:
+            torch.distributed.barrier()
+        try:
+            yield
+        finally:
+            if waits and first:
+                torch.distributed.barrier()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values; secrets are masked.
+
+        Mirrors:
+            `transformers.TrainingArguments.to_dict`, 5.23.
+        """
+        return {f.name: _plain(f.name, getattr(self, f.name)) for f in fields(self) if f.init}  # type: ignore[arg-type]  # the subclass is the dataclass
+
+    def to_json_string(self) -> str:
+        """Return the fields as JSON."""
+        return json.dumps(self.to_dict(), indent=2, default=str)
+
+    def to_sanitized_dict(self) -> dict[str, Any]:
+        """Return the fields and batch sizes with values that TensorBoard's hparams take."""
+        values = {
+            **self.to_dict(),
+            "train_batch_size": self.train_batch_size,
+            "eval_batch_size": self.eval_batch_size,
+        }
+        plain_types = (bool, int, float, str, torch.Tensor)
+        return {name: value if type(value) in plain_types else str(value) for name, value in values.items()}
+
+    def __str__(self) -> str:
+        lines = "".join(f"{name}={value!r},\n" for name, value in sorted(self.to_dict().items()))
+        return f"{type(self).__name__}(\n{lines})"
+
+    __repr__ = __str__
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The launch and the device are found anew in the process that reads the arguments.
+        return {name: value for name, value in self.__dict__.items() if name not in ("_launch", "device")}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name.endswith("_token"):
+        return f"<{name.upper()}>"
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, AcceleratorConfig):
+        return value.to_dict()
+    if isinstance(value, list):
+        return [item.value if isinstance(item, Enum) else item for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(str(key), item) for key, item in value.items()}
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    return copy.copy(value)

@@ -1,0 +1,320 @@
+"""`TrainerCallback` and the handler that calls a list of them. HF words only.
+
+The events of one run, in order (`state.global_step` grows between `on_optimizer_step` and `on_step_end`):
+
+    on_init_end
+    on_train_begin
+      for each epoch:
+        on_epoch_begin
+          for each update:
+            on_step_begin
+              for each micro-batch but the last: on_substep_end
+            on_pre_optimizer_step      gradients are clipped by now
+            on_optimizer_step
+            on_step_end
+            on_log                     if control.should_log
+            on_prediction_step …, on_log, on_evaluate     if control.should_evaluate
+            on_save                    if control.should_save
+        on_epoch_end
+        on_log / on_evaluate / on_save as after a step
+      on_log                           the summary
+    on_train_end
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from hf_compat.errors import CallbackError
+from hf_compat.hf.signatures import _accepted
+from hf_compat.hf.state import CONTROL_FLAGS, TrainerControl, TrainerState
+
+logger = logging.getLogger(__name__)
+
+EVENTS = (
+    "on_init_end",
+    "on_train_begin",
+    "on_train_end",
+    "on_epoch_begin",
+    "on_epoch_end",
+    "on_step_begin",
+    "on_pre_optimizer_step",
+    "on_optimizer_step",
+    "on_substep_end",
+    "on_step_end",
+    "on_evaluate",
+    "on_predict",
+    "on_save",
+    "on_log",
+    "on_prediction_step",
+    "on_push_begin",
+)
+
+# `args` of an event is a TrainingArguments of ours or one of the same shape, so the boundary is open here.
+Args = Any
+Answer = TrainerControl | Mapping[str, bool] | None
+
+
+class TrainerCallback:
+    """Base of callbacks: an empty method for each event.
+
+    A method gets `args`, `state` and `control`, and by keyword `model`, `processing_class` (also as `tokenizer`),
+    `optimizer`, `lr_scheduler`, `train_dataloader`, `eval_dataloader`, and `logs` or `metrics` where there are any; one
+    without `**kwargs` gets those that it names. It may return nothing, the control, or a mapping of flags such as
+    `{"should_training_stop": True}`.
+
+    Mirrors:
+        `transformers.TrainerCallback`, 5.23.
+
+    Differs:
+        A mapping of flags may be returned.
+    """
+
+    def on_init_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+        """After the trainer was built."""
+
+    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+        """Before the first epoch."""
+
+    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+        """After the last epoch, the summary and the loading of the best model."""
+
+    def on_epoch_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+        """Before an epoch's first batch is read."""
+
+    def on_epoch_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+        """After an epoch's last update."""
+
+    def on_step_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+        """Before an update, its micro-batches being read."""
+
+    def on_pre_optimizer_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+        """After clipping, before the optimizer's step."""
+
+    def on_optimizer_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+        """After the optimizer's step, gradients still there."""
+
+    def on_substep_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+        """After a micro-batch that is not the last of its update."""
+
+    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+        """After an update."""
+
+    def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+        """After an evaluation; `metrics` holds its numbers."""
+
+    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+        """After a prediction; `metrics` holds its numbers."""
+
+    def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+        """After a checkpoint was written."""
+
+    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+        """After numbers were logged; `logs` holds them."""
+
+    def on_prediction_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+        """After a batch of an evaluation or prediction."""
+
+    def on_push_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+        """Before a push to the Hub."""
+
+
+_EMPTY = {event: getattr(TrainerCallback, event) for event in EVENTS}
+
+
+class CallbackHandler(TrainerCallback):
+    """Call a list of callbacks in order, with what they may want to see.
+
+    Mirrors:
+        `transformers.trainer_callback.CallbackHandler`, 5.23.
+    """
+
+    def __init__(
+        self,
+        callbacks: Iterable[Any],
+        model: Any,
+        processing_class: Any,
+        optimizer: Any,
+        lr_scheduler: Any,
+    ) -> None:
+        self.callbacks: list[Any] = []
+        for callback in callbacks:
+            self.add_callback(callback)
+        self.model = model
+        self.processing_class = processing_class
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.train_dataloader: Any = None
+        self.eval_dataloader: Any = None
+
+    @property
+    def callback_list(self) -> str:
+        """The callbacks' class names, one a line."""
+        return "\n".join(type(callback).__name__ for callback in self.callbacks)
+
+    def add_callback(self, callback: Any) -> None:
+        """Append a callback; a class is instantiated.
+
+        Raises:
+            CallbackError: It has no method for any event.
+        """
+        instance = callback() if isinstance(callback, type) else callback
+        if not any(callable(getattr(instance, event, None)) for event in EVENTS):
+            raise CallbackError(
+                f"{callback!r} is no callback: it has no method for any event.\n\n"
+                f"Hint: inherit TrainerCallback, or write one of {', '.join(EVENTS)}."
+            )
+        if type(instance) in {type(other) for other in self.callbacks}:
+            logger.warning("There is a %s among the callbacks already; both are called.", type(instance).__name__)
+        self.callbacks.append(instance)
+
+    def _find(self, callback: Any) -> Any:
+        for candidate in self.callbacks:
+            matches = isinstance(candidate, callback) if isinstance(callback, type) else candidate == callback
+            if matches:
+                return candidate
+        return None
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove and return the first callback that is, or is of, `callback`; None where there is none."""
+        found = self._find(callback)
+        if found is not None:
+            self.callbacks.remove(found)
+        return found
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback.
+
+        Raises:
+            ValueError: An instance that is not in the list.
+        """
+        if self._find(callback) is None and not isinstance(callback, type):
+            raise ValueError(f"{callback!r} is not among the callbacks")
+        self.pop_callback(callback)
+
+    def on_init_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        return self.call_event("on_init_end", args, state, control, **kwargs)
+
+    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        control.should_training_stop = False
+        return self.call_event("on_train_begin", args, state, control, **kwargs)
+
+    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        return self.call_event("on_train_end", args, state, control, **kwargs)
+
+    def on_epoch_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        control.should_epoch_stop = False
+        return self.call_event("on_epoch_begin", args, state, control, **kwargs)
+
+    def on_epoch_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        return self.call_event("on_epoch_end", args, state, control, **kwargs)
+
+    def on_step_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        control.should_log = control.should_evaluate = control.should_save = False
+        return self.call_event("on_step_begin", args, state, control, **kwargs)
+
+    def on_pre_optimizer_step(
+        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        return self.call_event("on_pre_optimizer_step", args, state, control, **kwargs)
+
+    def on_optimizer_step(
+        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        return self.call_event("on_optimizer_step", args, state, control, **kwargs)
+
+    def on_substep_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        return self.call_event("on_substep_end", args, state, control, **kwargs)
+
+    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        return self.call_event("on_step_end", args, state, control, **kwargs)
+
+    def on_evaluate(  # type: ignore[override]  # metrics is positional, as in HF
+        self, args: Args, state: TrainerState, control: TrainerControl, metrics: dict[str, float], **kwargs: Any
+    ) -> TrainerControl:
+        control.should_evaluate = False
+        return self.call_event("on_evaluate", args, state, control, metrics=metrics, **kwargs)
+
+    def on_predict(  # type: ignore[override]  # metrics is positional, as in HF
+        self, args: Args, state: TrainerState, control: TrainerControl, metrics: dict[str, float], **kwargs: Any
+    ) -> TrainerControl:
+        return self.call_event("on_predict", args, state, control, metrics=metrics, **kwargs)
+
+    def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        control.should_save = False
+        return self.call_event("on_save", args, state, control, **kwargs)
+
+    def on_log(  # type: ignore[override]  # logs is positional, as in HF
+        self, args: Args, state: TrainerState, control: TrainerControl, logs: dict[str, float], **kwargs: Any
+    ) -> TrainerControl:
+        control.should_log = False
+        return self.call_event("on_log", args, state, control, logs=logs, **kwargs)
+
+    def on_prediction_step(
+        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        return self.call_event("on_prediction_step", args, state, control, **kwargs)
+
+    def on_push_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        return self.call_event("on_push_begin", args, state, control, **kwargs)
+
+    def call_event(
+        self, event: str, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """Call one event of every callback and return the control that holds afterwards."""
+        empty = _EMPTY[event]
+        visible: dict[str, Any] | None = None
+        for callback in list(self.callbacks):
+            method = getattr(callback, event, None)
+            # Most callbacks watch a few events: the empty method of the base class is not worth a call on every step.
+            if method is None or getattr(method, "__func__", None) is empty:
+                continue
+            if visible is None:
+                visible = self._visible(kwargs)
+            answer = _call(method, (args, state, control), visible)
+            if answer is not None:
+                control = _apply_answer(answer, control, callback, event)
+        return control
+
+    def _visible(self, extra: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "tokenizer": self.processing_class,
+            "processing_class": self.processing_class,
+            "optimizer": self.optimizer,
+            "lr_scheduler": self.lr_scheduler,
+            "train_dataloader": self.train_dataloader,
+            "eval_dataloader": self.eval_dataloader,
+            **extra,
+        }
+
+
+def _call(method: Callable[..., Any], args: tuple[Any, ...], visible: dict[str, Any]) -> Any:
+    function = getattr(method, "__func__", None)
+    if function is None:
+        return method(*args, **visible)
+    _, _, names, takes_any = _accepted(function)
+    if takes_any:
+        return method(*args, **visible)
+    return method(*args, **{name: value for name, value in visible.items() if name in names})
+
+
+def _apply_answer(answer: Any, control: TrainerControl, callback: Any, event: str) -> TrainerControl:
+    if isinstance(answer, Mapping):
+        unknown = set(answer) - CONTROL_FLAGS
+        if unknown:
+            raise CallbackError(
+                f"{type(callback).__name__}.{event} returned {dict(answer)!r}; {sorted(unknown)} are no flags.\n\n"
+                f"Hint: the flags are {', '.join(sorted(CONTROL_FLAGS))}."
+            )
+        for name, value in answer.items():
+            setattr(control, name, bool(value))
+        return control
+    if all(hasattr(answer, name) for name in CONTROL_FLAGS):
+        return answer
+    raise CallbackError(
+        f"{type(callback).__name__}.{event} returned {answer!r}.\n\n"
+        "Hint: return nothing, the control, or a mapping of its flags."
+    )

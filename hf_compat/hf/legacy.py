@@ -1,0 +1,247 @@
+"""Old argument names: one table, old name → what it means today. HF words only.
+
+Each row is a function from the old value to today's keywords, with a note on the change. `translate_legacy` walks the
+table; nothing else in the package knows an old name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hf_compat.errors import ArgumentError, InertArgumentWarning, UnknownArgument
+
+# Keywords of today that an old value turns into; empty when the value asks for nothing.
+Translation = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OldName:
+    """One retired name.
+
+    Args:
+        lifetime: Releases that had it.
+        means: What it is today, for the documentation and for warnings.
+        translate: The old value's keywords of today.
+        inert: A value other than `harmless` has no effect here and is warned about.
+        harmless: Values that asked for nothing.
+    """
+
+    lifetime: str
+    means: str
+    translate: Callable[[Any], Translation]
+    inert: bool = False
+    harmless: tuple[Any, ...] = (None, False, "", "auto", -1, "O1", "last")
+
+
+def _renamed(new: str) -> Callable[[Any], Translation]:
+    return lambda value: {} if value is None else {new: value}
+
+
+def _flag(new: str, when_true: Any) -> Callable[[Any], Translation]:
+    return lambda value: {new: when_true} if value else {}
+
+
+def _nothing(value: Any) -> Translation:
+    return {}
+
+
+def _warmup_ratio(ratio: Any) -> Translation:
+    if ratio is None or float(ratio) == 0.0:
+        return {}
+    if not 0.0 <= float(ratio) <= 1.0:
+        raise ArgumentError(
+            f"`warmup_ratio={ratio!r}` is not between 0 and 1.\n\n"
+            "Hint: use `warmup_steps` with a whole number to give the warmup in updates."
+        )
+    # `warmup_steps=1.0` would be a single update. The float just below 1 is a ratio still, and as warmup steps are
+    # rounded up it gives the whole run.
+    return {"warmup_steps": min(float(ratio), math.nextafter(1.0, 0.0))}
+
+
+def _in_config(config: str, key: str) -> Callable[[Any], Translation]:
+    return lambda value: {} if value is None else {config: {key: value}}
+
+
+def _evaluate_during_training(value: Any) -> Translation:
+    return {"eval_strategy": "steps"} if value else {}
+
+
+def _organization(value: Any) -> Translation:
+    if value is None:
+        return {}
+    raise ArgumentError(
+        f"`push_to_hub_organization={value!r}` is part of the repository name now.\n\n"
+        f'Hint: pass `hub_model_id="{value}/<name>"`.'
+    )
+
+
+OLD_NAMES: dict[str, OldName] = {
+    "evaluation_strategy": OldName(lifetime="3.2-4.50", means="eval_strategy", translate=_renamed("eval_strategy")),
+    "evaluate_during_training": OldName(
+        lifetime="3.0-3.5", means='eval_strategy="steps"', translate=_evaluate_during_training
+    ),
+    "no_cuda": OldName(lifetime="3.0-4.57", means="use_cpu", translate=_renamed("use_cpu")),
+    "logging_dir": OldName(
+        lifetime="3.0-5.14",
+        means="kept as the attribute `logging_dir`, where TensorBoard files go",
+        translate=lambda value: {"logging_dir": value},
+    ),
+    "warmup_ratio": OldName(
+        lifetime="4.4-5.14", means="warmup_steps below 1; 1.0 is a full warmup", translate=_warmup_ratio
+    ),
+    "group_by_length": OldName(
+        lifetime="4.3-5.14",
+        means='train_sampling_strategy="group_by_length"',
+        translate=_flag("train_sampling_strategy", "group_by_length"),
+    ),
+    "include_inputs_for_metrics": OldName(
+        lifetime="4.19-4.57",
+        means='include_for_metrics=["inputs"]',
+        translate=_flag("include_for_metrics", ["inputs"]),
+    ),
+    "include_tokens_per_second": OldName(
+        lifetime="4.34-4.57",
+        means='include_num_input_tokens_seen="all"',
+        translate=_flag("include_num_input_tokens_seen", "all"),
+    ),
+    "per_gpu_train_batch_size": OldName(
+        lifetime="3.0-4.57",
+        means="per_device_train_batch_size",
+        translate=_renamed("per_device_train_batch_size"),
+    ),
+    "per_gpu_eval_batch_size": OldName(
+        lifetime="3.0-4.57",
+        means="per_device_eval_batch_size",
+        translate=_renamed("per_device_eval_batch_size"),
+    ),
+    "adafactor": OldName(lifetime="4.2-4.57", means='optim="adafactor"', translate=_flag("optim", "adafactor")),
+    "push_to_hub_token": OldName(lifetime="4.8-4.57", means="hub_token", translate=_renamed("hub_token")),
+    "push_to_hub_model_id": OldName(lifetime="4.8-4.57", means="hub_model_id", translate=_renamed("hub_model_id")),
+    "push_to_hub_organization": OldName(
+        lifetime="4.8-4.57", means="the part of hub_model_id before the slash", translate=_organization
+    ),
+    "overwrite_output_dir": OldName(
+        lifetime="3.0-4.57",
+        means="nothing: a flag for scripts; an output folder is never wiped",
+        translate=lambda value: {"overwrite_output_dir": value},
+    ),
+    "save_safetensors": OldName(
+        lifetime="4.28-4.57",
+        means="nothing: weights are always written as safetensors",
+        translate=_nothing,
+        inert=True,
+        harmless=(None, True),
+    ),
+    "torchdynamo": OldName(
+        lifetime="4.20-4.57", means="torch_compile_backend", translate=_renamed("torch_compile_backend")
+    ),
+    "xpu_backend": OldName(lifetime="4.11-4.31", means="ddp_backend", translate=_renamed("ddp_backend")),
+    "tpu_metrics_debug": OldName(
+        lifetime="3.0-4.57", means='debug="tpu_metrics_debug"', translate=_flag("debug", "tpu_metrics_debug")
+    ),
+    "dispatch_batches": OldName(
+        lifetime="4.32-4.50",
+        means='accelerator_config={"dispatch_batches": …}',
+        translate=_in_config("accelerator_config", "dispatch_batches"),
+    ),
+    "split_batches": OldName(
+        lifetime="4.35-4.50",
+        means='accelerator_config={"split_batches": …}',
+        translate=_in_config("accelerator_config", "split_batches"),
+    ),
+    "fsdp_min_num_params": OldName(
+        lifetime="4.19-4.57",
+        means='fsdp_config={"min_num_params": …}',
+        translate=lambda value: {"fsdp_config": {"min_num_params": value}} if value else {},
+    ),
+    "fsdp_transformer_layer_cls_to_wrap": OldName(
+        lifetime="4.21-4.57",
+        means='fsdp_config={"transformer_layer_cls_to_wrap": …}',
+        translate=_in_config("fsdp_config", "transformer_layer_cls_to_wrap"),
+    ),
+    **{
+        name: OldName(lifetime=lifetime, means=f"nothing: {why}", translate=_nothing, inert=True)
+        for name, lifetime, why in (
+            ("_n_gpu", "4.2-4.57", "the number of devices is found out"),
+            ("fp16_backend", "4.1-4.57", "only torch's own mixed precision is left"),
+            ("fp16_opt_level", "3.0-4.57", "Apex is gone; `fp16`/`bf16` use torch's own mixed precision"),
+            ("half_precision_backend", "4.13-4.57", "only torch's own mixed precision is left"),
+            ("jit_mode_eval", "4.20-4.57", "gone upstream; `torch_compile` took its place"),
+            ("model_parallel", "4.1", "gone upstream"),
+            ("mp_parameters", "4.5-4.57", "SageMaker model parallelism is gone upstream"),
+            ("past_index", "3.1-4.57", "gone upstream"),
+            ("place_model_on_device", "5.2.0.dev0", "a property today; override it in a subclass"),
+            ("ray_scope", "4.20-4.57", "set the environment variable RAY_SCOPE"),
+            ("sharded_ddp", "4.1-4.34", "FairScale is gone upstream; `fsdp` or `deepspeed` took its place"),
+            ("tp_size", "4.50-4.51", "tensor parallelism is set up when the model is loaded"),
+            ("tpu_num_cores", "3.0-4.57", "set the environment variable TPU_NUM_CORES"),
+            ("use_ipex", "4.20-4.56", "Intel's extension is gone upstream"),
+            ("use_legacy_prediction_loop", "4.6-4.57", "the old loop is gone upstream"),
+            ("use_mps_device", "4.22-4.57", "Apple's devices are found by themselves"),
+        )
+    },
+}
+
+# Kept as plain attributes, since scripts read them back.
+ATTRIBUTES_ONLY = ("logging_dir", "overwrite_output_dir")
+
+
+def translate_legacy(given: dict[str, Any], known: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Turn a call's keywords of any era into today's.
+
+    Args:
+        given: The keywords as the user gave them.
+        known: Today's names.
+
+    Returns:
+        Today's keywords, and the attributes that are kept for scripts that read them back.
+
+    Raises:
+        UnknownArgument: A name that no release has had; the message holds the nearest one that exists.
+        ArgumentError: An old and a new name that contradict each other.
+    """
+    known = list(known)
+    current = {name: value for name, value in given.items() if name in known}
+    attributes: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in current:
+            continue
+        if name not in OLD_NAMES:
+            raise UnknownArgument(_unknown_message(name, value, known))
+        row = OLD_NAMES[name]
+        if row.inert and value not in row.harmless:
+            _warn_inert(name, value, row.means)
+        for new, new_value in row.translate(value).items():
+            target = attributes if new in ATTRIBUTES_ONLY else current
+            target[new] = _merge(name, new, given.get(new), new_value)
+    return current, attributes
+
+
+def _merge(old: str, new: str, given: Any, translated: Any) -> Any:
+    if given is None or given == translated:
+        return translated
+    if isinstance(given, dict) and isinstance(translated, dict):
+        return {**translated, **given}
+    if isinstance(given, list) and isinstance(translated, list):
+        return given + [item for item in translated if item not in given]
+    if old == "warmup_ratio":  # 4.x: an explicit count of steps wins over the ratio
+        return given if given else translated
+    raise ArgumentError(
+        f"`{old}` (an old name of `{new}`) asks for {translated!r}, but `{new}={given!r}` was given too.\n\n"
+        f"Hint: keep `{new}` only."
+    )
+
+
+def _unknown_message(name: str, value: Any, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, [*known, *OLD_NAMES], n=1, cutoff=0.5)
+    hint = f"did you mean `{near[0]}`?" if near else "see docs/arguments.md for the list of arguments."
+    return f"TrainingArguments got an unknown argument `{name}={value!r}`.\n\nHint: {hint}"
+
+
+def _warn_inert(name: str, value: Any, means: str) -> None:
+    warnings.warn(f"`{name}={value!r}` has no effect: {means}.", InertArgumentWarning, stacklevel=5)

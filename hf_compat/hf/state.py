@@ -1,0 +1,182 @@
+"""`TrainerState` and `TrainerControl`: what callbacks read, and the five flags they set. HF words only."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hf_compat.errors import CallbackError
+
+
+class ExportableState:
+    """Mixin for callbacks whose state goes into checkpoints.
+
+    `state()` returns `{"args": constructor keywords, "attributes": attributes to set afterwards}`, all of it JSON.
+
+    Mirrors:
+        `transformers.trainer_callback.ExportableState`, 5.23.
+    """
+
+    def state(self) -> dict[str, Any]:
+        """Return what rebuilds this object."""
+        raise NotImplementedError(f"{type(self).__name__} inherits ExportableState and needs a `state()` method")
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Any:
+        """Build an object from what `state()` returned."""
+        instance = cls(**state.get("args", {}))
+        for name, value in state.get("attributes", {}).items():
+            setattr(instance, name, value)
+        return instance
+
+
+def is_exportable(candidate: Any) -> bool:
+    """Say whether a callback has a state to save: ours, `transformers`' own, or one of the same shape."""
+    return callable(getattr(candidate, "state", None)) and callable(getattr(type(candidate), "from_state", None))
+
+
+def export_states(stateful: Iterable[Any]) -> dict[str, Any]:
+    """Collect states under their class names; several of one class become a list."""
+    exported: dict[str, Any] = {}
+    for candidate in stateful:
+        if not is_exportable(candidate):
+            raise CallbackError(
+                f"{type(candidate).__name__} has no state.\n\nHint: inherit ExportableState and write `state()`."
+            )
+        name, state = type(candidate).__name__, candidate.state()
+        if name in exported:
+            earlier = exported[name] if isinstance(exported[name], list) else [exported[name]]
+            exported[name] = [*earlier, state]
+        else:
+            exported[name] = state
+    return exported
+
+
+@dataclass
+class TrainerState:
+    """Where a run stands. One step is one update, however many micro-batches it takes.
+
+    Args:
+        epoch: Epochs done, the decimal part within the current one.
+        global_step: Updates done.
+        max_steps: Updates planned.
+        logging_steps: Updates between logs.
+        eval_steps: Updates between evaluations.
+        save_steps: Updates between checkpoints.
+        train_batch_size: Samples of a micro-batch.
+        num_train_epochs: Epochs planned.
+        num_input_tokens_seen: Input tokens so far, where counted.
+        total_flos: Floating-point operations so far.
+        log_history: Every log, with its step.
+        best_metric: Best value of the tracked metric.
+        best_global_step: Update at which it was reached.
+        best_model_checkpoint: Folder of the best checkpoint.
+        is_local_process_zero: First process of this machine.
+        is_world_process_zero: First process of all.
+        is_hyper_param_search: Within a search over hyperparameters.
+        trial_name: Name of the search's trial.
+        trial_params: The trial's hyperparameters.
+        stateful_callbacks: Exported states by class name (objects are exported on construction).
+
+    Mirrors:
+        `transformers.TrainerState`, 5.23: the same fields, the same JSON.
+    """
+
+    epoch: float = 0
+    global_step: int = 0
+    max_steps: int = 0
+    logging_steps: int = 500
+    eval_steps: int = 500
+    save_steps: int = 500
+    train_batch_size: int | None = None
+    num_train_epochs: int = 0
+    num_input_tokens_seen: int = 0
+    total_flos: float = 0
+    log_history: list[dict[str, float]] = None  # type: ignore[assignment]  # None means an empty list, as in HF
+    best_metric: float | None = None
+    best_global_step: int | None = None
+    best_model_checkpoint: str | None = None
+    is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
+    is_hyper_param_search: bool = False
+    trial_name: str | None = None
+    trial_params: dict[str, str | float | int | bool] | None = None
+    stateful_callbacks: Any = None
+
+    def __post_init__(self) -> None:
+        if self.log_history is None:
+            self.log_history = []
+        if self.stateful_callbacks is None:
+            self.stateful_callbacks = {}
+        elif not isinstance(self.stateful_callbacks, dict):
+            self.stateful_callbacks = export_states(self.stateful_callbacks)
+
+    def save_to_json(self, json_path: str | os.PathLike[str]) -> None:
+        """Write the state as JSON."""
+        text = json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True)
+        with open(json_path, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+    @classmethod
+    def load_from_json(cls, json_path: str | os.PathLike[str]) -> TrainerState:
+        """Read a state that `save_to_json`, or `transformers`, wrote."""
+        with open(json_path, encoding="utf-8") as file:
+            return cls(**json.load(file))
+
+    def compute_steps(self, args: Any, max_steps: int) -> None:
+        """Take the three intervals from the arguments; shares below 1 become updates, rounded up."""
+        for name in ("logging_steps", "eval_steps", "save_steps"):
+            steps = getattr(args, name)
+            if steps is not None:
+                setattr(self, name, math.ceil(max_steps * steps) if steps < 1 else steps)
+
+    def init_training_references(self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any) -> None:
+        """Take what the trainer knows at the start of a run."""
+        self.max_steps = max_steps
+        self.num_train_epochs = num_train_epochs
+        self.trial_params = None
+        self.is_local_process_zero = trainer.is_local_process_zero()
+        self.is_world_process_zero = trainer.is_world_process_zero()
+
+
+@dataclass
+class TrainerControl(ExportableState):
+    """The flags by which callbacks steer a run.
+
+    Args:
+        should_training_stop: Stop after this update; stays on.
+        should_epoch_stop: Leave this epoch; off again at the next one.
+        should_save: Save now; off again at the next update.
+        should_evaluate: Evaluate now; off again at the next update.
+        should_log: Log now; off again at the next update.
+
+    Mirrors:
+        `transformers.TrainerControl`, 5.23.
+    """
+
+    should_training_stop: bool = False
+    should_epoch_stop: bool = False
+    should_save: bool = False
+    should_evaluate: bool = False
+    should_log: bool = False
+
+    def _new_training(self) -> None:
+        self.should_training_stop = False
+
+    def _new_epoch(self) -> None:
+        self.should_epoch_stop = False
+
+    def _new_step(self) -> None:
+        self.should_save = self.should_evaluate = self.should_log = False
+
+    def state(self) -> dict[str, Any]:
+        """Return the flags."""
+        return {"args": dataclasses.asdict(self), "attributes": {}}
+
+
+CONTROL_FLAGS = frozenset(field.name for field in dataclasses.fields(TrainerControl))

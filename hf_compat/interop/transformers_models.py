@@ -1,0 +1,112 @@
+"""Questions about `transformers` and `peft` objects, answered without importing either. HF words only."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from hf_compat.errors import ArgumentError
+
+
+def loaded(package: str) -> ModuleType | None:
+    """Return a package that somebody imported already, else None."""
+    return sys.modules.get(package)
+
+
+def _is_instance(candidate: Any, package: str, *names: str) -> bool:
+    module = loaded(package)
+    if module is None:
+        return False
+    classes = tuple(cls for cls in (getattr(module, name, None) for name in names) if isinstance(cls, type))
+    return isinstance(candidate, classes)
+
+
+def is_peft_model(model: Any) -> bool:
+    """Say whether a model is wrapped by `peft`."""
+    return _is_instance(model, "peft", "PeftModel", "PeftMixedModel")
+
+
+def is_pretrained_model(model: Any) -> bool:
+    """Say whether a model saves itself as `transformers` or `peft` models do."""
+    return _is_instance(model, "transformers", "PreTrainedModel") or is_peft_model(model)
+
+
+def unwrap_peft(model: Any) -> Any:
+    """Return the model inside a `peft` wrapper, or the model itself."""
+    if not is_peft_model(model):
+        return model
+    return model.get_base_model() if hasattr(model, "get_base_model") else model.base_model.model
+
+
+def loss_shifts_labels(model: Any) -> bool:
+    """Say whether the model's loss predicts the next token, so the first label of each row is no target.
+
+    Mirrors:
+        The test that `transformers.Trainer` makes on `model.loss_type`, 5.23.
+    """
+    kind = getattr(model, "loss_type", None)
+    if kind is None or loaded("transformers") is None:
+        return False
+    from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+
+    shifts: bool = LOSS_MAPPING.get(kind) is ForCausalLMLoss
+    return shifts and not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+
+
+def is_causal_lm(model: Any) -> bool:
+    """Say whether the model's class is one that `transformers` lists for causal language modelling."""
+    if loaded("transformers") is None:
+        return False
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return type(unwrap_peft(model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+
+
+def check_trainable(model: Any) -> None:
+    """Refuse models that `transformers` knows cannot be trained as they are.
+
+    Raises:
+        ArgumentError: A bare encoder without a head, or a quantized model without adapters.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(
+            f"`model` is a {type(model).__name__}, not a torch.nn.Module.\n\n"
+            "Hint: pass a module, or a function that makes one as `model_init`."
+        )
+    if not _is_instance(model, "transformers", "PreTrainedModel"):
+        return
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    name = type(model).__name__
+    if name in MODEL_MAPPING_NAMES:
+        raise ArgumentError(
+            f"The model you have picked ({name}) cannot be used as is for training: it computes hidden states only.\n\n"
+            "Hint: take a model with a head for your task (AutoModelForSequenceClassification, …)."
+        )
+    from transformers.trainer_utils import validate_quantization_for_training
+
+    validate_quantization_for_training(model)
+
+
+def pads_itself(processing_class: Any) -> bool:
+    """Say whether a processing class pads samples: a tokenizer or feature extractor."""
+    if loaded("transformers") is not None:
+        return _is_instance(processing_class, "transformers", "PreTrainedTokenizerBase", "SequenceFeatureExtractor")
+    return callable(getattr(processing_class, "pad", None))
+
+
+def align_special_tokens(model: Any, processing_class: Any) -> None:
+    """Give a model's configuration the special tokens of its tokenizer, as `transformers` does before training."""
+    is_text = _is_instance(processing_class, "transformers", "PreTrainedTokenizerBase", "ProcessorMixin")
+    if is_text and hasattr(model, "config"):
+        from transformers.trainer_utils import align_special_tokens as align
+
+        align(model, processing_class)
+
+
+def is_datasets_dataset(dataset: Any) -> bool:
+    """Say whether a data set is a table of the `datasets` library."""
+    return _is_instance(dataset, "datasets", "Dataset")

@@ -1,0 +1,98 @@
+"""`explain`: the plan for people. What each argument becomes, and what Lightning is told. Pure but for formatting."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from hf_compat.errors import UnsupportedArgument
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.plan.schedule import TrainingSchedule
+from hf_compat.plan.settings import LightningPlan
+from hf_compat.plan.table import ROWS, default_of
+from hf_compat.plan.translate import translate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExplainedArgument:
+    """One argument that was set away from its default.
+
+    Args:
+        name: Its name today.
+        value: Its value.
+        becomes: Where it goes, or why it goes nowhere.
+    """
+
+    name: str
+    value: Any
+    becomes: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """What a set of arguments means here. `print` it, or read `to_json()`.
+
+    Args:
+        arguments: The arguments that were set away from their defaults.
+        plan: What Lightning is told; None where something is refused.
+        refused: Why nothing would run; empty where it would.
+    """
+
+    arguments: tuple[ExplainedArgument, ...]
+    plan: LightningPlan | None
+    refused: str = ""
+
+    def to_json(self) -> str:
+        """Return everything as JSON."""
+        plan = None if self.plan is None else asdict(self.plan)
+        listed = [asdict(argument) for argument in self.arguments]
+        return json.dumps({"arguments": listed, "plan": plan, "refused": self.refused}, indent=2, default=str)
+
+    def __str__(self) -> str:
+        names = [f"{argument.name}={argument.value!r}" for argument in self.arguments]
+        width = min(max((len(name) for name in names), default=0), 48)
+        lines = [f"  {name:<{width}}  → {a.becomes}" for name, a in zip(names, self.arguments, strict=True)]
+        told = ["", "refused:", self.refused] if self.plan is None else ["", "lightning.Trainer:", *self._plan_lines()]
+        return "\n".join(["arguments set away from their defaults:", *(lines or ["  none"]), *told])
+
+    def _plan_lines(self) -> list[str]:
+        assert self.plan is not None  # the only caller looked
+        told = {"precision": self.plan.precision, **self.plan.trainer_settings()}
+        lines = [f"  {name}={value!r}" for name, value in told.items() if value is not None]
+        window = f"one batch = one update = {self.plan.micro_batches_per_update} micro-batch(es)"
+        clip = self.plan.gradient_clip_norm
+        return [*lines, f"  {window} of {self.plan.micro_batch_size}; clipping by the module at {clip}"]
+
+
+def explain(args: TrainingArguments, schedule: TrainingSchedule | None = None) -> Explanation:
+    """Explain what arguments mean here: each one's destination, and the settings of the Lightning trainer.
+
+    Args:
+        args: The training arguments.
+        schedule: Counts of the run, where its data is known.
+
+    Returns:
+        The explanation; what would be refused is in it, not raised.
+
+    Example:
+        >>> print(explain(TrainingArguments("out", use_cpu=True, max_grad_norm=0.5)).arguments[-2].name)
+        max_grad_norm
+    """
+    explained = []
+    for field in fields(args):
+        value = getattr(args, field.name)
+        value = getattr(value, "value", value)
+        row = ROWS.get(field.name)
+        if field.name == "accelerator_config" and value == type(value)():
+            continue
+        if value == default_of(field):
+            continue
+        becomes = "a field of your subclass" if row is None else row.inert or row.to
+        shown = "<hidden>" if field.name.endswith("_token") else value
+        explained.append(ExplainedArgument(name=field.name, value=shown, becomes=becomes))
+    try:
+        plan, refused = translate(args, schedule), ""
+    except UnsupportedArgument as error:
+        plan, refused = None, str(error)
+    return Explanation(arguments=tuple(explained), plan=plan, refused=refused)

@@ -1,0 +1,51 @@
+"""The plan: everything that Lightning is told about a run, as one frozen dataclass. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LightningPlan:
+    """What Lightning is told about a run.
+
+    Args:
+        device: The one device of this process (`cpu`, `cuda:0`, `mps`).
+        precision: Lightning's name of the precision; autocast is around the model's forward.
+        max_epochs: Epochs that may begin; -1 where only updates count.
+        default_root_dir: The output folder.
+        log_every_n_steps: Updates between logs of Lightning loggers.
+        micro_batch_size: Samples of a micro-batch.
+        micro_batches_per_update: Micro-batches of an update: one Lightning batch.
+        gradient_clip_norm: Norm to which the module clips; None does not. Lightning's own clipping stays off.
+        deterministic: Ask torch for deterministic algorithms.
+    """
+
+    device: str = "cpu"
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    max_epochs: int = -1
+    default_root_dir: str = "trainer_output"
+    log_every_n_steps: int = 50
+    micro_batch_size: int = 8
+    micro_batches_per_update: int = 1
+    gradient_clip_norm: float | None = 1.0
+    deterministic: bool = False
+
+    def trainer_settings(self) -> dict[str, Any]:
+        """Return the keywords of `lightning.Trainer`, all but callbacks and strategy."""
+        kind, _, index = self.device.partition(":")
+        accelerator = {"cuda": "gpu"}.get(kind, kind)
+        return {
+            "accelerator": accelerator,
+            "devices": [int(index or 0)] if accelerator == "gpu" else 1,
+            "max_epochs": self.max_epochs,
+            "max_steps": -1,
+            "default_root_dir": self.default_root_dir,
+            "log_every_n_steps": self.log_every_n_steps,
+            "deterministic": self.deterministic or None,
+            "logger": False,
+            "num_sanity_val_steps": 0,
+            "use_distributed_sampler": False,
+            "inference_mode": False,
+        }

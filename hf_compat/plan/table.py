@@ -1,0 +1,230 @@
+"""What becomes of each of the 114 arguments: one row a field. Data, and one function that walks it.
+
+A row either says where the value goes, or refuses any value but the default, with the reason and a way out. The
+documentation's table is printed from here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One argument's fate.
+
+    Args:
+        to: Where the value goes, in Lightning's or this package's words.
+        refuse: Why a value other than the default is refused; None where it is honoured.
+        hint: What to do instead.
+        inert: Why a value other than the default changes nothing in this run; None where it counts.
+        refuses: Which values are refused; all but the default where it is None.
+    """
+
+    to: str
+    refuse: str | None = None
+    hint: str = ""
+    inert: str | None = None
+    refuses: Callable[[Any], bool] | None = None
+
+
+def _goes(to: str) -> Row:
+    return Row(to=to)
+
+
+def _later(what: str, hint: str = "leave it out") -> Row:
+    return Row(to="not supported yet", refuse=f"{what} is not supported yet", hint=hint)
+
+
+def _inert(why: str) -> Row:
+    return Row(to="no effect in this version", inert=why)
+
+
+_ONE_PROCESS = "it only matters with several processes, which are not supported yet"
+_TRACKIO = "it only matters with `report_to='trackio'`, which is not supported yet"
+_HUB = "stored; used by `push_to_hub`, which is not supported yet"
+_FLAG = "nothing: a flag for scripts"
+
+ROWS: dict[str, Row] = {
+    "output_dir": _goes("default_root_dir; checkpoint-<updates> folders"),
+    "per_device_train_batch_size": _goes("batch size of the training loader (a micro-batch)"),
+    "num_train_epochs": _goes("max_epochs, rounded up; the flow callback stops within the last one"),
+    "max_steps": _goes("updates at which the flow callback stops"),
+    "learning_rate": _goes("optimizer"),
+    "lr_scheduler_type": _goes("schedule, one step an update"),
+    "lr_scheduler_kwargs": _goes("schedule"),
+    "warmup_steps": _goes("schedule"),
+    "optim": Row(
+        to="optimizer",
+        refuse="this optimizer is not supported yet",
+        hint="use adamw_torch, adamw_torch_fused, adafactor, sgd, adagrad or rmsprop, or pass `optimizers=(…)`",
+        refuses=lambda value: (
+            value not in ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop")
+        ),
+    ),
+    "optim_args": _goes("optimizer"),
+    "weight_decay": _goes("optimizer, all parameters but biases and norms"),
+    "adam_beta1": _goes("optimizer"),
+    "adam_beta2": _goes("optimizer"),
+    "adam_epsilon": _goes("optimizer"),
+    "optim_target_modules": _later("GaLore and APOLLO", "use another optimizer"),
+    "gradient_accumulation_steps": _goes("micro-batches of a window; Lightning's accumulate_grad_batches stays 1"),
+    "average_tokens_across_devices": _goes("count of items that the loss is divided by"),
+    "max_grad_norm": _goes("clipping by the module; Lightning's gradient_clip_val stays off"),
+    "label_smoothing_factor": _goes("loss"),
+    "bf16": _goes("precision='bf16-mixed', around the model's forward"),
+    "fp16": _goes("precision='16-mixed' with a gradient scaler, around the model's forward"),
+    "bf16_full_eval": _goes("model dtype in evaluations outside training"),
+    "fp16_full_eval": _goes("model dtype in evaluations outside training"),
+    "tf32": _goes("torch.backends.cuda.matmul.allow_tf32"),
+    "activation_checkpointing": _goes("model.gradient_checkpointing_enable()"),
+    "activation_checkpointing_kwargs": _goes("model.gradient_checkpointing_enable()"),
+    "gradient_checkpointing": _goes("model.gradient_checkpointing_enable()"),
+    "gradient_checkpointing_kwargs": _goes("model.gradient_checkpointing_enable()"),
+    "torch_compile": _later("compilation", "call `torch.compile` on the model's parts yourself"),
+    "torch_compile_backend": _later("compilation"),
+    "torch_compile_mode": _later("compilation"),
+    "use_liger_kernel": _later("Liger", "apply the kernels to the model before the Trainer gets it"),
+    "liger_kernel_config": _later("Liger"),
+    "use_cache": _goes("model.config.use_cache"),
+    "neftune_noise_alpha": _later("NEFTune"),
+    "torch_empty_cache_steps": _goes("torch.cuda.empty_cache()"),
+    "auto_find_batch_size": _goes("a fit with a smaller batch when memory runs out"),
+    "logging_strategy": _goes("control.should_log"),
+    "logging_steps": _goes("control.should_log; log_every_n_steps"),
+    "logging_first_step": _goes("control.should_log"),
+    "log_on_each_node": _inert(_ONE_PROCESS),
+    "logging_nan_inf_filter": _goes("mean of the logged loss"),
+    "include_num_input_tokens_seen": _goes("state.num_input_tokens_seen"),
+    "log_level": _goes("level of the hf_compat logger"),
+    "log_level_replica": _inert(_ONE_PROCESS),
+    "disable_tqdm": _goes("printed logs instead of progress bars"),
+    "report_to": _later("reporting to trackers", "log from a callback's `on_log`"),
+    "run_name": _goes("stored, for trackers"),
+    "project": _inert(_TRACKIO),
+    "trackio_space_id": _inert(_TRACKIO),
+    "trackio_bucket_id": _inert(_TRACKIO),
+    "trackio_static_space_id": _inert(_TRACKIO),
+    "eval_strategy": _goes("control.should_evaluate, which runs Lightning's validation; its own intervals are off"),
+    "eval_steps": _goes("control.should_evaluate"),
+    "eval_delay": _goes("control.should_evaluate"),
+    "per_device_eval_batch_size": _goes("batch size of evaluation loaders"),
+    "prediction_loss_only": _goes("evaluation"),
+    "eval_on_start": _goes("a validation in on_train_start"),
+    "eval_do_concat_batches": _goes("evaluation"),
+    "eval_use_gather_object": _inert(_ONE_PROCESS),
+    "eval_accumulation_steps": _goes("evaluation: predictions move to the CPU"),
+    "include_for_metrics": _goes("evaluation"),
+    "batch_eval_metrics": _goes("evaluation"),
+    "save_only_model": _goes("files of a checkpoint"),
+    "save_strategy": _goes("control.should_save"),
+    "save_steps": _goes("control.should_save"),
+    "save_on_each_node": _inert(_ONE_PROCESS),
+    "save_total_limit": _goes("rotation, by step number"),
+    "enable_jit_checkpoint": _later("a checkpoint on SIGTERM"),
+    "push_to_hub": _later("pushing to the Hub", "push the output folder with huggingface_hub"),
+    "hub_token": _goes(_HUB + "; never written to disk"),
+    "hub_private_repo": _goes(_HUB),
+    "hub_model_id": _goes(_HUB),
+    "hub_strategy": _goes(_HUB),
+    "hub_always_push": _goes(_HUB),
+    "hub_revision": _goes(_HUB),
+    "load_best_model_at_end": _goes("weights of the best checkpoint after a fit"),
+    "metric_for_best_model": _goes("state.best_metric"),
+    "greater_is_better": _goes("state.best_metric"),
+    "ignore_data_skip": _goes("where a resumed epoch's data starts"),
+    "restore_callback_states_from_checkpoint": _goes("callbacks on resuming"),
+    "full_determinism": _goes("deterministic=True"),
+    "seed": _goes("seeds of Python, NumPy and torch"),
+    "data_seed": _goes("seed of the training order"),
+    "use_cpu": _goes("accelerator='cpu'"),
+    "accelerator_config": _goes("training order (use_seedable_sampler), copies (non_blocking), num_steps"),
+    "parallelism_config": _later("a mesh of parallel dimensions"),
+    "dataloader_drop_last": _goes("loaders"),
+    "dataloader_num_workers": _goes("loaders"),
+    "dataloader_pin_memory": _goes("loaders, on a GPU"),
+    "dataloader_persistent_workers": _goes("loaders"),
+    "dataloader_prefetch_factor": _goes("loaders"),
+    "dataloader_multiprocessing_context": _goes("loaders"),
+    "dataloader_in_order": _goes("loaders"),
+    "remove_unused_columns": _goes("loaders"),
+    "label_names": _goes("evaluation"),
+    "train_sampling_strategy": Row(
+        to="sampler of the training loader",
+        refuse="the strategy batch_rebalance is not supported yet",
+        hint="use random, sequential or group_by_length",
+        refuses=lambda value: value == "batch_rebalance",
+    ),
+    "length_column_name": _goes("sampler of the training loader"),
+    "ddp_find_unused_parameters": _inert(_ONE_PROCESS),
+    "ddp_bucket_cap_mb": _inert(_ONE_PROCESS),
+    "ddp_broadcast_buffers": _inert(_ONE_PROCESS),
+    "ddp_static_graph": _inert(_ONE_PROCESS),
+    "ddp_backend": _inert(_ONE_PROCESS),
+    "ddp_timeout": _inert(_ONE_PROCESS),
+    "fsdp": _later("FSDP"),
+    "fsdp_config": _later("FSDP"),
+    "deepspeed": _later("DeepSpeed"),
+    "debug": _later("debug modes"),
+    "skip_memory_metrics": _later("measuring memory", "use torch.cuda.max_memory_allocated()"),
+    "do_train": _goes(_FLAG),
+    "do_eval": _goes(_FLAG),
+    "do_predict": _goes(_FLAG),
+    "resume_from_checkpoint": _goes(_FLAG + "; pass it to train()"),
+    "local_rank": _goes("nothing: the launcher's environment counts"),
+}
+
+
+def default_of(field: Any) -> Any:
+    """Return a dataclass field's default, as it is after normalisation."""
+    if field.default is not MISSING:
+        normal = {"report_to": [], "debug": [], "activation_checkpointing": False, "gradient_checkpointing": False}
+        return normal.get(field.name, field.default)
+    return field.default_factory()
+
+
+def check_supported(args: Any) -> None:
+    """Refuse what has no machinery yet, and warn about what changes nothing.
+
+    Args:
+        args: The arguments; fields that a subclass adds are its own affair.
+
+    Raises:
+        UnsupportedArgument: At least one field asks for something that is not here; all of them are listed.
+    """
+    refused: list[str] = []
+    for field in fields(args):
+        row = ROWS.get(field.name)
+        if row is None:
+            continue
+        value = getattr(args, field.name)
+        if not _is_set(row, value, default_of(field)):
+            continue
+        if row.refuse is not None:
+            refused.append(f"`{field.name}={_shown(value)}`: {row.refuse}.\n\nHint: {row.hint}.")
+        elif row.inert is not None:
+            warnings.warn(
+                f"`{field.name}={_shown(value)}` has no effect: {row.inert}.", InertArgumentWarning, stacklevel=4
+            )
+    if args.world_size > 1:
+        refused.append(
+            f"The launcher started {args.world_size} processes: training on several is not supported yet.\n\n"
+            "Hint: start one process."
+        )
+    if refused:
+        raise UnsupportedArgument("\n\n".join(refused))
+
+
+def _is_set(row: Row, value: Any, default: Any) -> bool:
+    if row.refuses is not None:
+        return row.refuses(value)
+    return bool(value != default)
+
+
+def _shown(value: Any) -> str:
+    return repr(getattr(value, "value", value))

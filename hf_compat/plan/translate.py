@@ -1,0 +1,54 @@
+"""From arguments to a plan. Pure: nothing is started, no file is touched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.plan.schedule import ENDLESS_EPOCHS, TrainingSchedule
+from hf_compat.plan.settings import LightningPlan
+from hf_compat.plan.table import check_supported
+
+PRECISIONS = {"no": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
+def translate(args: TrainingArguments, schedule: TrainingSchedule | None = None) -> LightningPlan:
+    """Say what Lightning will be told for these arguments.
+
+    Args:
+        args: The training arguments.
+        schedule: Counts of the run, where its data is known; else the epochs are read off the arguments.
+
+    Raises:
+        UnsupportedArgument: An argument asks for something that is not here yet.
+
+    Example:
+        >>> plan = translate(TrainingArguments("out", bf16=True, use_cpu=True, gradient_accumulation_steps=4))
+        >>> plan.precision, plan.micro_batches_per_update
+        ('bf16-mixed', 4)
+    """
+    check_supported(args)
+    return LightningPlan(
+        device=str(args.device),
+        precision=PRECISIONS[args.mixed_precision],  # type: ignore[arg-type]  # one of the three
+        max_epochs=_max_epochs(args, schedule),
+        default_root_dir=str(args.output_dir),
+        log_every_n_steps=_log_interval(args, schedule),
+        micro_batch_size=args.train_batch_size,
+        micro_batches_per_update=args.gradient_accumulation_steps,
+        gradient_clip_norm=args.max_grad_norm if args.max_grad_norm > 0 else None,
+        deterministic=args.full_determinism,
+    )
+
+
+def _max_epochs(args: Any, schedule: TrainingSchedule | None) -> int:
+    if schedule is not None:
+        return -1 if schedule.num_train_epochs == ENDLESS_EPOCHS else schedule.num_train_epochs
+    return -1 if args.max_steps > 0 else max(-int(-args.num_train_epochs // 1), 1)
+
+
+def _log_interval(args: Any, schedule: TrainingSchedule | None) -> int:
+    if args.logging_steps >= 1:
+        return int(args.logging_steps)
+    updates = schedule.max_updates if schedule is not None else 1
+    return max(-int(-args.logging_steps * updates // 1), 1)

@@ -1,0 +1,72 @@
+"""The recipe of a native `HFModule`: the steps without a Trainer around them. HF's method names, torch only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.data import Collator, PaddingCollator, default_data_collator
+from hf_compat.hf.signatures import can_return_loss, find_labels, has_var_keyword
+from hf_compat.hf.state import TrainerControl, TrainerState
+from hf_compat.interop.transformers_models import loss_shifts_labels, pads_itself, unwrap_peft
+from hf_compat.recipe.accelerator import AcceleratorFacade
+from hf_compat.recipe.data import DataMethods
+from hf_compat.recipe.losses import LabelSmoother
+from hf_compat.recipe.optimization import OptimizationMethods
+from hf_compat.recipe.steps import StepMethods
+
+
+class NativeRecipe(StepMethods, OptimizationMethods, DataMethods):
+    """HF's steps, optimizer and data loading, for Lightning to drive.
+
+    Args:
+        model: Any module whose forward returns a loss first; None for data only.
+        args: The training arguments; the defaults where none are given.
+        train_dataset: Samples to train on.
+        eval_dataset: Samples to evaluate on.
+        data_collator: From a list of samples to a batch.
+        processing_class: Tokenizer or processor.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        data_collator: Collator | None = None,
+        processing_class: Any = None,
+    ) -> None:
+        self.args = TrainingArguments() if args is None else args
+        self.accelerator = AcceleratorFacade(self.args)
+        self.state, self.control = TrainerState(), TrainerControl()
+        self.optimizer = self.lr_scheduler = None
+        self.optimizer_cls_and_kwargs = self.compute_loss_func = None
+        self.compute_metrics = self.preprocess_logits_for_metrics = None
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.processing_class = processing_class
+        pads = processing_class is not None and pads_itself(processing_class)
+        self.data_collator = data_collator or (PaddingCollator(processing_class) if pads else default_data_collator)
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
+        self.current_flos = 0
+        self.is_in_train = False
+        self._train_batch_size = self.args.train_batch_size
+        self._created_lr_scheduler = False
+        smoothing = self.args.label_smoothing_factor
+        self.label_smoother = LabelSmoother(epsilon=smoothing) if smoothing else None
+        self._signature_columns = None
+        if model is not None:
+            self.take_model(model)
+
+    def take_model(self, model: nn.Module) -> None:
+        """Work with a model: read off it what it takes and returns."""
+        self.model = self.model_wrapped = model
+        inner = unwrap_peft(model)
+        accepts = getattr(inner, "accepts_loss_kwargs", None)
+        self.model_accepts_loss_kwargs = has_var_keyword(inner.forward) if accepts is None else accepts
+        self.label_names = find_labels(type(inner)) if self.args.label_names is None else self.args.label_names
+        self.can_return_loss = can_return_loss(type(inner))
+        self._loss_shifts_labels = loss_shifts_labels(inner)
+        self._signature_columns = None

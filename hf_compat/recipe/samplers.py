@@ -1,0 +1,122 @@
+"""Orders of samples: HF's seeded shuffle, grouping by length, and skipping ahead. torch only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import RandomSampler, Sampler
+
+from hf_compat.errors import DataError
+
+
+class SeededRandomSampler(RandomSampler):
+    """Shuffle by a generator of its own that is seeded with `seed + epoch`, so each epoch's order is known.
+
+    Args:
+        base: The sampler whose data, replacement and length it takes over.
+        seed: Seed of epoch 0; None takes torch's seed in force.
+
+    Mirrors:
+        `accelerate.data_loader.SeedableRandomSampler`, 1.15.
+    """
+
+    def __init__(self, base: RandomSampler, seed: int | None = None) -> None:
+        super().__init__(
+            base.data_source, replacement=base.replacement, num_samples=base._num_samples, generator=base.generator
+        )
+        self.initial_seed = torch.random.initial_seed() if seed is None else seed
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        if self.generator is None:
+            self.generator = torch.Generator()
+        self.generator.manual_seed(self.epoch + self.initial_seed)
+        yield from super().__iter__()
+        self.epoch += 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch whose order comes next."""
+        self.epoch = epoch
+
+
+class LengthGroupedSampler(Sampler[int]):
+    """Shuffle, then sort by length within mega-batches, the longest sample first of all (memory runs out early).
+
+    Args:
+        batch_size: Samples that should be of similar length.
+        dataset: Read for lengths where `lengths` is not given.
+        lengths: Length of each sample.
+        model_input_name: Key whose length counts; `input_ids` by default.
+        generator: Random generator; None draws from torch's global one.
+
+    Raises:
+        DataError: Lengths that cannot be found out.
+
+    Mirrors:
+        `transformers.trainer_pt_utils.LengthGroupedSampler`, 5.23.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        dataset: Any = None,
+        lengths: Sequence[int] | torch.Tensor | None = None,
+        model_input_name: str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if dataset is None and lengths is None:
+            raise DataError("One of dataset and lengths must be provided.")
+        if lengths is None:
+            lengths = _measure(dataset, model_input_name or "input_ids")
+        self.lengths: list[int] = lengths.tolist() if isinstance(lengths, torch.Tensor) else list(lengths)
+        self.batch_size = batch_size
+        self.generator = generator
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        order: list[int] = torch.randperm(len(self.lengths), generator=self.generator).tolist()
+        # At most 50 batches are sorted together, fewer where that leaves less than four groups.
+        batches_together = max(min(len(self.lengths) // (self.batch_size * 4), 50), 1)
+        size = batches_together * self.batch_size
+        groups = [
+            sorted(order[start : start + size], key=self.lengths.__getitem__, reverse=True)
+            for start in range(0, len(order), size)
+        ]
+        if groups:
+            longest = max(range(len(groups)), key=lambda index: self.lengths[groups[index][0]])
+            groups[0][0], groups[longest][0] = groups[longest][0], groups[0][0]
+        return (index for group in groups for index in group)
+
+
+def _measure(dataset: Any, name: str) -> list[int]:
+    first = dataset[0]
+    if not isinstance(first, Mapping) or name not in first:
+        raise DataError(
+            f"Lengths can be found out for samples that are mappings with the key {name!r}; the first sample is a "
+            f"{type(first).__name__}.\n\nHint: add a column of lengths and name it by `length_column_name`."
+        )
+    return [len(sample[name]) for sample in dataset]
+
+
+class SkipFirstBatches(Sampler[list[int]]):
+    """A batch sampler without its first batches; their samples are never read.
+
+    Args:
+        batches: The batch sampler behind.
+        skip: Batches to leave out.
+    """
+
+    def __init__(self, batches: Any, skip: int) -> None:
+        self.batches = batches
+        self.skip = skip
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(iter(self.batches), self.skip, None)
+
+    def __len__(self) -> int:
+        return max(len(self.batches) - self.skip, 0)

@@ -1,0 +1,575 @@
+"""`Trainer`: HF's signature and public methods; connects arguments → plan → engine → bridge. No arithmetic, no hooks.
+
+The override points live in method groups by subject: `recipe/` (steps, optimization, data) and `bridge/` (logs,
+evaluation, checkpoints).
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import nn
+
+from hf_compat.bridge.callback import HFBridge
+from hf_compat.bridge.checkpoints import CheckpointMethods, read_state
+from hf_compat.bridge.evaluation import EvaluationMethods
+from hf_compat.bridge.logs import LogMethods
+from hf_compat.bridge.opening import opening_lines, show_logs
+from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
+from hf_compat.engine.internals import accept_modules_in_eval_mode, leave_validation_to_flags, start_from
+from hf_compat.engine.module import HFModule
+from hf_compat.engine.precision import ForwardPrecision, wrap_forward
+from hf_compat.engine.windows import Windows
+from hf_compat.errors import ArgumentError, CheckpointError, UnknownArgument
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.callbacks import CallbackHandler
+from hf_compat.hf.checkpoint_dir import checkpoints_to_delete, get_last_checkpoint, remove_checkpoint
+from hf_compat.hf.data import PaddingCollator, default_data_collator, has_length
+from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
+from hf_compat.hf.flow import DefaultFlowCallback, PrinterCallback, ProgressCallback
+from hf_compat.hf.metrics import speed_metrics
+from hf_compat.hf.outputs import TrainOutput
+from hf_compat.hf.seeding import enable_full_determinism, set_seed
+from hf_compat.hf.signatures import (
+    can_return_loss,
+    find_labels,
+    fitting_arguments,
+    has_var_keyword,
+    number_of_arguments,
+)
+from hf_compat.hf.state import TrainerControl, TrainerState, is_exportable
+from hf_compat.interop.arguments import adopt_arguments
+from hf_compat.interop.transformers_models import (
+    align_special_tokens,
+    check_trainable,
+    loss_shifts_labels,
+    pads_itself,
+    unwrap_peft,
+)
+from hf_compat.plan.schedule import TrainingSchedule, make_schedule
+from hf_compat.plan.table import check_supported
+from hf_compat.plan.translate import translate
+from hf_compat.recipe.accelerator import AcceleratorFacade
+from hf_compat.recipe.data import DataMethods
+from hf_compat.recipe.losses import LabelSmoother
+from hf_compat.recipe.memory import run_with_fitting_batch_size
+from hf_compat.recipe.optimization import OptimizationMethods
+from hf_compat.recipe.steps import StepMethods
+
+logger = logging.getLogger(__name__)
+
+
+class Trainer(StepMethods, OptimizationMethods, DataMethods, EvaluationMethods, CheckpointMethods, LogMethods):
+    """Train, evaluate and predict as `transformers.Trainer` does, on Lightning's engine.
+
+    Args:
+        model: Any `torch.nn.Module` whose forward returns a loss first (tuple, mapping or object with `.loss`).
+        args: The training arguments.
+        data_collator: From a list of samples to a batch; by default tensors are stacked, or padded by the processor.
+        train_dataset: Samples to train on.
+        eval_dataset: Samples to evaluate on, or a dict of such sets.
+        processing_class: Tokenizer or processor; pads by default, and is saved with the model.
+        model_init: Makes the model, anew at each `train()`; in place of `model`.
+        compute_loss_func: From outputs, labels and `num_items_in_batch` to the loss.
+        compute_metrics: From an `EvalPrediction` to a dict of metrics.
+        callbacks: HF callbacks and Lightning callbacks, in any mix.
+        optimizers: An optimizer and a schedule to use.
+        optimizer_cls_and_kwargs: An optimizer's class and keywords, in place of `args.optim`.
+        preprocess_logits_for_metrics: Applied to logits before they are kept.
+        old_names: `tokenizer`, the name of `processing_class` before 4.46.
+
+    Raises:
+        UnknownArgument: A keyword that no release has had (a `TypeError`).
+        ArgumentError: Arguments that contradict each other (a `ValueError`).
+        UnsupportedArgument: Something that is not here yet.
+
+    Mirrors:
+        `transformers.Trainer`, 5.23.
+
+    Differs:
+        `lightning_trainer` is the Lightning trainer of the last call. Checkpoints are whole or not there.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: Any = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Callable[..., nn.Module] | None = None,
+        compute_loss_func: Callable[..., Any] | None = None,
+        compute_metrics: Callable[..., Any] | None = None,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: tuple[type, dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[..., Any] | None = None,
+        **old_names: Any,
+    ) -> None:
+        processing_class = _accept_old_names(old_names, processing_class)
+        self.args = TrainingArguments("tmp_trainer") if args is None else adopt_arguments(args)
+        check_supported(self.args)
+        show_logs(self.args.get_process_log_level())
+        self._seed()
+        self.model_init = model_init
+        self.accelerator = AcceleratorFacade(self.args)
+        self._set_model(self._resolve_model(model))
+        self._introspect()
+        self.processing_class = processing_class
+        pads = processing_class is not None and pads_itself(processing_class)
+        self.data_collator = data_collator or (PaddingCollator(processing_class) if pads else default_data_collator)
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.optimizer, self.lr_scheduler = optimizers
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+        self._validate_args()
+        self._set_running_attributes()
+        self._set_callbacks(callbacks)
+        self.control = self.callback_handler.on_init_end(self.args, self.state, self.control)
+        if getattr(self.model, "config", None) is not None:
+            self.model.config.use_cache = self.args.use_cache  # type: ignore[union-attr]  # transformers'
+
+    def _seed(self) -> None:
+        if self.args.full_determinism:
+            enable_full_determinism(self.args.seed)
+        else:
+            set_seed(self.args.seed)
+        if self.args.tf32 is not None:
+            torch.backends.cuda.matmul.allow_tf32 = self.args.tf32
+
+    def _resolve_model(self, model: nn.Module | None) -> nn.Module:
+        if model is None:
+            if self.model_init is None:
+                raise RuntimeError("`Trainer` requires either a `model` or `model_init` argument")
+            model = self.call_model_init()
+        elif self.model_init is not None:
+            raise ArgumentError("`Trainer` requires either a `model` or `model_init` argument, but not both.")
+        check_trainable(model)
+        return model
+
+    def _set_model(self, model: nn.Module) -> None:
+        self.model = self.model_wrapped = model
+        spread = getattr(model, "hf_device_map", None) is not None
+        wants = self.args.place_model_on_device
+        casts_later = self.args.fp16_full_eval or self.args.bf16_full_eval
+        self.is_model_parallel = False
+        self.place_model_on_device = (not spread and not casts_later) if wants is None else wants
+        if self.place_model_on_device:
+            self._move_model_to_device(model, self.args.device)
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        model.to(device)
+
+    def _introspect(self) -> None:
+        """Read off the model what it takes and returns."""
+        model = unwrap_peft(self.accelerator.unwrap_model(self.model))
+        accepts = getattr(model, "accepts_loss_kwargs", None)
+        self.model_accepts_loss_kwargs = has_var_keyword(model.forward) if accepts is None else accepts
+        labels = self.args.label_names
+        self.label_names = find_labels(type(model)) if labels is None else labels
+        self.can_return_loss = can_return_loss(type(model))
+        self._loss_shifts_labels = loss_shifts_labels(model)
+        self.label_smoother = None
+        if self.args.label_smoothing_factor != 0:
+            if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
+                warnings.warn("Label smoothing does not fit multi-label classification: it is off.", stacklevel=3)
+            else:
+                self.label_smoother = LabelSmoother(epsilon=self.args.label_smoothing_factor)
+
+    def _validate_args(self) -> None:
+        """Refuse arguments that contradict what the Trainer was given."""
+        args = self.args
+        by_batch = args.batch_eval_metrics and self.compute_metrics is not None
+        if by_batch and "compute_result" not in inspect.signature(self.compute_metrics).parameters:  # type: ignore[arg-type]  # not None by then
+            raise ArgumentError(
+                "`batch_eval_metrics=True` calls `compute_metrics` with `compute_result`, which it does not take.\n\n"
+                "Hint: add a `compute_result: bool` parameter; it is True after the last batch."
+            )
+        if (
+            args.eval_strategy != IntervalStrategy.NO
+            and self.eval_dataset is None
+            and self._uses_own("get_eval_dataloader")
+        ):
+            raise ArgumentError(
+                f"You have set `args.eval_strategy` to {args.eval_strategy.value!r} but you didn't pass an "
+                "`eval_dataset` to `Trainer`.\n\nHint: pass one, or set `eval_strategy='no'`."
+            )
+        if args.save_strategy == SaveStrategy.BEST and args.metric_for_best_model is None:
+            raise ArgumentError(
+                "`args.metric_for_best_model` must be provided when using 'best' save_strategy.\n\n"
+                "Hint: set `metric_for_best_model='loss'`, say."
+            )
+        if args.save_strategy == SaveStrategy.BEST and args.eval_strategy == IntervalStrategy.NO:
+            raise ArgumentError(
+                "`save_strategy='best'` saves after evaluations, and `eval_strategy='no'` makes none.\n\n"
+                "Hint: set `eval_strategy` to 'steps' or 'epoch'."
+            )
+        if self.optimizer_cls_and_kwargs is not None and self.optimizer is not None:
+            raise RuntimeError("Passing both `optimizers` and `optimizer_cls_and_kwargs` arguments is incompatible.")
+        if self.model_init is not None and (self.optimizer is not None or self.lr_scheduler is not None):
+            raise RuntimeError(
+                "Passing a `model_init` is incompatible with providing the `optimizers` argument: they hold parameters "
+                "of another model.\n\nHint: override `create_optimizer_and_scheduler` in a subclass."
+            )
+        if not callable(self.data_collator):
+            raise TypeError("The `data_collator` should be a simple callable (function, class with `__call__`).")
+        if self.train_dataset is not None and not has_length(self.train_dataset) and args.max_steps <= 0:
+            raise ArgumentError(
+                "The train_dataset does not implement __len__, so the number of training steps cannot be inferred; "
+                "max_steps has to be specified.\n\nHint: set `max_steps` to the number of updates to train."
+            )
+
+    def _uses_own(self, method: str) -> bool:
+        """Say whether a method is this class's own, not a subclass's."""
+        return getattr(type(self), method) is getattr(Trainer, method)
+
+    def _set_running_attributes(self) -> None:
+        self.state = TrainerState(
+            is_local_process_zero=self.is_local_process_zero(), is_world_process_zero=self.is_world_process_zero()
+        )
+        self.control = TrainerControl()
+        self.is_in_train = False
+        self.hp_name = None
+        self.hp_search_backend = None
+        self._trial = None
+        self.current_flos = 0
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
+        self.deepspeed = None
+        self._signature_columns = None
+        self._train_batch_size = self.args.train_batch_size
+        self._created_lr_scheduler = False
+        self._is_prepared = False
+        self._total_loss_scalar = 0.0
+        self._globalstep_last_logged = 0
+        self._initial_num_input_tokens_seen = 0
+        self.gather_function = self.accelerator.gather_for_metrics
+        self.lightning_trainer: pl.Trainer | None = None
+        self._fit_module: HFModule | None = None
+        self._fit_loader: Any = None
+        self._resume_checkpoint: str | None = None
+
+    def _set_callbacks(self, callbacks: list[Any] | None) -> None:
+        if callbacks is not None and not isinstance(callbacks, (list, tuple)):
+            raise ArgumentError(f"`callbacks={callbacks!r}` is no list.\n\nHint: write `callbacks=[…]`.")
+        self._lightning_callbacks: list[pl.Callback] = []
+        self.callback_handler = CallbackHandler(
+            [DefaultFlowCallback], self.model, self.processing_class, self.optimizer, self.lr_scheduler
+        )
+        for callback in callbacks or []:
+            self.add_callback(callback)
+        self.add_callback(PrinterCallback if self.args.disable_tqdm else ProgressCallback)
+        stateful = [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
+        self.state.stateful_callbacks = TrainerState(stateful_callbacks=stateful).stateful_callbacks
+
+    @property
+    def tokenizer(self) -> Any:
+        """The processing class, under the name it had before 4.46."""
+        return self.processing_class
+
+    @tokenizer.setter
+    def tokenizer(self, processing_class: Any) -> None:
+        self.processing_class = processing_class
+
+    def add_callback(self, callback: Any) -> None:
+        """Add an HF or a Lightning callback; a class is instantiated."""
+        candidate = callback() if isinstance(callback, type) else callback
+        if isinstance(candidate, pl.Callback):
+            self._lightning_callbacks.append(candidate)
+        else:
+            self.callback_handler.add_callback(candidate)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove a callback and return it; None where it is not there."""
+        for candidate in self._lightning_callbacks:
+            if candidate is callback or (isinstance(callback, type) and isinstance(candidate, callback)):
+                self._lightning_callbacks.remove(candidate)
+                return candidate
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback."""
+        if self.pop_callback(callback) is None and not isinstance(callback, type):
+            raise ValueError(f"{callback!r} is not among the callbacks")
+
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        """Make a model with `model_init`, which takes nothing or the trial."""
+        assert self.model_init is not None  # the callers looked
+        count = number_of_arguments(self.model_init)
+        if count > 1:
+            raise RuntimeError("model_init should have 0 or 1 argument.")
+        model = self.model_init(trial) if count else self.model_init()
+        if model is None:
+            raise RuntimeError("model_init should not return None.")
+        return model
+
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+        model_path: str | None = None,
+    ) -> TrainOutput:
+        """Train.
+
+        Args:
+            resume_from_checkpoint: A checkpoint folder; True takes the last one of the output folder.
+            trial: The hyperparameter search's trial.
+            ignore_keys_for_eval: Outputs that evaluations within training leave out.
+            model_path: The name of `resume_from_checkpoint` before 4.3.
+
+        Returns:
+            Updates made, mean loss, and the run's metrics.
+
+        Raises:
+            CheckpointError: There is no such checkpoint.
+
+        Mirrors:
+            `transformers.Trainer.train`, 5.23.
+        """
+        checkpoint = self._resolve_checkpoint(resume_from_checkpoint or model_path)
+        self.is_in_train = True
+        try:
+            if self.model_init is not None:
+                self._init_model_again(trial)
+            elif not self.place_model_on_device and getattr(self.model, "hf_device_map", None) is None:
+                self._move_model_to_device(self.model, self.args.device)
+            self._enable_activation_checkpointing()
+            align_special_tokens(self.model, self.processing_class)
+            if checkpoint is not None:
+                self._load_from_checkpoint(checkpoint)
+                if self.args.auto_find_batch_size:
+                    self._train_batch_size = read_state(checkpoint).train_batch_size or self._train_batch_size
+            return run_with_fitting_batch_size(
+                self._inner_training_loop,
+                self._train_batch_size,
+                self.args.auto_find_batch_size,
+                args=self.args,
+                resume_from_checkpoint=checkpoint,
+                trial=trial,
+                ignore_keys_for_eval=ignore_keys_for_eval,
+            )
+        finally:
+            self.is_in_train = False
+
+    def _resolve_checkpoint(self, wanted: str | bool | None) -> str | None:
+        if wanted is None or wanted is False:
+            return None
+        if wanted is True:
+            folder = str(self.args.output_dir)
+            try:
+                last = get_last_checkpoint(folder)
+            except FileNotFoundError:
+                last = None
+            if last is None:
+                raise CheckpointError(
+                    f"No valid checkpoint found in output directory ({folder}).\n\n"
+                    "Hint: train without `resume_from_checkpoint`, or name a folder."
+                )
+            return last
+        return str(wanted)
+
+    def _init_model_again(self, trial: Any) -> None:
+        self._seed()
+        self.model = self.model_wrapped = self.call_model_init(trial)
+        self.optimizer = self.lr_scheduler = None
+        if self.place_model_on_device:
+            self._move_model_to_device(self.model, self.args.device)
+
+    def _enable_activation_checkpointing(self) -> None:
+        if not self.args.activation_checkpointing:
+            return
+        options = dict(self.args.activation_checkpointing_kwargs or {})
+        enable = getattr(self.model, "activation_checkpointing_enable", None)
+        if callable(enable):
+            enable(
+                every_n_layers=options.pop("every_n_layers", 1),
+                offload=options.pop("offload", False),
+                activation_checkpointing_kwargs=options or None,
+            )
+            return
+        enable = getattr(self.model, "gradient_checkpointing_enable", None)
+        if not callable(enable):
+            raise ArgumentError(
+                f"`activation_checkpointing=True`, but {type(self.model).__name__} has no method to enable it.\n\n"
+                "Hint: add `gradient_checkpointing_enable(gradient_checkpointing_kwargs=None)` to the model."
+            )
+        enable(gradient_checkpointing_kwargs=options or None)
+
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> TrainingSchedule:
+        """Work out the counts of a run from the arguments and the training loader."""
+        micro_batches = len(dataloader) if has_length(dataloader) else None
+        return make_schedule(
+            args,
+            micro_batches=micro_batches,
+            num_examples=self.num_examples(dataloader) if micro_batches else None,
+            micro_batch_size=self._train_batch_size,
+            world_size=args.world_size,
+        )
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """Return the samples of one update over all processes."""
+        return int(self._train_batch_size * args.gradient_accumulation_steps * args.world_size)
+
+    def _inner_training_loop(
+        self,
+        batch_size: int | None = None,
+        args: Any = None,
+        resume_from_checkpoint: str | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Fit once: load data, plan, let Lightning train, finish."""
+        args = self.args if args is None else args
+        if args.auto_find_batch_size and batch_size is not None:
+            self._train_batch_size = batch_size
+        loader = self.get_train_dataloader()
+        schedule = self.set_initial_training_values(args, loader)
+        first_epoch, skip = self._init_training_state(schedule, resume_from_checkpoint, trial)
+        if self._created_lr_scheduler:  # its length may be another one this time
+            self.lr_scheduler, self._created_lr_scheduler = None, False
+        self._resume_checkpoint, self._fit_loader = resume_from_checkpoint, loader
+        start_time = time.time()
+        self._reset_counters()
+        windows = self._make_windows(loader, schedule, first_epoch, skip)
+        bridge = HFBridge(self, windows, first_epoch, start_time, ignore_keys_for_eval, trial)
+        self._fit(schedule, windows, bridge, first_epoch)
+        return self._finalize_training(trial, schedule.num_train_samples, start_time)
+
+    def _init_training_state(self, schedule: TrainingSchedule, checkpoint: str | None, trial: Any) -> tuple[int, int]:
+        """Set the state of a run, from a checkpoint where there is one.
+
+        Returns:
+            The epoch to begin with, and the micro-batches of it that are trained already.
+        """
+        stateful = [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
+        self.state = TrainerState(stateful_callbacks=stateful)
+        self.state.train_batch_size = self._train_batch_size
+        self.state.is_hyper_param_search = trial is not None
+        self.state.compute_steps(self.args, schedule.max_updates)
+        epoch = skip = 0
+        if checkpoint is not None:
+            intervals = (self.state.logging_steps, self.state.eval_steps, self.state.save_steps)
+            self.state = read_state(checkpoint)
+            self._compare_with_checkpoint(intervals)
+            self._load_callback_state()
+            epoch, updates = divmod(self.state.global_step, schedule.updates_per_epoch)
+            skip = 0 if self.args.ignore_data_skip else updates * self.args.gradient_accumulation_steps
+        self.state.init_training_references(self, schedule.max_updates, schedule.num_train_epochs, trial)
+        return epoch, skip
+
+    def _compare_with_checkpoint(self, intervals: tuple[float, float, float]) -> None:
+        saved = (self.state.logging_steps, self.state.eval_steps, self.state.save_steps)
+        for name, now, before in zip(("logging", "eval", "save"), intervals, saved, strict=True):
+            if now != before:
+                logger.warning("`%s_steps` is %s now and %s in the checkpoint, which counts.", name, now, before)
+        before_size, now_size = self.state.train_batch_size, self.args.per_device_train_batch_size
+        if before_size not in (None, now_size):
+            logger.warning("The micro-batch is %s now and was %s in the checkpoint.", now_size, before_size)
+        best = self.state.best_model_checkpoint
+        if best is not None and not os.path.isdir(best):
+            logger.warning("The best checkpoint %s of the resumed state does not exist anymore.", best)
+            self.state.best_model_checkpoint = None
+
+    def _reset_counters(self) -> None:
+        self._tr_loss = torch.tensor(0.0, device=self.args.device)
+        self._total_loss_scalar = 0.0
+        self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
+        self._initial_global_step = self._globalstep_last_logged = self.state.global_step
+
+    def _make_windows(self, loader: Any, schedule: TrainingSchedule, first_epoch: int, skip: int) -> Windows:
+        checkpoint = self._resume_checkpoint
+        # before 4.50 the method took no device
+        return Windows(
+            loader,
+            read_window=lambda *parts: self.get_batch_samples(*fitting_arguments(self.get_batch_samples, parts)),
+            window_size=self.args.gradient_accumulation_steps,
+            windows_per_epoch=schedule.updates_per_epoch,
+            micro_batches_per_epoch=schedule.micro_batches_per_epoch,
+            device=self.args.device,
+            first_epoch=first_epoch,
+            skip_micro_batches=skip,
+            after_skip=None if checkpoint is None else lambda: self._load_rng_state(checkpoint),
+        )
+
+    def _fit(self, schedule: TrainingSchedule, windows: Windows, bridge: HFBridge, first_epoch: int) -> None:
+        plan = translate(self.args, schedule)
+        wrap_forward(self.model, plan.precision, self.args.device.type)
+        self._is_prepared = True
+        module = HFModule(self.model, recipe=self)
+        module.num_training_updates = schedule.max_updates
+        module.observer = bridge
+        trainer = build_trainer(plan, [*self._lightning_callbacks, bridge])
+        leave_validation_to_flags(trainer)
+        accept_modules_in_eval_mode(trainer)
+        start_from(trainer, first_epoch, self.state.global_step)
+        precision = trainer.precision_plugin
+        self.accelerator.scaler = precision.scaler if isinstance(precision, ForwardPrecision) else None
+        for line in opening_lines(plan, schedule, self.get_num_trainable_parameters(), self.state.global_step):
+            logger.info(line)
+        self.lightning_trainer, self._fit_module = trainer, module
+        try:
+            run_fit(trainer, module, windows, NO_BATCHES)
+        finally:
+            self._fit_module = None
+            self.accelerator.run_backward = None
+
+    def _take_up_optimizer(self) -> None:
+        """Load optimizer states, and show callbacks what the run works with; Lightning has just had it made."""
+        if self._resume_checkpoint is not None:
+            self._load_optimizer_and_scheduler(self._resume_checkpoint)
+            self._load_scaler(self._resume_checkpoint)
+        handler = self.callback_handler
+        handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
+        handler.train_dataloader = self._fit_loader
+
+    def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
+        """Log the run's summary, load the best model, rotate, and tell that training is over."""
+        self._total_loss_scalar += self._tr_loss.item()
+        updates = self.state.global_step - self._initial_global_step
+        train_loss = self._total_loss_scalar / max(updates, 0.001)
+        share = updates / max(self.state.max_steps, 1)
+        metrics = speed_metrics("train", start_time, num_samples=num_train_samples * share, num_steps=updates)
+        self.store_flos()
+        metrics |= {"total_flos": self.state.total_flos, "train_loss": train_loss}
+        self.log(metrics)
+        best = self.state.best_model_checkpoint
+        if self.args.load_best_model_at_end and best is not None:
+            self._load_best_model()
+        if self.args.should_save and best is not None and self.args.save_total_limit == 1:
+            self._keep_only(best, self._get_output_dir(trial))
+        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        self.is_in_train = False
+        return TrainOutput(self.state.global_step, train_loss, metrics)
+
+    @staticmethod
+    def _keep_only(best: str, run_dir: str) -> None:
+        """With a limit of one checkpoint, let the best one be it now that nothing needs to be resumed."""
+        for path in checkpoints_to_delete(run_dir, 1, best):
+            remove_checkpoint(path)
+        last = get_last_checkpoint(run_dir)
+        if last is not None and os.path.abspath(last) != os.path.abspath(best):
+            remove_checkpoint(last)
+
+
+def _accept_old_names(old_names: dict[str, Any], processing_class: Any) -> Any:
+    tokenizer = old_names.pop("tokenizer", None)
+    if old_names:
+        name = next(iter(old_names))
+        known = [p for p in inspect.signature(Trainer.__init__).parameters if p not in ("self", "old_names")]
+        near = difflib.get_close_matches(name, [*known, "tokenizer"], n=1, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else f"the arguments are {', '.join(known)}."
+        raise UnknownArgument(f"Trainer got an unknown argument `{name}={old_names[name]!r}`.\n\nHint: {hint}")
+    if tokenizer is not None and processing_class is not None:
+        raise ArgumentError("`tokenizer` is the old name of `processing_class`: pass one of them.")
+    return processing_class if processing_class is not None else tokenizer
