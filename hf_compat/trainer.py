@@ -6,6 +6,7 @@ evaluation, checkpoints).
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 import logging
@@ -442,7 +443,8 @@ class Trainer(StepMethods, OptimizationMethods, DataMethods, EvaluationMethods, 
         start_time = time.time()
         self._reset_counters()
         windows = self._make_windows(loader, schedule, first_epoch, skip)
-        bridge = HFBridge(self, windows, first_epoch, start_time, ignore_keys_for_eval, trial)
+        finished = first_epoch >= schedule.num_train_epochs
+        bridge = HFBridge(self, windows, first_epoch, start_time, ignore_keys_for_eval, trial, finished)
         self._fit(schedule, windows, bridge, first_epoch)
         return self._finalize_training(trial, schedule.num_train_samples, start_time)
 
@@ -504,6 +506,8 @@ class Trainer(StepMethods, OptimizationMethods, DataMethods, EvaluationMethods, 
 
     def _fit(self, schedule: TrainingSchedule, windows: Windows, bridge: HFBridge, first_epoch: int) -> None:
         plan = translate(self.args, schedule)
+        if bridge.is_finished:  # Lightning would not even begin with as many epochs done as there may be
+            plan = dataclasses.replace(plan, max_epochs=-1)
         wrap_forward(self.model, plan.precision, self.args.device.type)
         self._is_prepared = True
         module = HFModule(self.model, recipe=self)

@@ -40,6 +40,7 @@ class HFBridge(pl.Callback):
         start_time: `time.time()` at the start of training, in seconds.
         ignore_keys_for_eval: Outputs that evaluations within the fit leave out.
         trial: The hyperparameter search's trial.
+        is_finished: Nothing is left to train: the run begins and ends (it was resumed at its end).
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class HFBridge(pl.Callback):
         start_time: float = 0.0,
         ignore_keys_for_eval: list[str] | None = None,
         trial: Any = None,
+        is_finished: bool = False,
     ) -> None:
         self.hf_session = hf_session
         self.windows = windows
@@ -57,6 +59,7 @@ class HFBridge(pl.Callback):
         self.start_time = start_time
         self.ignore_keys_for_eval = ignore_keys_for_eval
         self.trial = trial
+        self.is_finished = is_finished
         self._grad_norm: Any = None
         self._learning_rate: float | None = None
         self._stepped = False
@@ -76,6 +79,8 @@ class HFBridge(pl.Callback):
         self._fire("on_train_begin")
         if self.hf_session.args.eval_on_start:
             self.hf_session._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
+        if self.is_finished:
+            trainer.should_stop = True
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin an epoch."""
@@ -162,6 +167,7 @@ class HFBridge(pl.Callback):
                 session.state.max_steps,
             )
             session.control.should_training_stop = True
+        trainer.should_stop = False  # the control says it too; a callback of this event may take it back
         self._fire("on_epoch_end")
         self._act_on_flags(trainer)
         trainer.should_stop = session.control.should_training_stop

@@ -1,0 +1,135 @@
+"""Run every case under one trainer, each in a process of its own, and write what it did.
+
+    python runner.py transformers|hf_compat FOLDER [CASE …]
+
+The process imports everything once and forks for each case: no case sees another one's seeds, caches or patches.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from cases import CASES
+
+EVENTS = [
+    "on_init_end",
+    "on_train_begin",
+    "on_train_end",
+    "on_epoch_begin",
+    "on_epoch_end",
+    "on_step_begin",
+    "on_pre_optimizer_step",
+    "on_optimizer_step",
+    "on_substep_end",
+    "on_step_end",
+    "on_evaluate",
+    "on_predict",
+    "on_save",
+    "on_log",
+    "on_prediction_step",
+]
+FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
+# Durations, and rates over them, are the machine's.
+TIMED = ("_runtime", "_per_second", "_preparation_time")
+
+
+def tracer(api, trace: list):
+    def record(event):
+        def method(self, args, state, control, **kwargs):
+            flags = tuple(bool(getattr(control, name)) for name in FLAGS)
+            shown = tuple(sorted(name for name in kwargs if name != "tokenizer"))
+            trace.append((event, state.global_step, state.epoch, flags, shown))
+
+        return method
+
+    return type("Tracer", (api.TrainerCallback,), {event: record(event) for event in EVENTS})
+
+
+def without_times(value):
+    if isinstance(value, dict):
+        keys = [key for key in value if str(key).endswith(TIMED)]
+        return {k: without_times(v) for k, v in value.items() if k not in keys} | (
+            {"timed": sorted(keys)} if keys else {}
+        )
+    if isinstance(value, (list, tuple)):
+        return [without_times(item) for item in value]
+    return value
+
+
+def files_under(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def run_case(api, case: dict, folder: Path) -> dict:
+    trace: list = []
+    api.set_seed(1)
+    keywords = {"train_dataset": case["train"](), "eval_dataset": case["eval"]()}
+    if case["model"] is not None:
+        keywords["model"] = case["model"]()
+    keywords |= case["extra"](api) if "extra" in case else {}
+    keywords["callbacks"] = [tracer(api, trace)(), *keywords.get("callbacks", [])]
+    trainer_class = case["trainer"](api) if "trainer" in case else api.Trainer
+    trainer = trainer_class(args=api.TrainingArguments(output_dir=str(folder), **case["args"]), **keywords)
+    before = case["before"](trainer) if "before" in case else None
+    output = trainer.train()
+    after = case["after"](trainer) if "after" in case else None
+    state = trainer.state
+    return {
+        "log_history": without_times(state.log_history),
+        "output": without_times([output.global_step, output.training_loss, output.metrics]),
+        "weights": {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()},
+        "before": without_times(before),
+        "after": without_times(after),
+        "trace": trace,
+        "files": files_under(folder),
+        "state": {n: getattr(state, n) for n in ("epoch", "global_step", "max_steps", "num_train_epochs", "total_flos")}
+        | {n: getattr(state, n) for n in ("best_metric", "best_global_step", "num_input_tokens_seen")}
+        | {"best": state.best_model_checkpoint and Path(state.best_model_checkpoint).name},
+        "stateful": dict(state.stateful_callbacks),
+        "random": torch.random.get_rng_state(),
+    }
+
+
+def run_forked(api_name: str, name: str, folder: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            warnings.simplefilter("ignore")
+            api = importlib.import_module(api_name)
+            result = run_case(api, CASES[name], folder / name)
+            (folder / f"{name}.pickle").write_bytes(pickle.dumps(result))
+            status = 0
+        except BaseException:
+            (folder / f"{name}.error").write_text(traceback.format_exc())
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    os.waitpid(pid, 0)
+
+
+def main() -> None:
+    api_name, folder, *chosen = sys.argv[1:]
+    api = importlib.import_module(api_name)
+    import datasets  # noqa: F401 - loaded before forking
+    import transformers  # noqa: F401 - loaded before forking
+
+    _ = (api.Trainer, api.TrainingArguments, api.EarlyStoppingCallback)
+    torch.set_num_threads(1)
+    for name in chosen or CASES:
+        (Path(folder) / name).mkdir(parents=True, exist_ok=True)
+        run_forked(api_name, name, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
