@@ -16,6 +16,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import hf_compat.engine  # noqa: F401 - loads Lightning
+
+# isort: split
 import lightning.pytorch as pl
 import torch
 from torch import nn

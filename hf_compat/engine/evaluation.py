@@ -17,9 +17,8 @@ from hf_compat.engine.recipe import Recipe
 from hf_compat.hf.data import find_batch_size, has_length
 from hf_compat.hf.metrics import denumpify_detensorize
 from hf_compat.hf.outputs import EvalLoopOutput, EvalPrediction
-from hf_compat.recipe.accelerator import truncate_to
 from hf_compat.recipe.loader import PreparedDataLoader
-from hf_compat.recipe.nested import join_batches, nested_numpify
+from hf_compat.recipe.nested import join_batches, nested_numpify, truncate_to
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,8 @@ from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, Evaluati
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.recipe import Observer, Recipe, SilentObserver
 from hf_compat.engine.windows import Window
+from hf_compat.hf.signatures import call_by_signature
+from hf_compat.recipe.optimization import follows_metric
 
 # Fields that Lightning writes several times a step. None of them is a module or parameter, so nn.Module's search for
 # those is left out.
@@ -79,11 +81,11 @@ class HFModule(pl.LightningModule):
             The window's loss, detached.
         """
         recipe, observer = self.recipe, self.observer
-        model = recipe.model_wrapped
+        model, step = recipe.model_wrapped, recipe.training_step
         recipe.current_gradient_accumulation_steps = len(window)
         total: torch.Tensor | None = None
         for index, inputs in enumerate(window.micro_batches, start=1):
-            loss = recipe.training_step(model, inputs, window.num_items)
+            loss = call_by_signature(step, model, inputs, optional={"num_items_in_batch": window.num_items})
             observer.micro_batch_done(loss, inputs)
             total = loss if total is None else total + loss
             if index == len(window) and window.is_complete:
@@ -107,15 +109,9 @@ class HFModule(pl.LightningModule):
         observer.learning_rate_read(recipe._get_learning_rate())
         skipped = isinstance(precision, ForwardPrecision) and precision.step_was_skipped
         scheduler = recipe.lr_scheduler
-        if scheduler is not None and not skipped and not self._follows_metric(scheduler):
+        if scheduler is not None and not skipped and not follows_metric(scheduler):
             scheduler.step()
         model.zero_grad()
-
-    @staticmethod
-    def _follows_metric(scheduler: Any) -> bool:
-        from hf_compat.recipe.optimization import follows_metric
-
-        return follows_metric(scheduler)
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         """Predict one batch and keep what the metrics need; returns its loss."""

@@ -79,7 +79,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, metaclass=AcceptOldNames
     adam_beta1: float = _arg(0.9, "First beta of Adam.")
     adam_beta2: float = _arg(0.999, "Second beta of Adam.")
     adam_epsilon: float = _arg(1e-8, "Epsilon of Adam.")
-    optim_target_modules: str | list[str] | None = _arg(None, "Modules that GaLore and APOLLO project.")
+    optim_target_modules: None | str | list[str] = _arg(None, "Modules that GaLore and APOLLO project.")  # noqa: RUF036 - HfArgumentParser reads the order
 
     gradient_accumulation_steps: int = _arg(1, "Micro-batches of one update.")
     average_tokens_across_devices: bool = _arg(True, "Divide the loss by the tokens of all devices together.")
@@ -124,12 +124,12 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, metaclass=AcceptOldNames
     log_level_replica: str = _arg("warning", "Log level of the other processes.", choices=LOG_LEVELS)
     disable_tqdm: bool | None = _arg(None, "Print logs instead of showing progress bars.")
 
-    report_to: str | list[str] | None = _arg("none", "Trackers to report to.")
+    report_to: None | str | list[str] = _arg("none", "Trackers to report to.")  # noqa: RUF036 - HfArgumentParser reads the order
     run_name: str | None = _arg(None, "Name of the run for trackers.")
     project: str = _arg("huggingface", "Trackio project.")
     trackio_space_id: str | None = _arg(None, "Trackio Space to deploy to.")
     trackio_bucket_id: str | None = _arg(None, "Trackio bucket.")
-    trackio_static_space_id: str | Literal[False] | None = _arg(None, "Static Trackio Space.")
+    trackio_static_space_id: str | None | Literal[False] = _arg(None, "Static Trackio Space.")  # noqa: RUF036 - as above
 
     eval_strategy: IntervalStrategy | str = _arg("no", "When to evaluate: no, steps or epoch.")
     eval_steps: float | None = _arg(None, "Updates between evaluations; below 1 a share; None is `logging_steps`.")

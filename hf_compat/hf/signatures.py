@@ -76,14 +76,16 @@ def call_by_signature(method: Callable[..., Any], *args: Any, optional: dict[str
     Args:
         method: A bound method, or a plain callable.
         args: Positional arguments that every era has.
-        optional: Keyword arguments that came with a later release.
+        optional: Keyword arguments that came with later releases, in the order of their places.
     """
     function = getattr(method, "__func__", None)
     if function is None:
         return method(*args, **_only_accepted(method, optional))
-    _, _, names, takes_any = _accepted(function)
+    _, takes_more, names, takes_any = _accepted(function)
     if takes_any:
         return method(*args, **optional)
+    if takes_more:
+        return method(*args, *optional.values())
     return method(*args, **{name: value for name, value in optional.items() if name in names})
 
 

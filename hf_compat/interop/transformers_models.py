@@ -69,7 +69,8 @@ def check_trainable(model: Any) -> None:
     """Refuse models that `transformers` knows cannot be trained as they are.
 
     Raises:
-        ArgumentError: A bare encoder without a head, or a quantized model without adapters.
+        ArgumentError: It is no module.
+        ValueError: A quantized model without adapters.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(
@@ -78,14 +79,6 @@ def check_trainable(model: Any) -> None:
         )
     if not _is_instance(model, "transformers", "PreTrainedModel"):
         return
-    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
-
-    name = type(model).__name__
-    if name in MODEL_MAPPING_NAMES:
-        raise ArgumentError(
-            f"The model you have picked ({name}) cannot be used as is for training: it computes hidden states only.\n\n"
-            "Hint: take a model with a head for your task (AutoModelForSequenceClassification, …)."
-        )
     from transformers.trainer_utils import validate_quantization_for_training
 
     validate_quantization_for_training(model)

@@ -19,6 +19,8 @@ class LightningPlan:
         micro_batch_size: Samples of a micro-batch.
         micro_batches_per_update: Micro-batches of an update: one Lightning batch.
         gradient_clip_norm: Norm to which the module clips; None does not. Lightning's own clipping stays off.
+        validate_every_updates: Updates between validations, for callbacks that ask; None where none is planned.
+            HF's flags start them, not this interval.
         deterministic: Ask torch for deterministic algorithms.
     """
 
@@ -30,13 +32,19 @@ class LightningPlan:
     micro_batch_size: int = 8
     micro_batches_per_update: int = 1
     gradient_clip_norm: float | None = 1.0
+    validate_every_updates: int | None = None
     deterministic: bool = False
 
     def trainer_settings(self) -> dict[str, Any]:
         """Return the keywords of `lightning.Trainer`, all but callbacks and strategy."""
         kind, _, index = self.device.partition(":")
         accelerator = {"cuda": "gpu"}.get(kind, kind)
+        validation: dict[str, Any] = {}
+        if self.validate_every_updates is not None:
+            # an interval in batches, so that callbacks which monitor a metric look at it after validations
+            validation = {"val_check_interval": self.validate_every_updates, "check_val_every_n_epoch": None}
         return {
+            **validation,
             "accelerator": accelerator,
             "devices": [int(index or 0)] if accelerator == "gpu" else 1,
             "max_epochs": self.max_epochs,

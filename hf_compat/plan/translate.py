@@ -37,8 +37,18 @@ def translate(args: TrainingArguments, schedule: TrainingSchedule | None = None)
         micro_batch_size=args.train_batch_size,
         micro_batches_per_update=args.gradient_accumulation_steps,
         gradient_clip_norm=args.max_grad_norm if args.max_grad_norm > 0 else None,
+        validate_every_updates=_validation_interval(args, schedule),
         deterministic=args.full_determinism,
     )
+
+
+def _validation_interval(args: Any, schedule: TrainingSchedule | None) -> int | None:
+    if args.eval_strategy == "no" or schedule is None:
+        return None
+    if args.eval_strategy == "epoch":
+        return schedule.updates_per_epoch
+    steps = args.eval_steps
+    return max(-int(-steps * schedule.max_updates // 1), 1) if steps < 1 else int(steps)
 
 
 def _max_epochs(args: Any, schedule: TrainingSchedule | None) -> int:

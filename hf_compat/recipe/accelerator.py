@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -172,14 +172,3 @@ class AcceleratorFacade:
 
     def end_training(self) -> None:
         """Finish trackers and process groups; Lightning owns both."""
-
-
-def truncate_to(data: Any, limit: int) -> Any:
-    """Cut the first dimension of nested tensors; scalars and what is no tensor stay."""
-    if isinstance(data, torch.Tensor):
-        return data[:limit] if data.ndim else data
-    if isinstance(data, Mapping):
-        return type(data)({key: truncate_to(value, limit) for key, value in data.items()})  # type: ignore[call-arg]
-    if isinstance(data, (list, tuple)):
-        return type(data)(truncate_to(value, limit) for value in data)
-    return data

@@ -56,8 +56,3 @@ class LabelSmoother:
         if num_items is None:
             return ignored.numel() - ignored.long().sum()
         return num_items.to(device) if isinstance(num_items, torch.Tensor) else num_items
-
-
-def is_encoder_decoder(model: nn.Module) -> bool:
-    """Say whether the model's configuration calls it an encoder-decoder."""
-    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))

@@ -38,6 +38,17 @@ def nested_numpify(data: Any) -> Any:
     return data
 
 
+def truncate_to(data: Any, limit: int) -> Any:
+    """Cut the first dimension of nested tensors; scalars and what is no tensor stay."""
+    if isinstance(data, torch.Tensor):
+        return data[:limit] if data.ndim else data
+    if isinstance(data, Mapping):
+        return type(data)({key: truncate_to(value, limit) for key, value in data.items()})  # type: ignore[call-arg]
+    if isinstance(data, (list, tuple)):
+        return type(data)(truncate_to(value, limit) for value in data)
+    return data
+
+
 def join_batches(batches: Sequence[Any], padding_index: int = PADDING_INDEX) -> Any:
     """Join batches of one nested structure along the first dimension.
 

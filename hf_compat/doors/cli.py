@@ -1,0 +1,67 @@
+"""`hf-compat`: the command line. Text in, text out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_compat.errors import HfCompatError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="hf-compat", description="HF training scripts on Lightning's engine.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    explain = commands.add_parser("explain", help="say what training arguments become, without starting anything")
+    explain.add_argument("--json", action="store_true", help="print JSON")
+    explain.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="name=value", help="e.g. bf16=true max_steps=10"
+    )
+    document = commands.add_parser("document", help="write the page on arguments from the code's tables")
+    document.add_argument("path", help="where the page goes")
+    chosen = parser.parse_args(arguments)
+    try:
+        return _explain(chosen.arguments, chosen.json) if chosen.command == "explain" else _document(chosen.path)
+    except HfCompatError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - the command's answer
+        return 2
+
+
+def _explain(pairs: list[str], as_json: bool) -> int:
+    from hf_compat.hf.arguments import TrainingArguments
+    from hf_compat.plan.explain import explain
+
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.lstrip("-").partition("=")
+        if not equals:
+            print(f"{pair!r} is no name=value.\n\nHint: write e.g. learning_rate=1e-4.", file=sys.stderr)  # noqa: T201
+            return 2
+        values[name] = _value(text)
+    explanation = explain(TrainingArguments(**values))
+    print(explanation.to_json() if as_json else explanation)  # noqa: T201 - the command's answer
+    return 0 if explanation.plan is not None else 1
+
+
+def _value(text: str) -> Any:
+    """Read a value as JSON where it is, else as a string."""
+    try:
+        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
+    except json.JSONDecodeError:
+        return text
+
+
+def _document(path: str) -> int:
+    from hf_compat.doors.document import arguments_page
+
+    Path(path).write_text(arguments_page(), encoding="utf-8")
+    print(f"written: {path}")  # noqa: T201 - the command's answer
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""TrainingArguments against transformers 5.23: names, defaults, properties, old names."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+import transformers
+
+from hf_compat import TrainingArguments
+from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.plan.table import ROWS
+
+OURS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
+THEIRS = {field.name: field for field in dataclasses.fields(transformers.TrainingArguments)}
+
+
+def default(field):
+    return field.default if field.default is not dataclasses.MISSING else field.default_factory()
+
+
+def test_the_fields_are_upstreams_in_name_and_order():
+    assert list(OURS) == list(THEIRS)
+    assert len(OURS) == 114
+
+
+@pytest.mark.parametrize("name", list(THEIRS))
+def test_defaults_are_upstreams(name):
+    assert default(OURS[name]) == default(THEIRS[name])
+
+
+def test_every_field_has_help_and_a_row():
+    assert all(field.metadata["help"] for field in OURS.values())
+    assert list(ROWS) == list(OURS)
+
+
+def test_every_name_of_every_release_is_known():
+    table = (Path(__file__).parent / "names_of_all_releases.txt").read_text().split()
+    assert len(table) > 150
+    assert [name for name in table if name not in OURS and name not in OLD_NAMES] == []
+
+
+def test_no_old_name_is_a_name_of_today():
+    assert not set(OLD_NAMES) & set(OURS)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"evaluation_strategy": "epoch"}, {"eval_strategy": "epoch", "do_eval": True}),
+        ({"evaluate_during_training": True}, {"eval_strategy": "steps"}),
+        ({"no_cuda": True}, {"use_cpu": True}),
+        ({"group_by_length": True}, {"train_sampling_strategy": "group_by_length"}),
+        ({"group_by_length": False}, {"train_sampling_strategy": "random"}),
+        ({"include_inputs_for_metrics": True}, {"include_for_metrics": ["inputs"]}),
+        (
+            {"include_inputs_for_metrics": True, "include_for_metrics": ["loss"]},
+            {"include_for_metrics": ["loss", "inputs"]},
+        ),
+        ({"per_gpu_train_batch_size": 3}, {"per_device_train_batch_size": 3}),
+        ({"per_gpu_eval_batch_size": 3}, {"per_device_eval_batch_size": 3}),
+        ({"adafactor": True}, {"optim": "adafactor"}),
+        ({"push_to_hub_token": "secret"}, {"hub_token": "secret"}),
+        ({"push_to_hub_model_id": "me/it"}, {"hub_model_id": "me/it"}),
+        ({"include_tokens_per_second": True}, {"include_num_input_tokens_seen": "all"}),
+        ({"logging_dir": "logs"}, {"logging_dir": "logs"}),
+        ({"overwrite_output_dir": True}, {"overwrite_output_dir": True}),
+        ({"warmup_ratio": 0.1, "warmup_steps": 7}, {"warmup_steps": 7}),
+        ({"xpu_backend": "gloo"}, {"ddp_backend": "gloo"}),
+        ({"fp16_opt_level": "O1", "sharded_ddp": "", "use_ipex": False}, {}),
+        ({"gradient_checkpointing": True}, {"activation_checkpointing": True, "gradient_checkpointing": True}),
+        ({"include_num_input_tokens_seen": True}, {"include_num_input_tokens_seen": "all"}),
+        ({"report_to": None}, {"report_to": []}),
+    ],
+)
+def test_old_names_and_values(old, new):
+    args = TrainingArguments("out", use_cpu=True, **old)
+    for name, value in new.items():
+        assert getattr(args, name) == value
+
+
+def test_a_ratio_of_one_warms_up_all_the_way():
+    args = TrainingArguments("out", warmup_ratio=1.0, use_cpu=True)
+    for steps in (1, 7, 1000, 123_457):
+        assert args.get_warmup_steps(steps) == steps
+    assert TrainingArguments("out", warmup_steps=1.0, use_cpu=True).get_warmup_steps(1000) == 1
+    assert TrainingArguments("out", warmup_ratio=0.1, use_cpu=True).get_warmup_steps(101) == math.ceil(10.1)
+
+
+def test_old_names_work_in_subclasses():
+    @dataclasses.dataclass
+    class Own(TrainingArguments):
+        temperature: float = 0.9
+
+    args = Own("out", temperature=0.5, evaluation_strategy="epoch", use_cpu=True)
+    assert args.temperature == 0.5 and args.eval_strategy == "epoch"
+    assert args.to_dict()["temperature"] == 0.5
+    assert dataclasses.replace(args, learning_rate=1.0).learning_rate == 1.0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train_batch_size",
+        "eval_batch_size",
+        "world_size",
+        "process_index",
+        "local_process_index",
+        "should_log",
+        "should_save",
+        "n_gpu",
+        "device",
+    ],
+)
+def test_properties_are_upstreams(name):
+    values = {"per_device_train_batch_size": 3, "per_device_eval_batch_size": 5, "use_cpu": True}
+    assert getattr(TrainingArguments("out", **values), name) == getattr(
+        transformers.TrainingArguments("out", **values), name
+    )
+
+
+def test_dumps_are_upstreams():
+    values = {
+        "use_cpu": True,
+        "hub_token": "secret",
+        "lr_scheduler_kwargs": {"num_cycles": 2},
+        "eval_strategy": "steps",
+    }
+    ours, theirs = TrainingArguments("out", **values), transformers.TrainingArguments("out", **values)
+    same = {name: value for name, value in theirs.to_dict().items() if name != "accelerator_config"}
+    assert {name: ours.to_dict()[name] for name in same} == same
+    assert json.loads(ours.to_json_string()) == ours.to_dict()
+    assert set(ours.to_sanitized_dict()) == set(theirs.to_sanitized_dict())
+    assert "secret" not in ours.to_json_string() + str(ours) + repr(ours)
+
+
+def test_arguments_rebuild_from_their_dump_and_pickle():
+    args = TrainingArguments("out", use_cpu=True, optim="sgd", warmup_ratio=1.0, eval_strategy="epoch", fsdp_config={})
+    again = TrainingArguments(**args.to_dict())
+    assert again.to_dict() == args.to_dict()
+    assert pickle.loads(pickle.dumps(args)).to_dict() == args.to_dict()
+
+
+@pytest.mark.parametrize("name", [name for name in dir(transformers.TrainingArguments) if name.startswith("set_")])
+def test_setters_do_what_upstreams_do(name):
+    given = {
+        "set_push_to_hub": {"model_id": "me/it"},
+        "set_evaluate": {"strategy": "steps", "steps": 7, "delay": 2},
+        "set_logging": {"steps": 9},
+        "set_save": {"strategy": "epoch"},
+    }.get(name, {})
+    ours, theirs = TrainingArguments("out", use_cpu=True), transformers.TrainingArguments("out", use_cpu=True)
+    assert getattr(ours, name)(**given) is ours
+    getattr(theirs, name)(**given)
+    changed = {field for field in THEIRS if field not in ("accelerator_config", "report_to")}
+    assert {n: getattr(ours, n) for n in changed} == {n: getattr(theirs, n) for n in changed}
+
+
+def test_upstreams_parser_reads_our_fields():
+    (args,) = transformers.HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
+        [
+            "--output_dir",
+            "out",
+            "--use_cpu",
+            "--learning_rate",
+            "0.1",
+            "--lr_scheduler_kwargs",
+            '{"num_cycles": "3"}',
+            "--optim",
+            "sgd",
+        ]
+    )
+    assert (args.learning_rate, args.lr_scheduler_kwargs, args.optim.value) == (0.1, {"num_cycles": 3}, "sgd")
+
+
+def test_the_table_in_the_docs_is_made_from_the_code():
+    from hf_compat.doors.document import arguments_page
+
+    page = Path(__file__).parents[2] / "docs" / "arguments.md"
+    assert page.read_text() == arguments_page(), "run: hf-compat document docs/arguments.md"
+    assert not re.search(r"\bTODO\b", page.read_text())

@@ -1,0 +1,95 @@
+"""Resuming gives the uninterrupted run, from every checkpoint, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import toy
+from compare import same
+
+from hf_compat import Trainer, TrainerState, get_last_checkpoint
+
+
+def run(make_args, folder, data, resume=None, **values):
+    args = make_args(
+        output_dir=str(folder),
+        gradient_accumulation_steps=3,
+        num_train_epochs=3,
+        save_steps=1,
+        logging_steps=1,
+        **values,
+    )
+    from hf_compat import set_seed
+
+    set_seed(3)
+    model = toy.Classifier()
+    trainer = Trainer(model, args, train_dataset=data(), eval_dataset=toy.rows(9, 5))
+    trainer.train(resume_from_checkpoint=resume)
+    logs = [
+        {k: v for k, v in log.items() if k in ("loss", "grad_norm", "epoch", "step")}
+        for log in trainer.state.log_history
+    ]
+    return model.state_dict(), logs[:-1], trainer
+
+
+@pytest.mark.parametrize("count", [50, 48])  # a short last window, and none
+def test_from_every_checkpoint(make_args, tmp_path, count):
+    def data():
+        return toy.rows(count)
+
+    expected, logs, trainer = run(make_args, tmp_path / "whole", data, save_strategy="steps")
+    steps = trainer.state.global_step
+    assert steps == (15 if count == 50 else 12)
+    for step in range(1, steps + 1):
+        folder = tmp_path / "whole" / f"checkpoint-{step}"
+        weights, resumed_logs, _ = run(make_args, tmp_path / f"from{step}", data, str(folder), save_strategy="no")
+        assert same(weights, expected), f"resumed at update {step}"
+        assert resumed_logs == logs, f"resumed at update {step}"
+
+
+def test_samples_that_were_trained_on_are_not_read_again(make_args, tmp_path):
+    run(make_args, tmp_path / "whole", lambda: toy.Table(toy.rows()), save_strategy="steps")
+    table = toy.Table(toy.rows())
+    run(make_args, tmp_path / "again", lambda: table, str(tmp_path / "whole" / "checkpoint-14"), save_strategy="no")
+    # one window of one micro-batch of 2 samples is left in the last epoch
+    assert table.reads == 2
+
+
+def test_true_takes_the_last_checkpoint(make_args, tmp_path):
+    folder = tmp_path / "whole"
+    run(make_args, folder, toy.rows, save_strategy="steps")
+    assert get_last_checkpoint(folder) == str(folder / "checkpoint-15")
+    (folder / "checkpoint-99.partial").mkdir()
+    assert get_last_checkpoint(folder) == str(folder / "checkpoint-15")
+    _, _, trainer = run(make_args, folder, toy.rows, resume=True, save_strategy="no")
+    assert trainer.state.global_step == 15
+
+
+def test_state_round_trips_its_json(make_args, tmp_path):
+    _, _, trainer = run(make_args, tmp_path / "whole", toy.rows, save_strategy="epoch")
+    path = tmp_path / "state.json"
+    trainer.state.save_to_json(path)
+    assert TrainerState.load_from_json(path) == trainer.state
+
+
+def test_random_states_of_python_and_numpy_are_restored(make_args, tmp_path):
+    import random
+
+    import numpy as np
+
+    from hf_compat import TrainerCallback
+
+    class Draw(TrainerCallback):
+        drawn: list = []
+
+        def on_step_end(self, args, state, control, **kwargs):
+            self.drawn.append((state.global_step, random.random(), float(np.random.rand())))
+
+    def draws(folder, resume=None):
+        Draw.drawn = []
+        args = make_args(output_dir=str(folder), save_strategy="steps", save_steps=5, num_train_epochs=1)
+        trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(), callbacks=[Draw])
+        trainer.train(resume_from_checkpoint=resume)
+        return Draw.drawn
+
+    whole = draws(tmp_path / "a")
+    assert draws(tmp_path / "b", str(tmp_path / "a" / "checkpoint-5")) == whole[5:]
