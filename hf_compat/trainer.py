@@ -29,7 +29,12 @@ from hf_compat.bridge.evaluation import EvaluationMethods
 from hf_compat.bridge.logs import LogMethods
 from hf_compat.bridge.opening import opening_lines, show_logs
 from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
-from hf_compat.engine.internals import accept_modules_in_eval_mode, leave_validation_to_flags, start_from
+from hf_compat.engine.internals import (
+    accept_modules_in_eval_mode,
+    keep_step_signature,
+    leave_validation_to_flags,
+    start_from,
+)
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.precision import ForwardPrecision, wrap_forward
 from hf_compat.engine.windows import Windows
@@ -519,6 +524,7 @@ class Trainer(StepMethods, OptimizationMethods, DataMethods, EvaluationMethods, 
         trainer = build_trainer(plan, [*self._lightning_callbacks, bridge])
         leave_validation_to_flags(trainer)
         accept_modules_in_eval_mode(trainer)
+        keep_step_signature(trainer)
         start_from(trainer, first_epoch, self.state.global_step)
         precision = trainer.precision_plugin
         self.accelerator.scaler = precision.scaler if isinstance(precision, ForwardPrecision) else None

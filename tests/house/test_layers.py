@@ -1,0 +1,126 @@
+"""Who may import whom, read off the source; file lengths; what the docs must hold."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "hf_compat"
+
+# Each layer may import those to its right, itself, and `errors`/`upstream`.
+MAY_IMPORT = {
+    "errors": set(),
+    "upstream": set(),
+    "hf": set(),
+    "interop": {"hf"},
+    "recipe": {"hf", "interop"},
+    "plan": {"hf"},
+    "engine": {"hf", "plan", "recipe"},
+    "bridge": {"hf", "interop", "plan", "recipe", "engine"},
+    "trainer": {"hf", "interop", "plan", "recipe", "engine", "bridge"},
+    "doors": {"hf", "interop", "plan", "recipe", "engine", "bridge", "trainer"},
+}
+SPEAK_NO_LIGHTNING = {"errors", "hf", "interop", "recipe", "plan"}
+# Where transformers may be named at all: in functions, after it was found loaded.
+MAY_NAME_GUESTS = {"interop"}
+GUESTS = {"transformers", "peft", "datasets", "accelerate"}
+
+
+def modules():
+    return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """List the modules that a file imports, and whether at its top level."""
+    tree = ast.parse(path.read_text())
+    top = set(ast.walk(ast.Module([n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))], [])))
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node in top) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.append((node.module, node in top))
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_file_imports_only_what_its_layer_may(path):
+    layer = layer_of(path)
+    for name, _ in imports(path):
+        parts = name.split(".")
+        if parts[0] == "hf_compat" and len(parts) > 1:
+            assert parts[1] in MAY_IMPORT[layer] | {layer, "errors", "upstream"}, f"{path} imports {name}"
+        if parts[0] in ("lightning", "lightning_utilities"):
+            assert layer not in SPEAK_NO_LIGHTNING, f"{path} imports {name}"
+        if parts[0] in GUESTS:
+            assert layer in MAY_NAME_GUESTS, f"{path} imports {name}"
+
+
+def test_guests_are_never_imported_at_the_top():
+    for path in modules():
+        for name, is_top in imports(path):
+            assert not (is_top and name.split(".")[0] in GUESTS), f"{path} imports {name}"
+
+
+def test_there_are_no_cycles():
+    graph = {}
+    for path in modules():
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        graph[name] = {imported for imported, is_top in imports(path) if is_top and imported.startswith("hf_compat.")}
+
+    def visit(name, trail):
+        assert name not in trail, " → ".join([*trail[trail.index(name) :], name])
+        for following in graph.get(name, ()):
+            visit(following, [*trail, name])
+
+    for name in graph:
+        visit(name, [])
+
+
+def test_private_attributes_of_lightning_are_touched_in_one_file():
+    for path in modules():
+        if path.name == "internals.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in (
+                "val_loop",
+                "epoch_loop",
+                "fit_loop",
+                "_logger_connector",
+            ):
+                raise AssertionError(f"{path}:{node.lineno} touches {node.attr}")
+
+
+def test_no_file_is_longer_than_700_lines():
+    for folder in ("hf_compat", "tests", "examples", ".setup"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert len(path.read_text().splitlines()) <= 700, path
+
+
+def test_the_public_names_are_the_documented_ones():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    typed = {
+        alias.asname
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
+    }
+    import hf_compat
+
+    assert typed == set(hf_compat.__all__)
+    for name in hf_compat.__all__:
+        assert getattr(hf_compat, name).__doc__, name
+
+
+def test_the_top_level_is_the_agreed_one():
+    names = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    leftovers = {"main_job_output", "trainer_output", "tmp_trainer", "build", "hf_compat.egg-info"}
+    assert names - leftovers == {"pyproject.toml", "hf_compat", "tests", "examples", "docs", "README.md"}
