@@ -76,8 +76,9 @@ def explain(args: TrainingArguments, schedule: TrainingSchedule | None = None) -
         The explanation; what would be refused is in it, not raised.
 
     Example:
-        >>> print(explain(TrainingArguments("out", use_cpu=True, max_grad_norm=0.5)).arguments[-2].name)
-        max_grad_norm
+        >>> explanation = explain(TrainingArguments("out", use_cpu=True, max_grad_norm=0.5))
+        >>> [argument.name for argument in explanation.arguments if argument.value == 0.5]
+        ['max_grad_norm']
     """
     explained = []
     for field in fields(args):

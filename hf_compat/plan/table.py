@@ -180,11 +180,21 @@ ROWS: dict[str, Row] = {
 }
 
 
+# Defaults that normalisation gives another form.
+_NORMAL_FORMS = {
+    "output_dir": "trainer_output",
+    "report_to": [],
+    "debug": [],
+    "disable_tqdm": False,
+    "activation_checkpointing": False,
+    "gradient_checkpointing": False,
+}
+
+
 def default_of(field: Any) -> Any:
     """Return a dataclass field's default, as it is after normalisation."""
     if field.default is not MISSING:
-        normal = {"report_to": [], "debug": [], "activation_checkpointing": False, "gradient_checkpointing": False}
-        return normal.get(field.name, field.default)
+        return _NORMAL_FORMS.get(field.name, field.default)
     return field.default_factory()
 
 
