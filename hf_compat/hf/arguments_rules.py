@@ -29,12 +29,12 @@ from hf_compat.hf.enums import (
 Arguments = Any
 
 JSON_FIELDS = (
-    "accelerator_config",
-    "fsdp_config",
-    "deepspeed",
-    "activation_checkpointing_kwargs",
-    "gradient_checkpointing_kwargs",
     "lr_scheduler_kwargs",
+    "activation_checkpointing_kwargs",
+    "accelerator_config",
+    "deepspeed",
+    "gradient_checkpointing_kwargs",
+    "fsdp_config",
 )
 METRIC_SCHEDULES = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 

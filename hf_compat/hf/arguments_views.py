@@ -20,14 +20,8 @@ from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.enums import ParallelMode
 from hf_compat.hf.launch import Launch, choose_device, read_launch
 
-LEVELS = {
-    "detail": logging.DEBUG,
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-    "critical": logging.CRITICAL,
-}
+_LEVEL_NAMES = ("debug", "info", "warning", "error", "critical")
+LEVELS = {name: int(getattr(logging, name.upper())) for name in _LEVEL_NAMES} | {"detail": logging.DEBUG}
 
 
 class ArgumentViews:

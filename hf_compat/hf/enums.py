@@ -33,9 +33,9 @@ class IntervalStrategy(ExplicitEnum):
 class SaveStrategy(ExplicitEnum):
     """When to save. Mirrors `transformers.trainer_utils.SaveStrategy`, 5.23."""
 
+    EPOCH = "epoch"
     NO = "no"
     STEPS = "steps"
-    EPOCH = "epoch"
     BEST = "best"
 
 
@@ -44,23 +44,23 @@ class HubStrategy(ExplicitEnum):
 
     END = "end"
     EVERY_SAVE = "every_save"
-    CHECKPOINT = "checkpoint"
     ALL_CHECKPOINTS = "all_checkpoints"
+    CHECKPOINT = "checkpoint"
 
 
 class SchedulerType(ExplicitEnum):
     """Learning-rate schedules. Mirrors `transformers.SchedulerType`, 5.23."""
 
-    LINEAR = "linear"
     COSINE = "cosine"
-    COSINE_WITH_RESTARTS = "cosine_with_restarts"
     POLYNOMIAL = "polynomial"
-    CONSTANT = "constant"
     CONSTANT_WITH_WARMUP = "constant_with_warmup"
-    INVERSE_SQRT = "inverse_sqrt"
-    REDUCE_ON_PLATEAU = "reduce_lr_on_plateau"
+    LINEAR = "linear"
     COSINE_WITH_MIN_LR = "cosine_with_min_lr"
     COSINE_WARMUP_WITH_MIN_LR = "cosine_warmup_with_min_lr"
+    COSINE_WITH_RESTARTS = "cosine_with_restarts"
+    CONSTANT = "constant"
+    INVERSE_SQRT = "inverse_sqrt"
+    REDUCE_ON_PLATEAU = "reduce_lr_on_plateau"
     WARMUP_STABLE_DECAY = "warmup_stable_decay"
     GREEDY = "greedy"
 
@@ -68,11 +68,11 @@ class SchedulerType(ExplicitEnum):
 class ParallelMode(Enum):
     """How several devices are used. Mirrors `transformers.training_args.ParallelMode`, 5.23."""
 
-    NOT_PARALLEL = "not_parallel"
-    NOT_DISTRIBUTED = "not_distributed"
     DISTRIBUTED = "distributed"
-    SAGEMAKER_MODEL_PARALLEL = "sagemaker_model_parallel"
+    NOT_DISTRIBUTED = "not_distributed"
     SAGEMAKER_DATA_PARALLEL = "sagemaker_data_parallel"
+    SAGEMAKER_MODEL_PARALLEL = "sagemaker_model_parallel"
+    NOT_PARALLEL = "not_parallel"
     TPU = "tpu"
 
 
