@@ -28,6 +28,7 @@ from hf_compat.bridge.checkpoints import CheckpointMethods, read_state
 from hf_compat.bridge.evaluation import EvaluationMethods
 from hf_compat.bridge.logs import LogMethods
 from hf_compat.bridge.opening import opening_lines, show_logs
+from hf_compat.bridge.sharing import SharingMethods
 from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
 from hf_compat.engine.internals import (
     accept_modules_in_eval_mode,
@@ -77,7 +78,9 @@ from hf_compat.recipe.steps import StepMethods
 logger = logging.getLogger(__name__)
 
 
-class Trainer(StepMethods, OptimizationMethods, DataMethods, EvaluationMethods, CheckpointMethods, LogMethods):
+class Trainer(
+    StepMethods, OptimizationMethods, DataMethods, EvaluationMethods, CheckpointMethods, LogMethods, SharingMethods
+):
     """Train, evaluate and predict as `transformers.Trainer` does, on Lightning's engine.
 
     Args:
@@ -128,7 +131,7 @@ class Trainer(StepMethods, OptimizationMethods, DataMethods, EvaluationMethods, 
         processing_class = _accept_old_names(old_names, processing_class)
         self.args = TrainingArguments("tmp_trainer") if args is None else adopt_arguments(args)
         check_supported(self.args)
-        show_logs(self.args.get_process_log_level())
+        show_logs(None if self.args.log_level == "passive" else self.args.get_process_log_level())
         self._seed()
         self.model_init = model_init
         self.accelerator = AcceleratorFacade(self.args)

@@ -220,5 +220,22 @@ def tiny_bert(classes: int = 3):
     return BertForSequenceClassification(config)
 
 
+def tiny_tokenizer():
+    """A real fast tokenizer over words, made here since none can be downloaded."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"[PAD]": 0, "[UNK]": 1} | {f"w{i}": i + 2 for i in range(30)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
+
+
+def tokenized(count: int = 36, classes: int = 3) -> list[dict]:
+    tokenizer = tiny_tokenizer()
+    texts = [" ".join(f"w{i % 30}" for i in s["input_ids"]) for s in sequences(count)]
+    return [{**tokenizer(text), "label": len(text) % classes} for text in texts]
+
+
 def labelled_blocks(count: int = 36, classes: int = 3) -> list[dict]:
     return [{"input_ids": b["input_ids"], "label": sum(b["input_ids"]) % classes} for b in blocks(count)]

@@ -141,13 +141,20 @@ class CheckpointMethods(RunBase):
             return
         weights = _read_weights(folder)
         result = target.load_state_dict(weights, strict=False)
-        missing = set(result.missing_keys) - _aliases(target) - set(_ignored_on_save(target))
         if hasattr(target, "tie_weights"):
             target.tie_weights()  # type: ignore[operator]  # transformers'
+        self._issue_warnings_after_load(result)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Say which weights a checkpoint lacked, and which it had that the model does not know."""
+        target = self.accelerator.unwrap_model(self.model)
+        missing = set(load_result.missing_keys) - _aliases(target) - set(_ignored_on_save(target))
         if missing:
             logger.warning("There were missing keys in the checkpoint model loaded: %s.", sorted(missing))
-        if result.unexpected_keys:
-            logger.warning("There were unexpected keys in the checkpoint model loaded: %s.", result.unexpected_keys)
+        if load_result.unexpected_keys:
+            logger.warning(
+                "There were unexpected keys in the checkpoint model loaded: %s.", load_result.unexpected_keys
+            )
 
     def _load_best_model(self) -> None:
         """Load the weights of the best checkpoint."""

@@ -11,16 +11,22 @@ from hf_compat.plan.settings import LightningPlan
 _PACKAGE = "hf_compat"
 
 
-def show_logs(level: int) -> None:
-    """Set the package's log level, and show its lines on stderr where the program has set up no logging."""
+def show_logs(level: int | None) -> None:
+    """Set the package's log level, and show its lines on stderr where the program has set up no logging.
+
+    Args:
+        level: The level that the arguments ask for; None leaves one that the program has set, else shows what is said
+            once a run.
+    """
     logger = logging.getLogger(_PACKAGE)
     if not logger.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(message)s"))
         logger.addHandler(handler)
-        if logger.level == logging.NOTSET:
-            level = min(level, logging.INFO)  # nobody has asked for less: the opening lines are shown
-    logger.setLevel(level)
+    if level is not None:
+        logger.setLevel(level)
+    elif logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
 
 
 def opening_lines(plan: LightningPlan, schedule: TrainingSchedule, parameters: int, updates_done: int) -> list[str]:

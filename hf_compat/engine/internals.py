@@ -56,13 +56,6 @@ def start_from(trainer: Trainer, epoch: int, updates: int) -> None:
     trainer.fit_loop.epoch_loop._batches_that_stepped = updates
 
 
-def count_update(trainer: Trainer) -> None:
-    """Count an update that left the optimizer alone (a float16 overflow): HF counts it, Lightning would not."""
-    steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
-    steps.ready += 1
-    steps.completed += 1
-
-
 def keep_step_signature(trainer: Trainer) -> None:
     """Leave out the inspection of `training_step`'s signature at every step: it takes the batch and its index."""
 

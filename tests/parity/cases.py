@@ -344,6 +344,20 @@ case(
 case("bf16_evaluation_first", {"bf16": True}, before=evaluate_and_predict, after=evaluate_and_predict)
 case("bert", {**EVAL, "weight_decay": 0.1}, **BERT, extra=lambda api: METRICS)
 
+WORDS = {"model": toy.tiny_bert, "train": toy.tokenized, "eval": lambda: toy.tokenized(11)}
+case(
+    "with_a_tokenizer",
+    {**EVAL, "save_strategy": "epoch", "train_sampling_strategy": "group_by_length"},
+    **WORDS,
+    extra=lambda api: {**METRICS, "processing_class": toy.tiny_tokenizer()},
+)
+case(
+    "collator_with_a_tokenizer",
+    {"save_strategy": "epoch", "save_only_model": True},
+    **WORDS,
+    extra=lambda api: {"data_collator": __import__("transformers").DataCollatorWithPadding(toy.tiny_tokenizer())},
+)
+
 # Saving --------------------------------------------------------------------------------------------------------------
 SAVE = {"save_strategy": "steps", "save_steps": 4}
 case("save_steps", {**SAVE, "gradient_accumulation_steps": 2})
