@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments as TrainingArguments
     from hf_compat.hf.callbacks import CallbackHandler as CallbackHandler
     from hf_compat.hf.callbacks import TrainerCallback as TrainerCallback
-    from hf_compat.hf.checkpoint_dir import get_last_checkpoint as get_last_checkpoint
     from hf_compat.hf.data import default_data_collator as default_data_collator
     from hf_compat.hf.enums import IntervalStrategy as IntervalStrategy
     from hf_compat.hf.enums import SaveStrategy as SaveStrategy
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from hf_compat.hf.flow import EarlyStoppingCallback as EarlyStoppingCallback
     from hf_compat.hf.flow import PrinterCallback as PrinterCallback
     from hf_compat.hf.flow import ProgressCallback as ProgressCallback
+    from hf_compat.hf.manifest import get_last_checkpoint as get_last_checkpoint
     from hf_compat.hf.metrics import speed_metrics as speed_metrics
     from hf_compat.hf.outputs import EvalLoopOutput as EvalLoopOutput
     from hf_compat.hf.outputs import EvalPrediction as EvalPrediction
@@ -59,7 +59,7 @@ _HOME = {
     "SaveStrategy": "hf.enums",
     "SchedulerType": "hf.enums",
     "default_data_collator": "hf.data",
-    "get_last_checkpoint": "hf.checkpoint_dir",
+    "get_last_checkpoint": "hf.manifest",
     "set_seed": "hf.seeding",
     "enable_full_determinism": "hf.seeding",
     "get_scheduler": "recipe.schedulers",

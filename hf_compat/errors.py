@@ -38,6 +38,10 @@ class CheckpointError(HfCompatError, ValueError):
     """A checkpoint folder is missing, incomplete or does not fit."""
 
 
+class CheckpointWriteError(HfCompatError, OSError):
+    """A checkpoint could not be written; the message names path and cause. Earlier checkpoints are as they were."""
+
+
 class CallbackError(HfCompatError, TypeError):
     """A callback returned something, or is something, that the trainer cannot work with."""
 

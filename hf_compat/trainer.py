@@ -28,6 +28,7 @@ from hf_compat.bridge.checkpoints import CheckpointMethods, read_state
 from hf_compat.bridge.evaluation import EvaluationMethods
 from hf_compat.bridge.logs import LogMethods
 from hf_compat.bridge.opening import opening_lines, show_logs
+from hf_compat.bridge.run_state import fits, give_back_callbacks, give_back_losses, read_run_state
 from hf_compat.bridge.sharing import SharingMethods
 from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
 from hf_compat.engine.internals import (
@@ -40,9 +41,10 @@ from hf_compat.engine.module import HFModule
 from hf_compat.engine.precision import ForwardPrecision, wrap_forward
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, CheckpointError, UnknownArgument
+from hf_compat.hf import manifest
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import CallbackHandler
-from hf_compat.hf.checkpoint_dir import checkpoints_to_delete, get_last_checkpoint, remove_checkpoint
+from hf_compat.hf.checkpoint_dir import checkpoints_to_delete, list_checkpoints
 from hf_compat.hf.data import PaddingCollator, default_data_collator, has_length
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.flow import DefaultFlowCallback, PrinterCallback, ProgressCallback
@@ -268,6 +270,8 @@ class Trainer(
         self.gather_function = self.accelerator.gather_for_metrics
         self.lightning_trainer: pl.Trainer | None = None
         self._fit_module: HFModule | None = None
+        self._fit_windows: Windows | None = None
+        self._run_state: dict[str, Any] | None = None
         self._fit_loader: Any = None
         self._resume_checkpoint: str | None = None
 
@@ -379,16 +383,20 @@ class Trainer(
             return None
         if wanted is True:
             folder = str(self.args.output_dir)
-            try:
-                last = get_last_checkpoint(folder)
-            except FileNotFoundError:
-                last = None
+            manifest.recover(folder)
+            last = manifest.get_last_checkpoint(folder) if os.path.isdir(folder) else None
             if last is None:
                 raise CheckpointError(
                     f"No valid checkpoint found in output directory ({folder}).\n\n"
                     "Hint: train without `resume_from_checkpoint`, or name a folder."
                 )
             return last
+        wrong = manifest.problems(str(wanted))
+        if wrong:
+            raise CheckpointError(
+                f"Can't find a valid checkpoint at {wanted}: {'; '.join(wrong)}.\n\n"
+                "Hint: `resume_from_checkpoint=True` takes the newest one that is whole."
+            )
         return str(wanted)
 
     def _init_model_again(self, trial: Any) -> None:
@@ -454,6 +462,12 @@ class Trainer(
         start_time = time.time()
         self._reset_counters()
         windows = self._make_windows(loader, schedule, first_epoch, skip)
+        self._run_state = None if resume_from_checkpoint is None else read_run_state(resume_from_checkpoint)
+        if self._run_state is not None and fits(self._run_state, windows):
+            give_back_losses(self, self._run_state)
+            if not args.ignore_data_skip:
+                windows.load_state_dict(self._run_state["windows"])
+                first_epoch = windows.next_epoch
         finished = first_epoch >= schedule.num_train_epochs
         bridge = HFBridge(self, windows, first_epoch, start_time, ignore_keys_for_eval, trial, finished)
         self._fit(schedule, windows, bridge, first_epoch)
@@ -498,7 +512,7 @@ class Trainer(
         self._tr_loss = torch.tensor(0.0, device=self.args.device)
         self._total_loss_scalar = 0.0
         self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
-        self._initial_global_step = self._globalstep_last_logged = self.state.global_step
+        self._session_first_update = self._initial_global_step = self._globalstep_last_logged = self.state.global_step
 
     def _make_windows(self, loader: Any, schedule: TrainingSchedule, first_epoch: int, skip: int) -> Windows:
         checkpoint = self._resume_checkpoint
@@ -533,11 +547,11 @@ class Trainer(
         self.accelerator.scaler = precision.scaler if isinstance(precision, ForwardPrecision) else None
         for line in opening_lines(plan, schedule, self.get_num_trainable_parameters(), self.state.global_step):
             logger.info(line)
-        self.lightning_trainer, self._fit_module = trainer, module
+        self.lightning_trainer, self._fit_module, self._fit_windows = trainer, module, windows
         try:
             run_fit(trainer, module, windows, NO_BATCHES)
         finally:
-            self._fit_module = None
+            self._fit_module = self._fit_windows = None
             self.accelerator.run_backward = None
 
     def _take_up_optimizer(self) -> None:
@@ -545,6 +559,8 @@ class Trainer(
         if self._resume_checkpoint is not None:
             self._load_optimizer_and_scheduler(self._resume_checkpoint)
             self._load_scaler(self._resume_checkpoint)
+        if self._run_state is not None:
+            give_back_callbacks(self._lightning_callbacks, self._run_state)
         handler = self.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         handler.train_dataloader = self._fit_loader
@@ -552,8 +568,8 @@ class Trainer(
     def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the run's summary, load the best model, rotate, and tell that training is over."""
         self._total_loss_scalar += self._tr_loss.item()
-        updates = self.state.global_step - self._initial_global_step
-        train_loss = self._total_loss_scalar / max(updates, 0.001)
+        train_loss = self._total_loss_scalar / max(self.state.global_step - self._initial_global_step, 0.001)
+        updates = self.state.global_step - self._session_first_update  # durations are this call's alone
         share = updates / max(self.state.max_steps, 1)
         metrics = speed_metrics("train", start_time, num_samples=num_train_samples * share, num_steps=updates)
         self.store_flos()
@@ -571,11 +587,9 @@ class Trainer(
     @staticmethod
     def _keep_only(best: str, run_dir: str) -> None:
         """With a limit of one checkpoint, let the best one be it now that nothing needs to be resumed."""
-        for path in checkpoints_to_delete(run_dir, 1, best):
-            remove_checkpoint(path)
-        last = get_last_checkpoint(run_dir)
-        if last is not None and os.path.abspath(last) != os.path.abspath(best):
-            remove_checkpoint(last)
+        for path in [*checkpoints_to_delete(run_dir, 1, best, manifest.is_ours), *list_checkpoints(run_dir)[-1:]]:
+            if os.path.abspath(path) != os.path.abspath(best):
+                manifest.remove(path)
 
 
 def _accept_old_names(old_names: dict[str, Any], processing_class: Any) -> Any:

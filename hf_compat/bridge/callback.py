@@ -159,6 +159,8 @@ class HFBridge(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End an epoch: then log, evaluate and save as the flags say."""
         session = self.hf_session
+        if self.windows is not None:
+            self.windows.finish_epoch()
         if self.windows is not None and not self.windows.saw_data:
             logger.warning(
                 "The training data gave no sample in epoch %d; training stops at update %d of %d.",

@@ -13,23 +13,30 @@ import random
 import shutil
 from typing import Any
 
+import lightning.pytorch as pl
 import numpy as np
+import safetensors
 import safetensors.torch
 import torch
 from torch import nn
 
 from hf_compat.bridge.base import RunBase
-from hf_compat.errors import CheckpointError
+from hf_compat.bridge.run_state import RUN_STATE_NAME, collect_run_state
+from hf_compat.engine.windows import Windows
+from hf_compat.errors import CheckpointError, CheckpointWriteError
 from hf_compat.hf import checkpoint_dir as names
+from hf_compat.hf import manifest
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
 
 logger = logging.getLogger(__name__)
-PARTIAL_SUFFIX = ".partial"
 
 
 class CheckpointMethods(RunBase):
     """The public methods and override points of saving and resuming."""
+
+    lightning_trainer: pl.Trainer | None
+    _fit_windows: Windows | None
 
     def _get_output_dir(self, trial: Any) -> str:
         """Return the folder that checkpoints go to."""
@@ -44,8 +51,25 @@ class CheckpointMethods(RunBase):
         self.store_flos()
         run_dir = self._get_output_dir(trial=trial)
         final = os.path.join(run_dir, f"{names.PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-        partial = final + PARTIAL_SUFFIX
-        shutil.rmtree(partial, ignore_errors=True)  # left over by a run that was killed
+        partial = final + manifest.PARTIAL_SUFFIX
+        manifest.tidy(run_dir)
+        best_before = self.state.best_model_checkpoint
+        try:
+            self._write_checkpoint(partial, final, run_dir)
+            if self.args.should_save:
+                manifest.seal(partial)
+                manifest.put_in_place(partial, final)
+        except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+            self.state.best_model_checkpoint = best_before
+            shutil.rmtree(partial, ignore_errors=True)
+            raise CheckpointWriteError(
+                f"The checkpoint {final} could not be written: {error}.\n\n"
+                "Hint: make room or give write permission there, then resume; earlier checkpoints are as they were."
+            ) from error
+        if self.args.should_save:
+            self._rotate_checkpoints(run_dir)
+
+    def _write_checkpoint(self, partial: str, final: str, run_dir: str) -> None:
         self.save_model(partial, _internal_call=True)
         os.makedirs(partial, exist_ok=True)
         self._note_best_checkpoint(run_dir, final)
@@ -53,13 +77,24 @@ class CheckpointMethods(RunBase):
             self._save_optimizer_and_scheduler(partial)
             self._save_scaler(partial)
             self._save_rng_state(partial)
+            self._save_run_state(partial)
         if self.args.should_save:
             self.state.stateful_callbacks = export_states(self._stateful())
             self.state.save_to_json(os.path.join(partial, names.TRAINER_STATE_NAME))
-            _put_in_place(partial, final)
-            best = self.state.best_model_checkpoint
-            for path in names.checkpoints_to_delete(run_dir, self.args.save_total_limit, best):
-                names.remove_checkpoint(path)
+
+    def _rotate_checkpoints(self, run_dir: str) -> None:
+        """Remove what the limit has no room for: the oldest of ours by step, never the newest or the best."""
+        best = self.state.best_model_checkpoint
+        for path in names.checkpoints_to_delete(run_dir, self.args.save_total_limit, best, manifest.is_ours):
+            manifest.remove(path)
+
+    def _save_run_state(self, output_dir: str) -> None:
+        """Write `run_state.pt`: what it takes to go on as if the run had not stopped."""
+        if self._fit_windows is None or self.lightning_trainer is None or not self.args.should_save:
+            return
+        closing = self.control.should_epoch_stop or self.control.should_training_stop
+        state = collect_run_state(self, self.lightning_trainer, self._fit_windows, closing)
+        torch.save(state, os.path.join(output_dir, RUN_STATE_NAME))
 
     def _stateful(self) -> list[Any]:
         return [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
@@ -237,16 +272,6 @@ def read_state(checkpoint: str) -> TrainerState:
         raise CheckpointError(
             f"{path} is not a readable trainer state: {error}.\n\nHint: resume from another checkpoint."
         ) from error
-
-
-def _put_in_place(partial: str, final: str) -> None:
-    """Rename a whole folder to its name; files of an older folder of that name that the new one lacks are kept."""
-    if os.path.isdir(final):
-        for entry in os.listdir(final):
-            if not os.path.exists(os.path.join(partial, entry)):
-                os.replace(os.path.join(final, entry), os.path.join(partial, entry))
-        shutil.rmtree(final)
-    os.replace(partial, final)
 
 
 def _write_weights(weights: dict[str, torch.Tensor], path: str) -> None:

@@ -64,3 +64,8 @@ def keep_step_signature(trainer: Trainer) -> None:
         return kwargs
 
     trainer.fit_loop.epoch_loop._build_kwargs = build  # type: ignore[method-assign]
+
+
+def loops_state(trainer: Trainer) -> dict[str, Any]:
+    """Return the progress of all loops, as Lightning's own checkpoints hold it."""
+    return trainer._checkpoint_connector._get_loops_state_dict()

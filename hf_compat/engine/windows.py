@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from hf_compat.errors import DataError
-from hf_compat.recipe.loader import PreparedDataLoader, skip_first_batches
+from hf_compat.recipe.loader import PreparedDataLoader, Resume, skip_first_batches
+from hf_compat.recipe.rng import read_rng, write_rng
 
 
 class Window:
@@ -37,6 +38,9 @@ class Window:
 class Windows:
     """An epoch's windows, again and again: what Lightning's fit loop iterates over.
 
+    Stateful in Lightning's sense: `state_dict` says where the data stands, random states included, so that a run that
+    is resumed from it reads and draws what the uninterrupted one would have.
+
     Args:
         loader: The training loader.
         read_window: Reads up to so many micro-batches and counts their items (`get_batch_samples`).
@@ -46,8 +50,8 @@ class Windows:
         device: Where counts go.
         first_epoch: Epoch that comes first.
         skip_micro_batches: Micro-batches of the first epoch that are trained already.
-        after_skip: Called with True once the first window after a skip is read, with False before an epoch that
-            starts at its beginning (random states are restored there).
+        after_skip: Called once the first window after a skip is read, or before an epoch that starts at its beginning;
+            random states are restored there, as HF does for folders that say no more.
     """
 
     def __init__(
@@ -69,12 +73,15 @@ class Windows:
         self.windows_per_epoch = windows_per_epoch
         self.micro_batches_per_epoch = micro_batches_per_epoch
         self.device = device
-        self.epoch = first_epoch
+        self.next_epoch = first_epoch
         self.skip_micro_batches = skip_micro_batches
         self.after_skip = after_skip
-        self._closed = False
-        self._updates_made = 0
         self.saw_data = False
+        self._resume: dict[str, Any] | None = None
+        self._epoch = first_epoch
+        self._done = 0
+        self._closed = False
+        self._epoch_rng: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return self.windows_per_epoch
@@ -83,41 +90,120 @@ class Windows:
         """End the epoch before its next window."""
         self._closed = True
 
+    def finish_epoch(self) -> None:
+        """Say that the epoch is over: a state that is taken from now on begins with the next one."""
+        self._epoch_rng = None
+
+    def state_dict(self, closing: bool = False) -> dict[str, Any]:
+        """Return where the data stands, in plain values.
+
+        Args:
+            closing: The epoch is about to be left: what is left of it is not part of the run.
+        """
+        if self._epoch_rng is None:
+            return {"epoch": self.next_epoch, "is_open": False, "rng": read_rng()}
+        prepared = isinstance(self.loader, PreparedDataLoader)
+        source = self.loader.source_state() if prepared else _state_of(self.loader)
+        lookahead = _plain(self.loader.lookahead) if prepared else None
+        return {
+            "epoch": self._epoch,
+            "is_open": True,
+            "is_closed": closing or self._closed,
+            "micro_batches_done": self._done,
+            "lookahead": lookahead,
+            "source": _plain(source),
+            "epoch_rng": self._epoch_rng,
+            "rng": read_rng(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Begin where a state says, not where the arguments did."""
+        self._resume = state_dict
+        self.skip_micro_batches, self.after_skip = 0, None
+        self.next_epoch = int(state_dict["epoch"])
+
     def __iter__(self) -> Iterator[Window]:
         # A generator, so that nothing is read, and no random number drawn, before Lightning asks for the first window.
         self._closed = False
-        epoch, skip = self.epoch, self.skip_micro_batches
-        self.epoch, self.skip_micro_batches = epoch + 1, 0
-        resumed, self.after_skip = self.after_skip, None
-        yield from self._epoch(epoch, skip, resumed)
+        self._epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
+        state, self._resume = self._resume, None
+        if state is not None:
+            yield from self._resumed_epoch(state)
+        else:
+            skip, self.skip_micro_batches = self.skip_micro_batches, 0
+            restore, self.after_skip = self.after_skip, None
+            yield from self._new_epoch(skip, restore)
 
-    def _epoch(self, epoch: int, skip: int, resumed: Callable[[], None] | None) -> Iterator[Window]:
+    def _new_epoch(self, skip: int, restore: Callable[[], None] | None) -> Iterator[Window]:
         loader = skip_first_batches(self.loader, skip) if skip else self.loader
-        if resumed is not None and not skip:
-            resumed()
+        if restore is not None and not skip:
+            restore()
+            restore = None
+        self._epoch_rng = read_rng()
+        micro_batches = self._begin(loader)
+        yield from self._windows(micro_batches, skip, restore)
+
+    def _resumed_epoch(self, state: dict[str, Any]) -> Iterator[Window]:
+        if not state["is_open"]:
+            yield from self._new_epoch(0, lambda: write_rng(state["rng"]))
+            return
+        self._epoch_rng, done = state["epoch_rng"], int(state["micro_batches_done"])
+        self._done, self.saw_data = done, True
+        if state["is_closed"] or done >= self.micro_batches_per_epoch:
+            write_rng(state["rng"])
+            self._closed = True
+            return
+        # the order of the epoch is drawn again from the states that it was drawn from
+        write_rng(state["epoch_rng"])
+        loader = self._position(state, done)
+        micro_batches = self._begin(loader)
+        if not isinstance(loader, PreparedDataLoader):
+            write_rng(state["rng"])
+        yield from self._windows(micro_batches, done, None)
+
+    def _position(self, state: dict[str, Any], done: int) -> Any:
+        if isinstance(self.loader, PreparedDataLoader):
+            self.loader.resume_at(
+                Resume(
+                    skip=done,
+                    lookahead=state["lookahead"],
+                    source=state["source"],
+                    after_start=lambda: write_rng(state["rng"]),
+                )
+            )
+            return self.loader
+        if state["source"] is not None:
+            self.loader.load_state_dict(state["source"])
+            return self.loader
+        return skip_first_batches(self.loader, done)
+
+    def _begin(self, loader: Any) -> Iterator[Any]:
         if hasattr(loader, "set_epoch"):
-            loader.set_epoch(epoch)
-        micro_batches = iter(loader)
-        done, updates = skip, skip // self.window_size
-        self.saw_data, made_before = skip > 0, self._updates_made
-        for update in range(updates, self.windows_per_epoch):
+            loader.set_epoch(self._epoch)
+        return iter(loader)
+
+    def _windows(self, micro_batches: Iterator[Any], done: int, restore: Callable[[], None] | None) -> Iterator[Window]:
+        self._done, began = done, done
+        self.saw_data = done > 0
+        made = False
+        for update in range(done // self.window_size, self.windows_per_epoch):
             batches, num_items = self.read_window(micro_batches, self._size_of(update), self.device)
-            if resumed is not None and skip:
-                resumed()
-            resumed = None
-            self._forget_skip(loader)
+            if restore is not None:
+                restore()
+                restore = None
+            self._forget_skip()
             if not batches:
                 break
             self.saw_data = True
-            done += len(batches)
-            complete = done % self.window_size == 0 or done == self.micro_batches_per_epoch
-            self._updates_made += complete
-            yield Window(batches, num_items, complete, done / self.micro_batches_per_epoch)
+            self._done += len(batches)
+            complete = self._done % self.window_size == 0 or self._done == self.micro_batches_per_epoch
+            made |= complete
+            yield Window(batches, num_items, complete, self._done / self.micro_batches_per_epoch)
             if self._closed:
                 return
-        if self.saw_data and self._updates_made == made_before and not skip:
+        if self.saw_data and not made and not began:
             raise DataError(
-                f"An epoch of the training data gave {done} micro-batches, fewer than the "
+                f"An epoch of the training data gave {self._done} micro-batches, fewer than the "
                 f"`gradient_accumulation_steps={self.window_size}` of one update, so no update would ever be made.\n\n"
                 "Hint: accumulate fewer, use a smaller batch, or give the data set a length."
             )
@@ -127,7 +213,30 @@ class Windows:
             return self.window_size
         return self.micro_batches_per_epoch % self.window_size or self.window_size
 
-    @staticmethod
-    def _forget_skip(loader: Any) -> None:
-        if isinstance(loader, PreparedDataLoader):
-            loader.skip_batches = 0
+    def _forget_skip(self) -> None:
+        if isinstance(self.loader, PreparedDataLoader):
+            self.loader.skip_batches = 0
+
+
+def _state_of(loader: Any) -> Any:
+    """Return the state of a loader that knows its own position (torchdata's StatefulDataLoader)."""
+    stateful = callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
+    return loader.state_dict() if stateful else None
+
+
+def _plain(data: Any) -> Any:
+    """Return nested data as dicts, lists, numbers, strings and tensors; None where something else is in it."""
+    try:
+        return _as_plain(data)
+    except TypeError:
+        return None
+
+
+def _as_plain(data: Any) -> Any:
+    if data is None or isinstance(data, (bool, int, float, str, torch.Tensor)):
+        return data
+    if isinstance(data, Mapping):
+        return {key: _as_plain(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_as_plain(value) for value in data]
+    raise TypeError(f"{type(data).__name__} is not kept in checkpoints")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 PREFIX_CHECKPOINT_DIR = "checkpoint"
@@ -38,34 +38,22 @@ def list_checkpoints(folder: str | os.PathLike[str]) -> list[str]:
     return sorted(found, key=lambda path: checkpoint_step(path) or 0)
 
 
-def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """Return the checkpoint with the highest step in `folder`, or None.
-
-    Raises:
-        FileNotFoundError: `folder` does not exist.
-
-    Mirrors:
-        `transformers.trainer_utils.get_last_checkpoint`, 5.23.
-    """
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(f"No such directory: {os.fspath(folder)!r}")
-    checkpoints = list_checkpoints(folder)
-    return checkpoints[-1] if checkpoints else None
-
-
-def checkpoints_to_delete(folder: str, save_total_limit: int | None, best: str | None) -> list[str]:
+def checkpoints_to_delete(
+    folder: str, save_total_limit: int | None, best: str | None, is_ours: Callable[[str], bool]
+) -> list[str]:
     """Choose what rotation removes: the oldest by step, never the newest, never the best.
 
     Args:
         folder: The output folder.
         save_total_limit: Checkpoints to keep; None or 0 keeps all.
         best: Path of the best checkpoint, kept whatever its age.
+        is_ours: Says whether a folder may be deleted at all.
 
     Mirrors:
         `transformers.trainer_utils.rotate_checkpoints`, 5.23.
 
     Differs:
-        Goes by step number always; upstream goes by modification time first.
+        Goes by step number always; upstream goes by modification time first, and deletes whatever has the name.
     """
     if save_total_limit is None or save_total_limit <= 0:
         return []
@@ -74,10 +62,5 @@ def checkpoints_to_delete(folder: str, save_total_limit: int | None, best: str |
     if best is not None:
         protected |= {path for path in checkpoints if os.path.abspath(path) == os.path.abspath(best)}
     surplus = len(checkpoints) - max(save_total_limit, len(protected))
-    candidates = [path for path in checkpoints if path not in protected]
+    candidates = [path for path in checkpoints if path not in protected and is_ours(path)]
     return candidates[: max(surplus, 0)]
-
-
-def remove_checkpoint(path: str) -> None:
-    """Delete one checkpoint folder; an error of the file system surfaces."""
-    shutil.rmtree(path)

@@ -6,8 +6,9 @@ random numbers (masking, say) draws those of the next batch before this one is t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import count, islice
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -30,6 +31,29 @@ def move_to_device(data: Any, device: torch.device, non_blocking: bool = False) 
     if isinstance(data, (list, tuple)):
         return type(data)(move_to_device(value, device, non_blocking) for value in data)
     return data
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resume:
+    """Where a pass over a loader begins.
+
+    Args:
+        skip: Batches that are trained already.
+        lookahead: The batch after those, where it had been read ahead.
+        source: The state of an iterable data set that knows its own position.
+        after_start: Called once the pass has begun, before anything is read: random states are set there.
+    """
+
+    skip: int
+    lookahead: Any
+    source: Any
+    after_start: Callable[[], None]
+
+
+def read_and_drop(batches: Iterator[Any], skip: int) -> None:
+    """Read batches that are trained already, where there is no other way past them."""
+    for _ in tqdm(islice(batches, skip), total=skip, desc="skipping trained batches", leave=False):
+        pass
 
 
 class PreparedDataLoader(DataLoader[Any]):
@@ -62,6 +86,8 @@ class PreparedDataLoader(DataLoader[Any]):
             options["sampler"] = SeededRandomSampler(sampler, seed)
         self.skip_batches = 0
         self.iteration = 0
+        self.lookahead: Any = None
+        self._resume: Resume | None = None
         self.end_of_dataloader = False
         self.remainder = -1
         self.target_device = device
@@ -90,27 +116,45 @@ class PreparedDataLoader(DataLoader[Any]):
         self.end_of_dataloader = False
         self.remainder = self._remainder()
         self.set_epoch(self.iteration)
+        resume, self._resume = self._resume, None
         behind = super().__iter__()
-        to_skip = 0 if self._is_map_style else self.skip_batches
+        if not self._is_map_style and self.skip_batches:
+            read_and_drop(behind, self.skip_batches)
+        if resume is not None:
+            resume.after_start()
         try:
-            current = next(behind)
+            current = next(behind) if resume is None or resume.lookahead is None else resume.lookahead
         except StopIteration:
             return
-        for index in count():
+        while True:
             if self.target_device is not None:
                 current = move_to_device(current, self.target_device, self.non_blocking)
-            following, is_last = None, False
+            is_last = False
             try:
-                following = next(behind)
+                self.lookahead = next(behind)
             except StopIteration:
                 is_last = True
+                self.lookahead = None
                 self._reach_end(current)
-            if index >= to_skip:
-                yield current
+            yield current
             if is_last:
                 break
-            current = following
+            current = self.lookahead
         self.iteration += 1
+
+    def resume_at(self, resume: Resume) -> None:
+        """Let the next pass begin after batches that are trained already."""
+        self._resume = resume
+        self.skip_batches = resume.skip + (resume.lookahead is not None)
+        load = getattr(self.dataset, "load_state_dict", None)
+        if resume.source is not None and callable(load) and not self._is_map_style:
+            load(resume.source)
+            self.skip_batches = 0
+
+    def source_state(self) -> Any:
+        """Return the position of an iterable data set that knows its own, else None."""
+        read = getattr(self.dataset, "state_dict", None)
+        return read() if callable(read) and not self._is_map_style and not self.num_workers else None
 
     def _remainder(self) -> int:
         """Samples of the last batch, or -1 where that is not known (0 where it is full)."""
@@ -163,7 +207,5 @@ class _ReadAndDrop:
 
     def __iter__(self) -> Iterator[Any]:
         batches = iter(self.loader)
-        skipped = islice(batches, self.skip)
-        for _ in tqdm(skipped, total=self.skip, desc="skipping trained batches", leave=False):
-            pass
+        read_and_drop(batches, self.skip)
         return batches

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import RandomSampler, Sampler
+from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
 from hf_compat.errors import DataError
 
@@ -103,6 +103,16 @@ def _measure(dataset: Any, name: str) -> list[int]:
     return [len(sample[name]) for sample in dataset]
 
 
+class _Rest:
+    """What is left of a pass over a sampler."""
+
+    def __init__(self, indices: Iterator[int]) -> None:
+        self.indices = indices
+
+    def __iter__(self) -> Iterator[int]:
+        return self.indices
+
+
 class SkipFirstBatches(Sampler[list[int]]):
     """A batch sampler without its first batches; their samples are never read.
 
@@ -116,6 +126,10 @@ class SkipFirstBatches(Sampler[list[int]]):
         self.skip = skip
 
     def __iter__(self) -> Iterator[list[int]]:
+        if type(self.batches) is BatchSampler:
+            # single indices are skipped much faster than batches of them are built
+            indices = islice(iter(self.batches.sampler), self.skip * self.batches.batch_size, None)
+            return iter(BatchSampler(_Rest(indices), self.batches.batch_size, self.batches.drop_last))
         return islice(iter(self.batches), self.skip, None)
 
     def __len__(self) -> int:

@@ -66,8 +66,13 @@ def without_times(value):
     return value
 
 
+# What our checkpoints hold besides HF's files: a row of docs/differences.md.
+OWN_FILES = ("manifest.json", "run_state.pt")
+
+
 def files_under(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in OWN_FILES)
+    return sorted(str(path.relative_to(folder)) for path in files)
 
 
 def run_case(api, case: dict, folder: Path) -> dict:

@@ -1,0 +1,105 @@
+"""What a run needs to go on as if it had not stopped, beyond HF's files: `run_state.pt`. Both vocabularies.
+
+Plain values and tensors only, so that it loads with `weights_only=True`: where the data stands (random states and the
+batch that was read ahead included), the loss since the last log, Lightning's progress and its callbacks' states.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import lightning
+import lightning.pytorch as pl
+import torch
+
+from hf_compat.engine.internals import loops_state
+from hf_compat.engine.windows import Windows
+from hf_compat.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+RUN_STATE_NAME = "run_state.pt"
+VERSION = 1
+
+
+def collect_run_state(run: Any, trainer: pl.Trainer, windows: Windows, closing: bool) -> dict[str, Any]:
+    """Return the state of a run that is under way.
+
+    Args:
+        run: The Trainer.
+        trainer: Its Lightning trainer.
+        windows: Its data.
+        closing: The epoch is about to be left.
+    """
+    return {
+        "version": VERSION,
+        "lightning_version": lightning.__version__,
+        "windows": windows.state_dict(closing),
+        "window_size": windows.window_size,
+        "micro_batches_per_epoch": windows.micro_batches_per_epoch,
+        "tr_loss": run._tr_loss.detach().cpu().clone(),
+        "total_loss": run._total_loss_scalar,
+        "last_logged": run._globalstep_last_logged,
+        "first_update": run._initial_global_step,
+        "loops": loops_state(trainer),
+        "callbacks": {callback.state_key: callback.state_dict() for callback in run._lightning_callbacks},
+        "current_epoch": trainer.current_epoch,
+    }
+
+
+def read_run_state(checkpoint: str) -> dict[str, Any] | None:
+    """Read a checkpoint's run state; None where it has none (it is another program's).
+
+    Raises:
+        CheckpointError: There is one, and it is not readable.
+    """
+    path = os.path.join(checkpoint, RUN_STATE_NAME)
+    if not os.path.isfile(path):
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(f"{path} is not readable: {_first_line(error)}.") from error
+    if not isinstance(state, dict) or state.get("version") != VERSION:
+        raise CheckpointError(f"{path} is of another version of hf_compat, or no run state at all.")
+    return state
+
+
+def fits(state: dict[str, Any], windows: Windows) -> bool:
+    """Say whether a run's data can go on from a state: it has to be cut into the same windows."""
+    same = (state["window_size"], state["micro_batches_per_epoch"]) == (
+        windows.window_size,
+        windows.micro_batches_per_epoch,
+    )
+    if not same:
+        logger.warning(
+            "The checkpoint's epochs had %s micro-batches in windows of %s, now they have %s in windows of %s: "
+            "the data goes on after as many updates, but the run is not the one that was interrupted.",
+            state["micro_batches_per_epoch"],
+            state["window_size"],
+            windows.micro_batches_per_epoch,
+            windows.window_size,
+        )
+    return same
+
+
+def give_back_losses(run: Any, state: dict[str, Any]) -> None:
+    """Let a run go on summing up its loss where it stood, so that its logs go on too."""
+    run._tr_loss = state["tr_loss"].to(run.args.device)
+    run._total_loss_scalar = state["total_loss"]
+    run._globalstep_last_logged = state["last_logged"]
+    run._initial_global_step = state["first_update"]
+
+
+def give_back_callbacks(callbacks: list[pl.Callback], state: dict[str, Any]) -> None:
+    """Give Lightning callbacks the states that they had."""
+    for callback in callbacks:
+        saved = state["callbacks"].get(callback.state_key)
+        if saved:
+            callback.load_state_dict(saved)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
