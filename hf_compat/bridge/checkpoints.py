@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from hf_compat.bridge.base import RunBase
+from hf_compat.bridge.reading import read_torch_file, read_weights
 from hf_compat.bridge.run_state import RUN_STATE_NAME, collect_run_state
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import CheckpointError, CheckpointWriteError
@@ -174,7 +175,7 @@ class CheckpointMethods(RunBase):
             adapter = next(iter(target.active_adapters))  # type: ignore[arg-type]  # peft's
             target.load_adapter(folder, adapter, is_trainable=True)  # type: ignore[operator]  # peft's
             return
-        weights = _read_weights(folder)
+        weights = read_weights(folder)
         result = target.load_state_dict(weights, strict=False)
         if hasattr(target, "tie_weights"):
             target.tie_weights()  # type: ignore[operator]  # transformers'
@@ -210,15 +211,15 @@ class CheckpointMethods(RunBase):
         if not (os.path.isfile(optimizer_file) and os.path.isfile(scheduler_file)):
             logger.warning("%s has no optimizer and schedule: both start anew.", checkpoint)
             return
-        self.optimizer.load_state_dict(torch.load(optimizer_file, map_location="cpu", weights_only=True))
-        self.lr_scheduler.load_state_dict(torch.load(scheduler_file, map_location="cpu", weights_only=True))
+        self.optimizer.load_state_dict(read_torch_file(optimizer_file))
+        self.lr_scheduler.load_state_dict(read_torch_file(scheduler_file))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Load the gradient scaler's state, where there is one."""
         scaler = self.accelerator.scaler
         path = os.path.join(checkpoint, names.SCALER_NAME) if checkpoint is not None else ""
         if scaler is not None and os.path.isfile(path):
-            scaler.load_state_dict(torch.load(path, weights_only=True))
+            scaler.load_state_dict(read_torch_file(path))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Set all random generators to a checkpoint's states, where it has them."""
@@ -227,8 +228,7 @@ class CheckpointMethods(RunBase):
             if checkpoint is not None:
                 logger.info("Didn't find an RNG file in %s, reproducibility is not guaranteed.", checkpoint)
             return
-        with torch.serialization.safe_globals(_numpy_globals()):
-            states = torch.load(path, weights_only=True)
+        states = read_torch_file(path, allowed=_numpy_globals())
         random.setstate(states["python"])
         np.random.set_state(states["numpy"])  # noqa: NPY002 - the global generator is what user code draws from
         torch.random.set_rng_state(states["cpu"])
@@ -291,40 +291,6 @@ def _write_weights(weights: dict[str, torch.Tensor], path: str) -> None:
             places[place] = name
             written[name] = tensor.detach().contiguous()
     safetensors.torch.save_file(written, path, metadata=metadata)
-
-
-def _read_weights(folder: str) -> dict[str, torch.Tensor]:
-    safe = os.path.join(folder, names.SAFE_WEIGHTS_NAME)
-    if os.path.isfile(safe):
-        return safetensors.torch.load_file(safe, device="cpu")
-    old = os.path.join(folder, names.WEIGHTS_NAME)
-    if os.path.isfile(old):
-        return dict(torch.load(old, map_location="cpu", weights_only=True))
-    for index_name in (names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME):
-        index = os.path.join(folder, index_name)
-        if os.path.isfile(index):
-            return _read_shards(folder, index)
-    raise CheckpointError(
-        f"Can't find a valid checkpoint at {folder}: it has no {names.SAFE_WEIGHTS_NAME}.\n\n"
-        "Hint: name a checkpoint-<updates> folder."
-    )
-
-
-def _read_shards(folder: str, index: str) -> dict[str, torch.Tensor]:
-    with open(index, encoding="utf-8") as file:
-        shards = sorted(set(json.load(file)["weight_map"].values()))
-    weights: dict[str, torch.Tensor] = {}
-    for shard in shards:
-        if os.path.basename(shard) != shard:
-            raise CheckpointError(f"{index} names the file {shard!r}, which is outside the checkpoint.")
-        path = os.path.join(folder, shard)
-        is_safe = shard.endswith(".safetensors")
-        weights |= (
-            safetensors.torch.load_file(path, device="cpu")
-            if is_safe
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
-    return weights
 
 
 def _aliases(model: nn.Module) -> set[str]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import lightning
 import lightning.pytorch as pl
-import torch
 
+from hf_compat.bridge.reading import read_torch_file
 from hf_compat.engine.internals import loops_state
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import CheckpointError
@@ -58,10 +58,7 @@ def read_run_state(checkpoint: str) -> dict[str, Any] | None:
     path = os.path.join(checkpoint, RUN_STATE_NAME)
     if not os.path.isfile(path):
         return None
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(f"{path} is not readable: {_first_line(error)}.") from error
+    state = read_torch_file(path)
     if not isinstance(state, dict) or state.get("version") != VERSION:
         raise CheckpointError(f"{path} is of another version of hf_compat, or no run state at all.")
     return state
@@ -99,7 +96,3 @@ def give_back_callbacks(callbacks: list[pl.Callback], state: dict[str, Any]) -> 
         saved = state["callbacks"].get(callback.state_key)
         if saved:
             callback.load_state_dict(saved)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

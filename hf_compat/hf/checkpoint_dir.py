@@ -47,7 +47,7 @@ def checkpoints_to_delete(
         folder: The output folder.
         save_total_limit: Checkpoints to keep; None or 0 keeps all.
         best: Path of the best checkpoint, kept whatever its age.
-        is_ours: Says whether a folder may be deleted at all.
+        is_ours: Says whether a folder counts, and may be deleted, at all.
 
     Mirrors:
         `transformers.trainer_utils.rotate_checkpoints`, 5.23.
@@ -57,10 +57,10 @@ def checkpoints_to_delete(
     """
     if save_total_limit is None or save_total_limit <= 0:
         return []
-    checkpoints = list_checkpoints(folder)
+    checkpoints = [path for path in list_checkpoints(folder) if is_ours(path)]
     protected = set(checkpoints[-1:])
     if best is not None:
         protected |= {path for path in checkpoints if os.path.abspath(path) == os.path.abspath(best)}
     surplus = len(checkpoints) - max(save_total_limit, len(protected))
-    candidates = [path for path in checkpoints if path not in protected and is_ours(path)]
+    candidates = [path for path in checkpoints if path not in protected]
     return candidates[: max(surplus, 0)]

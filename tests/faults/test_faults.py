@@ -1,0 +1,253 @@
+"""Checkpoints that survive kills, full disks, damage and malice."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+import toy
+from compare import same
+
+from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
+from hf_compat.errors import CheckpointError, CheckpointWriteError
+
+KILL = Path(__file__).with_name("kill.py")
+
+
+def make(make_args, folder, **values):
+    set_seed(3)
+    base = {"save_strategy": "steps", "save_steps": 2, "max_steps": 8, "gradient_accumulation_steps": 2}
+    return Trainer(toy.Classifier(), make_args(output_dir=str(folder), **{**base, **values}), train_dataset=toy.rows())
+
+
+def test_twenty_kills_leave_the_run_as_it_would_have_been():
+    done = subprocess.run([sys.executable, str(KILL), "20", "1"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    report = json.loads(done.stdout.strip().splitlines()[-1])
+    assert report["kills"] == 20 and report["runs that ended"] == report["equal bit for bit"] >= 1
+    assert report["within saves"] >= 5
+
+
+@pytest.fixture
+def whole(make_args, tmp_path):
+    trainer = make(make_args, tmp_path / "out")
+    trainer.train()
+    return tmp_path / "out"
+
+
+FILES = [
+    "model.safetensors",
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    "trainer_state.json",
+    "training_args.bin",
+    "run_state.pt",
+    "manifest.json",
+]
+
+
+def damage(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    if how == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "emptied":
+        path.write_bytes(b"")
+    elif how == "flipped":
+        # within what is stored: torch pads its files, and what is flipped there changes nothing
+        middle = (
+            zipfile.ZipFile(path).infolist()[0].header_offset + 200 if zipfile.is_zipfile(path) else len(content) // 2
+        )
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    else:
+        path.unlink()
+
+
+def test_the_list_of_files_is_the_real_one(whole):
+    assert sorted(path.name for path in (whole / "checkpoint-8").iterdir()) == sorted(FILES)
+
+
+@pytest.mark.parametrize("how", ["truncated", "emptied", "flipped", "removed"])
+@pytest.mark.parametrize("name", FILES)
+def test_damage_is_found_and_the_checkpoint_before_is_taken(whole, make_args, name, how, caplog):
+    damage(whole / "checkpoint-8" / name, how)
+    if (name, how) == ("manifest.json", "removed"):
+        # what is left is a folder as transformers writes it, and whole as such
+        assert get_last_checkpoint(whole) == str(whole / "checkpoint-8")
+        return
+    with caplog.at_level("WARNING", logger="hf_compat"):
+        assert get_last_checkpoint(whole) == str(whole / "checkpoint-6")
+    assert caplog.text.count("checkpoint-8 is not whole") == 1 and name in caplog.text
+    trainer = make(make_args, whole)
+    with pytest.raises(CheckpointError, match=f"checkpoint-8.*{name}"):
+        trainer.train(resume_from_checkpoint=str(whole / "checkpoint-8"))
+    assert trainer.train(resume_from_checkpoint=True).global_step == 8
+
+
+@pytest.mark.parametrize("how", ["truncated", "emptied", "flipped", "removed"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
+)
+def test_damage_of_folders_that_transformers_wrote(whole, name, how):
+    for step in (2, 4, 6, 8):
+        for own in ("manifest.json", "run_state.pt"):
+            (whole / f"checkpoint-{step}" / own).unlink()
+    damage(whole / "checkpoint-8" / name, how)
+    if how == "flipped" and name in ("model.safetensors", "trainer_state.json"):
+        return  # without hashes, a flipped bit shows in files with checksums of their own; these have none
+    unseen = how == "removed" and name == "rng_state.pth"  # a run that saves the model only has none either
+    expected = "checkpoint-8" if unseen else "checkpoint-6"
+    assert Path(get_last_checkpoint(whole)).name == expected
+
+
+def test_a_save_that_was_killed_between_two_renames_is_finished(whole, make_args):
+    os.replace(whole / "checkpoint-8", whole / "checkpoint-8.partial")
+    assert get_last_checkpoint(whole) == str(whole / "checkpoint-6")
+    assert make(make_args, whole).train(resume_from_checkpoint=True).global_step == 8
+    assert (whole / "checkpoint-8").is_dir() and not (whole / "checkpoint-8.partial").exists()
+
+
+def test_rotation_deletes_only_what_it_wrote(make_args, tmp_path):
+    folder = tmp_path / "out"
+    foreign = folder / "checkpoint-1"
+    foreign.mkdir(parents=True)
+    (foreign / "model.safetensors").write_bytes(b"somebody else's")
+
+    class Note(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                (folder / "checkpoint-2" / "notes.txt").write_text("mine")
+
+    trainer = make(make_args, folder, save_total_limit=2, num_train_epochs=1)
+    trainer.add_callback(Note)
+    trainer.train()
+    assert {path.name for path in folder.iterdir()} == {"checkpoint-1", "checkpoint-2", "checkpoint-6", "checkpoint-8"}
+    assert [path.name for path in (folder / "checkpoint-2").iterdir()] == ["notes.txt"]
+    assert get_last_checkpoint(folder) == str(folder / "checkpoint-8")
+
+
+class FailingSave(Trainer):
+    at = 6
+
+    def _save_rng_state(self, output_dir):
+        if self.state.global_step == self.at:
+            raise OSError(28, "No space left on device", output_dir)
+        super()._save_rng_state(output_dir)
+
+
+def test_a_save_that_fails_midway_leaves_the_earlier_ones(make_args, tmp_path):
+    set_seed(3)
+    args = make_args(save_strategy="steps", save_steps=2, max_steps=8, gradient_accumulation_steps=2)
+    trainer = FailingSave(toy.Classifier(), args, train_dataset=toy.rows())
+    with pytest.raises(OSError, match=r"(?s)checkpoint-6 could not be written.*No space left.*Hint") as caught:
+        trainer.train()
+    assert isinstance(caught.value, CheckpointWriteError)
+    out = tmp_path / "out"
+    assert {path.name for path in out.iterdir()} == {"checkpoint-2", "checkpoint-4"}
+    weights = make_and_finish(make_args, out)
+    expected = make(make_args, tmp_path / "other")
+    expected.train()
+    assert same(weights, expected.model.state_dict())
+
+
+def make_and_finish(make_args, folder):
+    trainer = make(make_args, folder)
+    trainer.train(resume_from_checkpoint=True)
+    return trainer.model.state_dict()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_full_disk(whole, make_args, tmp_path):
+    # room for two checkpoints and a half, in pages
+    pages = sum(-(-path.stat().st_size // 4096) for path in (whole / "checkpoint-8").iterdir())
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={pages * 10}k", "tmpfs", str(place)], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip("no tmpfs can be mounted here")
+    try:
+        with pytest.raises(CheckpointWriteError, match=r"(?s)small/out/checkpoint-\d+ could not be written"):
+            make(make_args, place / "out").train()
+        kept = [path.name for path in (place / "out").iterdir()]
+        assert kept and not any(name.endswith(".partial") for name in kept)
+        last = get_last_checkpoint(place / "out")
+        shutil.copytree(place / "out", tmp_path / "kept")
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+    weights = make_and_finish(make_args, tmp_path / "kept")
+    other = make(make_args, tmp_path / "other")
+    other.train()
+    assert last is not None and same(weights, other.model.state_dict())
+
+
+def test_a_place_that_cannot_be_written_to(make_args, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(CheckpointWriteError, match=r"(?s)file/out/checkpoint-2 could not be written.*Not a directory"):
+        make(make_args, tmp_path / "file" / "out").train()
+
+
+class Payload:
+    """Unpickling this would run a command that leaves a mark."""
+
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.mark}",)
+
+
+@pytest.mark.parametrize("protocol", ["torch", "pickle"])
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "run_state.pt", "training_args.bin"])
+def test_no_file_of_a_checkpoint_can_run_code(whole, make_args, tmp_path, name, protocol):
+    target, mark = whole / "checkpoint-8" / name, tmp_path / "mark"
+    (whole / "checkpoint-8" / "manifest.json").unlink()  # an attacker would forge it
+    if name == "rng_state.pth":
+        (whole / "checkpoint-8" / "run_state.pt").unlink()  # holds the random states too, and is read in its place
+    if protocol == "torch":
+        torch.save({"python": Payload(mark), "version": 1}, target)
+    else:
+        target.write_bytes(pickle.dumps(Payload(mark)))
+    trainer = make(make_args, whole)
+    try:
+        trainer.train(resume_from_checkpoint=str(whole / "checkpoint-8"))
+    except CheckpointError as error:
+        assert name in str(error)
+    else:
+        assert name == "training_args.bin"  # never read
+    assert not mark.exists()
+
+
+def test_old_weights_and_indices_cannot_run_code_or_leave_the_folder(whole, make_args, tmp_path):
+    folder, mark = whole / "checkpoint-8", tmp_path / "mark"
+    for name in ("manifest.json", "model.safetensors"):
+        (folder / name).unlink()
+    torch.save({"inner.weight": Payload(mark)}, folder / "pytorch_model.bin")
+    trainer = make(make_args, whole)
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
+        trainer.train(resume_from_checkpoint=str(folder))
+    (folder / "pytorch_model.bin").unlink()
+    torch.save({"inner.weight": Payload(mark)}, tmp_path / "outside.bin")
+    index = {"weight_map": {"inner.weight": "../../outside.bin"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="outside"):
+        trainer.train(resume_from_checkpoint=str(folder))
+    assert not mark.exists()
+
+
+def test_secrets_never_reach_the_disk(make_args, tmp_path):
+    trainer = make(make_args, tmp_path / "out", hub_token="hf_secret_of_mine")
+    trainer.train()
+    trainer.save_model()
+    for path in (tmp_path / "out").rglob("*"):
+        if path.is_file():
+            assert b"hf_secret_of_mine" not in path.read_bytes(), path
