@@ -9,26 +9,26 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 import shutil
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import safetensors
 import safetensors.torch
 import torch
 from torch import nn
 
 from hf_compat.bridge.base import RunBase
-from hf_compat.bridge.reading import read_torch_file, read_weights
-from hf_compat.bridge.run_state import RUN_STATE_NAME, collect_run_state
+from hf_compat.bridge.run_state import collect_run_state
+from hf_compat.engine.checkpoint_io import RUN_STATE_NAME, write_weights
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 from hf_compat.hf import checkpoint_dir as names
 from hf_compat.hf import manifest
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
+from hf_compat.recipe.reading import read_torch_file, read_weights
+from hf_compat.recipe.rng import legacy_globals, pack_legacy_rng, read_rng, unpack_rng, write_rng
 
 logger = logging.getLogger(__name__)
 
@@ -123,13 +123,7 @@ class CheckpointMethods(RunBase):
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Write the states of all random generators."""
-        states: dict[str, Any] = {
-            "python": random.getstate(),
-            "numpy": np.random.get_state(),  # noqa: NPY002 - the global generator is what user code draws from
-            "cpu": torch.random.get_rng_state(),
-        }
-        if torch.cuda.is_available():
-            states["cuda"] = torch.cuda.random.get_rng_state()
+        states = unpack_rng(read_rng())
         torch.save(states, os.path.join(output_dir, names.RNG_STATE_NAME))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -150,7 +144,7 @@ class CheckpointMethods(RunBase):
         if is_pretrained_model(model):
             model.save_pretrained(folder, state_dict=state_dict)  # type: ignore[operator]  # transformers' or peft's
         else:
-            _write_weights(state_dict or model.state_dict(), os.path.join(folder, names.SAFE_WEIGHTS_NAME))
+            write_weights(state_dict or model.state_dict(), os.path.join(folder, names.SAFE_WEIGHTS_NAME))
         processor = self.processing_class or getattr(self.data_collator, "tokenizer", None)
         if processor is not None and hasattr(processor, "save_pretrained"):
             processor.save_pretrained(folder)
@@ -228,12 +222,8 @@ class CheckpointMethods(RunBase):
             if checkpoint is not None:
                 logger.info("Didn't find an RNG file in %s, reproducibility is not guaranteed.", checkpoint)
             return
-        states = read_torch_file(path, allowed=_numpy_globals())
-        random.setstate(states["python"])
-        np.random.set_state(states["numpy"])  # noqa: NPY002 - the global generator is what user code draws from
-        torch.random.set_rng_state(states["cpu"])
-        if torch.cuda.is_available() and "cuda" in states:
-            torch.cuda.random.set_rng_state(states["cuda"])
+        states = read_torch_file(path, allowed=legacy_globals())
+        write_rng(pack_legacy_rng(states))
 
     def _load_callback_state(self) -> None:
         """Give callbacks and control the states that a checkpoint saved, where the arguments ask for it."""
@@ -274,25 +264,6 @@ def read_state(checkpoint: str) -> TrainerState:
         ) from error
 
 
-def _write_weights(weights: dict[str, torch.Tensor], path: str) -> None:
-    """Write weights; a tensor that stands under several names is written once, its other names in the metadata."""
-    written: dict[str, torch.Tensor] = {}
-    places: dict[tuple[Any, ...], str] = {}
-    metadata = {"format": "pt"}
-    for name, tensor in weights.items():
-        name = name.replace("_orig_mod.", "")
-        if not isinstance(tensor, torch.Tensor):
-            logger.warning("%s of the model's state is no tensor and is not saved.", name)
-            continue
-        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() and place in places:
-            metadata[name] = places[place]
-        else:
-            places[place] = name
-            written[name] = tensor.detach().contiguous()
-    safetensors.torch.save_file(written, path, metadata=metadata)
-
-
 def _aliases(model: nn.Module) -> set[str]:
     """Names under which a parameter stands a second time: tied weights."""
     first_names = {name for name, _ in model.named_parameters()}
@@ -301,16 +272,3 @@ def _aliases(model: nn.Module) -> set[str]:
 
 def _ignored_on_save(model: nn.Module) -> list[str]:
     return list(getattr(model, "_keys_to_ignore_on_save", None) or [])
-
-
-def _numpy_globals() -> list[Any]:
-    """What NumPy's random state consists of, for torch's allow-list."""
-    # both names of NumPy's rebuild function: files written under NumPy 1 use the older one
-    rebuild = np._core.multiarray._reconstruct  # type: ignore[attr-defined]  # private, and in every pickle of an array
-    return [
-        rebuild,
-        (rebuild, "numpy.core.multiarray._reconstruct"),
-        np.ndarray,
-        np.dtype,
-        type(np.dtype(np.uint32)),
-    ]

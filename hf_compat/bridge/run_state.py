@@ -13,15 +13,13 @@ from typing import Any
 import lightning
 import lightning.pytorch as pl
 
-from hf_compat.bridge.reading import read_torch_file
+from hf_compat.engine.checkpoint_io import RUN_STATE_NAME, RUN_STATE_VERSION
 from hf_compat.engine.internals import loops_state
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import CheckpointError
+from hf_compat.recipe.reading import read_torch_file
 
 logger = logging.getLogger(__name__)
-
-RUN_STATE_NAME = "run_state.pt"
-VERSION = 1
 
 
 def collect_run_state(run: Any, trainer: pl.Trainer, windows: Windows, closing: bool) -> dict[str, Any]:
@@ -34,11 +32,9 @@ def collect_run_state(run: Any, trainer: pl.Trainer, windows: Windows, closing: 
         closing: The epoch is about to be left.
     """
     return {
-        "version": VERSION,
+        "version": RUN_STATE_VERSION,
         "lightning_version": lightning.__version__,
         "windows": windows.state_dict(closing),
-        "window_size": windows.window_size,
-        "micro_batches_per_epoch": windows.micro_batches_per_epoch,
         "tr_loss": run._tr_loss.detach().cpu().clone(),
         "total_loss": run._total_loss_scalar,
         "last_logged": run._globalstep_last_logged,
@@ -59,23 +55,20 @@ def read_run_state(checkpoint: str) -> dict[str, Any] | None:
     if not os.path.isfile(path):
         return None
     state = read_torch_file(path)
-    if not isinstance(state, dict) or state.get("version") != VERSION:
+    if not isinstance(state, dict) or state.get("version") != RUN_STATE_VERSION:
         raise CheckpointError(f"{path} is of another version of hf_compat, or no run state at all.")
     return state
 
 
 def fits(state: dict[str, Any], windows: Windows) -> bool:
     """Say whether a run's data can go on from a state: it has to be cut into the same windows."""
-    same = (state["window_size"], state["micro_batches_per_epoch"]) == (
-        windows.window_size,
-        windows.micro_batches_per_epoch,
-    )
+    then = state["windows"].get("micro_batches_per_epoch"), state["windows"].get("window_size")
+    same = then == (windows.micro_batches_per_epoch, windows.window_size)
     if not same:
         logger.warning(
             "The checkpoint's epochs had %s micro-batches in windows of %s, now they have %s in windows of %s: "
             "the data goes on after as many updates, but the run is not the one that was interrupted.",
-            state["micro_batches_per_epoch"],
-            state["window_size"],
+            *then,
             windows.micro_batches_per_epoch,
             windows.window_size,
         )

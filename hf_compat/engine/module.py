@@ -9,10 +9,12 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
+from hf_compat.engine.checkpoint_io import OWN_KEY, HFCheckpointIO
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, EvaluationSettings
+from hf_compat.engine.internals import start_from
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.recipe import Observer, Recipe, SilentObserver
-from hf_compat.engine.windows import Window
+from hf_compat.engine.windows import Window, Windows
 from hf_compat.hf.signatures import call_by_signature
 from hf_compat.recipe.optimization import follows_metric
 
@@ -47,6 +49,8 @@ class HFModule(pl.LightningModule):
         self.observer: Observer = SilentObserver()
         self.evaluation: EvaluationRun | None = None
         self.num_training_updates: int | None = None
+        self.strict_loading = False  # a folder holds tied weights once
+        self._resume: dict[str, Any] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _BOOKKEEPING:
@@ -69,6 +73,26 @@ class HFModule(pl.LightningModule):
         if not shown:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def setup(self, stage: str) -> None:
+        """Let this trainer read HF folders as checkpoints."""
+        strategy = self.trainer.strategy
+        if not isinstance(strategy.checkpoint_io, HFCheckpointIO):
+            strategy.checkpoint_io = HFCheckpointIO(strategy.checkpoint_io)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what an HF folder says about where its run stood."""
+        self._resume = checkpoint.get(OWN_KEY)
+
+    def on_train_start(self) -> None:
+        """Go on where an HF folder's run stood."""
+        resume, self._resume = self._resume, None
+        if resume is None:
+            return
+        windows = self.trainer.train_dataloader
+        if isinstance(windows, Windows):
+            windows.load_state_dict(resume["windows"])
+            start_from(self.trainer, windows.next_epoch, int(resume["updates"]))
 
     def on_fit_start(self) -> None:
         """Let the recipe's backward pass go through Lightning."""

@@ -100,12 +100,14 @@ class Windows:
         Args:
             closing: The epoch is about to be left: what is left of it is not part of the run.
         """
+        cut = {"window_size": self.window_size, "micro_batches_per_epoch": self.micro_batches_per_epoch}
         if self._epoch_rng is None:
-            return {"epoch": self.next_epoch, "is_open": False, "rng": read_rng()}
+            return {**cut, "epoch": self.next_epoch, "is_open": False, "rng": read_rng()}
         prepared = isinstance(self.loader, PreparedDataLoader)
         source = self.loader.source_state() if prepared else _state_of(self.loader)
         lookahead = _plain(self.loader.lookahead) if prepared else None
         return {
+            **cut,
             "epoch": self._epoch,
             "is_open": True,
             "is_closed": closing or self._closed,
@@ -118,8 +120,12 @@ class Windows:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Begin where a state says, not where the arguments did."""
-        self._resume = state_dict
+        self._resume = state_dict if "is_open" in state_dict else None
         self.skip_micro_batches, self.after_skip = 0, None
+        rng = state_dict.get("rng")
+        if self._resume is None:  # of transformers, which says no more than the update
+            self.skip_micro_batches = int(state_dict["updates_done"]) * self.window_size
+            self.after_skip = None if rng is None else lambda: write_rng(rng)
         self.next_epoch = int(state_dict["epoch"])
 
     def __iter__(self) -> Iterator[Window]:

@@ -11,25 +11,53 @@ import torch
 
 def read_rng() -> dict[str, Any]:
     """Return the states of Python's, NumPy's and torch's generators as numbers, lists and tensors."""
-    version, numbers, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - what user code draws from
     states: dict[str, Any] = {
-        "python": [version, list(numbers), gauss],
-        "numpy": [name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, cached],
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),  # noqa: NPY002 - the global generator is what user code draws from
         "cpu": torch.random.get_rng_state(),
     }
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.random.get_rng_state()
-    return states
+    return pack_legacy_rng(states)
 
 
 def write_rng(states: dict[str, Any]) -> None:
     """Set all generators to states that `read_rng` returned."""
-    version, numbers, gauss = states["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    name, keys, position, has_gauss, cached = states["numpy"]
-    keys = keys.numpy().astype(np.uint32)
-    np.random.set_state((name, keys, position, has_gauss, cached))  # noqa: NPY002 - what user code draws from
+    legacy = unpack_rng(states)
+    random.setstate(legacy["python"])
+    np.random.set_state(legacy["numpy"])  # noqa: NPY002 - the global generator is what user code draws from
     torch.random.set_rng_state(states["cpu"])
     if torch.cuda.is_available() and "cuda" in states:
         torch.cuda.random.set_rng_state(states["cuda"])
+
+
+def unpack_rng(states: dict[str, Any]) -> dict[str, Any]:
+    """Return states in the form that `transformers` keeps in `rng_state.pth`."""
+    version, numbers, gauss = states["python"]
+    name, keys, *rest = states["numpy"]
+    legacy = {"python": (version, tuple(numbers), gauss), "numpy": (name, keys.numpy().astype(np.uint32), *rest)}
+    return {**legacy, **{device: states[device] for device in ("cpu", "cuda") if device in states}}
+
+
+def pack_legacy_rng(states: dict[str, Any]) -> dict[str, Any]:
+    """Return states that `transformers` kept in `rng_state.pth` as plain values."""
+    version, numbers, gauss = states["python"]
+    name, keys, *rest = states["numpy"]
+    plain = {
+        "python": [version, list(numbers), gauss],
+        "numpy": [name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest],
+    }
+    return {**plain, **{device: states[device] for device in ("cpu", "cuda") if device in states}}
+
+
+def legacy_globals() -> list[Any]:
+    """List what NumPy's random state consists of, for torch's allow-list."""
+    # both names of NumPy's rebuild function: files written under NumPy 1 use the older one
+    rebuild = np._core.multiarray._reconstruct  # type: ignore[attr-defined]  # private, and in every pickle of an array
+    return [
+        rebuild,
+        (rebuild, "numpy.core.multiarray._reconstruct"),
+        np.ndarray,
+        np.dtype,
+        type(np.dtype(np.uint32)),
+    ]
