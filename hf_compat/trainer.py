@@ -11,6 +11,7 @@ import difflib
 import inspect
 import logging
 import os
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from hf_compat.bridge.opening import opening_lines, show_logs
 from hf_compat.bridge.run_state import fits, give_back_callbacks, give_back_losses, read_run_state
 from hf_compat.bridge.sharing import SharingMethods
 from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
+from hf_compat.engine.checkpoint_io import to_hf
 from hf_compat.engine.internals import (
     accept_modules_in_eval_mode,
     keep_step_signature,
@@ -75,6 +77,7 @@ from hf_compat.recipe.data import DataMethods
 from hf_compat.recipe.losses import LabelSmoother
 from hf_compat.recipe.memory import run_with_fitting_batch_size
 from hf_compat.recipe.optimization import OptimizationMethods
+from hf_compat.recipe.reading import read_torch_file
 from hf_compat.recipe.steps import StepMethods
 
 logger = logging.getLogger(__name__)
@@ -274,6 +277,7 @@ class Trainer(
         self._run_state: dict[str, Any] | None = None
         self._fit_loader: Any = None
         self._resume_checkpoint: str | None = None
+        self._converted: tempfile.TemporaryDirectory[str] | None = None
 
     def _set_callbacks(self, callbacks: list[Any] | None) -> None:
         if callbacks is not None and not isinstance(callbacks, (list, tuple)):
@@ -353,9 +357,9 @@ class Trainer(
         Mirrors:
             `transformers.Trainer.train`, 5.23.
         """
-        checkpoint = self._resolve_checkpoint(resume_from_checkpoint or model_path)
         self.is_in_train = True
         try:
+            checkpoint = self._resolve_checkpoint(resume_from_checkpoint or model_path)
             if self.model_init is not None:
                 self._init_model_again(trial)
             elif not self.place_model_on_device and getattr(self.model, "hf_device_map", None) is None:
@@ -377,6 +381,9 @@ class Trainer(
             )
         finally:
             self.is_in_train = False
+            if self._converted is not None:
+                self._converted.cleanup()
+                self._converted = None
 
     def _resolve_checkpoint(self, wanted: str | bool | None) -> str | None:
         if wanted is None or wanted is False:
@@ -391,6 +398,11 @@ class Trainer(
                     "Hint: train without `resume_from_checkpoint`, or name a folder."
                 )
             return last
+        if os.path.isfile(str(wanted)):  # a Lightning checkpoint
+            self._converted = tempfile.TemporaryDirectory(prefix="hf_compat_")  # kept while it is read from
+            folder = os.path.join(self._converted.name, "checkpoint")
+            to_hf(read_torch_file(str(wanted)), folder)
+            return folder
         wrong = manifest.problems(str(wanted))
         if wrong:
             raise CheckpointError(

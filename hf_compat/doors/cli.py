@@ -23,9 +23,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     document = commands.add_parser("document", help="write the page on arguments from the code's tables")
     document.add_argument("path", help="where the page goes")
+    convert = commands.add_parser("convert", help="convert a checkpoint: HF folder, Lightning .ckpt, DCP shards")
+    convert.add_argument("source", help="a .ckpt file, an HF checkpoint folder, or a folder of DCP shards")
+    convert.add_argument("target", help="a new .ckpt file or folder; nothing is overwritten")
     chosen = parser.parse_args(arguments)
     try:
-        return _explain(chosen.arguments, chosen.json) if chosen.command == "explain" else _document(chosen.path)
+        if chosen.command == "explain":
+            return _explain(chosen.arguments, chosen.json)
+        if chosen.command == "convert":
+            return _convert(chosen.source, chosen.target)
+        return _document(chosen.path)
     except HfCompatError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the command's answer
         return 2
@@ -45,6 +52,13 @@ def _explain(pairs: list[str], as_json: bool) -> int:
     explanation = explain(TrainingArguments(**values))
     print(explanation.to_json() if as_json else explanation)  # noqa: T201 - the command's answer
     return 0 if explanation.plan is not None else 1
+
+
+def _convert(source: str, target: str) -> int:
+    from hf_compat.engine.convert import convert
+
+    print(convert(source, target))  # noqa: T201 - the command's answer
+    return 0
 
 
 def _value(text: str) -> Any:

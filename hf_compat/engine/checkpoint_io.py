@@ -22,7 +22,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf import checkpoint_dir as names
 from hf_compat.hf import manifest
-from hf_compat.hf.state import TrainerState
+from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.recipe.reading import read_torch_file, read_weights
 from hf_compat.recipe.rng import legacy_globals, pack_legacy_rng, unpack_rng
 
@@ -99,7 +99,13 @@ def to_hf(checkpoint: dict[str, Any], folder: str) -> None:
         if checkpoint.get(key):
             torch.save(checkpoint[key][0], os.path.join(partial, name))
     windows = _windows_of_lightning(checkpoint)
-    state = TrainerState(global_step=int(checkpoint["global_step"]), epoch=_epoch_of(checkpoint, windows))
+    state = TrainerState(
+        global_step=int(checkpoint["global_step"]),
+        epoch=_epoch_of(checkpoint, windows),
+        # transformers compares it with its own and takes no None
+        train_batch_size=(windows or {}).get("micro_batch_size") or 0,
+        stateful_callbacks=[TrainerControl()],
+    )
     state.save_to_json(os.path.join(partial, names.TRAINER_STATE_NAME))
     if windows is not None:
         torch.save(_run_state(checkpoint, windows), os.path.join(partial, RUN_STATE_NAME))

@@ -39,6 +39,11 @@ class HFDataModule(pl.LightningDataModule):
             None, args, train_dataset, eval_dataset, data_collator=data_collator, processing_class=processing_class
         )
         self.test_dataset = test_dataset
+        # Lightning takes a hook that is there for data that is there
+        if eval_dataset is None:
+            self.val_dataloader = None  # type: ignore[assignment,method-assign]
+        if test_dataset is None:
+            self.test_dataloader = None  # type: ignore[assignment,method-assign]
 
     def setup(self, stage: str) -> None:
         """Take the model that is trained: its signature says which columns are kept and how items are counted."""
@@ -68,13 +73,9 @@ class HFDataModule(pl.LightningDataModule):
         )
 
     def val_dataloader(self) -> Any:
-        """Return the batches of validation; none where there is no evaluation data set."""
-        if self.recipe.eval_dataset is None:
-            return []
+        """Return the batches of validation."""
         return EvaluationBatches(self.recipe.get_eval_dataloader())
 
     def test_dataloader(self) -> Any:
-        """Return the batches of testing; none where there is no test data set."""
-        if self.test_dataset is None:
-            return []
+        """Return the batches of testing."""
         return EvaluationBatches(self.recipe.get_test_dataloader(self.test_dataset))

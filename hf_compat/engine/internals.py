@@ -69,3 +69,12 @@ def keep_step_signature(trainer: Trainer) -> None:
 def loops_state(trainer: Trainer) -> dict[str, Any]:
     """Return the progress of all loops, as Lightning's own checkpoints hold it."""
     return trainer._checkpoint_connector._get_loops_state_dict()
+
+
+def load_waiting_data_states(trainer: Trainer) -> None:
+    """Load the state of the training data that a Lightning checkpoint brought, where that has not happened.
+
+    Lightning loads it when it makes the loader; a module that asks for `estimated_stepping_batches` in
+    `configure_optimizers` has it made before the checkpoint is read.
+    """
+    trainer.fit_loop._load_combined_loader_states()

@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_compat.engine.checkpoint_io import OWN_KEY, HFCheckpointIO
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, EvaluationSettings
-from hf_compat.engine.internals import start_from
+from hf_compat.engine.internals import load_waiting_data_states, start_from
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.recipe import Observer, Recipe, SilentObserver
 from hf_compat.engine.windows import Window, Windows
@@ -85,7 +85,8 @@ class HFModule(pl.LightningModule):
         self._resume = checkpoint.get(OWN_KEY)
 
     def on_train_start(self) -> None:
-        """Go on where an HF folder's run stood."""
+        """Go on where the run of a Lightning checkpoint, or of an HF folder, stood."""
+        load_waiting_data_states(self.trainer)
         resume, self._resume = self._resume, None
         if resume is None:
             return

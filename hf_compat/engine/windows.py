@@ -100,7 +100,11 @@ class Windows:
         Args:
             closing: The epoch is about to be left: what is left of it is not part of the run.
         """
-        cut = {"window_size": self.window_size, "micro_batches_per_epoch": self.micro_batches_per_epoch}
+        cut = {
+            "micro_batch_size": getattr(self.loader, "batch_size", None),
+            "window_size": self.window_size,
+            "micro_batches_per_epoch": self.micro_batches_per_epoch,
+        }
         if self._epoch_rng is None:
             return {**cut, "epoch": self.next_epoch, "is_open": False, "rng": read_rng()}
         prepared = isinstance(self.loader, PreparedDataLoader)
