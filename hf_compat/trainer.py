@@ -24,6 +24,7 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
+from hf_compat.bridge.background import BackgroundWriter
 from hf_compat.bridge.callback import HFBridge
 from hf_compat.bridge.checkpoints import CheckpointMethods, read_state
 from hf_compat.bridge.evaluation import EvaluationMethods
@@ -276,6 +277,7 @@ class Trainer(
         self._fit_windows: Windows | None = None
         self._run_state: dict[str, Any] | None = None
         self._fit_loader: Any = None
+        self._background = BackgroundWriter()
         self._resume_checkpoint: str | None = None
         self._converted: tempfile.TemporaryDirectory[str] | None = None
 
@@ -357,6 +359,7 @@ class Trainer(
         Mirrors:
             `transformers.Trainer.train`, 5.23.
         """
+        self._background.wait()
         self.is_in_train = True
         try:
             checkpoint = self._resolve_checkpoint(resume_from_checkpoint or model_path)
@@ -579,6 +582,7 @@ class Trainer(
 
     def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the run's summary, load the best model, rotate, and tell that training is over."""
+        self._background.wait()
         self._total_loss_scalar += self._tr_loss.item()
         train_loss = self._total_loss_scalar / max(self.state.global_step - self._initial_global_step, 0.001)
         updates = self.state.global_step - self._session_first_update  # durations are this call's alone

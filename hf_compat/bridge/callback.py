@@ -143,6 +143,7 @@ class HFBridge(pl.Callback):
     ) -> None:
         """End an update: count it, then log, evaluate and save as the flags say."""
         session = self.hf_session
+        session._check_background()
         if trainer.should_stop:  # a Lightning callback asks to stop
             session.control.should_training_stop = True
         if self._stepped:

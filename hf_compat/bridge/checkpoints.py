@@ -6,10 +6,12 @@ but tensors and plain containers (`weights_only=True`).
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -18,6 +20,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from hf_compat.bridge.background import BackgroundWriter, frozen_copy
 from hf_compat.bridge.base import RunBase
 from hf_compat.bridge.run_state import collect_run_state
 from hf_compat.engine.checkpoint_io import RUN_STATE_NAME, write_weights
@@ -29,8 +32,18 @@ from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_e
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
 from hf_compat.recipe.reading import read_torch_file, read_weights
 from hf_compat.recipe.rng import legacy_globals, pack_legacy_rng, read_rng, unpack_rng, write_rng
+from hf_compat.recipe.steps import warn_once
 
 logger = logging.getLogger(__name__)
+
+# Methods that write; what a subclass writes in their place cannot be copied for later.
+_WRITERS = (
+    "save_model",
+    "_save",
+    "_save_optimizer_and_scheduler",
+    "_save_scaler",
+    "_save_rng_state",
+)
 
 
 class CheckpointMethods(RunBase):
@@ -38,6 +51,11 @@ class CheckpointMethods(RunBase):
 
     lightning_trainer: pl.Trainer | None
     _fit_windows: Windows | None
+    _background: BackgroundWriter
+
+    def _check_background(self) -> None:
+        """Raise what went wrong with a checkpoint that was written in the background."""
+        self._background.check()
 
     def _get_output_dir(self, trial: Any) -> str:
         """Return the folder that checkpoints go to."""
@@ -50,30 +68,81 @@ class CheckpointMethods(RunBase):
             `transformers.Trainer._save_checkpoint`, 5.23.
         """
         self.store_flos()
+        self._background.wait()
         run_dir = self._get_output_dir(trial=trial)
         final = os.path.join(run_dir, f"{names.PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         partial = final + manifest.PARTIAL_SUFFIX
         manifest.tidy(run_dir)
         best_before = self.state.best_model_checkpoint
+        self._note_best_checkpoint(run_dir, final)
+        rotation = (run_dir, self.state.best_model_checkpoint)
+        if self._may_save_in_background():
+            write = self._frozen_write()
+            self._background.submit(lambda: self._write_and_seal(write, partial, final, rotation))
+            return
         try:
-            self._write_checkpoint(partial, final, run_dir)
+            self._write_and_seal(self._write_checkpoint, partial, final, rotation)
+        except CheckpointWriteError:
+            self.state.best_model_checkpoint = best_before
+            raise
+
+    def _write_and_seal(
+        self, write: Callable[[str], None], partial: str, final: str, rotation: tuple[str, str | None]
+    ) -> None:
+        """Write a folder beside its place, seal it, give it its name; then make room."""
+        try:
+            write(partial)
             if self.args.should_save:
                 manifest.seal(partial)
                 manifest.put_in_place(partial, final)
         except (OSError, RuntimeError, safetensors.SafetensorError) as error:
-            self.state.best_model_checkpoint = best_before
             shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointWriteError(
                 f"The checkpoint {final} could not be written: {error}.\n\n"
                 "Hint: make room or give write permission there, then resume; earlier checkpoints are as they were."
             ) from error
         if self.args.should_save:
-            self._rotate_checkpoints(run_dir)
+            self._rotate_checkpoints(*rotation)
 
-    def _write_checkpoint(self, partial: str, final: str, run_dir: str) -> None:
+    def _may_save_in_background(self) -> bool:
+        """Say whether what is to be written can be copied first: a subclass's own saving cannot."""
+        if not self.args.async_save:
+            return False
+        own = [name for name in _WRITERS if getattr(type(self), name) is not getattr(CheckpointMethods, name)]
+        if own:
+            warn_once(
+                f"`async_save=True`: {type(self).__name__} overrides {', '.join(own)}; checkpoints are not async."
+            )
+        return not own and not is_peft_model(self.model)
+
+    def _frozen_write(self) -> Callable[[str], None]:
+        """Copy everything that a checkpoint holds, and return what writes the copy."""
+        weights = frozen_copy(self.accelerator.unwrap_model(self.model).state_dict())
+        files: dict[str, Any] = {}
+        if not self.args.save_only_model:
+            files[names.OPTIMIZER_NAME] = frozen_copy(self.optimizer.state_dict())
+            if self.lr_scheduler is not None:
+                files[names.SCHEDULER_NAME] = frozen_copy(self.lr_scheduler.state_dict())
+            if self.accelerator.scaler is not None:
+                files[names.SCALER_NAME] = self.accelerator.scaler.state_dict()
+            files[names.RNG_STATE_NAME] = unpack_rng(read_rng())
+            run_state = self._run_state_now()
+            if run_state is not None:
+                files[RUN_STATE_NAME] = frozen_copy(run_state)
+        self.state.stateful_callbacks = export_states(self._stateful())
+        state = copy.deepcopy(self.state)
+
+        def write(folder: str) -> None:
+            self._save(folder, state_dict=weights)
+            for name, content in files.items():
+                torch.save(content, os.path.join(folder, name))
+            state.save_to_json(os.path.join(folder, names.TRAINER_STATE_NAME))
+
+        return write
+
+    def _write_checkpoint(self, partial: str) -> None:
         self.save_model(partial, _internal_call=True)
         os.makedirs(partial, exist_ok=True)
-        self._note_best_checkpoint(run_dir, final)
         if not self.args.save_only_model:
             self._save_optimizer_and_scheduler(partial)
             self._save_scaler(partial)
@@ -83,19 +152,22 @@ class CheckpointMethods(RunBase):
             self.state.stateful_callbacks = export_states(self._stateful())
             self.state.save_to_json(os.path.join(partial, names.TRAINER_STATE_NAME))
 
-    def _rotate_checkpoints(self, run_dir: str) -> None:
+    def _rotate_checkpoints(self, run_dir: str, best: str | None) -> None:
         """Remove what the limit has no room for: the oldest of ours by step, never the newest or the best."""
-        best = self.state.best_model_checkpoint
         for path in names.checkpoints_to_delete(run_dir, self.args.save_total_limit, best, manifest.is_ours):
             manifest.remove(path)
 
     def _save_run_state(self, output_dir: str) -> None:
         """Write `run_state.pt`: what it takes to go on as if the run had not stopped."""
-        if self._fit_windows is None or self.lightning_trainer is None or not self.args.should_save:
-            return
+        state = self._run_state_now()
+        if state is not None and self.args.should_save:
+            torch.save(state, os.path.join(output_dir, RUN_STATE_NAME))
+
+    def _run_state_now(self) -> dict[str, Any] | None:
+        if self._fit_windows is None or self.lightning_trainer is None:
+            return None
         closing = self.control.should_epoch_stop or self.control.should_training_stop
-        state = collect_run_state(self, self.lightning_trainer, self._fit_windows, closing)
-        torch.save(state, os.path.join(output_dir, RUN_STATE_NAME))
+        return collect_run_state(self, self.lightning_trainer, self._fit_windows, closing)
 
     def _stateful(self) -> list[Any]:
         return [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
@@ -190,6 +262,7 @@ class CheckpointMethods(RunBase):
         """Load the weights of the best checkpoint."""
         best = self.state.best_model_checkpoint
         assert best is not None  # the only caller looked
+        self._background.wait()
         logger.info("Loading best model from %s (score: %s).", best, self.state.best_metric)
         if not os.path.isdir(best):
             logger.warning("Could not locate the best model at %s; the last one stays.", best)

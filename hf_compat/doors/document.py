@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.plan.table import ROWS, Row, default_of
 
@@ -31,6 +31,8 @@ def arguments_page() -> str:
         row = ROWS[field.name]
         where = row.to if row.refuse is None or row.refuses is not None else f"{row.refuse}; {row.hint}"
         lines.append(f"| `{field.name}` | `{default_of(field)!r}` | {_status(row)} | {row.inert or where} |")
+    lines += ["", "## Arguments of hf_compat", "", "| argument | default | meaning |", "|---|---|---|"]
+    lines += [f"| `{name}` | `False` | {meaning} |" for name, meaning in OWN_ARGUMENTS.items()]
     lines += ["", "## Names of earlier releases", "", "| old name | releases | means today |", "|---|---|---|"]
     lines += [f"| `{name}` | {row.lifetime} | {row.means} |" for name, row in sorted(OLD_NAMES.items())]
     return "\n".join(lines) + "\n"

@@ -7,7 +7,7 @@ dumps), `arguments_setters.py` (the `set_*` methods) and `legacy.py` (old names)
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from hf_compat.hf.arguments_rules import check_arguments, normalise_arguments
 from hf_compat.hf.arguments_setters import ArgumentSetters
@@ -29,14 +29,21 @@ def _arg(default: Any, help: str, **metadata: Any) -> Any:  # Any: dataclass fie
     return field(default=default, metadata={"help": help, **metadata})
 
 
+# Arguments of hf_compat, by default off. No dataclass fields: those are upstream's, one by one.
+OWN_ARGUMENTS = {
+    "async_save": "Write checkpoints in the background: training waits for the copy, not for the disk.",
+}
+
+
 class AcceptOldNames(type):
     """Metaclass that lets every old argument name into the constructor, of subclasses too."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        own = {name: kwargs.pop(name) for name in OWN_ARGUMENTS if name in kwargs}
         known = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]  # cls is a dataclass by then
         current, attributes = translate_legacy(kwargs, known)
         instance = super().__call__(*args, **current)
-        for name, value in attributes.items():
+        for name, value in {**attributes, **own}.items():
             setattr(instance, name, value)
         return instance
 
@@ -61,6 +68,8 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, metaclass=AcceptOldNames
         >>> args.eval_strategy.value, args.eval_steps
         ('steps', 5)
     """
+
+    async_save: ClassVar[bool] = False
 
     output_dir: str | None = _arg(None, "Folder for checkpoints and results; `trainer_output` where none is given.")
 

@@ -251,3 +251,67 @@ def test_secrets_never_reach_the_disk(make_args, tmp_path):
     for path in (tmp_path / "out").rglob("*"):
         if path.is_file():
             assert b"hf_secret_of_mine" not in path.read_bytes(), path
+
+
+def test_background_saves_are_the_same_checkpoints(make_args, tmp_path):
+    plain = make(make_args, tmp_path / "a")
+    plain.train()
+    make(make_args, tmp_path / "b", async_save=True).train()
+    for step in (2, 4, 6, 8):
+        ours, theirs = (tmp_path / side / f"checkpoint-{step}" for side in "ab")
+        assert {path.name for path in ours.iterdir()} == {path.name for path in theirs.iterdir()} == set(FILES)
+        for name in ("model.safetensors",):
+            assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+        for name in ("optimizer.pt", "scheduler.pt", "run_state.pt"):
+            left, right = (torch.load(side / name, weights_only=True) for side in (ours, theirs))
+            assert same(left, right), name
+    again = make(make_args, tmp_path / "c", save_strategy="no")
+    again.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-4"))
+    assert same(again.model.state_dict(), plain.model.state_dict())
+
+
+def test_an_error_of_a_background_save_comes_out(make_args, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    trainer = make(make_args, tmp_path / "file" / "out", async_save=True)
+    with pytest.raises(CheckpointWriteError, match=r"(?s)checkpoint-2 could not be written.*Not a directory"):
+        trainer.train()
+
+
+def test_a_background_save_copies_before_training_goes_on(make_args, tmp_path, monkeypatch):
+    import threading
+
+    from hf_compat.hf import manifest
+
+    held, seal = threading.Event(), manifest.seal
+
+    def wait_and_seal(folder):
+        assert held.wait(30)
+        seal(folder)
+
+    monkeypatch.setattr(manifest, "seal", wait_and_seal)
+    seen = []
+
+    class Look(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 3:  # the save of update 2 is under way
+                seen.append((tmp_path / "out" / "checkpoint-2").exists())
+                held.set()
+
+    trainer = make(make_args, tmp_path / "out", async_save=True)
+    trainer.add_callback(Look)
+    trainer.train()
+    assert seen == [False] and get_last_checkpoint(tmp_path / "out") == str(tmp_path / "out" / "checkpoint-8")
+
+
+def test_saving_of_a_subclass_is_not_put_off(make_args, tmp_path):
+    class Own(Trainer):
+        def _save(self, output_dir=None, state_dict=None):
+            super()._save(output_dir, state_dict)
+            (Path(output_dir) / "own.txt").write_text("own")
+
+    set_seed(3)
+    args = make_args(save_strategy="steps", save_steps=2, max_steps=2, async_save=True)
+    trainer = Own(toy.Classifier(), args, train_dataset=toy.rows())
+    with pytest.warns(UserWarning, match="Own overrides _save"):
+        trainer.train()
+    assert (tmp_path / "out" / "checkpoint-2" / "own.txt").is_file()

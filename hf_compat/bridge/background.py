@@ -1,0 +1,60 @@
+"""Checkpoints written while training goes on: what is written is copied first, by one thread at a time."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+class BackgroundWriter:
+    """Run one write at a time beside training. Errors come out at the next call; the process waits at its end."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def submit(self, write: Callable[[], None]) -> None:
+        """Start a write; waits for the one before, and raises what went wrong with it."""
+        self.wait()
+        # no daemon: the interpreter does not exit before the checkpoint is whole
+        self._thread = threading.Thread(target=self._run, args=(write,), name="hf_compat-checkpoint", daemon=False)
+        self._thread.start()
+
+    def _run(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except BaseException as error:
+            self._error = error
+
+    def check(self) -> None:
+        """Raise what went wrong with a write that has ended."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the write under way, and raise what went wrong with it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+
+def frozen_copy(data: Any, known: dict[tuple[Any, ...], torch.Tensor] | None = None) -> Any:
+    """Copy nested tensors to the CPU; tensors that share their memory (tied weights) share their copy's."""
+    known = {} if known is None else known
+    if isinstance(data, torch.Tensor):
+        place = (data.device, data.data_ptr(), data.shape, data.stride(), data.dtype)
+        if place not in known or not data.numel():
+            known[place] = data.detach().to("cpu", copy=True)
+        return known[place]
+    if isinstance(data, Mapping):
+        return {key: frozen_copy(value, known) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return type(data)(frozen_copy(value, known) for value in data)
+    return copy.deepcopy(data)

@@ -1,0 +1,67 @@
+"""How long training stands still for a checkpoint: transformers, hf_compat, and hf_compat with `async_save`.
+
+.venv/bin/python tests/benchmarks/save_stall.py [millions of parameters] [rounds]
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+
+import torch
+import transformers
+from torch import nn
+
+import hf_compat
+
+warnings.filterwarnings("ignore")
+
+
+class Big(nn.Module):
+    def __init__(self, millions: int):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1000, 1000, bias=False) for _ in range(millions))
+
+    def forward(self, x, labels=None):
+        return {"loss": sum(layer.weight[0].sum() for layer in self.layers) * 1e-6 + x.sum() * 0}
+
+
+def stalls(api, millions: int, rounds: int, **options) -> list[float]:
+    found: list[float] = []
+
+    class Timed(api.Trainer):
+        def _save_checkpoint(self, model, trial):
+            start = time.perf_counter()
+            super()._save_checkpoint(model, trial)
+            found.append(time.perf_counter() - start)
+
+    with tempfile.TemporaryDirectory() as folder:
+        args = api.TrainingArguments(
+            folder, max_steps=rounds, save_steps=1, save_total_limit=1, use_cpu=True, disable_tqdm=True, report_to="none",
+            per_device_train_batch_size=1, logging_strategy="no", max_grad_norm=0.0, **options,
+        )  # fmt: skip
+        data = [{"x": torch.zeros(1), "labels": 0}] * rounds
+        Timed(Big(millions), args, train_dataset=data).train()
+    return found
+
+
+def main() -> None:
+    millions, rounds = (int(argument) for argument in [*sys.argv[1:], 100, 3][:2])
+    contenders = {
+        "transformers": lambda: stalls(transformers, millions, rounds),
+        "hf_compat": lambda: stalls(hf_compat, millions, rounds),
+        # one save a run: a second one would wait for the first, and measure the disk
+        "hf_compat async": lambda: sum((stalls(hf_compat, millions, 1, async_save=True) for _ in range(rounds)), []),
+    }
+    medians = {name: statistics.median(run()) for name, run in contenders.items()}
+    reference = medians["transformers"]
+    print(f"{'':<16} {'seconds':>8} {'× transformers':>15}   (one save of {millions} M parameters with AdamW)")
+    for name, seconds in medians.items():
+        print(f"{name:<16} {seconds:>8.2f} {seconds / reference:>15.2f}")
+
+
+if __name__ == "__main__":
+    main()
