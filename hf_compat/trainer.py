@@ -32,6 +32,7 @@ from hf_compat.bridge.logs import LogMethods
 from hf_compat.bridge.opening import opening_lines, show_logs
 from hf_compat.bridge.run_state import fits, give_back_callbacks, give_back_losses, read_run_state
 from hf_compat.bridge.sharing import SharingMethods
+from hf_compat.bridge.signals import StopSignals
 from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
 from hf_compat.engine.checkpoint_io import to_hf
 from hf_compat.engine.internals import (
@@ -278,6 +279,7 @@ class Trainer(
         self._run_state: dict[str, Any] | None = None
         self._fit_loader: Any = None
         self._background = BackgroundWriter()
+        self.stop_signals = StopSignals()
         self._resume_checkpoint: str | None = None
         self._converted: tempfile.TemporaryDirectory[str] | None = None
 
@@ -564,7 +566,8 @@ class Trainer(
             logger.info(line)
         self.lightning_trainer, self._fit_module, self._fit_windows = trainer, module, windows
         try:
-            run_fit(trainer, module, windows, NO_BATCHES)
+            with self.stop_signals.watched(self.args.enable_jit_checkpoint):
+                run_fit(trainer, module, windows, NO_BATCHES)
         finally:
             self._fit_module = self._fit_windows = None
             self.accelerator.run_backward = None

@@ -80,7 +80,6 @@ def test_all_complaints_come_at_once(make_args):
         {"fsdp": "full_shard"},
         {"push_to_hub": True},
         {"neftune_noise_alpha": 5.0},
-        {"enable_jit_checkpoint": True},
         {"use_liger_kernel": True},
         {"train_sampling_strategy": "batch_rebalance"},
         {"debug": "underflow_overflow"},

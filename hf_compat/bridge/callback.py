@@ -63,6 +63,7 @@ class HFBridge(pl.Callback):
         self._grad_norm: Any = None
         self._learning_rate: float | None = None
         self._stepped = False
+        self._last_saved = -1
 
     # Events are fired through here, so that a callback may replace the control.
     def _fire(self, event: str, **extra: Any) -> None:
@@ -152,6 +153,7 @@ class HFBridge(pl.Callback):
             session.state.epoch = self.epoch + batch.epoch_progress
             self._fire("on_step_end")
             self._act_on_flags(trainer)
+            self._obey_signals()
         if self.should_break():
             trainer.should_stop = session.control.should_training_stop
             if self.windows is not None:
@@ -175,8 +177,21 @@ class HFBridge(pl.Callback):
         self._act_on_flags(trainer)
         trainer.should_stop = session.control.should_training_stop
 
+    def _obey_signals(self) -> None:
+        """Write a checkpoint where a signal has asked to stop, then stop."""
+        session = self.hf_session
+        if session.stop_signals.received is None:
+            return
+        if self._last_saved != session.state.global_step:
+            session._save_checkpoint(session.model, self.trial)
+            self._fire("on_save")
+        session._background.wait()
+        session.stop_signals.obey()
+
     def _act_on_flags(self, trainer: pl.Trainer) -> None:
         session = self.hf_session
+        if session.control.should_save:
+            self._last_saved = session.state.global_step
         # by name: older overrides lack the learning rate, the start time or the gradient norm
         call_by_signature(
             session._maybe_log_save_evaluate,

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from hf_compat.bridge.background import BackgroundWriter
+from hf_compat.bridge.signals import StopSignals
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.state import TrainerControl, TrainerState
 
@@ -22,6 +24,10 @@ class Session(Protocol):
     current_flos: float
     _tr_loss: torch.Tensor
     _globalstep_last_logged: int
+    _background: BackgroundWriter
+    stop_signals: StopSignals
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None: ...
 
     def _maybe_log_save_evaluate(
         self,

@@ -14,6 +14,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import OneDevice
@@ -87,7 +88,7 @@ NO_BATCHES = _NoBatches()
 
 
 def run_fit(trainer: pl.Trainer, module: pl.LightningModule, batches: Any, validation: Any) -> None:
-    """Fit, and let Ctrl-C come out as itself.
+    """Fit, and let Ctrl-C come out as itself, and SIGTERM with its exit status.
 
     Lightning ends the process on KeyboardInterrupt and leaves the signal ignored; scripts and notebooks written for HF
     catch it and go on.
@@ -100,6 +101,8 @@ def run_fit(trainer: pl.Trainer, module: pl.LightningModule, batches: Any, valid
     except SystemExit as ended:
         if isinstance(ended.__context__, KeyboardInterrupt):
             raise ended.__context__ from None
+        if isinstance(ended, SIGTERMException):  # Lightning leaves its loops by it, with the status of success
+            raise SystemExit(128 + signal.SIGTERM) from None
         raise
     finally:
         if handler is not None:

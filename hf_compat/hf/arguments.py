@@ -159,7 +159,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, metaclass=AcceptOldNames
     save_steps: float = _arg(500, "Updates between checkpoints; below 1 a share of all updates.")
     save_on_each_node: bool = _arg(False, "Save on every machine, not on the first one only.")
     save_total_limit: int | None = _arg(None, "Checkpoints to keep; the best one is kept besides.")
-    enable_jit_checkpoint: bool = _arg(False, "Save a checkpoint on SIGTERM.")
+    enable_jit_checkpoint: bool = _arg(False, "On SIGTERM or Ctrl-C, save a checkpoint after the update, then stop.")
 
     push_to_hub: bool = _arg(False, "Push the model to the Hub.")
     hub_token: str | None = _arg(None, "Token for the Hub; never written to disk.")

@@ -126,7 +126,7 @@ ROWS: dict[str, Row] = {
     "save_steps": _goes("control.should_save"),
     "save_on_each_node": _inert(_ONE_PROCESS),
     "save_total_limit": _goes("rotation, by step number"),
-    "enable_jit_checkpoint": _later("a checkpoint on SIGTERM"),
+    "enable_jit_checkpoint": _goes("a checkpoint at the end of the update when SIGTERM or Ctrl-C comes; then exit"),
     "push_to_hub": _later("pushing to the Hub", "push the output folder with huggingface_hub"),
     "hub_token": _goes(_HUB + "; never written to disk"),
     "hub_private_repo": _goes(_HUB),

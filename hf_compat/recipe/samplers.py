@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
 from hf_compat.errors import DataError
 
@@ -29,13 +29,20 @@ class SeededRandomSampler(RandomSampler):
         )
         self.initial_seed = torch.random.initial_seed() if seed is None else seed
         self.epoch = 0
+        self.generator = base.generator if base.generator is not None else torch.Generator()
 
     def __iter__(self) -> Iterator[int]:
-        if self.generator is None:
-            self.generator = torch.Generator()
         self.generator.manual_seed(self.epoch + self.initial_seed)
         yield from super().__iter__()
         self.epoch += 1
+
+    def rest(self, skip: int) -> Iterator[int]:
+        """Iterate from an index of the epoch's order on, at a cost that does not grow with it."""
+        if self.replacement or self.num_samples != len(self.data_source):
+            return islice(iter(self), skip, None)
+        self.generator.manual_seed(self.epoch + self.initial_seed)
+        order = torch.randperm(self.num_samples, generator=self.generator)
+        return iter(order[skip:].tolist())
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch whose order comes next."""
@@ -128,7 +135,13 @@ class SkipFirstBatches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         if type(self.batches) is BatchSampler:
             # single indices are skipped much faster than batches of them are built
-            indices = islice(iter(self.batches.sampler), self.skip * self.batches.batch_size, None)
+            sampler, skip = self.batches.sampler, self.skip * self.batches.batch_size
+            if isinstance(sampler, SeededRandomSampler):
+                indices = sampler.rest(skip)
+            elif isinstance(sampler, SequentialSampler):
+                indices = iter(range(skip, len(sampler)))
+            else:
+                indices = islice(iter(sampler), skip, None)
             return iter(BatchSampler(_Rest(indices), self.batches.batch_size, self.batches.drop_last))
         return islice(iter(self.batches), self.skip, None)
 

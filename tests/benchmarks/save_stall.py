@@ -40,7 +40,8 @@ def stalls(api, millions: int, rounds: int, **options) -> list[float]:
 
     with tempfile.TemporaryDirectory() as folder:
         args = api.TrainingArguments(
-            folder, max_steps=rounds, save_steps=1, save_total_limit=1, use_cpu=True, disable_tqdm=True, report_to="none",
+            folder, max_steps=rounds, save_steps=1, save_total_limit=1, use_cpu=True, disable_tqdm=True,
+            report_to="none",
             per_device_train_batch_size=1, logging_strategy="no", max_grad_norm=0.0, **options,
         )  # fmt: skip
         data = [{"x": torch.zeros(1), "labels": 0}] * rounds
@@ -54,7 +55,7 @@ def main() -> None:
         "transformers": lambda: stalls(transformers, millions, rounds),
         "hf_compat": lambda: stalls(hf_compat, millions, rounds),
         # one save a run: a second one would wait for the first, and measure the disk
-        "hf_compat async": lambda: sum((stalls(hf_compat, millions, 1, async_save=True) for _ in range(rounds)), []),
+        "hf_compat async": lambda: [stalls(hf_compat, millions, 1, async_save=True)[0] for _ in range(rounds)],
     }
     medians = {name: statistics.median(run()) for name, run in contenders.items()}
     reference = medians["transformers"]

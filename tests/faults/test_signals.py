@@ -1,0 +1,87 @@
+"""SIGTERM and Ctrl-C: a checkpoint where it was asked for, the right exit status, an exact resume."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import toy
+from compare import same
+
+from hf_compat import Trainer, get_last_checkpoint, set_seed
+
+SCRIPT = """
+import os, sys, time
+sys.path.insert(0, {tests!r})
+import toy, torch
+torch.set_num_threads(1)
+from hf_compat import Trainer, TrainerCallback, TrainingArguments, set_seed
+
+class Slow(TrainerCallback):
+    def on_substep_end(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            print("in the fourth update", flush=True)
+            time.sleep(0.5)
+
+set_seed(3)
+args = TrainingArguments({out!r}, **{options!r})
+trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(), callbacks=[Slow])
+trainer.train()
+print("went on after training")
+"""
+OPTIONS = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "num_train_epochs": 2,
+    "learning_rate": 1e-2,
+    "save_strategy": "no",
+    "use_cpu": True,
+}
+
+
+def interrupted(tmp_path, number, **options):
+    script = tmp_path / "script.py"
+    values = {"tests": str(Path(__file__).parents[1]), "out": str(tmp_path / "out"), "options": {**OPTIONS, **options}}
+    script.write_text(textwrap.dedent(SCRIPT).format(**values))
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert "fourth" in process.stdout.readline()
+    time.sleep(0.1)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert "went on" not in out
+    return process.returncode, err
+
+
+def finish(make_args, folder, resume):
+    set_seed(3)
+    trainer = Trainer(toy.Classifier(), make_args(output_dir=str(folder), **OPTIONS), train_dataset=toy.rows())
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer.model.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
+)
+def test_a_checkpoint_is_written_at_the_end_of_the_update(make_args, tmp_path, number, status):
+    returned, err = interrupted(tmp_path, number, enable_jit_checkpoint=True)
+    assert returned == status, err[-2000:]
+    last = get_last_checkpoint(tmp_path / "out")
+    assert last is not None and last.endswith("checkpoint-4")
+    assert same(finish(make_args, tmp_path / "b", last), finish(make_args, tmp_path / "c", None))
+
+
+def test_without_it_the_process_ends_without_one(tmp_path):
+    returned, _ = interrupted(tmp_path, signal.SIGTERM)
+    assert returned == 128 + signal.SIGTERM
+    assert get_last_checkpoint(tmp_path / "out") is None if (tmp_path / "out").is_dir() else True
+
+
+def test_handlers_are_put_back(make_args, tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    Trainer(toy.Classifier(), make_args(enable_jit_checkpoint=True), train_dataset=toy.rows()).train()
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
