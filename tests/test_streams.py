@@ -43,7 +43,7 @@ SOURCES = {
     "stream that is told its epoch": lambda: toy.ShuffledStream(toy.rows(60)),
     "stream that knows its position": lambda: Positioned(toy.rows(60)),
     "datasets table": table,
-    "datasets iterable": lambda: table().to_iterable_dataset(num_shards=3).shuffle(seed=1, buffer_size=16),
+    "datasets iterable": lambda: table().to_iterable_dataset(num_shards=3),
     "noisy data": lambda: toy.Noisy(toy.rows(60)),
 }
 
@@ -57,9 +57,10 @@ def run(make_args, folder, data, resume=None, trainer_class=Trainer, **values):
         "logging_steps": 2,
     }
     set_seed(3)
-    trainer = trainer_class(
-        toy.Classifier(), make_args(output_dir=str(folder), **{**base, **values}), train_dataset=data
-    )
+    args = make_args(output_dir=str(folder), **{**base, **values})
+    words = isinstance(data, list) and "input_ids" in data[0]
+    model, collate = (toy.Tagger(), toy.pad) if words else (toy.Classifier(), None)
+    trainer = trainer_class(model, args, train_dataset=data, data_collator=collate)
     trainer.train(resume_from_checkpoint=resume)
     logs = [{k: v for k, v in log.items() if k not in TIMED} for log in trainer.state.log_history]
     return trainer.model.state_dict(), logs
@@ -91,8 +92,7 @@ def test_orders_that_are_drawn_from_the_global_generator(make_args, tmp_path, ki
     if kind == "shuffled by the global generator":
         values = {"accelerator_config": {"use_seedable_sampler": False}}
     elif kind == "grouped by length":
-        values = {"train_sampling_strategy": "group_by_length", "length_column_name": "length"}
-        data = table().map(lambda row: {"length": row["labels"]})
+        values, data = {"train_sampling_strategy": "group_by_length"}, toy.sequences(60)
     else:
 
         class trainer_class(Trainer):

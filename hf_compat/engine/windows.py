@@ -10,6 +10,7 @@ import torch
 from hf_compat.errors import DataError
 from hf_compat.recipe.loader import PreparedDataLoader, Resume, skip_first_batches
 from hf_compat.recipe.rng import read_rng, write_rng
+from hf_compat.recipe.samplers import SkipFirstBatches
 
 
 class Window:
@@ -114,7 +115,7 @@ class Windows:
             **cut,
             "epoch": self._epoch,
             "is_open": True,
-            "is_closed": closing or self._closed,
+            "is_closed": closing or self._closed or (prepared and self.loader.end_of_dataloader),
             "micro_batches_done": self._done,
             "lookahead": lookahead,
             "source": _plain(source),
@@ -168,6 +169,9 @@ class Windows:
         loader = self._position(state, done)
         micro_batches = self._begin(loader)
         if not isinstance(loader, PreparedDataLoader):
+            sampler = getattr(loader, "batch_sampler", None)
+            if isinstance(sampler, SkipFirstBatches):
+                sampler.prime()
             write_rng(state["rng"])
         yield from self._windows(micro_batches, done, None)
 

@@ -88,6 +88,7 @@ class PreparedDataLoader(DataLoader[Any]):
         self.iteration = 0
         self.lookahead: Any = None
         self._resume: Resume | None = None
+        self._skipping: SkipFirstBatches | None = None
         self.end_of_dataloader = False
         self.remainder = -1
         self.target_device = device
@@ -98,7 +99,11 @@ class PreparedDataLoader(DataLoader[Any]):
     def _index_sampler(self) -> Any:
         # torch reads its indices from here; skipping them costs no sample.
         indices = super()._index_sampler
-        return SkipFirstBatches(indices, self.skip_batches) if self.skip_batches and self._is_map_style else indices
+        if not self.skip_batches or not self._is_map_style:
+            return indices
+        if self._skipping is None or self._skipping.skip != self.skip_batches:
+            self._skipping = SkipFirstBatches(indices, self.skip_batches)
+        return self._skipping
 
     @property
     def _is_map_style(self) -> bool:
@@ -121,6 +126,8 @@ class PreparedDataLoader(DataLoader[Any]):
         if not self._is_map_style and self.skip_batches:
             read_and_drop(behind, self.skip_batches)
         if resume is not None:
+            if self._skipping is not None:
+                self._skipping.prime()
             resume.after_start()
         try:
             current = next(behind) if resume is None or resume.lookahead is None else resume.lookahead

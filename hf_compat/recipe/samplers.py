@@ -120,6 +120,11 @@ class _Rest:
         return self.indices
 
 
+def _late(sampler: Any, skip: int) -> Iterator[int]:
+    """Begin a pass when its first index is asked for, as torch's batch sampler does: random numbers are drawn then."""
+    yield from islice(iter(sampler), skip, None)
+
+
 class SkipFirstBatches(Sampler[list[int]]):
     """A batch sampler without its first batches; their samples are never read.
 
@@ -131,19 +136,40 @@ class SkipFirstBatches(Sampler[list[int]]):
     def __init__(self, batches: Any, skip: int) -> None:
         self.batches = batches
         self.skip = skip
+        self._current: Iterator[list[int]] = iter(())
+        self._first: list[list[int]] = []
 
     def __iter__(self) -> Iterator[list[int]]:
-        if type(self.batches) is BatchSampler:
-            # single indices are skipped much faster than batches of them are built
-            sampler, skip = self.batches.sampler, self.skip * self.batches.batch_size
-            if isinstance(sampler, SeededRandomSampler):
-                indices = sampler.rest(skip)
-            elif isinstance(sampler, SequentialSampler):
-                indices = iter(range(skip, len(sampler)))
+        self._current, self._first = self._remaining(), []
+        return self._left()
+
+    def _left(self) -> Iterator[list[int]]:
+        while True:
+            if self._first:
+                yield self._first.pop()
             else:
-                indices = islice(iter(sampler), skip, None)
-            return iter(BatchSampler(_Rest(indices), self.batches.batch_size, self.batches.drop_last))
-        return islice(iter(self.batches), self.skip, None)
+                try:
+                    yield next(self._current)
+                except StopIteration:
+                    return
+
+    def prime(self) -> None:
+        """Have the order drawn now: samplers draw it from the global generator when their first index is asked for."""
+        if not self._first:
+            self._first = list(islice(self._current, 1))
+
+    def _remaining(self) -> Iterator[list[int]]:
+        if type(self.batches) is not BatchSampler:
+            return islice(iter(self.batches), self.skip, None)
+        # single indices are skipped much faster than batches of them are built
+        sampler, skip = self.batches.sampler, self.skip * self.batches.batch_size
+        if isinstance(sampler, SeededRandomSampler):
+            indices = sampler.rest(skip)
+        elif isinstance(sampler, SequentialSampler):
+            indices = iter(range(skip, len(sampler)))
+        else:
+            indices = _late(sampler, skip)
+        return iter(BatchSampler(_Rest(indices), self.batches.batch_size, self.batches.drop_last))
 
     def __len__(self) -> int:
         return max(len(self.batches) - self.skip, 0)
