@@ -24,6 +24,7 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
+from hf_compat.bridge import slurm
 from hf_compat.bridge.background import BackgroundWriter
 from hf_compat.bridge.callback import HFBridge
 from hf_compat.bridge.checkpoints import CheckpointMethods, read_state
@@ -52,6 +53,7 @@ from hf_compat.hf.checkpoint_dir import checkpoints_to_delete, list_checkpoints
 from hf_compat.hf.data import PaddingCollator, default_data_collator, has_length
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.flow import DefaultFlowCallback, PrinterCallback, ProgressCallback
+from hf_compat.hf.launch import slurm_job_id
 from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.outputs import TrainOutput
 from hf_compat.hf.seeding import enable_full_determinism, set_seed
@@ -391,6 +393,9 @@ class Trainer(
                 self._converted = None
 
     def _resolve_checkpoint(self, wanted: str | bool | None) -> str | None:
+        if not wanted and slurm.is_requeued(str(self.args.output_dir)):
+            logger.warning("SLURM has started this job again: training goes on from the newest checkpoint.")
+            wanted = True
         if wanted is None or wanted is False:
             return None
         if wanted is True:
@@ -566,7 +571,7 @@ class Trainer(
             logger.info(line)
         self.lightning_trainer, self._fit_module, self._fit_windows = trainer, module, windows
         try:
-            with self.stop_signals.watched(self.args.enable_jit_checkpoint):
+            with self.stop_signals.watched(self.args.enable_jit_checkpoint, slurm_job_id() is not None):
                 run_fit(trainer, module, windows, NO_BATCHES)
         finally:
             self._fit_module = self._fit_windows = None
@@ -586,6 +591,7 @@ class Trainer(
     def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the run's summary, load the best model, rotate, and tell that training is over."""
         self._background.wait()
+        slurm.forget(str(self.args.output_dir))
         self._total_loss_scalar += self._tr_loss.item()
         train_loss = self._total_loss_scalar / max(self.state.global_step - self._initial_global_step, 0.001)
         updates = self.state.global_step - self._session_first_update  # durations are this call's alone

@@ -23,6 +23,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
+from hf_compat.bridge import slurm
 from hf_compat.bridge.session import Session
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.hf.signatures import call_by_signature
@@ -186,6 +187,8 @@ class HFBridge(pl.Callback):
             session._save_checkpoint(session.model, self.trial)
             self._fire("on_save")
         session._background.wait()
+        if session.stop_signals.asks_for_requeue:
+            slurm.requeue(str(session.args.output_dir))
         session.stop_signals.obey()
 
     def _act_on_flags(self, trainer: pl.Trainer) -> None:

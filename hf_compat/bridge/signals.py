@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C while training: noted when they come, obeyed at the next update's end. Process signals only."""
+"""SIGTERM, Ctrl-C and SLURM's signal while training: noted, obeyed at the next update's end. Process signals only."""
 
 from __future__ import annotations
 
@@ -26,20 +26,31 @@ class StopSignals:
         self.received = number
 
     @contextlib.contextmanager
-    def watched(self, enabled: bool) -> Iterator[None]:
-        """Note signals within this context, where enabled; Python has them in its main thread only."""
+    def watched(self, stop: bool, requeue: bool = False) -> Iterator[None]:
+        """Note signals within this context; Python has them in its main thread only.
+
+        Args:
+            stop: Note SIGTERM and SIGINT.
+            requeue: Note SIGUSR1, with which SLURM asks a job to be ready to go (`#SBATCH --signal=SIGUSR1@90`).
+        """
         self.received = None
-        if not enabled or threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before: dict[int, Any] = {
-            number: signal.signal(number, self.note) for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        watched = [signal.SIGTERM, signal.SIGINT] if stop else []
+        if requeue and hasattr(signal, "SIGUSR1"):  # Windows has none
+            watched.append(signal.SIGUSR1)
+        before: dict[int, Any] = {number: signal.signal(number, self.note) for number in watched}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    @property
+    def asks_for_requeue(self) -> bool:
+        """Whether the noted signal is SLURM's."""
+        return self.received is not None and self.received == getattr(signal, "SIGUSR1", None)
 
     def obey(self) -> None:
         """End the process's work as the noted signal asks: with its usual exit status."""

@@ -23,15 +23,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     document = commands.add_parser("document", help="write the page on arguments from the code's tables")
     document.add_argument("path", help="where the page goes")
-    convert = commands.add_parser("convert", help="convert a checkpoint: HF folder, Lightning .ckpt, DCP shards")
-    convert.add_argument("source", help="a .ckpt file, an HF checkpoint folder, or a folder of DCP shards")
+    convert = commands.add_parser(
+        "convert", help="convert a checkpoint: HF folder, Lightning .ckpt, ZeRO or DCP shards"
+    )
+    convert.add_argument("source", help="a .ckpt file, an HF checkpoint folder, or a folder of shards")
     convert.add_argument("target", help="a new .ckpt file or folder; nothing is overwritten")
+    convert.add_argument("--keep-names", action="store_true", help="leave the weights' names as shards have them")
     chosen = parser.parse_args(arguments)
     try:
         if chosen.command == "explain":
             return _explain(chosen.arguments, chosen.json)
         if chosen.command == "convert":
-            return _convert(chosen.source, chosen.target)
+            return _convert(chosen.source, chosen.target, chosen.keep_names)
         return _document(chosen.path)
     except HfCompatError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the command's answer
@@ -54,10 +57,10 @@ def _explain(pairs: list[str], as_json: bool) -> int:
     return 0 if explanation.plan is not None else 1
 
 
-def _convert(source: str, target: str) -> int:
+def _convert(source: str, target: str, keep_names: bool) -> int:
     from hf_compat.engine.convert import convert
 
-    print(convert(source, target))  # noqa: T201 - the command's answer
+    print(convert(source, target, keep_names=keep_names))  # noqa: T201 - the command's answer
     return 0
 
 

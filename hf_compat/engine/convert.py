@@ -1,9 +1,10 @@
-"""Checkpoints from one form into another: HF folder, Lightning `.ckpt`, sharded (DCP) folders. Lightning words only."""
+"""Checkpoints from one form into another: HF folder, Lightning `.ckpt`, shards. Lightning words."""
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -11,21 +12,26 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from hf_compat.engine.checkpoint_io import PREFIX, from_hf, to_hf, write_weights
+from hf_compat.engine.checkpoint_io import from_hf, to_hf, write_weights
+from hf_compat.engine.zero import StoredTensor, find_zero_folder, zero_tensors
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf import checkpoint_dir as names
-from hf_compat.recipe.reading import read_torch_file
+from hf_compat.recipe.reading import first_line, read_torch_file
 
 SHARD_BYTES = 5 * 10**9
+# What wrappers put before a weight's name; taken away where every name has it.
+WRAPPER_PREFIXES = ("app.", "state_dict.", "_forward_module.", "module.", "model.")
 
 
-def convert(source: str, target: str, shard_bytes: int = SHARD_BYTES) -> str:
+def convert(source: str, target: str, shard_bytes: int = SHARD_BYTES, keep_names: bool = False) -> str:
     """Convert a checkpoint; what kind each side is follows from its form and name.
 
     Args:
-        source: A Lightning `.ckpt` of an `HFModule`, an HF folder, or a folder of torch.distributed.checkpoint shards.
+        source: A Lightning `.ckpt` of an `HFModule`, an HF folder, or a folder of shards: DeepSpeed's ZeRO 1 to 3, or
+            torch.distributed.checkpoint's (FSDP).
         target: A path that ends in `.ckpt`, or a folder; it must not exist.
         shard_bytes: Size of the weight files that come from shards, bytes; no more than one is held in memory.
+        keep_names: Leave the weights' names as the shards have them.
 
     Returns:
         What was done, in words.
@@ -37,8 +43,9 @@ def convert(source: str, target: str, shard_bytes: int = SHARD_BYTES) -> str:
     if os.path.exists(target):
         raise ArgumentError(f"{target} exists and is not overwritten.\n\nHint: name a new path.")
     to_lightning = target.endswith(".ckpt")
-    if os.path.isfile(os.path.join(source, ".metadata")) and not to_lightning:
-        count = _join_shards(source, target, shard_bytes)
+    stored = None if to_lightning else _shards(source)
+    if stored is not None:
+        count = _write_shards(stored, target, shard_bytes, keep_names)
         return f"{count} tensors of the shards in {source} are weights in {target}"
     if os.path.isdir(source) and to_lightning:
         partial = target + ".partial"
@@ -54,17 +61,30 @@ def convert(source: str, target: str, shard_bytes: int = SHARD_BYTES) -> str:
     )
 
 
-def _join_shards(source: str, target: str, shard_bytes: int) -> int:
-    """Write the tensors of a sharded checkpoint as safetensors with an index, one file's worth in memory at a time."""
+def _shards(source: str) -> list[StoredTensor] | None:
+    """List the tensors of a folder of shards; None for anything else."""
+    if not os.path.isdir(source):
+        return None
+    if os.path.isfile(os.path.join(source, ".metadata")):
+        return _dcp_tensors(source)
+    zero = find_zero_folder(source)
+    return zero_tensors(zero) if zero is not None else None
+
+
+def _write_shards(stored: list[StoredTensor], target: str, shard_bytes: int, keep_names: bool) -> int:
+    """Write tensors as safetensors with an index, one file's worth in memory at a time."""
+    if not stored:
+        raise CheckpointError("The shards hold no weights.")
     partial = target + ".partial"
     shutil.rmtree(partial, ignore_errors=True)
     os.makedirs(partial)
+    prefix = "" if keep_names else _common_prefix([tensor.name for tensor in stored])
+    groups = list(_grouped(stored, shard_bytes))
     placed: dict[str, str] = {}
     total_bytes = 0
-    files = list(_grouped(_tensor_sizes(source), shard_bytes))
-    for number, keys in enumerate(tqdm(files, desc="weight files"), start=1):
-        weights = _load_tensors(source, keys)
-        file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+    for number, group in enumerate(tqdm(groups, desc="weight files"), start=1):
+        weights = {tensor.name.removeprefix(prefix): tensor.load() for tensor in group}
+        file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         write_weights(weights, os.path.join(partial, file))
         placed |= dict.fromkeys(weights, file)
         total_bytes += sum(tensor.nbytes for tensor in weights.values())
@@ -75,54 +95,92 @@ def _join_shards(source: str, target: str, shard_bytes: int) -> int:
     return len(placed)
 
 
-def _metadata(source: str) -> Any:
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-
-    # Written by torch as a pickle, and read by torch as one; nothing but torch's own classes is let through.
-    try:
-        return FileSystemReader(source).read_metadata()
-    except Exception as error:
-        raise CheckpointError(f"{source} has no readable .metadata: {error}") from error
-
-
-def _tensor_sizes(source: str) -> list[tuple[str, int]]:
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-    entries = _metadata(source).state_dict_metadata.items()
-    found = [
-        (key, entry.size.numel() * entry.properties.dtype.itemsize)
-        for key, entry in entries
-        if isinstance(entry, TensorStorageMetadata) and not key.startswith(("optim", "optimizer"))
-    ]
-    if not found:
-        raise CheckpointError(f"{source} holds no weights.")
-    return found
+def _common_prefix(all_names: list[str]) -> str:
+    """Return what wrappers have put before every name: each of their prefixes once, in any order."""
+    prefix, left = "", list(WRAPPER_PREFIXES)
+    while True:
+        found = next((p for p in left if all(name.startswith(prefix + p) for name in all_names)), None)
+        if found is None:
+            return prefix
+        left.remove(found)
+        prefix += found
 
 
-def _grouped(sizes: list[tuple[str, int]], shard_bytes: int) -> Iterator[list[str]]:
-    group: list[str] = []
+def _grouped(stored: list[StoredTensor], shard_bytes: int) -> Iterator[list[StoredTensor]]:
+    group: list[StoredTensor] = []
     filled = 0
-    for key, size in sizes:
-        if group and filled + size > shard_bytes:
+    for tensor in stored:
+        if group and filled + tensor.nbytes > shard_bytes:
             yield group
             group, filled = [], 0
-        group.append(key)
-        filled += size
+        group.append(tensor)
+        filled += tensor.nbytes
     if group:
         yield group
 
 
-def _load_tensors(source: str, keys: list[str]) -> dict[str, torch.Tensor]:
+def _dcp_tensors(source: str) -> list[StoredTensor]:
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    # torch writes this index as a pickle of its own classes, so that is all that is let through
+    _check_metadata(os.path.join(source, ".metadata"))
+    entries = FileSystemReader(source).read_metadata().state_dict_metadata
+    return [
+        StoredTensor(
+            name=key,
+            nbytes=entry.size.numel() * entry.properties.dtype.itemsize,
+            load=lambda key=key, entry=entry: _load_dcp(source, key, entry),  # type: ignore[misc]
+        )
+        for key, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata) and not key.startswith(("optim.", "optimizer."))
+    ]
+
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_INDEX_NAMES = {
+    *((_METADATA, name) for name in ("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex")),
+    *((_METADATA, name) for name in ("StorageMeta", "TensorProperties", "TensorStorageMetadata")),
+    (_METADATA, "_MEM_FORMAT_ENCODING"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    ("collections", "OrderedDict"),
+    *(("pathlib", name) for name in ("Path", "PosixPath", "WindowsPath")),
+    *(("pathlib._local", name) for name in ("Path", "PosixPath", "WindowsPath")),  # Python 3.13's
+}
+
+
+class _IndexOnly(pickle.Unpickler):
+    """Reads what torch writes into the index of shards, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _INDEX_NAMES or (module == "torch" and isinstance(getattr(torch, name, 0), torch.dtype)):
+            return super().find_class(module, name)
+        raise CheckpointError(f"The index of the shards names {module}.{name}, which does not belong there.")
+
+
+def _check_metadata(path: str) -> None:
+    """Refuse an index that holds more than torch writes or names files elsewhere, before torch reads it.
+
+    Raises:
+        CheckpointError: It does, or it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            places = {info.relative_path for info in (_IndexOnly(file).load().storage_data or {}).values()}
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever a damaged pickle raises
+        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+    for place in places:
+        if os.path.isabs(place) or ".." in place.replace("\\", "/").split("/"):
+            raise CheckpointError(f"{path} names {place!r}, which is outside the checkpoint.")
+
+
+def _load_dcp(source: str, key: str, entry: Any) -> torch.Tensor:
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    entries = _metadata(source).state_dict_metadata
-    state = {key: torch.empty(entries[key].size, dtype=entries[key].properties.dtype) for key in keys}
+    state = {key: torch.empty(entry.size, dtype=entry.properties.dtype)}
     load(state, checkpoint_id=source, no_dist=True)
-    return {_plain_name(key): tensor for key, tensor in state.items()}
-
-
-def _plain_name(key: str) -> str:
-    """Return a weight's name in the model: without what wrappers and Lightning put before it."""
-    for prefix in ("app.", "state_dict.", "model_state.", PREFIX):
-        key = key.removeprefix(prefix)
-    return key
+    return state[key]

@@ -56,3 +56,18 @@ def choose_device(use_cpu: bool, launch: Launch) -> torch.device:
     if torch.backends.mps.is_available():
         return torch.device("mps")
     return torch.device("cpu")
+
+
+def slurm_job_id(environment: Mapping[str, str] | None = None) -> str | None:
+    """Return the id of this batch job as `scontrol` takes it; None outside of one, and in an interactive shell.
+
+    Args:
+        environment: The variables; None reads this process's own.
+    """
+    variables = os.environ if environment is None else environment  # noqa: TID251 - SLURM speaks through it
+    if variables.get("SLURM_JOB_NAME") in ("bash", "interactive"):
+        return None
+    array = variables.get("SLURM_ARRAY_JOB_ID")
+    if array is not None:
+        return f"{array}_{variables.get('SLURM_ARRAY_TASK_ID', '0')}"
+    return variables.get("SLURM_JOB_ID")

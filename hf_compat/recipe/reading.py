@@ -15,19 +15,20 @@ from hf_compat.hf import checkpoint_dir as names
 Weights = dict[str, torch.Tensor]
 
 
-def read_torch_file(path: str, allowed: list[Any] | None = None) -> Any:
+def read_torch_file(path: str, allowed: list[Any] | None = None, mmap: bool = False) -> Any:
     """Read a file that `torch.save` wrote, as tensors and plain containers.
 
     Args:
         path: The file.
         allowed: Further types that may be in it.
+        mmap: Leave tensors on disk until they are used.
 
     Raises:
         CheckpointError: It is damaged, or holds anything else; nothing of it is run.
     """
     try:
         with torch.serialization.safe_globals(allowed or []):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # torch and pickle raise what they like; the file is the fact
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
 

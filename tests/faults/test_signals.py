@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import toy
 from compare import same
 
 from hf_compat import Trainer, get_last_checkpoint, set_seed
+from hf_compat.bridge import slurm
 
 SCRIPT = """
 import os, sys, time
@@ -85,3 +87,34 @@ def test_handlers_are_put_back(make_args, tmp_path):
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     Trainer(toy.Classifier(), make_args(enable_jit_checkpoint=True), train_dataset=toy.rows()).train()
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_a_slurm_job_is_queued_again_and_goes_on(make_args, tmp_path, monkeypatch):
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    scontrol = bin_folder / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\necho $* >> {tmp_path}/asked\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_JOB_NAME", "train")
+    returned, err = interrupted(tmp_path, signal.SIGUSR1)
+    assert returned == 128 + signal.SIGUSR1, err[-2000:]
+    assert (tmp_path / "asked").read_text() == "requeue 17\n"
+
+    monkeypatch.setenv("SLURM_JOB_ID", "18")  # another job begins anew
+    assert Trainer(toy.Classifier(), make_args(output_dir=str(tmp_path / "out")))._resolve_checkpoint(None) is None
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    resumed = finish(make_args, tmp_path / "out", None)
+    assert not (tmp_path / "out" / "requeued.json").exists()
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert same(resumed, finish(make_args, tmp_path / "c", None))
+
+
+def test_a_refusal_of_slurm_is_told(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "3")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    slurm.requeue(str(tmp_path))
+    assert "scontrol requeue 3_4" in caplog.text
+    assert slurm.is_requeued(str(tmp_path))

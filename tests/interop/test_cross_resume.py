@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import lightning.pytorch as pl
 import pytest
-import torch
 import toy
 import transformers
 from compare import same
@@ -128,22 +127,6 @@ def test_an_hf_folder_becomes_a_lightning_checkpoint_and_comes_back(checkpoints,
     assert same(run("hf_compat", tmp_path / "b", again)[0], expected)
     assert command(["convert", ckpt, again]) == 2
     assert "not overwritten" in capsys.readouterr().err
-
-
-def test_shards_become_weights_one_file_at_a_time(tmp_path):
-    import torch.distributed.checkpoint as dcp
-
-    model = toy.tiny_gpt2()
-    weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
-    dcp.save({f"model.{name}": tensor for name, tensor in weights.items()}, checkpoint_id=tmp_path / "shards")
-    from hf_compat.engine.convert import convert
-
-    convert(str(tmp_path / "shards"), str(tmp_path / "hf"), shard_bytes=10_000)
-    model.config.save_pretrained(tmp_path / "hf")
-    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf")
-    assert same(again.state_dict(), model.state_dict())
-    assert len(list((tmp_path / "hf").glob("model-*.safetensors"))) > 2
-    assert torch.equal(again.lm_head.weight, again.transformer.wte.weight)
 
 
 def test_our_folder_is_a_from_pretrained_folder(tmp_path):
