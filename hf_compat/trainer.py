@@ -13,7 +13,6 @@ import logging
 import os
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -58,10 +57,7 @@ from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.outputs import TrainOutput
 from hf_compat.hf.seeding import enable_full_determinism, set_seed
 from hf_compat.hf.signatures import (
-    can_return_loss,
-    find_labels,
     fitting_arguments,
-    has_var_keyword,
     number_of_arguments,
 )
 from hf_compat.hf.state import TrainerControl, TrainerState, is_exportable
@@ -69,17 +65,15 @@ from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.interop.transformers_models import (
     align_special_tokens,
     check_trainable,
-    loss_shifts_labels,
     pads_itself,
-    unwrap_peft,
 )
 from hf_compat.plan.schedule import TrainingSchedule, make_schedule
 from hf_compat.plan.table import check_supported
 from hf_compat.plan.translate import translate
 from hf_compat.recipe.accelerator import AcceleratorFacade
 from hf_compat.recipe.data import DataMethods
-from hf_compat.recipe.losses import LabelSmoother
 from hf_compat.recipe.memory import run_with_fitting_batch_size
+from hf_compat.recipe.model import ModelMethods
 from hf_compat.recipe.optimization import OptimizationMethods
 from hf_compat.recipe.reading import read_torch_file
 from hf_compat.recipe.steps import StepMethods
@@ -88,7 +82,14 @@ logger = logging.getLogger(__name__)
 
 
 class Trainer(
-    StepMethods, OptimizationMethods, DataMethods, EvaluationMethods, CheckpointMethods, LogMethods, SharingMethods
+    ModelMethods,
+    StepMethods,
+    OptimizationMethods,
+    DataMethods,
+    EvaluationMethods,
+    CheckpointMethods,
+    LogMethods,
+    SharingMethods,
 ):
     """Train, evaluate and predict as `transformers.Trainer` does, on Lightning's engine.
 
@@ -158,8 +159,7 @@ class Trainer(
         self._set_running_attributes()
         self._set_callbacks(callbacks)
         self.control = self.callback_handler.on_init_end(self.args, self.state, self.control)
-        if getattr(self.model, "config", None) is not None:
-            self.model.config.use_cache = self.args.use_cache  # type: ignore[union-attr]  # transformers'
+        self._set_use_cache()
 
     def _seed(self) -> None:
         if self.args.full_determinism:
@@ -191,22 +191,6 @@ class Trainer(
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         model.to(device)
-
-    def _introspect(self) -> None:
-        """Read off the model what it takes and returns."""
-        model = unwrap_peft(self.accelerator.unwrap_model(self.model))
-        accepts = getattr(model, "accepts_loss_kwargs", None)
-        self.model_accepts_loss_kwargs = has_var_keyword(model.forward) if accepts is None else accepts
-        labels = self.args.label_names
-        self.label_names = find_labels(type(model)) if labels is None else labels
-        self.can_return_loss = can_return_loss(type(model))
-        self._loss_shifts_labels = loss_shifts_labels(model)
-        self.label_smoother = None
-        if self.args.label_smoothing_factor != 0:
-            if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
-                warnings.warn("Label smoothing does not fit multi-label classification: it is off.", stacklevel=3)
-            else:
-                self.label_smoother = LabelSmoother(epsilon=self.args.label_smoothing_factor)
 
     def _validate_args(self) -> None:
         """Refuse arguments that contradict what the Trainer was given."""
@@ -427,26 +411,6 @@ class Trainer(
         self.optimizer = self.lr_scheduler = None
         if self.place_model_on_device:
             self._move_model_to_device(self.model, self.args.device)
-
-    def _enable_activation_checkpointing(self) -> None:
-        if not self.args.activation_checkpointing:
-            return
-        options = dict(self.args.activation_checkpointing_kwargs or {})
-        enable = getattr(self.model, "activation_checkpointing_enable", None)
-        if callable(enable):
-            enable(
-                every_n_layers=options.pop("every_n_layers", 1),
-                offload=options.pop("offload", False),
-                activation_checkpointing_kwargs=options or None,
-            )
-            return
-        enable = getattr(self.model, "gradient_checkpointing_enable", None)
-        if not callable(enable):
-            raise ArgumentError(
-                f"`activation_checkpointing=True`, but {type(self.model).__name__} has no method to enable it.\n\n"
-                "Hint: add `gradient_checkpointing_enable(gradient_checkpointing_kwargs=None)` to the model."
-            )
-        enable(gradient_checkpointing_kwargs=options or None)
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> TrainingSchedule:
         """Work out the counts of a run from the arguments and the training loader."""

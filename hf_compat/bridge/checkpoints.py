@@ -30,7 +30,7 @@ from hf_compat.hf import checkpoint_dir as names
 from hf_compat.hf import manifest
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
-from hf_compat.recipe.reading import read_torch_file, read_weights
+from hf_compat.recipe.reading import COMPILED, names_of, plain_names, read_torch_file, read_weights
 from hf_compat.recipe.rng import legacy_globals, pack_legacy_rng, read_rng, unpack_rng, write_rng
 from hf_compat.recipe.steps import warn_once
 
@@ -113,7 +113,10 @@ class CheckpointMethods(RunBase):
             warn_once(
                 f"`async_save=True`: {type(self).__name__} overrides {', '.join(own)}; checkpoints are not async."
             )
-        return not own and not is_peft_model(self.model)
+        is_adapter = is_peft_model(self.accelerator.unwrap_model(self.model))
+        if is_adapter:
+            warn_once("`async_save=True`: adapters of PEFT are small; they are written at once.")
+        return not own and not is_adapter
 
     def _frozen_write(self) -> Callable[[str], None]:
         """Copy everything that a checkpoint holds, and return what writes the copy."""
@@ -214,6 +217,9 @@ class CheckpointMethods(RunBase):
         os.makedirs(folder, exist_ok=True)
         model = self.accelerator.unwrap_model(self.model)
         if is_pretrained_model(model):
+            weights = state_dict or model.state_dict()
+            if any(COMPILED in name for name in weights):
+                state_dict = plain_names(weights)
             model.save_pretrained(folder, state_dict=state_dict)  # type: ignore[operator]  # transformers' or peft's
         else:
             write_weights(state_dict or model.state_dict(), os.path.join(folder, names.SAFE_WEIGHTS_NAME))
@@ -242,7 +248,7 @@ class CheckpointMethods(RunBase):
             target.load_adapter(folder, adapter, is_trainable=True)  # type: ignore[operator]  # peft's
             return
         weights = read_weights(folder)
-        result = target.load_state_dict(weights, strict=False)
+        result = target.load_state_dict(names_of(target, weights), strict=False)
         if hasattr(target, "tie_weights"):
             target.tie_weights()  # type: ignore[operator]  # transformers'
         self._issue_warnings_after_load(result)

@@ -23,7 +23,7 @@ from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf import checkpoint_dir as names
 from hf_compat.hf import manifest
 from hf_compat.hf.state import TrainerControl, TrainerState
-from hf_compat.recipe.reading import read_torch_file, read_weights
+from hf_compat.recipe.reading import COMPILED, read_torch_file, read_weights
 from hf_compat.recipe.rng import legacy_globals, pack_legacy_rng, unpack_rng
 
 PREFIX = "model."
@@ -152,7 +152,7 @@ def write_weights(weights: dict[str, torch.Tensor], path: str) -> None:
     places: dict[tuple[Any, ...], str] = {}
     metadata = {"format": "pt"}
     for name, tensor in weights.items():
-        plain_name = name.replace("_orig_mod.", "")  # what torch.compile puts before names
+        plain_name = name.replace(COMPILED, "")
         place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() and place in places:
             metadata[plain_name] = places[place]

@@ -17,6 +17,7 @@ from hf_compat.engine.recipe import Observer, Recipe, SilentObserver
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.hf.signatures import call_by_signature
 from hf_compat.recipe.optimization import follows_metric
+from hf_compat.recipe.reading import names_of, plain_names
 
 # Fields that Lightning writes several times a step. None of them is a module or parameter, so nn.Module's search for
 # those is left out.
@@ -81,8 +82,9 @@ class HFModule(pl.LightningModule):
             strategy.checkpoint_io = HFCheckpointIO(strategy.checkpoint_io)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what an HF folder says about where its run stood."""
+        """Keep what an HF folder says about where its run stood; name weights as the model does, compiled or not."""
         self._resume = checkpoint.get(OWN_KEY)
+        checkpoint["state_dict"] = names_of(self, plain_names(checkpoint["state_dict"]))
 
     def on_train_start(self) -> None:
         """Go on where the run of a Lightning checkpoint, or of an HF folder, stood."""

@@ -189,7 +189,7 @@ class DataMethods(RecipeBase):
     def _set_signature_columns_if_needed(self) -> None:
         """Set `_signature_columns` to what the model's forward takes, labels included."""
         if self._signature_columns is None:
-            parameters = inspect.signature(unwrap_peft(self.model).forward).parameters
+            parameters = inspect.signature(unwrap_peft(self.accelerator.unwrap_model(self.model)).forward).parameters
             extra = dict.fromkeys(["label", "label_ids", *self.label_names])
             self._signature_columns = [*parameters, *extra]
 

@@ -8,17 +8,16 @@ from torch import nn
 
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.data import Collator, PaddingCollator, default_data_collator
-from hf_compat.hf.signatures import can_return_loss, find_labels, has_var_keyword
 from hf_compat.hf.state import TrainerControl, TrainerState
-from hf_compat.interop.transformers_models import loss_shifts_labels, pads_itself, unwrap_peft
+from hf_compat.interop.transformers_models import pads_itself
 from hf_compat.recipe.accelerator import AcceleratorFacade
 from hf_compat.recipe.data import DataMethods
-from hf_compat.recipe.losses import LabelSmoother
+from hf_compat.recipe.model import ModelMethods
 from hf_compat.recipe.optimization import OptimizationMethods
 from hf_compat.recipe.steps import StepMethods
 
 
-class NativeRecipe(StepMethods, OptimizationMethods, DataMethods):
+class NativeRecipe(ModelMethods, StepMethods, OptimizationMethods, DataMethods):
     """HF's steps, optimizer and data loading, for Lightning to drive.
 
     Args:
@@ -54,19 +53,15 @@ class NativeRecipe(StepMethods, OptimizationMethods, DataMethods):
         self.is_in_train = False
         self._train_batch_size = self.args.train_batch_size
         self._created_lr_scheduler = False
-        smoothing = self.args.label_smoothing_factor
-        self.label_smoother = LabelSmoother(epsilon=smoothing) if smoothing else None
+        self.label_smoother = None
         self._signature_columns = None
         if model is not None:
             self.take_model(model)
+            self._set_use_cache()
+            self._enable_activation_checkpointing()
 
     def take_model(self, model: nn.Module) -> None:
         """Work with a model: read off it what it takes and returns."""
         self.model = self.model_wrapped = model
-        inner = unwrap_peft(model)
-        accepts = getattr(inner, "accepts_loss_kwargs", None)
-        self.model_accepts_loss_kwargs = has_var_keyword(inner.forward) if accepts is None else accepts
-        self.label_names = find_labels(type(inner)) if self.args.label_names is None else self.args.label_names
-        self.can_return_loss = can_return_loss(type(inner))
-        self._loss_shifts_labels = loss_shifts_labels(inner)
+        self._introspect()
         self._signature_columns = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import safetensors.torch
@@ -13,6 +14,7 @@ from hf_compat.errors import CheckpointError
 from hf_compat.hf import checkpoint_dir as names
 
 Weights = dict[str, torch.Tensor]
+COMPILED = "_orig_mod."  # what torch.compile puts into the names of weights
 
 
 def read_torch_file(path: str, allowed: list[Any] | None = None, mmap: bool = False) -> Any:
@@ -54,15 +56,26 @@ def read_weights(folder: str) -> Weights:
     for name, read in ((names.SAFE_WEIGHTS_NAME, read_safetensors), (names.WEIGHTS_NAME, read_torch_file)):
         path = os.path.join(folder, name)
         if os.path.isfile(path):
-            return dict(read(path))
+            return plain_names(read(path))
     for name in (names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME):
         path = os.path.join(folder, name)
         if os.path.isfile(path):
-            return _read_shards(folder, path)
+            return plain_names(_read_shards(folder, path))
     raise CheckpointError(
         f"Can't find a valid checkpoint at {folder}: it has no {names.SAFE_WEIGHTS_NAME}.\n\n"
         "Hint: name a checkpoint-<updates> folder."
     )
+
+
+def plain_names(weights: Mapping[str, torch.Tensor]) -> Weights:
+    """Take out of names what `torch.compile` puts into them, so that a model reads them compiled or not."""
+    return {name.replace(COMPILED, ""): tensor for name, tensor in weights.items()}
+
+
+def names_of(model: torch.nn.Module, weights: Weights) -> Weights:
+    """Name weights as a model does of which parts may be compiled."""
+    own = {name.replace(COMPILED, ""): name for name in model.state_dict() if COMPILED in name}
+    return {own.get(name, name): tensor for name, tensor in weights.items()} if own else weights
 
 
 def shard_names(index: str) -> list[str]:

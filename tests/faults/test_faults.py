@@ -190,6 +190,24 @@ def test_a_full_disk(whole, make_args, tmp_path):
     assert last is not None and same(weights, other.model.state_dict())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_folder_that_becomes_read_only(make_args, tmp_path):
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(place)], capture_output=True).returncode != 0:
+        pytest.skip("no tmpfs can be mounted here")
+    try:
+        make(make_args, place / "out", max_steps=4).train()
+        before = {path: path.read_bytes() for path in (place / "out").rglob("*") if path.is_file()}
+        if subprocess.run(["mount", "-o", "remount,ro", str(place)], capture_output=True).returncode != 0:
+            pytest.skip("nothing can be made read-only here")
+        with pytest.raises(CheckpointWriteError, match=r"(?s)out/checkpoint-6 could not be written.*Read-only"):
+            make(make_args, place / "out").train(resume_from_checkpoint=True)
+        assert before == {path: path.read_bytes() for path in (place / "out").rglob("*") if path.is_file()}
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
 def test_a_place_that_cannot_be_written_to(make_args, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(CheckpointWriteError, match=r"(?s)file/out/checkpoint-2 could not be written.*Not a directory"):
