@@ -12,7 +12,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from hf_compat import EarlyStoppingCallback, Trainer, TrainingArguments
+from hf_compat import EarlyStoppingCallback, Trainer, TrainingArguments, set_seed
 
 
 class Classifier(nn.Module):
@@ -58,6 +58,7 @@ def main() -> None:
         metric_for_best_model="accuracy",
         use_cpu=True,
     )
+    set_seed(args.seed)  # the model's first weights are drawn from it
     best = BestAccuracy()
     trainer = Trainer(
         model=Classifier(),

@@ -13,7 +13,7 @@ from pydoc_data.topics import topics
 
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from hf_compat import EarlyStoppingCallback, Trainer, TrainingArguments
+from hf_compat import EarlyStoppingCallback, Trainer, TrainingArguments, set_seed
 
 BLOCK = 64
 
@@ -50,6 +50,7 @@ def main() -> None:
         load_best_model_at_end=True,
         use_cpu=True,
     )
+    set_seed(args.seed)  # the model's first weights are drawn from it
     config = GPT2Config(
         vocab_size=256, n_positions=BLOCK, n_layer=2, n_head=4, n_embd=64, bos_token_id=0, eos_token_id=0
     )

@@ -9,7 +9,7 @@ import torch
 import toy
 from torch import nn
 
-from hf_compat import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+from hf_compat import EarlyStoppingCallback, HFModule, Trainer, TrainerCallback, TrainingArguments
 from hf_compat.errors import ArgumentError, CallbackError, CheckpointError, DataError, LossError, UnsupportedArgument
 
 
@@ -289,3 +289,8 @@ def test_ctrl_c_comes_out_as_itself(make_args):
         trainer.train()
     trainer.pop_callback(Interrupt)
     assert trainer.train().global_step == 26
+
+
+def test_a_native_module_refuses_what_a_trainer_refuses(make_args):
+    with raises(UnsupportedArgument, "torch_compile=True", "Hint"):
+        HFModule(toy.Classifier(), make_args(torch_compile=True))

@@ -16,6 +16,7 @@ from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.recipe import Observer, Recipe, SilentObserver
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.hf.signatures import call_by_signature
+from hf_compat.plan.table import check_supported
 from hf_compat.recipe.optimization import follows_metric
 from hf_compat.recipe.reading import names_of, plain_names
 
@@ -46,6 +47,7 @@ class HFModule(pl.LightningModule):
             from hf_compat.recipe.native import NativeRecipe
 
             recipe = NativeRecipe(model, args)
+            check_supported(recipe.args)
         self.recipe = recipe
         self.observer: Observer = SilentObserver()
         self.evaluation: EvaluationRun | None = None
