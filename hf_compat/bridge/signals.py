@@ -38,7 +38,8 @@ class StopSignals:
             yield
             return
         watched = [signal.SIGTERM, signal.SIGINT] if stop else []
-        if requeue and hasattr(signal, "SIGUSR1"):  # Windows has none
+        # Windows has none; a handler that is there already is the user's way, or their launcher's, to go on
+        if requeue and hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
             watched.append(signal.SIGUSR1)
         before: dict[int, Any] = {number: signal.signal(number, self.note) for number in watched}
         try:

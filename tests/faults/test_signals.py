@@ -14,7 +14,7 @@ import pytest
 import toy
 from compare import same
 
-from hf_compat import Trainer, get_last_checkpoint, set_seed
+from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
 from hf_compat.bridge import slurm
 
 SCRIPT = """
@@ -118,3 +118,22 @@ def test_a_refusal_of_slurm_is_told(monkeypatch, tmp_path, caplog):
     slurm.requeue(str(tmp_path))
     assert "scontrol requeue 3_4" in caplog.text
     assert slurm.is_requeued(str(tmp_path))
+
+
+def test_a_handler_that_is_there_already_is_kept(make_args, monkeypatch):
+    """submitit and others requeue by handlers of their own."""
+
+    class Send(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+    seen = []
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+    try:
+        trainer = Trainer(toy.Classifier(), make_args(max_steps=4), train_dataset=toy.rows(), callbacks=[Send])
+        trainer.train()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [signal.SIGUSR1] and trainer.state.global_step == 4
