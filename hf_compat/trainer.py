@@ -21,6 +21,7 @@ import hf_compat.engine  # noqa: F401 - loads Lightning
 # isort: split
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers import Logger
 from torch import nn
 
 from hf_compat.bridge import slurm
@@ -28,9 +29,13 @@ from hf_compat.bridge.background import BackgroundWriter
 from hf_compat.bridge.callback import HFBridge
 from hf_compat.bridge.checkpoints import CheckpointMethods, read_state
 from hf_compat.bridge.evaluation import EvaluationMethods
+from hf_compat.bridge.eyes import EyeMethods
+from hf_compat.bridge.loggers import LoggerCallback, reporting_callbacks
 from hf_compat.bridge.logs import LogMethods
 from hf_compat.bridge.opening import opening_lines, show_logs
+from hf_compat.bridge.riders import CallbackOrder, check_rider
 from hf_compat.bridge.run_state import fits, give_back_callbacks, give_back_losses, read_run_state
+from hf_compat.bridge.scalars import Scalars
 from hf_compat.bridge.sharing import SharingMethods
 from hf_compat.bridge.signals import StopSignals
 from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
@@ -89,6 +94,7 @@ class Trainer(
     EvaluationMethods,
     CheckpointMethods,
     LogMethods,
+    EyeMethods,
     SharingMethods,
 ):
     """Train, evaluate and predict as `transformers.Trainer` does, on Lightning's engine.
@@ -257,6 +263,8 @@ class Trainer(
         self._is_prepared = False
         self._total_loss_scalar = 0.0
         self._globalstep_last_logged = 0
+        self._nonfinite_steps: Any = 0
+        self._scalars, self._eval_scalars = Scalars(), Scalars()
         self._initial_num_input_tokens_seen = 0
         self.gather_function = self.accelerator.gather_for_metrics
         self.lightning_trainer: pl.Trainer | None = None
@@ -273,10 +281,13 @@ class Trainer(
         if callbacks is not None and not isinstance(callbacks, (list, tuple)):
             raise ArgumentError(f"`callbacks={callbacks!r}` is no list.\n\nHint: write `callbacks=[…]`.")
         self._lightning_callbacks: list[pl.Callback] = []
+        self._callback_order = CallbackOrder()
         self.callback_handler = CallbackHandler(
-            [DefaultFlowCallback], self.model, self.processing_class, self.optimizer, self.lr_scheduler
+            [], self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
-        for callback in callbacks or []:
+        self.callback_handler.eyes["trainer"] = self
+        given = [callback() if isinstance(callback, type) else callback for callback in callbacks or []]
+        for callback in [DefaultFlowCallback, *_not_among(given, reporting_callbacks(self.args)), *given]:
             self.add_callback(callback)
         self.add_callback(PrinterCallback if self.args.disable_tqdm else ProgressCallback)
         stateful = [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
@@ -292,20 +303,31 @@ class Trainer(
         self.processing_class = processing_class
 
     def add_callback(self, callback: Any) -> None:
-        """Add an HF or a Lightning callback; a class is instantiated."""
+        """Add an HF callback, a Lightning callback or a Lightning logger; a class is instantiated.
+
+        Raises:
+            CallbackError: It is none of these, or a Lightning callback that cannot work here.
+        """
         candidate = callback() if isinstance(callback, type) else callback
+        if isinstance(candidate, Logger):
+            candidate = LoggerCallback(candidate)
         if isinstance(candidate, pl.Callback):
+            check_rider(candidate, self.model)
             self._lightning_callbacks.append(candidate)
         else:
             self.callback_handler.add_callback(candidate)
+        self._callback_order.add(candidate)
 
     def pop_callback(self, callback: Any) -> Any:
         """Remove a callback and return it; None where it is not there."""
         for candidate in self._lightning_callbacks:
             if candidate is callback or (isinstance(callback, type) and isinstance(candidate, callback)):
                 self._lightning_callbacks.remove(candidate)
+                self._callback_order.remove(candidate)
                 return candidate
-        return self.callback_handler.pop_callback(callback)
+        popped = self.callback_handler.pop_callback(callback)
+        self._callback_order.remove(popped)
+        return popped
 
     def remove_callback(self, callback: Any) -> None:
         """Remove a callback."""
@@ -497,6 +519,7 @@ class Trainer(
     def _reset_counters(self) -> None:
         self._tr_loss = torch.tensor(0.0, device=self.args.device)
         self._total_loss_scalar = 0.0
+        self._nonfinite_steps, self._scalars = 0, Scalars()
         self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
         self._session_first_update = self._initial_global_step = self._globalstep_last_logged = self.state.global_step
 
@@ -524,7 +547,7 @@ class Trainer(
         module = HFModule(self.model, recipe=self)
         module.num_training_updates = schedule.max_updates
         module.observer = bridge
-        trainer = build_trainer(plan, [*self._lightning_callbacks, bridge])
+        trainer = build_trainer(plan, bridge.places(self._lightning_callbacks, self._callback_order), self._loggers())
         leave_validation_to_flags(trainer)
         accept_modules_in_eval_mode(trainer)
         keep_step_signature(trainer)
@@ -540,6 +563,7 @@ class Trainer(
         finally:
             self._fit_module = self._fit_windows = None
             self.accelerator.run_backward = None
+            self._watch_outputs(False)
 
     def _take_up_optimizer(self) -> None:
         """Load optimizer states, and show callbacks what the run works with; Lightning has just had it made."""
@@ -547,7 +571,8 @@ class Trainer(
             self._load_optimizer_and_scheduler(self._resume_checkpoint)
             self._load_scaler(self._resume_checkpoint)
         if self._run_state is not None:
-            give_back_callbacks(self._lightning_callbacks, self._run_state)
+            assert self.lightning_trainer is not None and self._fit_module is not None  # it is fitting
+            give_back_callbacks(self._lightning_callbacks, self._run_state, self.lightning_trainer, self._fit_module)
         handler = self.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         handler.train_dataloader = self._fit_loader
@@ -579,6 +604,12 @@ class Trainer(
         for path in [*checkpoints_to_delete(run_dir, 1, best, manifest.is_ours), *list_checkpoints(run_dir)[-1:]]:
             if os.path.abspath(path) != os.path.abspath(best):
                 manifest.remove(path)
+
+
+def _not_among(given: list[Any], added: list[Any]) -> list[Any]:
+    """Return what is to be added, without the kinds that the user brings in a form of their own."""
+    kinds = {type(callback) for callback in given} - {LoggerCallback}
+    return [callback for callback in added if type(callback) not in kinds]
 
 
 def _accept_old_names(old_names: dict[str, Any], processing_class: Any) -> Any:

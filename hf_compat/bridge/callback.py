@@ -24,6 +24,7 @@ import lightning.pytorch as pl
 import torch
 
 from hf_compat.bridge import slurm
+from hf_compat.bridge.riders import PAIRS, CallbackOrder, HFEvents
 from hf_compat.bridge.session import Session
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.hf.signatures import call_by_signature
@@ -65,6 +66,12 @@ class HFBridge(pl.Callback):
         self._learning_rate: float | None = None
         self._stepped = False
         self._last_saved = -1
+        self._taken_up = False
+        self._eyes: set[str] = set()
+        # whether the filter has hidden a loss within this update: False, True, or a tensor on the loss's device
+        self._hides: Any = False
+        self._order: CallbackOrder | None = None
+        self._last_group = 0
 
     # Events are fired through here, so that a callback may replace the control.
     def _fire(self, event: str, **extra: Any) -> None:
@@ -72,13 +79,73 @@ class HFBridge(pl.Callback):
         fire = getattr(session.callback_handler, event)
         session.control = fire(session.args, session.state, session.control, **extra)
 
+    def places(self, riders: list[pl.Callback], order: CallbackOrder) -> list[pl.Callback]:
+        """Return the callbacks of a Lightning trainer: the riders, this bridge last, and HF's runs in between."""
+        self._order = order if riders else None
+        self._last_group = len(riders)
+        return order.arrange(riders, self, lambda group: HFEvents(self, group))
+
+    def tell(self, hook: str, group: int, batch: Any = None, outputs: Any = None) -> None:
+        """Tell the event that goes with a hook to one run of the HF callbacks; the first one prepares it.
+
+        Args:
+            hook: Lightning's hook.
+            group: Which run of HF callbacks: 0 stands before the first Lightning callback.
+            batch: The batch, where the hook has one.
+            outputs: What the step returned, where the hook has it.
+        """
+        session, event = self.hf_session, PAIRS[hook]
+        handler = session.callback_handler
+        if group == 0:
+            self._prepare(hook, batch, outputs)
+        if hook == "on_train_batch_end" and not self._stepped:
+            return
+        if self._order is None:
+            self._fire(event)
+            return
+        handler.only = self._order.groups(handler.callbacks)[group]
+        try:
+            if group == 0:
+                self._fire(event)
+            else:  # the flags are reset once, by the handler's own method
+                session.control = handler.call_event(event, session.args, session.state, session.control)
+        finally:
+            handler.only = None
+
+    def _prepare(self, hook: str, batch: Any, outputs: Any) -> None:
+        """Do what comes before an event's first callback."""
+        session = self.hf_session
+        if hook == "on_train_start":
+            self.look_for_eyes()
+        elif hook == "on_train_epoch_start":
+            self.epoch += 1
+            self._grad_norm = self._learning_rate = None
+            self.look_for_eyes()
+        elif hook == "on_train_batch_start":
+            self._stepped = False
+        elif hook == "on_train_batch_end" and self._stepped:
+            assert isinstance(batch, Window)  # the data module yields nothing else
+            session.state.global_step += 1
+            session.state.epoch = self.epoch + batch.epoch_progress
+        elif hook == "on_train_epoch_end":
+            self._close_epoch()
+        elif hook == "on_validation_batch_end" and self._eyes:
+            session.callback_handler.eyes.update(loss=outputs, inputs=getattr(batch, "inputs", batch))
+
+    def look_for_eyes(self) -> None:
+        """Find out whether a callback asks for losses, inputs or outputs; keeping them costs memory."""
+        self._eyes = self.hf_session.callback_handler.asked_for() - {"trainer"}
+        self.hf_session._watch_outputs("outputs" in self._eyes)
+
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let the run take up optimizer and schedule, which Lightning has just had made."""
-        self.hf_session._take_up_optimizer()
+        if not self._taken_up:
+            self._taken_up = True
+            self.hf_session._take_up_optimizer()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin the run."""
-        self._fire("on_train_begin")
+        self.tell("on_train_start", self._last_group)
         if self.hf_session.args.eval_on_start:
             self.hf_session._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
         if self.is_finished:
@@ -86,21 +153,20 @@ class HFBridge(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin an epoch."""
-        self.epoch += 1
-        self._grad_norm = self._learning_rate = None
-        self._fire("on_epoch_begin")
+        self.tell("on_train_epoch_start", self._last_group)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Begin an update."""
-        self._stepped = False
-        self._fire("on_step_begin")
+        self.tell("on_train_batch_start", self._last_group)
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Any) -> None:
         """Take a micro-batch's loss, operations and tokens into account."""
         session = self.hf_session
         session._tr_loss += self._countable(loss)
+        if self._eyes:
+            session.callback_handler.eyes.update(loss=loss, inputs=inputs)
         session.current_flos += float(session.floating_point_ops(inputs))
         session._track_num_input_tokens(inputs)
 
@@ -111,9 +177,14 @@ class HFBridge(pl.Callback):
             return loss
         steps = 1 + session.state.global_step - session._globalstep_last_logged
         if loss.device.type == "cpu":
-            return loss if math.isfinite(loss.item()) else session._tr_loss / steps
+            if math.isfinite(loss.item()):
+                return loss
+            self._hides = True
+            return session._tr_loss / steps
         # on a device the choice is made there: asking for the value would wait for it at every step
-        return torch.where(torch.isfinite(loss), loss, session._tr_loss / steps)
+        finite = torch.isfinite(loss)
+        self._hides = ~finite if self._hides is False else self._hides | ~finite
+        return torch.where(finite, loss, session._tr_loss / steps)
 
     def substep_ended(self) -> None:
         """Tell that a micro-batch other than the last has ended."""
@@ -128,7 +199,7 @@ class HFBridge(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Tell that gradients are clipped and the optimizer is about to step."""
-        self._fire("on_pre_optimizer_step")
+        self.tell("on_before_optimizer_step", self._last_group)
 
     def optimizer_stepped(self, grad_norm: Any) -> None:
         """Tell that the optimizer has stepped."""
@@ -148,11 +219,9 @@ class HFBridge(pl.Callback):
         session._check_background()
         if trainer.should_stop:  # a Lightning callback asks to stop
             session.control.should_training_stop = True
+        self.tell("on_train_batch_end", self._last_group, batch)
         if self._stepped:
-            assert isinstance(batch, Window)  # the data module yields nothing else
-            session.state.global_step += 1
-            session.state.epoch = self.epoch + batch.epoch_progress
-            self._fire("on_step_end")
+            self._count_hidden()
             self._act_on_flags(trainer)
             self._obey_signals()
         if self.should_break():
@@ -160,9 +229,23 @@ class HFBridge(pl.Callback):
             if self.windows is not None:
                 self.windows.close_epoch()
 
+    def _count_hidden(self) -> None:
+        """Count the update where the filter has hidden a loss that was not finite."""
+        if self._hides is not False:
+            self.hf_session._nonfinite_steps += self._hides
+            self._hides = False
+
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End an epoch: then log, evaluate and save as the flags say."""
         session = self.hf_session
+        self.tell("on_train_epoch_end", self._last_group)
+        if trainer.should_stop:  # a Lightning callback asks to stop, at the end of this epoch
+            session.control.should_training_stop = True
+        self._act_on_flags(trainer)
+        trainer.should_stop = session.control.should_training_stop
+
+    def _close_epoch(self) -> None:
+        session, trainer = self.hf_session, self.hf_session.lightning_trainer
         if self.windows is not None:
             self.windows.finish_epoch()
         if self.windows is not None and not self.windows.saw_data:
@@ -173,10 +256,8 @@ class HFBridge(pl.Callback):
                 session.state.max_steps,
             )
             session.control.should_training_stop = True
-        trainer.should_stop = False  # the control says it too; a callback of this event may take it back
-        self._fire("on_epoch_end")
-        self._act_on_flags(trainer)
-        trainer.should_stop = session.control.should_training_stop
+        if trainer is not None:
+            trainer.should_stop = False  # the control says it too; an HF callback of this event may take it back
 
     def _obey_signals(self) -> None:
         """Write a checkpoint where a signal has asked to stop, then stop."""
@@ -222,7 +303,7 @@ class HFBridge(pl.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Tell that a batch was predicted."""
-        self._fire("on_prediction_step")
+        self.tell("on_validation_batch_end", self._last_group, batch, outputs)
 
     on_test_batch_end = on_validation_batch_end
 

@@ -6,12 +6,13 @@ but tensors and plain containers (`weights_only=True`).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning.pytorch as pl
@@ -22,9 +23,10 @@ from torch import nn
 
 from hf_compat.bridge.background import BackgroundWriter, frozen_copy
 from hf_compat.bridge.base import RunBase
-from hf_compat.bridge.run_state import collect_run_state
+from hf_compat.bridge.run_state import ask_callbacks, collect_run_state
 from hf_compat.engine.checkpoint_io import RUN_STATE_NAME, write_weights
-from hf_compat.engine.windows import Windows
+from hf_compat.engine.module import HFModule
+from hf_compat.engine.windows import Windows, as_plain
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 from hf_compat.hf import checkpoint_dir as names
 from hf_compat.hf import manifest
@@ -51,7 +53,11 @@ class CheckpointMethods(RunBase):
 
     lightning_trainer: pl.Trainer | None
     _fit_windows: Windows | None
+    _fit_module: HFModule | None
+    _lightning_callbacks: list[pl.Callback]
     _background: BackgroundWriter
+    _other_weights: dict[str, Any] | None = None
+    _extras: dict[str, Any] = {}
 
     def _check_background(self) -> None:
         """Raise what went wrong with a checkpoint that was written in the background."""
@@ -69,6 +75,7 @@ class CheckpointMethods(RunBase):
         """
         self.store_flos()
         self._background.wait()
+        self._ask_lightning_callbacks()
         run_dir = self._get_output_dir(trial=trial)
         final = os.path.join(run_dir, f"{names.PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         partial = final + manifest.PARTIAL_SUFFIX
@@ -120,7 +127,7 @@ class CheckpointMethods(RunBase):
 
     def _frozen_write(self) -> Callable[[str], None]:
         """Copy everything that a checkpoint holds, and return what writes the copy."""
-        weights = frozen_copy(self.accelerator.unwrap_model(self.model).state_dict())
+        weights = frozen_copy(self._other_weights or self.accelerator.unwrap_model(self.model).state_dict())
         files: dict[str, Any] = {}
         if not self.args.save_only_model:
             files[names.OPTIMIZER_NAME] = frozen_copy(self.optimizer.state_dict())
@@ -144,7 +151,8 @@ class CheckpointMethods(RunBase):
         return write
 
     def _write_checkpoint(self, partial: str) -> None:
-        self.save_model(partial, _internal_call=True)
+        with _holding(self.accelerator.unwrap_model(self.model), self._other_weights):
+            self.save_model(partial, _internal_call=True)
         os.makedirs(partial, exist_ok=True)
         if not self.args.save_only_model:
             self._save_optimizer_and_scheduler(partial)
@@ -170,7 +178,22 @@ class CheckpointMethods(RunBase):
         if self._fit_windows is None or self.lightning_trainer is None:
             return None
         closing = self.control.should_epoch_stop or self.control.should_training_stop
-        return collect_run_state(self, self.lightning_trainer, self._fit_windows, closing)
+        state = collect_run_state(self, self.lightning_trainer, self._fit_windows, closing)
+        return {**state, "extras": self._extras}
+
+    def _ask_lightning_callbacks(self) -> None:
+        """Let Lightning callbacks add to the checkpoint; what is no plain value or tensor could not be read back."""
+        self._other_weights, self._extras = None, {}
+        if self._fit_module is None or self.lightning_trainer is None:
+            return
+        riders = self._lightning_callbacks
+        self._other_weights, extras = ask_callbacks(riders, self.lightning_trainer, self._fit_module)
+        for name, value in extras.items():
+            plain = as_plain(value)
+            if plain is None and value is not None:
+                warn_once(f"A callback puts {name!r} into the checkpoint: no plain value, so it is left out.")
+            else:
+                self._extras[name] = plain
 
     def _stateful(self) -> list[Any]:
         return [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
@@ -341,6 +364,20 @@ def read_state(checkpoint: str) -> TrainerState:
         raise CheckpointError(
             f"{path} is not a readable trainer state: {error}.\n\nHint: resume from another checkpoint."
         ) from error
+
+
+@contextlib.contextmanager
+def _holding(model: nn.Module, weights: dict[str, Any] | None) -> Iterator[None]:
+    """Let a model hold other weights for a while: those that are to be written."""
+    if weights is None:
+        yield
+        return
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(weights)
+    try:
+        yield
+    finally:
+        model.load_state_dict(own)
 
 
 def _aliases(model: nn.Module) -> set[str]:

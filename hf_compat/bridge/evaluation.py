@@ -189,10 +189,15 @@ class EvaluationMethods(RunBase):
                 run_validation(trainer, batches)
             return
         whole: Any = self  # the Trainer, which has all the method groups
-        alone = build_trainer(plan, [*self._lightning_callbacks, HFBridge(whole)])
+        bridge = HFBridge(whole)
+        alone = build_trainer(plan, bridge.places(self._lightning_callbacks, whole._callback_order), whole._loggers())
         if self._fit_module is None:
             self.lightning_trainer = alone
         validate = alone.test if run.settings.is_prediction else alone.validate
         module = HFModule(self.model, recipe=whole)
-        with module.evaluating(run), quietly():
-            validate(module, dataloaders=batches, verbose=False)
+        bridge.look_for_eyes()
+        try:
+            with module.evaluating(run), quietly():
+                validate(module, dataloaders=batches, verbose=False)
+        finally:
+            whole._watch_outputs(False)

@@ -9,11 +9,15 @@ import json
 import os
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 from torch import nn
 
 from hf_compat.bridge.base import RunBase
-from hf_compat.errors import MissingMetric
+from hf_compat.bridge.loggers import LoggerCallback
+from hf_compat.bridge.scalars import Scalars
+from hf_compat.engine.internals import note_metrics
+from hf_compat.errors import ArgumentError, MissingMetric
 from hf_compat.hf.checkpoint_dir import TRAINER_STATE_NAME
 from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.flow import eval_metric_name
@@ -21,10 +25,18 @@ from hf_compat.hf.metrics import metrics_format, speed_metrics
 from hf_compat.hf.signatures import call_by_signature
 from hf_compat.recipe.optimization import follows_metric
 
+# What the log of training holds already.
+_TAKEN = frozenset({"loss", "grad_norm", "learning_rate", "epoch", "step", "nonfinite_steps"})
+
 
 class LogMethods(RunBase):
     """The override points around the end of an update, and the public methods for results."""
 
+    lightning_trainer: pl.Trainer | None
+    _lightning_callbacks: list[pl.Callback]
+    _nonfinite_steps: Any
+    _scalars: Scalars
+    _eval_scalars: Scalars
     _tr_loss: torch.Tensor
     _total_loss_scalar: float
     _globalstep_last_logged: int
@@ -67,6 +79,10 @@ class LogMethods(RunBase):
         if grad_norm is not None:
             logs["grad_norm"] = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
         logs["learning_rate"] = self._get_learning_rate() if learning_rate is None else learning_rate
+        hidden = int(self._nonfinite_steps)
+        if hidden:
+            logs["nonfinite_steps"] = hidden
+        logs |= self._scalars.take()
         self._total_loss_scalar += loss_sum
         self._globalstep_last_logged = self.state.global_step
         self.store_flos()
@@ -133,7 +149,40 @@ class LogMethods(RunBase):
                 new = seen - self._initial_num_input_tokens_seen
                 logs.update(speed_metrics("train", start_time, num_tokens=new))
         self.state.log_history.append({**logs, "step": self.state.global_step})
+        if self._lightning_callbacks and self.lightning_trainer is not None:
+            note_metrics(self.lightning_trainer, logs)  # so that they may monitor `loss`, too
         self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
+
+    def log_metric(self, name: str, value: Any, weight: float = 1.0) -> None:
+        """Log a named value beside the loss, from `compute_loss` or `training_step`: its mean until the next log.
+
+        In an evaluation it is averaged over the batches and stands among the metrics, prefixed as they are.
+
+        Args:
+            name: The name in the logs.
+            value: A number, a tensor (its mean counts; it may stay on its device), or a torchmetrics `Metric` that was
+                updated: it is computed and reset when it is logged.
+            weight: Weight in the mean: the samples of the batch, say.
+
+        Raises:
+            ArgumentError: The name is one that the log has already.
+        """
+        if name in _TAKEN:
+            raise ArgumentError(f"`log_metric({name!r}, …)`: the log has {name!r} already.\n\nHint: use another name.")
+        (self._scalars if self.model.training else self._eval_scalars).add(name, value, weight)
+
+    def _log_of_lightning(self, metrics: dict[str, Any], step: int | None) -> None:
+        """Pass on what a Lightning callback logs: into the history, and to the HF callbacks that report."""
+        logs = {name: float(value) for name, value in metrics.items() if name != "epoch"}
+        logs["epoch"] = self.state.epoch
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+        handler = self.callback_handler
+        # Lightning loggers have it from the callback itself; flags stay as they are, a log may still be due
+        handler.only = frozenset(id(c) for c in handler.callbacks if not isinstance(c, LoggerCallback))
+        try:
+            self.control = handler.call_event("on_log", self.args, self.state, self.control, logs=logs)
+        finally:
+            handler.only = None
 
     def store_flos(self) -> None:
         """Move the operations counted since the last call into the state."""

@@ -39,6 +39,8 @@ def collect_run_state(run: Any, trainer: pl.Trainer, windows: Windows, closing: 
         "total_loss": run._total_loss_scalar,
         "last_logged": run._globalstep_last_logged,
         "first_update": run._initial_global_step,
+        "nonfinite_steps": int(run._nonfinite_steps),
+        "scalars": run._scalars.state_dict(),
         "loops": loops_state(trainer),
         "callbacks": {callback.state_key: callback.state_dict() for callback in run._lightning_callbacks},
         "current_epoch": trainer.current_epoch,
@@ -81,11 +83,44 @@ def give_back_losses(run: Any, state: dict[str, Any]) -> None:
     run._total_loss_scalar = state["total_loss"]
     run._globalstep_last_logged = state["last_logged"]
     run._initial_global_step = state["first_update"]
+    run._nonfinite_steps = state.get("nonfinite_steps", 0)
+    if "scalars" in state:
+        run._scalars.load_state_dict(state["scalars"])
 
 
-def give_back_callbacks(callbacks: list[pl.Callback], state: dict[str, Any]) -> None:
-    """Give Lightning callbacks the states that they had."""
+def give_back_callbacks(
+    callbacks: list[pl.Callback], state: dict[str, Any], trainer: pl.Trainer, module: pl.LightningModule
+) -> None:
+    """Give Lightning callbacks the states that they had, and what they had put into the checkpoint."""
+    extras = state.get("extras")
     for callback in callbacks:
         saved = state["callbacks"].get(callback.state_key)
         if saved:
             callback.load_state_dict(saved)
+        if extras and _overrides(callback, "on_load_checkpoint"):
+            callback.on_load_checkpoint(trainer, module, {"state_dict": module.state_dict(), **extras})
+
+
+def ask_callbacks(
+    callbacks: list[pl.Callback], trainer: pl.Trainer, module: pl.LightningModule
+) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Let Lightning callbacks add to a checkpoint, and change its weights: averages are what should be used.
+
+    Returns:
+        The model's weights where a callback has put others in their place, else None; and what was added.
+    """
+    asked = [callback for callback in callbacks if _overrides(callback, "on_save_checkpoint")]
+    if not asked:
+        return None, {}
+    weights = module.state_dict()
+    checkpoint: dict[str, Any] = {"state_dict": weights}
+    for callback in asked:
+        callback.on_save_checkpoint(trainer, module, checkpoint)
+    replaced = checkpoint.pop("state_dict")
+    if replaced is weights:
+        return None, checkpoint
+    return {name.removeprefix("model."): value for name, value in replaced.items()}, checkpoint
+
+
+def _overrides(callback: pl.Callback, hook: str) -> bool:
+    return getattr(type(callback), hook) is not getattr(pl.Callback, hook) or hook in vars(callback)

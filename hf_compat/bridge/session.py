@@ -24,6 +24,8 @@ class Session(Protocol):
     current_flos: float
     _tr_loss: torch.Tensor
     _globalstep_last_logged: int
+    _nonfinite_steps: Any
+    lightning_trainer: Any
     _background: BackgroundWriter
     stop_signals: StopSignals
 
@@ -44,6 +46,8 @@ class Session(Protocol):
     def _evaluate(self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False) -> Any: ...
 
     def _check_background(self) -> None: ...
+
+    def _watch_outputs(self, wanted: bool) -> None: ...
 
     def _take_up_optimizer(self) -> None: ...
 

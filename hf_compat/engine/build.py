@@ -7,12 +7,13 @@ import logging
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -37,6 +38,10 @@ def quietly() -> Iterator[None]:
             warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
             # the state after the update is what a checkpoint of ours, as of HF, holds
             warnings.filterwarnings("ignore", message=".*no pre-optimization state was saved.*")
+            # HF's logging interval counts updates over epochs
+            warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
+            # the module steps whatever schedule is in force, averaged weights' own too
+            warnings.filterwarnings("ignore", message=".*SWA is currently only supported every epoch.*")
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
@@ -52,12 +57,13 @@ class _NoProfiler(PassThroughProfiler):
         return self._nothing
 
 
-def build_trainer(plan: LightningPlan, callbacks: list[pl.Callback]) -> pl.Trainer:
+def build_trainer(plan: LightningPlan, callbacks: list[pl.Callback], loggers: Sequence[Logger] = ()) -> pl.Trainer:
     """Build the trainer that a plan describes.
 
     Args:
         plan: What `plan.translate` made of the arguments.
         callbacks: Lightning callbacks; bars, summaries and checkpoints among them are switched on.
+        loggers: What callbacks log to.
     """
     device = torch.device(plan.device)
     scaler = torch.amp.GradScaler(device.type) if plan.precision == "16-mixed" else None
@@ -65,6 +71,7 @@ def build_trainer(plan: LightningPlan, callbacks: list[pl.Callback]) -> pl.Train
     settings: dict[str, Any] = plan.trainer_settings()
     settings |= {
         "callbacks": callbacks,
+        "logger": list(loggers) or False,
         "strategy": OneDevice(device=device, precision_plugin=precision),
         "profiler": _NoProfiler(),
         "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks),

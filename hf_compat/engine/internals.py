@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.trainer import call
 
 
 def run_validation(trainer: Trainer, batches: Any) -> None:
@@ -64,6 +66,23 @@ def keep_step_signature(trainer: Trainer) -> None:
         return kwargs
 
     trainer.fit_loop.epoch_loop._build_kwargs = build  # type: ignore[method-assign]
+
+
+def note_metrics(trainer: Trainer, metrics: dict[str, Any]) -> None:
+    """Let callbacks find numbers among a trainer's metrics.
+
+    `LightningModule.log` works within a module's hooks only.
+    """
+    connector = trainer._logger_connector
+    numbers = {n: torch.tensor(float(v)) for n, v in metrics.items() if isinstance(v, (int, float))}
+    connector._callback_metrics.update(numbers)
+    connector._logged_metrics.update(numbers)
+
+
+def before_zero_grad(trainer: Trainer, optimizer: Any) -> None:
+    """Call `on_before_zero_grad`: Lightning does so in automatic optimization only."""
+    call._call_callback_hooks(trainer, "on_before_zero_grad", optimizer)
+    call._call_lightning_module_hook(trainer, "on_before_zero_grad", optimizer)
 
 
 def loops_state(trainer: Trainer) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from typing import Any
 
 import lightning.pytorch as pl
@@ -11,7 +12,7 @@ from torch import nn
 
 from hf_compat.engine.checkpoint_io import OWN_KEY, HFCheckpointIO
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, EvaluationSettings
-from hf_compat.engine.internals import load_waiting_data_states, start_from
+from hf_compat.engine.internals import before_zero_grad, load_waiting_data_states, start_from
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.recipe import Observer, Recipe, SilentObserver
 from hf_compat.engine.windows import Window, Windows
@@ -43,6 +44,7 @@ class HFModule(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.model = model
+        recipe_is_own = recipe is None
         if recipe is None:
             from hf_compat.recipe.native import NativeRecipe
 
@@ -54,6 +56,7 @@ class HFModule(pl.LightningModule):
         self.num_training_updates: int | None = None
         self.strict_loading = False  # a folder holds tied weights once
         self._resume: dict[str, Any] | None = None
+        self._logs_itself = recipe_is_own
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _BOOKKEEPING:
@@ -135,12 +138,41 @@ class HFModule(pl.LightningModule):
         grad_norm = recipe._get_grad_norm(model, grad_norm=grad_norm)
         optimizer.step()  # type: ignore[union-attr]  # one optimizer
         observer.optimizer_stepped(grad_norm)
-        observer.learning_rate_read(recipe._get_learning_rate())
+        replaced = self._replaced_schedule() is not None
+        rate = recipe.optimizer.param_groups[0]["lr"] if replaced else recipe._get_learning_rate()
+        observer.learning_rate_read(rate)
         skipped = isinstance(precision, ForwardPrecision) and precision.step_was_skipped
-        scheduler = recipe.lr_scheduler
-        if scheduler is not None and not skipped and not follows_metric(scheduler):
-            scheduler.step()
+        if not skipped:
+            self._step_schedule("step")
+        before_zero_grad(self.trainer, recipe.optimizer)
         model.zero_grad()
+
+    def _step_schedule(self, moment: str) -> None:
+        """Step the schedule where its moment has come: the recipe's, or one that a callback has put in its place."""
+        scheduler, replaced = self.recipe.lr_scheduler, self._replaced_schedule()
+        if replaced is not None:
+            if replaced.interval == moment:
+                replaced.scheduler.step()
+        elif moment == "step" and scheduler is not None and not follows_metric(scheduler):
+            scheduler.step()
+
+    def _replaced_schedule(self) -> Any:
+        """Return Lightning's entry of a schedule that a callback has put in the place of the recipe's, else None."""
+        configs = self.trainer.lr_scheduler_configs
+        return configs[0] if configs and configs[0].scheduler is not self.recipe.lr_scheduler else None
+
+    def on_train_epoch_end(self) -> None:
+        """Step a schedule of epochs that a callback has put in (averaging weights does)."""
+        self._step_schedule("epoch")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HFModule:
+        """Copy the model; whoever owns the steps and the data stays the same one (averages are copies)."""
+        for shared in (self.recipe, self.observer, self.evaluation):
+            memo[id(shared)] = shared
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()})
+        return twin
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         """Predict one batch and keep what the metrics need; returns its loss."""
@@ -167,7 +199,8 @@ class HFModule(pl.LightningModule):
         metrics = (run.output or run.finish()).metrics or {}
         for name, value in metrics.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
-                self.log(name, float(value), batch_size=1)
+                # beside a Trainer the trackers have it from HF's own log
+                self.log(name, float(value), batch_size=1, logger=self._logs_itself)
         if self._owns_evaluation:
             self.evaluation = None
 

@@ -110,7 +110,7 @@ class Windows:
             return {**cut, "epoch": self.next_epoch, "is_open": False, "rng": read_rng()}
         prepared = isinstance(self.loader, PreparedDataLoader)
         source = self.loader.source_state() if prepared else _state_of(self.loader)
-        lookahead = _plain(self.loader.lookahead) if prepared else None
+        lookahead = as_plain(self.loader.lookahead) if prepared else None
         return {
             **cut,
             "epoch": self._epoch,
@@ -118,7 +118,7 @@ class Windows:
             "is_closed": closing or self._closed or (prepared and self.loader.end_of_dataloader),
             "micro_batches_done": self._done,
             "lookahead": lookahead,
-            "source": _plain(source),
+            "source": as_plain(source),
             "epoch_rng": self._epoch_rng,
             "rng": read_rng(),
         }
@@ -238,7 +238,7 @@ def _state_of(loader: Any) -> Any:
     return loader.state_dict() if stateful else None
 
 
-def _plain(data: Any) -> Any:
+def as_plain(data: Any) -> Any:
     """Return nested data as dicts, lists, numbers, strings and tensors; None where something else is in it."""
     try:
         return _as_plain(data)

@@ -24,6 +24,7 @@ from hf_compat.hf.enums import (
     SaveStrategy,
     SchedulerType,
 )
+from hf_compat.hf.tracking import PACKAGES, available_trackers
 
 # `TrainingArguments` of arguments.py, which imports this module; its fields are set by dataclass machinery.
 Arguments = Any
@@ -139,9 +140,21 @@ def _derive_defaults(args: Arguments) -> None:
             setattr(args, f"{kind}_steps", int(steps))
 
 
-def _trackers(report_to: Any) -> list[str]:
-    names = [report_to] if isinstance(report_to, str) else list(report_to or [])
+def _trackers(report_to: Any) -> list[Any]:
+    """Return the trackers as a list: names, and Lightning loggers as they are."""
+    names = list(report_to) if isinstance(report_to, (list, tuple)) else [] if report_to is None else [report_to]
+    if names == ["all"]:
+        return available_trackers()
     return [] if names == ["none"] else names
+
+
+def _known_trackers(args: Arguments) -> Iterator[str]:
+    for name in args.report_to:
+        if isinstance(name, str) and name not in PACKAGES:
+            yield _problem(
+                f"`report_to` has {name!r}, which is not known.",
+                f"choose from {', '.join(PACKAGES)}, 'all', 'none', or pass a Lightning logger.",
+            )
 
 
 def _resolve_accumulation(args: Arguments) -> None:
@@ -162,7 +175,14 @@ def check_arguments(args: Arguments) -> None:
     Raises:
         ArgumentError: At least one field, or combination, cannot be trained with.
     """
-    problems = [*_intervals(args), *_best_model(args), *_numbers(args), *_precision(args), *_choices(args)]
+    problems = [
+        *_intervals(args),
+        *_best_model(args),
+        *_numbers(args),
+        *_precision(args),
+        *_choices(args),
+        *_known_trackers(args),
+    ]
     if problems:
         raise ArgumentError("\n\n".join(problems))
 

@@ -182,6 +182,8 @@ def _plain(name: str, value: Any) -> Any:
         return value.value
     if isinstance(value, AcceleratorConfig):
         return value.to_dict()
+    if name == "report_to":  # Lightning loggers among the names
+        return [item if isinstance(item, str) else type(item).__name__ for item in value]
     if isinstance(value, list):
         return [item.value if isinstance(item, Enum) else item for item in value]
     if isinstance(value, dict):

@@ -52,6 +52,9 @@ EVENTS = (
     "on_push_begin",
 )
 
+# What a method gets only where its signature names it; HF's callbacks never see these.
+EYES = ("trainer", "loss", "inputs", "outputs")
+
 # `args` of an event is a TrainingArguments of ours or one of the same shape, so the boundary is open here.
 Args = Any
 Answer = TrainerControl | Mapping[str, bool] | None
@@ -62,14 +65,16 @@ class TrainerCallback:
 
     A method gets `args`, `state` and `control`, and by keyword `model`, `processing_class` (also as `tokenizer`),
     `optimizer`, `lr_scheduler`, `train_dataloader`, `eval_dataloader`, and `logs` or `metrics` where there are any; one
-    without `**kwargs` gets those that it names. It may return nothing, the control, or a mapping of flags such as
+    without `**kwargs` gets those that it names. One that names `trainer`, `loss`, `inputs` or `outputs` gets these too:
+    the trainer, and the last micro-batch's loss (detached, as `training_step` returned it), inputs and model outputs
+    (detached); None where there is none yet. It may return nothing, the control, or a mapping of flags such as
     `{"should_training_stop": True}`.
 
     Mirrors:
         `transformers.TrainerCallback`, 5.23.
 
     Differs:
-        A mapping of flags may be returned.
+        A mapping of flags may be returned; `trainer`, `loss`, `inputs` and `outputs` are given where they are named.
     """
 
     def on_init_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
@@ -148,6 +153,15 @@ class CallbackHandler(TrainerCallback):
         self.lr_scheduler = lr_scheduler
         self.train_dataloader: Any = None
         self.eval_dataloader: Any = None
+        self.eyes: dict[str, Any] = dict.fromkeys(EYES)
+        # callbacks that are called now; None calls all (Lightning callbacks stand between some of them)
+        self.only: frozenset[int] | None = None
+
+    def asked_for(self) -> set[str]:
+        """Return which of `trainer`, `loss`, `inputs` and `outputs` some callback's method names."""
+        methods = (getattr(callback, event, None) for callback in self.callbacks for event in EVENTS)
+        functions = {getattr(method, "__func__", None) for method in methods} - {None}
+        return {name for function in functions for name in _accepted(function)[2] if name in EYES}
 
     @property
     def callback_list(self) -> str:
@@ -267,13 +281,15 @@ class CallbackHandler(TrainerCallback):
         empty = _EMPTY[event]
         visible: dict[str, Any] | None = None
         for callback in list(self.callbacks):
+            if self.only is not None and id(callback) not in self.only:
+                continue
             method = getattr(callback, event, None)
             # Most callbacks watch a few events: the empty method of the base class is not worth a call on every step.
             if method is None or getattr(method, "__func__", None) is empty:
                 continue
             if visible is None:
                 visible = self._visible(kwargs)
-            answer = _call(method, (args, state, control), visible)
+            answer = _call(method, (args, state, control), visible, self.eyes)
             if answer is not None:
                 control = _apply_answer(answer, control, callback, event)
         return control
@@ -291,14 +307,15 @@ class CallbackHandler(TrainerCallback):
         }
 
 
-def _call(method: Callable[..., Any], args: tuple[Any, ...], visible: dict[str, Any]) -> Any:
+def _call(method: Callable[..., Any], args: tuple[Any, ...], visible: dict[str, Any], eyes: Mapping[str, Any]) -> Any:
     function = getattr(method, "__func__", None)
     if function is None:
         return method(*args, **visible)
     _, _, names, takes_any = _accepted(function)
+    asked = {name: eyes[name] for name in EYES if name in names}
     if takes_any:
-        return method(*args, **visible)
-    return method(*args, **{name: value for name, value in visible.items() if name in names})
+        return method(*args, **{**visible, **asked})
+    return method(*args, **{name: value for name, value in {**visible, **asked}.items() if name in names})
 
 
 def _apply_answer(answer: Any, control: TrainerControl, callback: Any, event: str) -> TrainerControl:

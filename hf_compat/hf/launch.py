@@ -8,8 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+
+def variable(name: str, default: str | None = None) -> Any:
+    """Return a variable of the environment by which users speak to trackers and tools (`WANDB_PROJECT` …)."""
+    return os.environ.get(name, default)  # noqa: TID251 - see above
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

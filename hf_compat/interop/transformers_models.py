@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from types import ModuleType
 from typing import Any
@@ -103,3 +104,12 @@ def align_special_tokens(model: Any, processing_class: Any) -> None:
 def is_datasets_dataset(dataset: Any) -> bool:
     """Say whether a data set is a table of the `datasets` library."""
     return _is_instance(dataset, "datasets", "Dataset")
+
+
+def reporting_callback(tracker: str) -> type | None:
+    """Return transformers' own callback of a tracker; None where transformers is not installed or knows none."""
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    return INTEGRATION_TO_CALLBACK.get(tracker)

@@ -46,7 +46,6 @@ def _inert(why: str) -> Row:
 
 
 _ONE_PROCESS = "it only matters with several processes, which are not supported yet"
-_TRACKIO = "it only matters with `report_to='trackio'`, which is not supported yet"
 _HUB = "stored; used by `push_to_hub`, which is not supported yet"
 _FLAG = "nothing: a flag for scripts"
 
@@ -104,12 +103,12 @@ ROWS: dict[str, Row] = {
     "log_level": _goes("level of the hf_compat logger"),
     "log_level_replica": _inert(_ONE_PROCESS),
     "disable_tqdm": _goes("printed logs instead of progress bars"),
-    "report_to": _later("reporting to trackers", "log from a callback's `on_log`"),
-    "run_name": _goes("stored, for trackers"),
-    "project": _inert(_TRACKIO),
-    "trackio_space_id": _inert(_TRACKIO),
-    "trackio_bucket_id": _inert(_TRACKIO),
-    "trackio_static_space_id": _inert(_TRACKIO),
+    "report_to": _goes("a callback a tracker, or Lightning loggers as they are"),
+    "run_name": _goes("name of the run in trackers"),
+    "project": _goes("trackio's callback, which is transformers' own"),
+    "trackio_space_id": _goes("trackio's callback"),
+    "trackio_bucket_id": _goes("trackio's callback"),
+    "trackio_static_space_id": _goes("trackio's callback"),
     "eval_strategy": _goes("control.should_evaluate, which runs Lightning's validation; its own intervals are off"),
     "eval_steps": _goes("control.should_evaluate"),
     "eval_delay": _goes("control.should_evaluate"),

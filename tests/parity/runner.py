@@ -41,6 +41,8 @@ EVENTS = [
 FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 # Durations, and rates over them, are the machine's.
 TIMED = ("_runtime", "_per_second", "_preparation_time")
+# What our logs hold besides HF's keys: a row of docs/differences.md.
+OWN_LOGS = ("nonfinite_steps",)
 
 
 def tracer(api, trace: list):
@@ -58,7 +60,7 @@ def tracer(api, trace: list):
 def without_times(value):
     if isinstance(value, dict):
         keys = [key for key in value if str(key).endswith(TIMED)]
-        return {k: without_times(v) for k, v in value.items() if k not in keys} | (
+        return {k: without_times(v) for k, v in value.items() if k not in keys and k not in OWN_LOGS} | (
             {"timed": sorted(keys)} if keys else {}
         )
     if isinstance(value, (list, tuple)):

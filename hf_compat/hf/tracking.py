@@ -1,0 +1,133 @@
+"""What trackers are told, under which names, and where a run goes on. HF words only."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from hf_compat.hf.launch import variable
+
+# What `report_to` may name: the module that it needs, and what brings it.
+PACKAGES = {
+    "azure_ml": ("azureml.core", "azureml-core"),
+    "clearml": ("clearml", "clearml"),
+    "codecarbon": ("codecarbon", "codecarbon"),
+    "comet_ml": ("comet_ml", "comet_ml"),
+    "dagshub": ("dagshub", "dagshub mlflow"),
+    "dvclive": ("dvclive", "dvclive"),
+    "flyte": ("flytekit", "flytekit"),
+    "kubeflow": ("transformers", "transformers"),
+    "mlflow": ("mlflow", "mlflow"),
+    "neptune": ("neptune", "neptune"),
+    "swanlab": ("swanlab", "swanlab"),
+    "tensorboard": ("tensorboard", "'hf-compat[tensorboard]'"),
+    "trackio": ("trackio", "trackio"),
+    "wandb": ("wandb", "'hf-compat[wandb]'"),
+}
+# Not taken by `all`: they are not trackers of runs, or belong to a platform.
+_ONLY_BY_NAME = ("flyte", "kubeflow")
+# Switches by which users leave a tracker out of `all`: variable, value, tracker.
+_SWITCHES = (
+    ("WANDB_DISABLED", "true", "wandb"),
+    ("WANDB_MODE", "disabled", "wandb"),
+    ("COMET_MODE", "disabled", "comet_ml"),
+    ("DISABLE_MLFLOW_INTEGRATION", "true", "mlflow"),
+)
+
+TRACKERS_NAME = "trackers.json"
+
+# What belongs to the whole run, not to a step.
+SUMMARY_KEYS = (
+    "train_runtime",
+    "train_samples_per_second",
+    "train_steps_per_second",
+    "train_loss",
+    "total_flos",
+)
+
+
+def is_installed(module: str) -> bool:
+    """Say whether a module can be found, without importing it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def available_trackers() -> list[str]:
+    """Return what `report_to="all"` means here: every tracker that is installed and not switched off.
+
+    Mirrors:
+        `transformers.integrations.get_available_reporting_integrations`, 5.23.
+
+    Differs:
+        `WANDB_DISABLED=true`, of 4.x, still leaves wandb out.
+    """
+    off = {name for key, value, name in _SWITCHES if (variable(key) or "").lower() in (value, "1")}
+    found = [n for n, (module, _) in PACKAGES.items() if n not in _ONLY_BY_NAME and is_installed(module)]
+    return [name for name in found if name not in off]
+
+
+def rewrite_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Give logs the names that trackers show: `eval_loss` → `eval/loss`, `loss` → `train/loss`.
+
+    Mirrors:
+        `transformers.integrations.rewrite_logs`, 5.23.
+    """
+    renamed = {}
+    for name, value in logs.items():
+        part, _, rest = name.partition("_")
+        renamed[f"{part}/{rest}" if part in ("eval", "test") and rest else f"train/{name}"] = value
+    return renamed
+
+
+def numbers_of(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers among logs."""
+    return {name: value for name, value in logs.items() if isinstance(value, (int, float))}
+
+
+def default_logdir() -> str:
+    """Return `runs/<time>_<host>`, as torch's `SummaryWriter` names its folders."""
+    return os.path.join("runs", f"{datetime.now().strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}")
+
+
+class RunMemory:
+    """Which run of a tracker belongs to an output folder, so that a resumed training goes on in it.
+
+    Args:
+        folder: The output folder.
+        tracker: Name of the tracker.
+    """
+
+    def __init__(self, folder: str, tracker: str) -> None:
+        self.path = os.path.join(folder, TRACKERS_NAME)
+        self.tracker = tracker
+
+    def read(self) -> dict[str, Any]:
+        """Return what is known; nothing where there was no run, or its file cannot be read."""
+        try:
+            with open(self.path, encoding="utf-8") as file:
+                return dict(json.load(file).get(self.tracker, {}))
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
+
+    def write(self, **values: Any) -> None:
+        """Add to what is known; whole or not at all."""
+        known: dict[str, Any] = {}
+        if os.path.exists(self.path):
+            try:
+                with open(self.path, encoding="utf-8") as file:
+                    known = dict(json.load(file))
+            except (OSError, ValueError):
+                known = {}
+        known[self.tracker] = {**known.get(self.tracker, {}), **values}
+        os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
+        partial = f"{self.path}.tmp"
+        with open(partial, "w", encoding="utf-8") as file:
+            json.dump(known, file, indent=2)
+        os.replace(partial, self.path)
