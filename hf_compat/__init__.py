@@ -9,7 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hf_compat.bridge.adapter import HFCallbackAdapter as HFCallbackAdapter
     from hf_compat.bridge.callback import HFBridge as HFBridge
+    from hf_compat.bridge.loggers import LoggerCallback as LoggerCallback
+    from hf_compat.bridge.reverse import LightningCallbackAdapter as LightningCallbackAdapter
     from hf_compat.engine.datamodule import HFDataModule as HFDataModule
     from hf_compat.engine.module import HFModule as HFModule
     from hf_compat.hf.arguments import TrainingArguments as TrainingArguments
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from hf_compat.hf.seeding import set_seed as set_seed
     from hf_compat.hf.state import TrainerControl as TrainerControl
     from hf_compat.hf.state import TrainerState as TrainerState
+    from hf_compat.interop.trackers import TensorBoardCallback as TensorBoardCallback
+    from hf_compat.interop.trackers import WandbCallback as WandbCallback
     from hf_compat.plan.explain import explain as explain
     from hf_compat.plan.translate import translate as translate
     from hf_compat.recipe.schedulers import get_scheduler as get_scheduler
@@ -67,6 +72,11 @@ _HOME = {
     "HFModule": "engine.module",
     "HFDataModule": "engine.datamodule",
     "HFBridge": "bridge.callback",
+    "HFCallbackAdapter": "bridge.adapter",
+    "LightningCallbackAdapter": "bridge.reverse",
+    "LoggerCallback": "bridge.loggers",
+    "TensorBoardCallback": "interop.trackers",
+    "WandbCallback": "interop.trackers",
     "translate": "plan.translate",
     "explain": "plan.explain",
 }

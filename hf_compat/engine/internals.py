@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 
 
 def run_validation(trainer: Trainer, batches: Any) -> None:
@@ -32,6 +34,34 @@ def run_validation(trainer: Trainer, batches: Any) -> None:
         connector._first_loop_iter = first_iteration
 
 
+def run_own_validation(trainer: Trainer) -> bool:
+    """Run the validation loop of a fit at any moment, on its own loaders; False where it has none."""
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    if not trainer.enable_validation:
+        return False
+    connector = trainer._logger_connector
+    first_iteration = connector._first_loop_iter
+    trainer.validating = True
+    try:
+        loop.run()
+    finally:
+        trainer.training = True
+        connector._first_loop_iter = first_iteration
+    return True
+
+
+def metrics_of_running_loop(trainer: Trainer) -> dict[str, float]:
+    """Return what the evaluation loop that is ending has logged; `callback_metrics` mixes it with training's."""
+    results = trainer._results
+    logged = {} if results is None else results.metrics(on_step=False)["callback"]
+    return {name: float(value) for name, value in logged.items()}
+
+
+def end_epoch_after_this_batch(trainer: Trainer) -> None:
+    """Let a training epoch end with the batch that is ending; only the module's own hook could ask for it."""
+    trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
+
+
 def is_validating_within_fit(trainer: Trainer) -> bool:
     """Say whether the validation loop of a fit is running right now."""
     return bool(trainer.state.fn == "fit" and trainer.validating)
@@ -45,6 +75,26 @@ def leave_validation_to_flags(trainer: Trainer) -> None:
 def accept_modules_in_eval_mode(trainer: Trainer) -> None:
     """Leave out the warning on modules in eval mode: every training step sets the mode itself."""
     trainer.fit_loop._warn_if_modules_in_eval_mode = lambda: None  # type: ignore[method-assign]
+
+
+def stand_beside(trainer: Trainer, module: Any, optimizer: Any, scheduler: Any) -> None:
+    """Give a trainer that will not run what a running one has: module, optimizer, schedule, the stage of training."""
+    strategy = trainer.strategy
+    strategy.connect(module)
+    strategy._lightning_module = module
+    module._trainer = trainer
+    strategy.optimizers = [] if optimizer is None else [getattr(optimizer, "optimizer", optimizer)]
+    own = getattr(scheduler, "scheduler", scheduler)
+    if own is not None and getattr(own, "optimizer", None) is not None:
+        strategy.lr_scheduler_configs = [LRSchedulerConfig(own, interval="step")]
+    trainer.state.fn, trainer.state.status = TrainerFn.FITTING, TrainerStatus.RUNNING
+    trainer.training = True
+
+
+def place_at(trainer: Trainer, epoch: int, updates: int) -> None:
+    """Set the progress of a trainer that will not run."""
+    start_from(trainer, epoch, updates)
+    trainer.fit_loop.epoch_loop.batch_progress.current.ready = updates + 1
 
 
 def start_from(trainer: Trainer, epoch: int, updates: int) -> None:
