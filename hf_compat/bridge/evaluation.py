@@ -14,6 +14,7 @@ import torch
 
 from hf_compat.bridge.base import RunBase
 from hf_compat.bridge.callback import HFBridge
+from hf_compat.bridge.scalars import Scalars
 from hf_compat.engine.build import build_trainer, quietly
 from hf_compat.engine.evaluation import EvaluationBatches, EvaluationRun, EvaluationSettings
 from hf_compat.engine.internals import is_validating_within_fit, run_validation
@@ -33,6 +34,7 @@ class EvaluationMethods(RunBase):
     _fit_module: HFModule | None
     _lightning_callbacks: list[pl.Callback]
     _is_prepared: bool
+    _eval_scalars: Scalars
     model_preparation_time: float
 
     def evaluate(
@@ -162,6 +164,7 @@ class EvaluationMethods(RunBase):
         run = EvaluationRun(
             recipe, self.model, dataloader, settings, self.compute_metrics, self.preprocess_logits_for_metrics
         )
+        run.own_values = self._eval_scalars.take
         self._drive(run, plan)
         output = run.output or run.finish()
         self._add_preparation_time(output, metric_key_prefix)

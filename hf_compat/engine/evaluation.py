@@ -148,6 +148,8 @@ class EvaluationRun:
         self.batch_metrics: Any = None
         self._pending: Callable[[], None] | None = None
         self.output: EvalLoopOutput | None = None
+        # named values that the steps have logged meanwhile
+        self.own_values: Callable[[], dict[str, float]] = dict
 
     @property
     def _keeps_predictions(self) -> bool:
@@ -218,6 +220,7 @@ class EvaluationRun:
         metrics = self._metrics(predictions, labels, losses, self.inputs.result(join))
         metrics = denumpify_detensorize(metrics)
         self._add_loss(metrics, losses)
+        metrics |= self.own_values()
         prefixed = _prefix_keys(metrics, self.settings.metric_key_prefix)
         self.output = EvalLoopOutput(predictions, labels, prefixed, self._num_samples())
         return self.output

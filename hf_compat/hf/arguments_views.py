@@ -181,7 +181,8 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, AcceleratorConfig):
-        return value.to_dict()
+        # a question to Accelerate, which upstream takes out as well
+        return {key: item for key, item in value.to_dict().items() if key != "use_configured_state"}
     if name == "report_to":  # Lightning loggers among the names
         return [item if isinstance(item, str) else type(item).__name__ for item in value]
     if isinstance(value, list):

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -205,7 +206,8 @@ class WandbCallback(TrainerCallback):
 
     def _artifact_name(self, args: Args) -> str:
         run = self._wandb.run
-        return f"model-{run.id if args.run_name in (None, args.output_dir) else run.name}"
+        name = run.id if args.run_name in (None, args.output_dir) else run.name
+        return f"model-{re.sub(r'[^A-Za-z0-9_.-]', '-', name)}"  # wandb refuses anything else
 
     def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_hyper_param_search:
