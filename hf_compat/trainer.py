@@ -48,6 +48,7 @@ from hf_compat.engine.internals import (
 )
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.precision import ForwardPrecision, wrap_forward
+from hf_compat.engine.streaming import check_metrics
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, CheckpointError, UnknownArgument
 from hf_compat.hf import manifest
@@ -108,7 +109,8 @@ class Trainer(
         processing_class: Tokenizer or processor; pads by default, and is saved with the model.
         model_init: Makes the model, anew at each `train()`; in place of `model`.
         compute_loss_func: From outputs, labels and `num_items_in_batch` to the loss.
-        compute_metrics: From an `EvalPrediction` to a dict of metrics.
+        compute_metrics: From an `EvalPrediction` to a dict of metrics; or a torchmetrics `Metric` or `MetricCollection`
+            (or a function that makes one), updated batch by batch; or a dict of these, by evaluation data set.
         callbacks: HF callbacks and Lightning callbacks, in any mix.
         optimizers: An optimizer and a schedule to use.
         optimizer_cls_and_kwargs: An optimizer's class and keywords, in place of `args.optim`.
@@ -137,7 +139,7 @@ class Trainer(
         processing_class: Any = None,
         model_init: Callable[..., nn.Module] | None = None,
         compute_loss_func: Callable[..., Any] | None = None,
-        compute_metrics: Callable[..., Any] | None = None,
+        compute_metrics: Callable[..., Any] | dict[str, Any] | None = None,
         callbacks: list[Any] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         optimizer_cls_and_kwargs: tuple[type, dict[str, Any]] | None = None,
@@ -201,12 +203,7 @@ class Trainer(
     def _validate_args(self) -> None:
         """Refuse arguments that contradict what the Trainer was given."""
         args = self.args
-        by_batch = args.batch_eval_metrics and self.compute_metrics is not None
-        if by_batch and "compute_result" not in inspect.signature(self.compute_metrics).parameters:  # type: ignore[arg-type]  # not None by then
-            raise ArgumentError(
-                "`batch_eval_metrics=True` calls `compute_metrics` with `compute_result`, which it does not take.\n\n"
-                "Hint: add a `compute_result: bool` parameter; it is True after the last batch."
-            )
+        check_metrics(self.compute_metrics, self.eval_dataset, args.batch_eval_metrics)
         if (
             args.eval_strategy != IntervalStrategy.NO
             and self.eval_dataset is None

@@ -74,7 +74,6 @@ def test_all_complaints_come_at_once(make_args):
     "values",
     [
         {"optim": "adamw_bnb_8bit"},
-        {"report_to": "wandb"},
         {"torch_compile": True},
         {"deepspeed": {"zero_optimization": {"stage": 2}}},
         {"fsdp": "full_shard"},

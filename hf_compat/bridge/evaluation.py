@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -35,6 +36,7 @@ class EvaluationMethods(RunBase):
     _lightning_callbacks: list[pl.Callback]
     _is_prepared: bool
     _eval_scalars: Scalars
+    _evaluated_name: str | None = None
     model_preparation_time: float
 
     def evaluate(
@@ -61,11 +63,13 @@ class EvaluationMethods(RunBase):
         if isinstance(dataset, dict):
             metrics: dict[str, float] = {}
             for name, part in dataset.items():
+                self._evaluated_name = name
                 metrics |= self.evaluate(
                     eval_dataset=part if given else name,
                     ignore_keys=ignore_keys,
                     metric_key_prefix=f"{metric_key_prefix}_{name}",
                 )
+            self._evaluated_name = None
             return metrics
         loader = self.get_eval_dataloader(dataset)
         start_time = time.time()
@@ -73,7 +77,7 @@ class EvaluationMethods(RunBase):
             loader,
             description="Evaluation",
             # predictions that no metric reads are not kept
-            prediction_loss_only=True if self.compute_metrics is None else None,
+            prediction_loss_only=True if self._metrics_in_force() is None else None,
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
         )
@@ -162,13 +166,19 @@ class EvaluationMethods(RunBase):
         )
         recipe: Any = self  # the Trainer, which has all the method groups
         run = EvaluationRun(
-            recipe, self.model, dataloader, settings, self.compute_metrics, self.preprocess_logits_for_metrics
+            recipe, self.model, dataloader, settings, self._metrics_in_force(), self.preprocess_logits_for_metrics
         )
         run.own_values = self._eval_scalars.take
         self._drive(run, plan)
         output = run.output or run.finish()
         self._add_preparation_time(output, metric_key_prefix)
         return output
+
+    def _metrics_in_force(self) -> Any:
+        """Return what computes the metrics of this evaluation; with several data sets each may have its own."""
+        if isinstance(self.compute_metrics, Mapping):
+            return self.compute_metrics.get(self._evaluated_name)
+        return self.compute_metrics
 
     def _prepare_model(self, plan: LightningPlan) -> None:
         """Put the model under the run's precision; the first time outside training is measured, as in HF."""

@@ -14,11 +14,14 @@ import numpy as np
 import torch
 
 from hf_compat.engine.recipe import Recipe
+from hf_compat.engine.streaming import streamed_metrics
 from hf_compat.hf.data import find_batch_size, has_length
 from hf_compat.hf.metrics import denumpify_detensorize
 from hf_compat.hf.outputs import EvalLoopOutput, EvalPrediction
 from hf_compat.recipe.loader import PreparedDataLoader
 from hf_compat.recipe.nested import join_batches, nested_numpify, truncate_to
+
+_COMPACT_EVERY = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,11 +98,14 @@ class Kept:
 
     def __init__(self) -> None:
         self.on_device: list[Any] = []
+        self.compact_every: int | None = None
         self.arrays: list[Any] = []
 
     def add(self, batch: Any) -> None:
         """Keep one batch."""
         self.on_device.append(batch)
+        if self.compact_every is not None and len(self.on_device) >= self.compact_every:
+            self.on_device = [join_batches(self.on_device)]
 
     def to_cpu(self) -> None:
         """Move what is on the device to the CPU."""
@@ -122,7 +128,7 @@ class EvaluationRun:
         model: The model to call.
         loader: The loader of its batches.
         settings: What is kept and computed.
-        compute_metrics: From predictions to metrics, or None.
+        compute_metrics: From predictions to metrics, or a torchmetrics object that is updated batch by batch, or None.
         preprocess_logits: Applied to logits before they are kept, or None.
     """
 
@@ -142,6 +148,9 @@ class EvaluationRun:
         self.compute_metrics = compute_metrics
         self.preprocess_logits = preprocess_logits
         self.losses, self.predictions, self.labels, self.inputs = Kept(), Kept(), Kept(), Kept()
+        self.streamed = streamed_metrics(compute_metrics, recipe.args.device)
+        if self.streamed is not None:
+            self.losses.compact_every = _COMPACT_EVERY  # a tensor a batch costs more than the numbers in it
         self.observed_samples = 0
         self.batches_seen = 0
         self.batch_size: int | None = settings.batch_size
@@ -153,7 +162,8 @@ class EvaluationRun:
 
     @property
     def _keeps_predictions(self) -> bool:
-        return not self.settings.batch_metrics or self.settings.is_prediction
+        in_passing = self.settings.batch_metrics or self.streamed is not None
+        return not in_passing or self.settings.is_prediction
 
     def step(self, batch: EvaluationBatch) -> Any:
         """Predict one batch and keep what is needed; returns its loss."""
@@ -190,16 +200,19 @@ class EvaluationRun:
 
     def _after_batch(self, batch: EvaluationBatch, losses: Any, logits: Any, labels: Any) -> None:
         every = self.settings.to_cpu_every_batches
-        if self.settings.batch_metrics:
-            if self.compute_metrics is not None and logits is not None and labels is not None:
-                prediction = EvalPrediction(
-                    predictions=logits,
-                    label_ids=labels,
-                    losses=losses if self.settings.give_losses else None,
-                    inputs=batch.inputs if self.settings.keep_inputs else None,
-                )
-                self.batch_metrics = self.compute_metrics(prediction, compute_result=batch.is_last)
-        elif every is not None and self.batches_seen % every == 0:
+        complete = logits is not None and labels is not None
+        if self.streamed is not None:
+            if complete:
+                self.streamed.update(logits, labels)
+        elif self.settings.batch_metrics and self.compute_metrics is not None and complete:
+            prediction = EvalPrediction(
+                predictions=logits,
+                label_ids=labels,
+                losses=losses if self.settings.give_losses else None,
+                inputs=batch.inputs if self.settings.keep_inputs else None,
+            )
+            self.batch_metrics = self.compute_metrics(prediction, compute_result=batch.is_last)
+        if every is not None and self._keeps_predictions and self.batches_seen % every == 0:
             for kept in (self.losses, self.predictions, self.labels, self.inputs):
                 kept.to_cpu()
 
@@ -226,6 +239,8 @@ class EvaluationRun:
         return self.output
 
     def _metrics(self, predictions: Any, labels: Any, losses: Any, inputs: Any) -> dict[str, Any]:
+        if self.streamed is not None:
+            return self.streamed.compute()
         if self.settings.batch_metrics:
             return self.batch_metrics if self.batch_metrics is not None else {}
         if self.compute_metrics is None or predictions is None or labels is None:

@@ -15,6 +15,7 @@ from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, Evaluati
 from hf_compat.engine.internals import before_zero_grad, load_waiting_data_states, start_from
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.recipe import Observer, Recipe, SilentObserver
+from hf_compat.engine.streaming import check_metrics
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.hf.signatures import call_by_signature
 from hf_compat.plan.table import check_supported
@@ -35,12 +36,16 @@ class HFModule(pl.LightningModule):
         model: Any module whose forward returns a loss first (tuple, mapping or object with `.loss`).
         args: The training arguments; the defaults where none are given.
         recipe: Whoever owns the overridable steps; made from `model` and `args` where none is given.
+        compute_metrics: Metrics of validation and test: a torchmetrics object, something that makes one, or a function
+            of an `EvalPrediction`. A Trainer brings its own.
 
     Example:
         `lightning.Trainer(max_epochs=3).fit(HFModule(model, args), HFDataModule(args, train_dataset=data))`
     """
 
-    def __init__(self, model: nn.Module, args: Any = None, recipe: Recipe | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, args: Any = None, recipe: Recipe | None = None, compute_metrics: Any = None
+    ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model = model
@@ -50,6 +55,8 @@ class HFModule(pl.LightningModule):
 
             recipe = NativeRecipe(model, args)
             check_supported(recipe.args)
+            check_metrics(compute_metrics, None, False)
+        self.compute_metrics = compute_metrics
         self.recipe = recipe
         self.observer: Observer = SilentObserver()
         self.evaluation: EvaluationRun | None = None
@@ -200,7 +207,7 @@ class HFModule(pl.LightningModule):
         for name, value in metrics.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 # beside a Trainer the trackers have it from HF's own log
-                self.log(name, float(value), batch_size=1, logger=self._logs_itself)
+                self.log(name, float(value), batch_size=1, logger=None if self._logs_itself else False)
         if self._owns_evaluation:
             self.evaluation = None
 
@@ -218,7 +225,9 @@ class HFModule(pl.LightningModule):
             self._owns_evaluation = True
             loaders = self.trainer.val_dataloaders if self.trainer.validating else self.trainer.test_dataloaders
             settings = EvaluationSettings(metric_key_prefix="eval" if self.trainer.validating else "test")
-            self.evaluation = EvaluationRun(self.recipe, self.recipe.model_wrapped, loaders, settings)
+            self.evaluation = EvaluationRun(
+                self.recipe, self.recipe.model_wrapped, loaders, settings, self.compute_metrics
+            )
         return self.evaluation
 
     @contextlib.contextmanager

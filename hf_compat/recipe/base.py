@@ -38,7 +38,7 @@ class RecipeBase:
     can_return_loss: bool
     model_accepts_loss_kwargs: bool
     compute_loss_func: Callable[..., torch.Tensor] | None
-    compute_metrics: Callable[..., Any] | None
+    compute_metrics: Any  # a function, a torchmetrics object, or a dict of these
     preprocess_logits_for_metrics: Callable[..., Any] | None
     optimizer_cls_and_kwargs: tuple[type, dict[str, Any]] | None
 
