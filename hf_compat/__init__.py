@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hf_compat.bridge.callback import HFBridge as HFBridge
     from hf_compat.bridge.loggers import LoggerCallback as LoggerCallback
     from hf_compat.bridge.reverse import LightningCallbackAdapter as LightningCallbackAdapter
+    from hf_compat.doors.parser import HfArgumentParser as HfArgumentParser
     from hf_compat.engine.datamodule import HFDataModule as HFDataModule
     from hf_compat.engine.module import HFModule as HFModule
     from hf_compat.hf.arguments import TrainingArguments as TrainingArguments
@@ -77,6 +78,7 @@ _HOME = {
     "LoggerCallback": "bridge.loggers",
     "TensorBoardCallback": "interop.trackers",
     "WandbCallback": "interop.trackers",
+    "HfArgumentParser": "doors.parser",
     "translate": "plan.translate",
     "explain": "plan.explain",
 }

@@ -21,7 +21,7 @@ from hf_compat.hf.outputs import EvalLoopOutput, EvalPrediction
 from hf_compat.recipe.loader import PreparedDataLoader
 from hf_compat.recipe.nested import join_batches, nested_numpify, truncate_to
 
-_COMPACT_EVERY = 1024
+_BLOCK = 65536
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,14 +98,11 @@ class Kept:
 
     def __init__(self) -> None:
         self.on_device: list[Any] = []
-        self.compact_every: int | None = None
         self.arrays: list[Any] = []
 
     def add(self, batch: Any) -> None:
         """Keep one batch."""
         self.on_device.append(batch)
-        if self.compact_every is not None and len(self.on_device) >= self.compact_every:
-            self.on_device = [join_batches(self.on_device)]
 
     def to_cpu(self) -> None:
         """Move what is on the device to the CPU."""
@@ -118,6 +115,39 @@ class Kept:
             self.to_cpu()
             return (join_batches(self.arrays) if join else self.arrays) if self.arrays else None
         return nested_numpify(join_batches(self.on_device)) if self.on_device else None
+
+
+class KeptNumbers(Kept):
+    """What is kept of batches that are vectors of numbers, in few large blocks.
+
+    A small tensor a batch, left lying between large ones that come and go, would keep the allocator from using their
+    room again: memory would grow as if the large ones had been kept.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._used = 0
+
+    def add(self, batch: Any) -> None:
+        """Copy one batch into the last block; a block that it does not fit into is closed."""
+        if not self.on_device or self._used + len(batch) > len(self.on_device[-1]):
+            self._close()
+            self.on_device.append(batch.new_empty(max(_BLOCK, len(batch))))
+        self.on_device[-1][self._used : self._used + len(batch)] = batch
+        self._used += len(batch)
+
+    def _close(self) -> None:
+        if self.on_device:
+            self.on_device[-1] = self.on_device[-1][: self._used]
+        self._used = 0
+
+    def to_cpu(self) -> None:
+        self._close()
+        super().to_cpu()
+
+    def result(self, join: bool) -> Any:
+        self._close()
+        return super().result(join)
 
 
 class EvaluationRun:
@@ -150,7 +180,7 @@ class EvaluationRun:
         self.losses, self.predictions, self.labels, self.inputs = Kept(), Kept(), Kept(), Kept()
         self.streamed = streamed_metrics(compute_metrics, recipe.args.device)
         if self.streamed is not None:
-            self.losses.compact_every = _COMPACT_EVERY  # a tensor a batch costs more than the numbers in it
+            self.losses = KeptNumbers()
         self.observed_samples = 0
         self.batches_seen = 0
         self.batch_size: int | None = settings.batch_size
