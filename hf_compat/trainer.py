@@ -265,6 +265,8 @@ class Trainer(
         self._initial_num_input_tokens_seen = 0
         self.gather_function = self.accelerator.gather_for_metrics
         self.lightning_trainer: pl.Trainer | None = None
+        # further settings of Lightning's trainer: a profiler, say
+        self.lightning_options: dict[str, Any] = {}
         self._fit_module: HFModule | None = None
         self._fit_windows: Windows | None = None
         self._run_state: dict[str, Any] | None = None
@@ -544,7 +546,12 @@ class Trainer(
         module = HFModule(self.model, recipe=self)
         module.num_training_updates = schedule.max_updates
         module.observer = bridge
-        trainer = build_trainer(plan, bridge.places(self._lightning_callbacks, self._callback_order), self._loggers())
+        trainer = build_trainer(
+            plan,
+            bridge.places(self._lightning_callbacks, self._callback_order),
+            self._loggers(),
+            **self.lightning_options,
+        )
         leave_validation_to_flags(trainer)
         accept_modules_in_eval_mode(trainer)
         keep_step_signature(trainer)

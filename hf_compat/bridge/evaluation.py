@@ -203,7 +203,12 @@ class EvaluationMethods(RunBase):
             return
         whole: Any = self  # the Trainer, which has all the method groups
         bridge = HFBridge(whole)
-        alone = build_trainer(plan, bridge.places(self._lightning_callbacks, whole._callback_order), whole._loggers())
+        alone = build_trainer(
+            plan,
+            bridge.places(self._lightning_callbacks, whole._callback_order),
+            whole._loggers(),
+            **whole.lightning_options,
+        )
         if self._fit_module is None:
             self.lightning_trainer = alone
         validate = alone.test if run.settings.is_prediction else alone.validate

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_compat.doors.fit import COMMANDS
+from hf_compat.doors.fit import main as run_configuration
 from hf_compat.errors import HfCompatError
 
 
@@ -29,8 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     convert.add_argument("source", help="a .ckpt file, an HF checkpoint folder, or a folder of shards")
     convert.add_argument("target", help="a new .ckpt file or folder; nothing is overwritten")
     convert.add_argument("--keep-names", action="store_true", help="leave the weights' names as shards have them")
-    chosen = parser.parse_args(arguments)
+    for name, meaning in COMMANDS.items():
+        commands.add_parser(name, help=f"{meaning}, as a configuration says", add_help=False)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if words and words[0] in COMMANDS:
+            return run_configuration(words[0], words[1:])
+        chosen = parser.parse_args(words)
         if chosen.command == "explain":
             return _explain(chosen.arguments, chosen.json)
         if chosen.command == "convert":

@@ -96,7 +96,7 @@ class HfArgumentParser(argparse.ArgumentParser):
             if not any(f"--{name}" in action.option_strings for action in self._actions):
                 options = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
                 group.add_argument(
-                    *options, nargs="?", const=True, type=_read_plain, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+                    *options, nargs="?", const=True, type=read_plain, default=argparse.SUPPRESS, help=argparse.SUPPRESS
                 )
 
     def parse_args_into_dataclasses(
@@ -332,7 +332,7 @@ def _text_or_list(word: str) -> Any:
     return json.loads(word) if word.lstrip().startswith("[") else word
 
 
-def _read_plain(word: str | bool) -> Any:
+def read_plain(word: str | bool) -> Any:
     """Read the value of an old name: a truth value, a number, or text."""
     if isinstance(word, bool) or word.lower() in ("true", "false"):
         return str(word).lower() == "true"

@@ -57,13 +57,16 @@ class _NoProfiler(PassThroughProfiler):
         return self._nothing
 
 
-def build_trainer(plan: LightningPlan, callbacks: list[pl.Callback], loggers: Sequence[Logger] = ()) -> pl.Trainer:
+def build_trainer(
+    plan: LightningPlan, callbacks: list[pl.Callback], loggers: Sequence[Logger] = (), **options: Any
+) -> pl.Trainer:
     """Build the trainer that a plan describes.
 
     Args:
         plan: What `plan.translate` made of the arguments.
         callbacks: Lightning callbacks; bars, summaries and checkpoints among them are switched on.
         loggers: What callbacks log to.
+        options: Further settings of `lightning.Trainer` that the plan leaves open.
     """
     device = torch.device(plan.device)
     scaler = torch.amp.GradScaler(device.type) if plan.precision == "16-mixed" else None
@@ -78,6 +81,7 @@ def build_trainer(plan: LightningPlan, callbacks: list[pl.Callback], loggers: Se
         "enable_model_summary": any(isinstance(callback, ModelSummary) for callback in callbacks),
         "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
     }
+    settings |= options
     with quietly():
         # a GPU may be left out on purpose
         warnings.filterwarnings("ignore", message=".*GPU available but not used.*")

@@ -117,37 +117,49 @@ class Kept:
         return nested_numpify(join_batches(self.on_device)) if self.on_device else None
 
 
-class KeptNumbers(Kept):
-    """What is kept of batches that are vectors of numbers, in few large blocks.
+class RunningMean(Kept):
+    """The mean of what batches that are vectors of numbers hold, in one block of memory.
 
     A small tensor a batch, left lying between large ones that come and go, would keep the allocator from using their
     room again: memory would grow as if the large ones had been kept.
+
+    Args:
+        skip_non_finite: Leave NaN and infinite numbers out, as long as there are others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, skip_non_finite: bool) -> None:
         super().__init__()
+        self.skip_non_finite = skip_non_finite
+        self._block: torch.Tensor | None = None
         self._used = 0
+        self._means: list[tuple[float, int]] = []
+        self._bad: list[tuple[float, int]] = []
 
     def add(self, batch: Any) -> None:
-        """Copy one batch into the last block; a block that it does not fit into is closed."""
-        if not self.on_device or self._used + len(batch) > len(self.on_device[-1]):
-            self._close()
-            self.on_device.append(batch.new_empty(max(_BLOCK, len(batch))))
-        self.on_device[-1][self._used : self._used + len(batch)] = batch
+        """Copy one batch into the block; where it does not fit the block's mean is taken first."""
+        if self._block is None or self._used + len(batch) > len(self._block):
+            self._take_block()
+            self._block = batch.new_empty(max(_BLOCK, len(batch)))
+        self._block[self._used : self._used + len(batch)] = batch
         self._used += len(batch)
 
-    def _close(self) -> None:
-        if self.on_device:
-            self.on_device[-1] = self.on_device[-1][: self._used]
+    def _take_block(self) -> None:
+        if self._block is None or not self._used:
+            return
+        numbers = nested_numpify(self._block[: self._used])
+        finite = np.isfinite(numbers)
+        kept = numbers[finite] if self.skip_non_finite and finite.any() else numbers
+        means = self._means if not self.skip_non_finite or finite.any() else self._bad
+        means.append((kept.mean().item(), len(kept)))
         self._used = 0
 
-    def to_cpu(self) -> None:
-        self._close()
-        super().to_cpu()
-
-    def result(self, join: bool) -> Any:
-        self._close()
-        return super().result(join)
+    def mean(self) -> float | None:
+        """Return the mean; None where there was no batch."""
+        self._take_block()
+        means = self._means or self._bad
+        if len(means) <= 1:
+            return means[0][0] if means else None
+        return sum(mean * count for mean, count in means) / sum(count for _, count in means)
 
 
 class EvaluationRun:
@@ -177,10 +189,11 @@ class EvaluationRun:
         self.settings = settings
         self.compute_metrics = compute_metrics
         self.preprocess_logits = preprocess_logits
-        self.losses, self.predictions, self.labels, self.inputs = Kept(), Kept(), Kept(), Kept()
+        self.losses: Kept = Kept()
+        self.predictions, self.labels, self.inputs = Kept(), Kept(), Kept()
         self.streamed = streamed_metrics(compute_metrics, recipe.args.device)
         if self.streamed is not None:
-            self.losses = KeptNumbers()
+            self.losses = RunningMean(settings.skip_non_finite)
         self.observed_samples = 0
         self.batches_seen = 0
         self.batch_size: int | None = settings.batch_size
@@ -258,11 +271,15 @@ class EvaluationRun:
     def finish(self) -> EvalLoopOutput:
         """Join what was kept and compute the metrics."""
         join = self.settings.join
-        losses = self.losses.result(join)
+        streams = isinstance(self.losses, RunningMean)
+        losses = None if streams else self.losses.result(join)
         predictions, labels = self.predictions.result(join), self.labels.result(join)
         metrics = self._metrics(predictions, labels, losses, self.inputs.result(join))
         metrics = denumpify_detensorize(metrics)
         self._add_loss(metrics, losses)
+        mean = self.losses.mean() if isinstance(self.losses, RunningMean) else None
+        if mean is not None:
+            metrics[f"{self.settings.metric_key_prefix}_loss"] = mean
         metrics |= self.own_values()
         prefixed = _prefix_keys(metrics, self.settings.metric_key_prefix)
         self.output = EvalLoopOutput(predictions, labels, prefixed, self._num_samples())
