@@ -35,7 +35,7 @@ from hf_compat.engine.internals import (
 )
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.callbacks import CallbackHandler
+from hf_compat.hf.callbacks import CallbackHandler, TrainerCallback
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.hf.flow import DefaultFlowCallback, eval_metric_name
 from hf_compat.hf.metrics import speed_metrics
@@ -88,7 +88,8 @@ class HFCallbackAdapter(pl.Callback):
     own validation interval is off; without one, Lightning's intervals count and the events follow them.
 
     Args:
-        callbacks: HF callbacks (instances or classes): ours, `transformers`' own, or of the same shape.
+        callbacks: HF callbacks (instances or classes): ours, `transformers`' own, or of the same shape; one or a list.
+        more: Further ones.
         args: Arguments that the callbacks see; made from the Lightning trainer where none are given.
         processing_class: What callbacks get as `processing_class`.
 
@@ -101,14 +102,19 @@ class HFCallbackAdapter(pl.Callback):
         `lightning.Trainer(callbacks=[HFCallbackAdapter(EarlyStoppingCallback(2))])`
     """
 
-    def __init__(self, *callbacks: Any, args: Any = None, processing_class: Any = None) -> None:
-        if len(callbacks) == 1 and isinstance(callbacks[0], (list, tuple)):
-            callbacks = tuple(callbacks[0])
-        if not callbacks:
+    def __init__(
+        self,
+        callbacks: TrainerCallback | list[TrainerCallback] | Any = (),
+        *more: Any,
+        args: TrainingArguments | None = None,
+        processing_class: Any = None,
+    ) -> None:
+        given = [*(callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]), *more]
+        if not given:
             raise ArgumentError("HFCallbackAdapter has no callback.\n\nHint: HFCallbackAdapter(MyCallback(), …).")
         self._given_args = None if args is None else adopt_arguments(args)
         self._processing_class = processing_class
-        self.handler = CallbackHandler(list(callbacks), None, processing_class, None, None)
+        self.handler = CallbackHandler(given, None, processing_class, None, None)
         self._session: _Session | None = None
         self._is_first = self._is_last = True
         self._restored: dict[str, Any] | None = None

@@ -31,6 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     convert.add_argument("source", help="a .ckpt file, an HF checkpoint folder, or a folder of shards")
     convert.add_argument("target", help="a new .ckpt file or folder; nothing is overwritten")
     convert.add_argument("--keep-names", action="store_true", help="leave the weights' names as shards have them")
+    plot = commands.add_parser("plot", help="draw the curves of runs, finished or under way, as PNG and HTML page")
+    plot.add_argument("runs", nargs="+", metavar="RUN", help="output folder (or name=folder)")
+    plot.add_argument("-o", "--output", default="curves", help="path of the files, without suffix (default: curves)")
+    plot.add_argument("--kind", choices=("png", "html", "both"), default="both", help="what is written")
+    plot.add_argument("--by", choices=("step", "epoch"), default="step", help="what the curves run along")
+    plot.add_argument("--watch", type=float, metavar="SECONDS", help="draw again every so often until the runs end")
     for name, meaning in COMMANDS.items():
         commands.add_parser(name, help=f"{meaning}, as a configuration says", add_help=False)
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -40,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = parser.parse_args(words)
         if chosen.command == "explain":
             return _explain(chosen.arguments, chosen.json)
+        if chosen.command == "plot":
+            return _plot(chosen)
         if chosen.command == "convert":
             return _convert(chosen.source, chosen.target, chosen.keep_names)
         return _document(chosen.path)
@@ -68,6 +76,14 @@ def _convert(source: str, target: str, keep_names: bool) -> int:
     from hf_compat.engine.convert import convert
 
     print(convert(source, target, keep_names=keep_names))  # noqa: T201 - the command's answer
+    return 0
+
+
+def _plot(chosen: argparse.Namespace) -> int:
+    from hf_compat.doors.curves import plot
+
+    for file in plot(chosen.runs, chosen.output, chosen.kind, chosen.by, chosen.watch):
+        print(f"written: {file}")  # noqa: T201 - the command's answer
     return 0
 
 

@@ -15,13 +15,13 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-from hf_compat.doors.given_twice import ELSEWHERE, PASSED_ON, TWINS, join
 from hf_compat.doors.objects import build, build_or_import
 from hf_compat.doors.parser import read_plain
 from hf_compat.errors import ArgumentError, MissingPackage
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
 from hf_compat.hf.seeding import set_seed
+from hf_compat.plan.twins import ELSEWHERE, PASSED_ON, TWINS, join
 
 COMMANDS = {
     "fit": "train, and evaluate where the arguments say so",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import lightning.pytorch as pl
+from torch.utils.data import Dataset
 
 from hf_compat.engine.evaluation import EvaluationBatches
 from hf_compat.engine.windows import Windows
+from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.data import Collator, has_length
 from hf_compat.plan.schedule import make_schedule
 from hf_compat.recipe.native import NativeRecipe
@@ -27,10 +29,10 @@ class HFDataModule(pl.LightningDataModule):
 
     def __init__(
         self,
-        args: Any = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        test_dataset: Any = None,
+        args: TrainingArguments | None = None,
+        train_dataset: Dataset[Any] | Any = None,
+        eval_dataset: Dataset[Any] | Any = None,
+        test_dataset: Dataset[Any] | Any = None,
         data_collator: Collator | None = None,
         processing_class: Any = None,
     ) -> None:

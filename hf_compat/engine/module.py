@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import nn
+from torchmetrics import Metric, MetricCollection
 
 from hf_compat.engine.checkpoint_io import OWN_KEY, HFCheckpointIO
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, EvaluationSettings
@@ -17,8 +19,10 @@ from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.recipe import Observer, Recipe, SilentObserver
 from hf_compat.engine.streaming import check_metrics
 from hf_compat.engine.windows import Window, Windows
+from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.signatures import call_by_signature
 from hf_compat.plan.table import check_supported
+from hf_compat.plan.twins import PRECISIONS, check_native
 from hf_compat.recipe.optimization import follows_metric
 from hf_compat.recipe.reading import names_of, plain_names
 
@@ -44,7 +48,11 @@ class HFModule(pl.LightningModule):
     """
 
     def __init__(
-        self, model: nn.Module, args: Any = None, recipe: Recipe | None = None, compute_metrics: Any = None
+        self,
+        model: nn.Module,
+        args: TrainingArguments | None = None,
+        recipe: Recipe | None = None,
+        compute_metrics: Metric | MetricCollection | Callable[..., Any] | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -88,10 +96,21 @@ class HFModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def setup(self, stage: str) -> None:
-        """Let this trainer read HF folders as checkpoints."""
+        """Let this trainer read HF folders as checkpoints; compare a trainer of the user's own with the arguments."""
+        if self._logs_itself and stage == "fit":
+            self._compare_with_trainer()
         strategy = self.trainer.strategy
         if not isinstance(strategy.checkpoint_io, HFCheckpointIO):
             strategy.checkpoint_io = HFCheckpointIO(strategy.checkpoint_io)
+
+    def _compare_with_trainer(self) -> None:
+        trainer: Any = self.trainer
+        says = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps, "precision": trainer.precision}
+        # -1 epochs: the updates end the run
+        told = {name: value for name, value in says.items() if value not in (None, -1) or name == "precision"}
+        if str(told["precision"]) not in PRECISIONS:  # a kind that the arguments have no word for
+            del told["precision"]
+        check_native(self.recipe.args, told)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what an HF folder says about where its run stood; name weights as the model does, compiled or not."""

@@ -274,9 +274,10 @@ if __name__ == "__main__":
                     "callbacks": [{"class_path": "hf_compat.HFCallbackAdapter", "init_args": {
                         "callbacks": [{"class_path": "hf_compat.PrinterCallback"}]}}]},
     }  # fmt: skip
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    done = run(tmp_path, "fit", "--config", "config.yaml", script="cli.py")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    done = run(tmp_path, "fit", "--config", "run.yaml", script="cli.py")
     assert "updates 4" in done.stdout and "eval_MulticlassAccuracy" in done.stdout
-    printed = run(tmp_path, "fit", "--config", "config.yaml", "--print_config", script="cli.py").stdout
+    printed = run(tmp_path, "fit", "--config", "run.yaml", "--print_config", script="cli.py").stdout
     (tmp_path / "printed.yaml").write_text(printed)
-    assert "updates 4" in run(tmp_path, "fit", "--config", "printed.yaml", script="cli.py").stdout
+    words = ["--config", "printed.yaml", "--trainer.default_root_dir", "again"]
+    assert "updates 4" in run(tmp_path, "fit", *words, script="cli.py").stdout

@@ -17,6 +17,8 @@ from hf_compat.errors import ArgumentError
 
 ACCURACY = functools.partial(MulticlassAccuracy, num_classes=3, average="micro")
 
+pytestmark = pytest.mark.filterwarnings("ignore:A Lightning trainer of your own")  # args shared with a Trainer
+
 
 def trainer_of(make_args, compute_metrics, **values):
     torch.manual_seed(0)
@@ -131,7 +133,7 @@ def test_a_training_metric_is_computed_at_each_log(make_args):
 
 
 def test_a_native_module_computes_them_too(make_args, tmp_path):
-    args = make_args()
+    args = make_args(num_train_epochs=1)
     module = HFModule(Classifier(), args, compute_metrics=MetricCollection({"acc": ACCURACY()}))
     trainer = pl.Trainer(
         accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,

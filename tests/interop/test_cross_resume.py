@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import lightning.pytorch as pl
 import pytest
 import toy
@@ -72,7 +74,9 @@ def run(program: str, folder, resume=None):
             max_epochs=3, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
             num_sanity_val_steps=0, callbacks=[counter, saver],
         )  # fmt: skip
-        trainer.fit(HFModule(model, args), HFDataModule(args, toy.rows()), ckpt_path=resume)
+        with warnings.catch_warnings():  # the arguments are those of the other programs
+            warnings.filterwarnings("ignore", message="A Lightning trainer of your own")
+            trainer.fit(HFModule(model, args), HFDataModule(args, toy.rows()), ckpt_path=resume)
     else:
         callbacks = [counter] if program == "hf_compat" else []
         trainer = api.Trainer(model, args, train_dataset=toy.rows(), callbacks=callbacks)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, InertArgumentWarning
+from hf_compat.plan.table import default_of
 
-_PRECISIONS = {
+PRECISIONS = {
     "bf16-mixed": {"bf16": True, "fp16": False},
     "bf16": {"bf16": True, "fp16": False},
     "16-mixed": {"bf16": False, "fp16": True},
@@ -35,11 +37,11 @@ def _same(name: str) -> Twin:
 
 def _precision(value: Any) -> dict[str, Any]:
     try:
-        return dict(_PRECISIONS[str(value)])
+        return dict(PRECISIONS[str(value)])
     except KeyError:
         raise ArgumentError(
             f"`trainer.precision={value!r}` has no counterpart among the arguments.\n\n"
-            f"Hint: choose one of {', '.join(_PRECISIONS)}."
+            f"Hint: choose one of {', '.join(PRECISIONS)}."
         ) from None
 
 
@@ -150,3 +152,56 @@ def join(trainer: Mapping[str, Any], args: Mapping[str, Any], given: set[str]) -
 
 def _differs(a: Any, b: Any) -> bool:
     return str(getattr(a, "value", a)) != str(b) if isinstance(b, str) else a != b
+
+
+# Arguments that a Lightning trainer of the user's own decides: what to set there.
+_NATIVE_INERT = {
+    "eval_strategy": "val_check_interval",
+    "eval_steps": "val_check_interval",
+    "eval_delay": "val_check_interval",
+    "eval_on_start": "num_sanity_val_steps",
+    "logging_strategy": "log_every_n_steps",
+    "logging_steps": "log_every_n_steps",
+    "logging_first_step": "log_every_n_steps",
+    "save_strategy": "a ModelCheckpoint",
+    "save_steps": "a ModelCheckpoint",
+    "save_total_limit": "a ModelCheckpoint",
+    "load_best_model_at_end": "a ModelCheckpoint",
+    "report_to": "logger",
+    "run_name": "logger",
+    "resume_from_checkpoint": "ckpt_path",
+}
+
+
+def check_native(args: Any, trainer: Mapping[str, Any]) -> None:
+    """Compare arguments with a Lightning trainer of the user's own, in which a native module trains.
+
+    Args:
+        args: The arguments of the module.
+        trainer: `max_epochs`, `max_steps` and `precision` of the trainer.
+
+    Raises:
+        ArgumentError: An argument that was set says another thing than the trainer; both are shown.
+    """
+    defaults = {field.name: default_of(field) for field in fields(args)}
+    problems = []
+    for name, value in trainer.items():
+        for argument, means in TWINS[name].means(value).items():
+            has = getattr(args, argument)
+            if has != defaults[argument] and _differs(has, means):
+                problems.append(
+                    f"`{argument}={has!r}` of the arguments and `{name}={value!r}` of lightning.Trainer set the same "
+                    "thing to two values.\n\nHint: a native module trains as its trainer says; set it there."
+                )
+    if problems:
+        raise ArgumentError("\n\n".join(problems))
+    inert = [name for name in _NATIVE_INERT if getattr(args, name) != defaults[name]]
+    # evaluating by steps without a number of them takes over `logging_steps`
+    inert = [name for name in inert if not (name == "eval_steps" and args.eval_steps == defaults["logging_steps"])]
+    if inert:
+        ways = ", ".join(f"`{name}` ({_NATIVE_INERT[name]})" for name in inert)
+        warnings.warn(
+            f"A Lightning trainer of your own decides what these arguments say; they have no effect: {ways}.",
+            InertArgumentWarning,
+            stacklevel=2,
+        )
