@@ -1,6 +1,8 @@
 """A plain `torch.nn.Module` on scikit-learn's digits: nothing of transformers, an HF and a Lightning callback.
 
 python examples/digits.py --output_dir FOLDER
+
+The same run without a script: hf-compat fit --config examples/digits.yaml
 """
 
 from __future__ import annotations
@@ -37,14 +39,22 @@ class BestAccuracy(pl.Callback):
         self.best = max(self.best, float(trainer.callback_metrics["eval_accuracy"]))
 
 
+def digits(part: str) -> list[dict]:
+    """Samples to train on (`train`), or those that are held out."""
+    data = load_digits()
+    pixels = torch.tensor(data.data, dtype=torch.float32) / 16
+    rows = [{"pixels": row, "labels": int(label)} for row, label in zip(pixels, data.target, strict=True)]
+    return rows[:1400] if part == "train" else rows[1400:]
+
+
+def accuracy(prediction) -> dict[str, float]:
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output_dir", default="trainer_output/digits")
     output_dir = parser.parse_args().output_dir
-    digits = load_digits()
-    pixels = torch.tensor(digits.data, dtype=torch.float32) / 16
-    rows = [{"pixels": row, "labels": int(label)} for row, label in zip(pixels, digits.target, strict=True)]
-    train, held_out = rows[:1400], rows[1400:]
     args = TrainingArguments(
         output_dir=output_dir,
         num_train_epochs=12,
@@ -63,9 +73,9 @@ def main() -> None:
     trainer = Trainer(
         model=Classifier(),
         args=args,
-        train_dataset=train,
-        eval_dataset=held_out,
-        compute_metrics=lambda p: {"accuracy": float((p.predictions.argmax(-1) == p.label_ids).mean())},
+        train_dataset=digits("train"),
+        eval_dataset=digits("held out"),
+        compute_metrics=accuracy,
         callbacks=[EarlyStoppingCallback(4), best],
     )
     trainer.train()

@@ -30,13 +30,14 @@ def main() -> None:
     for name in ("language_model", "digits"):
         print(f"\n=== {name} ===", flush=True)
         environment.run(f"examples/{name}.py", "--output_dir", str(folder / name))
-        environment.run("examples/curves.py", str(folder / name))
+        picture = ("-o", str(folder / name / "curves"))
+        environment.run("-m", "hf_compat.doors.cli", "plot", str(folder / name), *picture)
     print(f"\ndone in {time.time() - start:.0f} s (set-up not counted)")
     for name in ("language_model", "digits"):
         results = json.loads((folder / name / "all_results.json").read_text())
         shown = ", ".join(f"{key[5:]} {results[key]:.4f}" for key in sorted(results) if key in METRICS)
         print(f"{name}: {shown}")
-        print(f"  curves:      {folder / name / 'curves.png'}")
+        print(f"  curves:      {folder / name / 'curves.png'}, and curves.html for a browser")
         print(f"  model:       {folder / name / 'model.safetensors'}")
         print(f"  checkpoints: {folder / name}/checkpoint-*")
 

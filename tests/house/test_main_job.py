@@ -12,13 +12,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_digits_example_and_its_curves(tmp_path):
-    for command in (["digits.py", "--output_dir", str(tmp_path)], ["curves.py", str(tmp_path)]):
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "examples" / command[0]), *command[1:]], capture_output=True, text=True
-        )
+    script, configured, curves = tmp_path / "script", tmp_path / "configured", str(tmp_path / "curves")
+    door = ["-m", "hf_compat.doors.cli"]
+    for command in (
+        ["examples/digits.py", "--output_dir", str(script)],
+        [*door, "fit", "--config", "examples/digits.yaml", "--output_dir", str(configured)],
+        [*door, "plot", str(script), str(configured), "-o", curves],
+    ):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads((tmp_path / "all_results.json").read_text())["eval_accuracy"] > 0.85
-    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    results = [json.loads((run / "eval_results.json").read_text()) for run in (script, configured)]
+    assert results[0]["eval_accuracy"] == results[1]["eval_accuracy"] > 0.85
+    assert results[0]["eval_loss"] == results[1]["eval_loss"]
+    assert (tmp_path / "curves.png").stat().st_size > 10_000 and (tmp_path / "curves.html").is_file()
 
 
 def test_the_language_model_is_an_hf_script_but_for_one_import(tmp_path):
