@@ -57,6 +57,10 @@ class MissingPackage(HfCompatError, ImportError):
     """An optional package is needed; the message names the extra that brings it."""
 
 
+class ProcessError(HfCompatError, RuntimeError):
+    """Another process of the run has failed."""
+
+
 class HfCompatWarning(UserWarning):
     """Something was translated with a difference worth knowing."""
 

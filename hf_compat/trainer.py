@@ -61,6 +61,7 @@ from hf_compat.hf.flow import DefaultFlowCallback, PrinterCallback, ProgressCall
 from hf_compat.hf.launch import slurm_job_id
 from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.outputs import TrainOutput
+from hf_compat.hf.processes import start_processes
 from hf_compat.hf.seeding import enable_full_determinism, set_seed
 from hf_compat.hf.signatures import (
     fitting_arguments,
@@ -71,9 +72,11 @@ from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.interop.transformers_models import (
     align_special_tokens,
     check_trainable,
+    is_pretrained_model,
     pads_itself,
 )
 from hf_compat.plan.schedule import TrainingSchedule, make_schedule
+from hf_compat.plan.settings import LightningPlan
 from hf_compat.plan.table import check_supported
 from hf_compat.plan.translate import translate
 from hf_compat.recipe.accelerator import AcceleratorFacade
@@ -149,7 +152,9 @@ class Trainer(
         processing_class = _accept_old_names(old_names, processing_class)
         self.args = TrainingArguments("tmp_trainer") if args is None else adopt_arguments(args)
         check_supported(self.args)
-        show_logs(None if self.args.log_level == "passive" else self.args.get_process_log_level())
+        start_processes(self.args)
+        passive = self.args.log_level == "passive" and self.args.should_log
+        show_logs(None if passive else self.args.get_process_log_level())
         self._seed()
         self.model_init = model_init
         self.accelerator = AcceleratorFacade(self.args)
@@ -469,7 +474,11 @@ class Trainer(
         start_time = time.time()
         self._reset_counters()
         windows = self._make_windows(loader, schedule, first_epoch, skip)
-        self._run_state = None if resume_from_checkpoint is None else read_run_state(resume_from_checkpoint)
+        self._run_state = (
+            None
+            if resume_from_checkpoint is None
+            else read_run_state(resume_from_checkpoint, args.process_index, args.world_size)
+        )
         if self._run_state is not None and fits(self._run_state, windows):
             give_back_losses(self, self._run_state)
             if not args.ignore_data_skip:
@@ -538,7 +547,7 @@ class Trainer(
         )
 
     def _fit(self, schedule: TrainingSchedule, windows: Windows, bridge: HFBridge, first_epoch: int) -> None:
-        plan = translate(self.args, schedule)
+        plan = self._with_model_options(translate(self.args, schedule))
         if bridge.is_finished:  # Lightning would not even begin with as many epochs done as there may be
             plan = dataclasses.replace(plan, max_epochs=-1)
         wrap_forward(self.model, plan.precision, self.args.device.type)
@@ -550,6 +559,7 @@ class Trainer(
             plan,
             bridge.places(self._lightning_callbacks, self._callback_order),
             self._loggers(),
+            self.args._launch,
             **self.lightning_options,
         )
         leave_validation_to_flags(trainer)
@@ -567,7 +577,18 @@ class Trainer(
         finally:
             self._fit_module = self._fit_windows = None
             self.accelerator.run_backward = None
+            self.model_wrapped = self.model
             self._watch_outputs(False)
+
+    def _with_model_options(self, plan: LightningPlan) -> LightningPlan:
+        """Add what depends on the model: whether DDP has to look for parameters that a step does not use."""
+        if plan.strategy != "ddp" or "find_unused_parameters" in plan.strategy_options:
+            return plan
+        unused = not (is_pretrained_model(self.model) and self._checkpoints_activations())
+        return dataclasses.replace(plan, strategy_options={**plan.strategy_options, "find_unused_parameters": unused})
+
+    def _checkpoints_activations(self) -> bool:
+        return bool(getattr(self.model, "is_gradient_checkpointing", False) or self.args.activation_checkpointing)
 
     def _take_up_optimizer(self) -> None:
         """Load optimizer states, and show callbacks what the run works with; Lightning has just had it made."""

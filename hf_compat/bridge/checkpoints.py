@@ -27,9 +27,10 @@ from hf_compat.bridge.run_state import ask_callbacks, collect_run_state
 from hf_compat.engine.checkpoint_io import RUN_STATE_NAME, write_weights
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.windows import Windows, as_plain
-from hf_compat.errors import CheckpointError, CheckpointWriteError
+from hf_compat.errors import CheckpointError, CheckpointWriteError, ProcessError
 from hf_compat.hf import checkpoint_dir as names
 from hf_compat.hf import manifest
+from hf_compat.hf.processes import agree, barrier
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
 from hf_compat.recipe.reading import COMPILED, names_of, plain_names, read_torch_file, read_weights
@@ -79,7 +80,8 @@ class CheckpointMethods(RunBase):
         run_dir = self._get_output_dir(trial=trial)
         final = os.path.join(run_dir, f"{names.PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         partial = final + manifest.PARTIAL_SUFFIX
-        manifest.tidy(run_dir)
+        if self.args.should_save:
+            manifest.tidy(run_dir)
         best_before = self.state.best_model_checkpoint
         self._note_best_checkpoint(run_dir, final)
         rotation = (run_dir, self.state.best_model_checkpoint)
@@ -89,31 +91,51 @@ class CheckpointMethods(RunBase):
             return
         try:
             self._write_and_seal(self._write_checkpoint, partial, final, rotation)
-        except CheckpointWriteError:
+        except (CheckpointWriteError, ProcessError):
             self.state.best_model_checkpoint = best_before
             raise
 
     def _write_and_seal(
         self, write: Callable[[str], None], partial: str, final: str, rotation: tuple[str, str | None]
     ) -> None:
-        """Write a folder beside its place, seal it, give it its name; then make room."""
-        try:
-            write(partial)
-            if self.args.should_save:
-                manifest.seal(partial)
-                manifest.put_in_place(partial, final)
-        except (OSError, RuntimeError, safetensors.SafetensorError) as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise CheckpointWriteError(
-                f"The checkpoint {final} could not be written: {error}.\n\n"
-                "Hint: make room or give write permission there, then resume; earlier checkpoints are as they were."
-            ) from error
+        """Write a folder beside its place, seal it, give it its name; then make room.
+
+        With several processes, each writes its part; all have to succeed before the first one seals the folder.
+        """
+        barrier()  # the first process has tidied up
+        error = self._attempt(lambda: write(partial), partial, final)
+        agree(error)
+        error = self._attempt(lambda: self._seal(partial, final), partial, final)
+        agree(error)
         if self.args.should_save:
             self._rotate_checkpoints(*rotation)
+
+    def _seal(self, partial: str, final: str) -> None:
+        if self.args.should_save:
+            manifest.seal(partial)
+            manifest.put_in_place(partial, final)
+
+    def _attempt(self, write: Callable[[], None], partial: str, final: str) -> CheckpointWriteError | None:
+        """Write, and return what went wrong: the other processes have to know before it is raised."""
+        try:
+            write()
+            return None
+        except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+            if self.args.should_save:
+                shutil.rmtree(partial, ignore_errors=True)
+            failed = CheckpointWriteError(
+                f"The checkpoint {final} could not be written: {error}.\n\n"
+                "Hint: make room or give write permission there, then resume; earlier checkpoints are as they were."
+            )
+            failed.__cause__ = error
+            return failed
 
     def _may_save_in_background(self) -> bool:
         """Say whether what is to be written can be copied first: a subclass's own saving cannot."""
         if not self.args.async_save:
+            return False
+        if self.args.world_size > 1:
+            warn_once("`async_save=True`: with several processes checkpoints are written at once.")
             return False
         own = [name for name in _WRITERS if getattr(type(self), name) is not getattr(CheckpointMethods, name)]
         if own:
@@ -171,8 +193,12 @@ class CheckpointMethods(RunBase):
     def _save_run_state(self, output_dir: str) -> None:
         """Write `run_state.pt`: what it takes to go on as if the run had not stopped."""
         state = self._run_state_now()
-        if state is not None and self.args.should_save:
-            torch.save(state, os.path.join(output_dir, RUN_STATE_NAME))
+        if state is not None and (self.args.should_save or self.args.world_size > 1):
+            torch.save(state, os.path.join(output_dir, self._own(RUN_STATE_NAME)))
+
+    def _own(self, name: str) -> str:
+        """Return the name of a file that every process has its own of."""
+        return names.of_rank(name, self.args.process_index, self.args.world_size)
 
     def _run_state_now(self) -> dict[str, Any] | None:
         if self._fit_windows is None or self.lightning_trainer is None:
@@ -222,7 +248,7 @@ class CheckpointMethods(RunBase):
     def _save_rng_state(self, output_dir: str) -> None:
         """Write the states of all random generators."""
         states = unpack_rng(read_rng())
-        torch.save(states, os.path.join(output_dir, names.RNG_STATE_NAME))
+        torch.save(states, os.path.join(output_dir, self._own(names.RNG_STATE_NAME)))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model, its configuration and its processor, so that `from_pretrained` reads them.
@@ -319,7 +345,7 @@ class CheckpointMethods(RunBase):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Set all random generators to a checkpoint's states, where it has them."""
-        path = os.path.join(checkpoint, names.RNG_STATE_NAME) if checkpoint is not None else ""
+        path = os.path.join(checkpoint, self._own(names.RNG_STATE_NAME)) if checkpoint is not None else ""
         if not os.path.isfile(path):
             if checkpoint is not None:
                 logger.info("Didn't find an RNG file in %s, reproducibility is not guaranteed.", checkpoint)

@@ -23,9 +23,11 @@ from hf_compat.engine.module import HFModule
 from hf_compat.engine.precision import wrap_forward
 from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.outputs import EvalLoopOutput, PredictionOutput
+from hf_compat.hf.processes import gather_objects
 from hf_compat.hf.signatures import call_by_signature
 from hf_compat.plan.settings import LightningPlan
 from hf_compat.plan.translate import translate
+from hf_compat.recipe.nested import join_batches
 
 
 class EvaluationMethods(RunBase):
@@ -168,6 +170,7 @@ class EvaluationMethods(RunBase):
         run = EvaluationRun(
             recipe, self.model, dataloader, settings, self._metrics_in_force(), self.preprocess_logits_for_metrics
         )
+        run.gather = self._gather_of_evaluation(dataloader)
         run.own_values = self._eval_scalars.take
         self._drive(run, plan)
         output = run.output or run.finish()
@@ -179,6 +182,18 @@ class EvaluationMethods(RunBase):
         if isinstance(self.compute_metrics, Mapping):
             return self.compute_metrics.get(self._evaluated_name)
         return self.compute_metrics
+
+    def _gather_of_evaluation(self, loader: Any) -> Any:
+        """Return how results are gathered: tensors, objects where the arguments ask for it, or as a subclass says."""
+        self.accelerator.loader = loader
+        own = self.accelerator.gather_for_metrics
+        chosen = self.__dict__.get("gather_function", own)
+        if chosen != own:
+            self.gather_function = own  # as upstream: another one holds for one evaluation
+            return chosen
+        if self.args.eval_use_gather_object and self.args.world_size > 1:
+            return lambda data: join_batches(gather_objects(data))
+        return self.accelerator.gather
 
     def _prepare_model(self, plan: LightningPlan) -> None:
         """Put the model under the run's precision; the first time outside training is measured, as in HF."""
@@ -207,6 +222,7 @@ class EvaluationMethods(RunBase):
             plan,
             bridge.places(self._lightning_callbacks, whole._callback_order),
             whole._loggers(),
+            self.args._launch,
             **whole.lightning_options,
         )
         if self._fit_module is None:

@@ -73,7 +73,7 @@ class LogMethods(RunBase):
     def _log_training(
         self, tr_loss: torch.Tensor, grad_norm: Any, start_time: float, learning_rate: float | None
     ) -> None:
-        loss_sum = tr_loss.mean().item()
+        loss_sum = self.accelerator.gather(tr_loss).mean().item()
         tr_loss -= tr_loss  # in place: the run goes on adding to this tensor
         logs = {"loss": loss_sum / (self.state.global_step - self._globalstep_last_logged)}
         if grad_norm is not None:
@@ -186,7 +186,10 @@ class LogMethods(RunBase):
 
     def store_flos(self) -> None:
         """Move the operations counted since the last call into the state."""
-        self.state.total_flos += self.current_flos
+        flos = self.current_flos
+        if self.args.world_size > 1:
+            flos = self.accelerator.reduce(torch.tensor(float(flos), device=self.args.device)).item()
+        self.state.total_flos += flos
         self.current_flos = 0
 
     @staticmethod

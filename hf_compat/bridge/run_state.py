@@ -17,6 +17,7 @@ from hf_compat.engine.checkpoint_io import RUN_STATE_NAME, RUN_STATE_VERSION
 from hf_compat.engine.internals import loops_state
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import CheckpointError
+from hf_compat.hf.checkpoint_dir import of_rank
 from hf_compat.recipe.reading import read_torch_file
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ def collect_run_state(run: Any, trainer: pl.Trainer, windows: Windows, closing: 
     return {
         "version": RUN_STATE_VERSION,
         "lightning_version": lightning.__version__,
+        "world_size": run.args.world_size,
+        "samples_of_a_micro_batch": run._train_batch_size * run.args.world_size,
         "windows": windows.state_dict(closing),
         "tr_loss": run._tr_loss.detach().cpu().clone(),
         "total_loss": run._total_loss_scalar,
@@ -47,15 +50,21 @@ def collect_run_state(run: Any, trainer: pl.Trainer, windows: Windows, closing: 
     }
 
 
-def read_run_state(checkpoint: str) -> dict[str, Any] | None:
-    """Read a checkpoint's run state; None where it has none (it is another program's).
+def read_run_state(checkpoint: str, rank: int = 0, world_size: int = 1) -> dict[str, Any] | None:
+    """Read a checkpoint's run state of a process; None where it has none (it is another program's).
 
     Raises:
         CheckpointError: There is one, and it is not readable.
     """
-    path = os.path.join(checkpoint, RUN_STATE_NAME)
+    path = os.path.join(checkpoint, of_rank(RUN_STATE_NAME, rank, world_size))
     if not os.path.isfile(path):
-        return None
+        # of another number of processes: the first one's says how far they were together
+        others = sorted(
+            name for name in os.listdir(checkpoint) if name.startswith("run_state") and name.endswith(".pt")
+        )
+        if not others:
+            return None
+        path = os.path.join(checkpoint, others[0])
     state = read_torch_file(path)
     if not isinstance(state, dict) or state.get("version") != RUN_STATE_VERSION:
         raise CheckpointError(f"{path} is of another version of hf_compat, or no run state at all.")

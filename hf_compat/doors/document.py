@@ -12,7 +12,7 @@ from hf_compat.plan.table import ROWS, Row, default_of
 def _status(row: Row) -> str:
     if row.refuse is not None:
         return "some values not yet" if row.refuses is not None else "not yet"
-    return "no effect" if row.inert is not None else "yes"
+    return "no effect" if row.inert is not None and not row.alone_only else "yes"
 
 
 def arguments_page() -> str:
@@ -29,8 +29,9 @@ def arguments_page() -> str:
     ]
     for field in fields(TrainingArguments):
         row = ROWS[field.name]
+        inert = None if row.alone_only else row.inert
         where = row.to if row.refuse is None or row.refuses is not None else f"{row.refuse}; {row.hint}"
-        lines.append(f"| `{field.name}` | `{default_of(field)!r}` | {_status(row)} | {row.inert or where} |")
+        lines.append(f"| `{field.name}` | `{default_of(field)!r}` | {_status(row)} | {inert or where} |")
     lines += ["", "## Arguments of hf_compat", "", "| argument | default | meaning |", "|---|---|---|"]
     lines += [f"| `{name}` | `False` | {meaning} |" for name, meaning in OWN_ARGUMENTS.items()]
     lines += ["", "## Names of earlier releases", "", "| old name | releases | means today |", "|---|---|---|"]

@@ -18,7 +18,8 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from hf_compat.engine.precision import ForwardPrecision
-from hf_compat.engine.strategies import OneDevice
+from hf_compat.engine.strategies import Launched, OneDevice, ReplicatedModel
+from hf_compat.hf.launch import Launch
 from hf_compat.plan.settings import LightningPlan
 
 # Loggers that announce devices and tips each time a trainer is made; a Trainer of ours makes one a call.
@@ -38,6 +39,8 @@ def quietly() -> Iterator[None]:
             warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
             # the state after the update is what a checkpoint of ours, as of HF, holds
             warnings.filterwarnings("ignore", message=".*no pre-optimization state was saved.*")
+            # what is logged is gathered already, and the same on every process
+            warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
             # HF's logging interval counts updates over epochs
             warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
             # the module steps whatever schedule is in force, averaged weights' own too
@@ -58,7 +61,11 @@ class _NoProfiler(PassThroughProfiler):
 
 
 def build_trainer(
-    plan: LightningPlan, callbacks: list[pl.Callback], loggers: Sequence[Logger] = (), **options: Any
+    plan: LightningPlan,
+    callbacks: list[pl.Callback],
+    loggers: Sequence[Logger] = (),
+    launch: Launch | None = None,
+    **options: Any,
 ) -> pl.Trainer:
     """Build the trainer that a plan describes.
 
@@ -66,6 +73,7 @@ def build_trainer(
         plan: What `plan.translate` made of the arguments.
         callbacks: Lightning callbacks; bars, summaries and checkpoints among them are switched on.
         loggers: What callbacks log to.
+        launch: The place of this process among several.
         options: Further settings of `lightning.Trainer` that the plan leaves open.
     """
     device = torch.device(plan.device)
@@ -75,7 +83,7 @@ def build_trainer(
     settings |= {
         "callbacks": callbacks,
         "logger": list(loggers) or False,
-        "strategy": OneDevice(device=device, precision_plugin=precision),
+        "strategy": make_strategy(plan, device, precision, launch),
         "profiler": _NoProfiler(),
         "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks),
         "enable_model_summary": any(isinstance(callback, ModelSummary) for callback in callbacks),
@@ -86,6 +94,15 @@ def build_trainer(
         # a GPU may be left out on purpose
         warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
         return pl.Trainer(**settings)
+
+
+def make_strategy(plan: LightningPlan, device: torch.device, precision: ForwardPrecision, launch: Launch | None) -> Any:
+    """Make the strategy that a plan names."""
+    if plan.strategy == "one_device" or launch is None:
+        return OneDevice(device=device, precision_plugin=precision)
+    return ReplicatedModel(
+        cluster_environment=Launched(launch), precision_plugin=precision, **dict(plan.strategy_options)
+    )
 
 
 class _NoBatches:

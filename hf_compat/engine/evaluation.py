@@ -19,7 +19,7 @@ from hf_compat.hf.data import find_batch_size, has_length
 from hf_compat.hf.metrics import denumpify_detensorize
 from hf_compat.hf.outputs import EvalLoopOutput, EvalPrediction
 from hf_compat.recipe.loader import PreparedDataLoader
-from hf_compat.recipe.nested import join_batches, nested_numpify, truncate_to
+from hf_compat.recipe.nested import PADDING_INDEX, join_batches, nested_numpify, truncate_to
 
 _BLOCK = 65536
 
@@ -200,6 +200,8 @@ class EvaluationRun:
         self.batch_metrics: Any = None
         self._pending: Callable[[], None] | None = None
         self.output: EvalLoopOutput | None = None
+        # of all processes: HF lets a subclass choose how
+        self.gather: Callable[[Any], Any] = recipe.accelerator.gather
         # named values that the steps have logged meanwhile
         self.own_values: Callable[[], dict[str, float]] = dict
 
@@ -218,13 +220,23 @@ class EvaluationRun:
         loss, logits, labels = self.recipe.prediction_step(
             self.model, inputs, self.settings.prediction_loss_only, ignore_keys=self.settings.ignore_keys
         )
-        losses = None if loss is None else self._trim(loss.repeat(self.batch_size), batch)
-        main_input = self._trim(self._main_input(inputs), batch) if self.settings.keep_inputs else None
+        losses = None if loss is None else self._of_all(loss.repeat(self.batch_size), batch)
+        main_input = None
+        if self.settings.keep_inputs:
+            main_input = self._of_all(self._padded(self._main_input(inputs)), batch)
+        if labels is not None and self._gathers_logits:
+            labels = self._padded(labels)
         if logits is not None:
+            logits = self._padded(logits) if self._gathers_logits else logits
             if self.preprocess_logits is not None:
                 logits = self.preprocess_logits(logits, labels)
-            logits = self._trim(logits, batch)
-        labels = None if labels is None else self._trim(labels, batch)
+        if self.streamed is not None:
+            self._update_streamed(logits, labels, batch, samples)
+        if self._gathers_logits:
+            logits = None if logits is None else self._of_all(logits, batch)
+            labels = None if labels is None else self._of_all(labels, batch)
+        else:
+            logits = labels = None
         if losses is not None:
             self.losses.add(losses)
         if self._keeps_predictions:
@@ -244,10 +256,7 @@ class EvaluationRun:
     def _after_batch(self, batch: EvaluationBatch, losses: Any, logits: Any, labels: Any) -> None:
         every = self.settings.to_cpu_every_batches
         complete = logits is not None and labels is not None
-        if self.streamed is not None:
-            if complete:
-                self.streamed.update(logits, labels)
-        elif self.settings.batch_metrics and self.compute_metrics is not None and complete:
+        if self.streamed is None and self.settings.batch_metrics and self.compute_metrics is not None and complete:
             prediction = EvalPrediction(
                 predictions=logits,
                 label_ids=labels,
@@ -263,10 +272,33 @@ class EvaluationRun:
         name = getattr(self.recipe.model, "main_input_name", "input_ids")
         return self.recipe._prepare_input(inputs[name])  # type: ignore[attr-defined]  # HF's name of the step
 
+    @property
+    def _gathers_logits(self) -> bool:
+        """Say whether predictions leave their process: metrics that are updated in passing do without."""
+        return self.streamed is None or self.settings.is_prediction
+
+    def _padded(self, data: Any) -> Any:
+        return self.recipe.accelerator.pad_across_processes(data, dim=1, pad_index=PADDING_INDEX)
+
+    def _of_all(self, data: Any, batch: EvaluationBatch) -> Any:
+        """Return what all processes have; of the last batch what is no repetition (a loss stands for a full one)."""
+        return self._trim(self.gather(data), batch)
+
     @staticmethod
     def _trim(data: Any, batch: EvaluationBatch) -> Any:
-        """Cut a short last batch to its samples: its loss was repeated for a full one."""
         return truncate_to(data, batch.remainder) if batch.is_last and batch.remainder > 0 else data
+
+    def _update_streamed(self, logits: Any, labels: Any, batch: EvaluationBatch, samples: int | None) -> None:
+        """Update the metrics with this process's samples, without those that fill the last round up."""
+        if logits is None or labels is None or self.streamed is None:
+            return
+        accelerator = self.recipe.accelerator
+        if batch.is_last and batch.remainder > 0 and samples and accelerator.num_processes > 1:
+            mine = batch.remainder - accelerator.process_index * samples
+            logits, labels = truncate_to(logits, max(mine, 0)), truncate_to(labels, max(mine, 0))
+            if mine <= 0:
+                return
+        self.streamed.update(logits, labels)
 
     def finish(self) -> EvalLoopOutput:
         """Join what was kept and compute the metrics."""

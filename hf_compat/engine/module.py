@@ -17,6 +17,7 @@ from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, Evaluati
 from hf_compat.engine.internals import before_zero_grad, load_waiting_data_states, start_from
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.recipe import Observer, Recipe, SilentObserver
+from hf_compat.engine.strategies import gradients_at_the_end, wrapped_model
 from hf_compat.engine.streaming import check_metrics
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.hf.arguments import TrainingArguments
@@ -129,8 +130,9 @@ class HFModule(pl.LightningModule):
             start_from(self.trainer, windows.next_epoch, int(resume["updates"]))
 
     def on_fit_start(self) -> None:
-        """Let the recipe's backward pass go through Lightning."""
+        """Let the recipe's forward and backward pass go through Lightning's strategy."""
         self.recipe.accelerator.run_backward = self.manual_backward
+        self.recipe.model_wrapped = wrapped_model(self.trainer.strategy, self.recipe.model)
 
     def training_step(self, window: Window, batch_idx: int) -> torch.Tensor | None:
         """Do one update: every micro-batch forward and backward, then clip, step, schedule, zero.
@@ -143,10 +145,13 @@ class HFModule(pl.LightningModule):
         recipe.current_gradient_accumulation_steps = len(window)
         total: torch.Tensor | None = None
         for index, inputs in enumerate(window.micro_batches, start=1):
-            loss = call_by_signature(step, model, inputs, optional={"num_items_in_batch": window.num_items})
+            is_last = index == len(window)
+            recipe.accelerator.sync_gradients = is_last
+            with gradients_at_the_end(model, is_last):
+                loss = call_by_signature(step, model, inputs, optional={"num_items_in_batch": window.num_items})
             observer.micro_batch_done(loss, inputs)
             total = loss if total is None else total + loss
-            if index == len(window) and window.is_complete:
+            if is_last and window.is_complete:
                 self._update(model)
                 break
             observer.substep_ended()

@@ -1,12 +1,28 @@
-"""Lightning strategies as this engine needs them. Lightning words only."""
+"""Lightning strategies as this engine needs them. Lightning words only.
+
+Two things are ours in all of them: the model stays where it is when a fit ends (a Trainer evaluates, predicts and
+trains on), and steps are called directly: each micro-batch makes its own forward through the wrapped model, so the step
+itself must not run inside one.
+"""
 
 from __future__ import annotations
 
-from lightning.pytorch.strategies import SingleDeviceStrategy
+import contextlib
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hf_compat.hf.launch import Launch, main_address
 
 
 class OneDevice(SingleDeviceStrategy):
-    """One device, on which the model stays: a Trainer evaluates, predicts and trains on after a fit.
+    """One device, on which the model stays.
 
     Lightning's own moves model and optimizer to the CPU when a fit ends.
     """
@@ -18,7 +34,119 @@ class OneDevice(SingleDeviceStrategy):
             super().model_to_device()
 
     def teardown(self) -> None:
-        self.precision_plugin.teardown()
-        if self.accelerator is not None:
-            self.accelerator.teardown()
-        self.checkpoint_io.teardown()
+        _leave_model(self)
+
+
+class Launched(ClusterEnvironment):
+    """Processes that somebody has launched: torchrun, accelerate, deepspeed, SLURM, MPI.
+
+    Args:
+        launch: The place of this process among them.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        super().__init__()
+        self._launch = launch
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        return main_address()[0]
+
+    @property
+    def main_port(self) -> int:
+        return main_address()[1]
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return self._launch.world_size
+
+    def set_world_size(self, size: int) -> None: ...
+
+    def global_rank(self) -> int:
+        return self._launch.process_index
+
+    def set_global_rank(self, rank: int) -> None: ...
+
+    def local_rank(self) -> int:
+        return self._launch.local_process_index
+
+    def node_rank(self) -> int:
+        return self._launch.node_rank
+
+
+class DirectSteps:
+    """Call the module's steps as they are."""
+
+    lightning_module: Any
+    precision_plugin: Any
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.precision_plugin.train_step_context():
+            return self.lightning_module.training_step(*args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.precision_plugin.val_step_context():
+            return self.lightning_module.validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.precision_plugin.test_step_context():
+            return self.lightning_module.test_step(*args, **kwargs)
+
+
+class ReplicatedModel(DirectSteps, DDPStrategy):
+    """DDP around the model itself: what HF calls `model_wrapped`, with the model as its `module`."""
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:
+            super().setup(trainer)
+            return
+        # the weights are the same everywhere already: nothing is sent to evaluate
+        assert self.accelerator is not None and self.model is not None
+        self.accelerator.setup(trainer)
+        self.model_to_device()
+        self.setup_precision_plugin()
+
+    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+        inner: Any = model.model
+        return DistributedDataParallel(inner, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
+
+    def pre_backward(self, closure_loss: torch.Tensor) -> None:
+        """Nothing: DDP's own forward prepares each backward pass."""
+
+    def post_backward(self, closure_loss: torch.Tensor) -> None:
+        """Nothing, as above."""
+
+    def setup_distributed(self) -> None:
+        """Join the process group, without Lightning's re-seeding."""
+        self.set_world_ranks()
+
+    def teardown(self) -> None:
+        _leave_model(self)
+        self.model = None
+
+
+def _leave_model(strategy: Any) -> None:
+    strategy.precision_plugin.teardown()
+    if strategy.accelerator is not None:
+        strategy.accelerator.teardown()
+    strategy.checkpoint_io.teardown()
+
+
+def wrapped_model(strategy: Any, model: nn.Module) -> nn.Module:
+    """Return the model that forwards go through: the strategy's wrapper around it where there is one."""
+    wrapped = strategy.model
+    return wrapped if isinstance(wrapped, DistributedDataParallel) and wrapped.module is model else model
+
+
+def gradients_at_the_end(model: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+    """Exchange gradients after a window's last micro-batch only."""
+    if is_last or not isinstance(model, DistributedDataParallel):
+        return contextlib.nullcontext()
+    return model.no_sync()

@@ -13,6 +13,7 @@ import torch
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.errors import ArgumentError
+from hf_compat.hf.processes import is_distributed
 
 MetricSource = Metric | MetricCollection | Callable[[], Metric | MetricCollection]
 
@@ -52,7 +53,7 @@ class StreamedMetrics:
 
     def compute(self) -> dict[str, Any]:
         """Return the metrics by name, as numbers or lists of numbers; nothing where no batch had labels."""
-        if not self._updated:
+        if not self._updated and not is_distributed():  # one of several may have had no sample; all have to compute
             return {}
         computed = self.metrics.compute()
         self.metrics.reset()

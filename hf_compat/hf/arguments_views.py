@@ -19,6 +19,7 @@ import torch
 from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.enums import ParallelMode
 from hf_compat.hf.launch import Launch, choose_device, read_launch
+from hf_compat.hf.processes import start_processes
 
 _LEVEL_NAMES = ("debug", "info", "warning", "error", "critical")
 LEVELS = {name: int(getattr(logging, name.upper())) for name in _LEVEL_NAMES} | {"detail": logging.DEBUG}
@@ -132,7 +133,8 @@ class ArgumentViews:
             local: First on each machine, else first of all.
             desc: What is done, for logs.
         """
-        waits = self.world_size > 1 and torch.distributed.is_initialized()
+        start_processes(self)
+        waits = self.world_size > 1
         first = (self.local_process_index if local else self.process_index) == 0
         if waits and not first:
             torch.distributed.barrier()

@@ -14,6 +14,16 @@ OPTIMIZER_NAME = "optimizer.pt"
 SCHEDULER_NAME = "scheduler.pt"
 SCALER_NAME = "scaler.pt"
 RNG_STATE_NAME = "rng_state.pth"
+
+
+def of_rank(name: str, rank: int, world_size: int) -> str:
+    """Return a file's name in a run of several processes, each of which has its own: `rng_state_1.pth`."""
+    if world_size == 1:
+        return name
+    stem, dot, suffix = name.rpartition(".")
+    return f"{stem}_{rank}{dot}{suffix}"
+
+
 WEIGHTS_NAME = "pytorch_model.bin"
 WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
 SAFE_WEIGHTS_NAME = "model.safetensors"

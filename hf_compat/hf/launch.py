@@ -6,6 +6,7 @@ The only place, with `engine/build.py` and `hf/seeding.py`, that reads or writes
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,11 +27,33 @@ class Launch:
         process_index: Rank over all machines.
         local_process_index: Rank on this machine.
         world_size: Processes in all.
+        local_world_size: Processes on this machine.
     """
 
     process_index: int = 0
     local_process_index: int = 0
     world_size: int = 1
+    local_world_size: int = 1
+
+    @property
+    def node_rank(self) -> int:
+        """Which machine this is."""
+        return self.process_index // self.local_world_size
+
+    @property
+    def nodes(self) -> int:
+        """Machines."""
+        return max(self.world_size // self.local_world_size, 1)
+
+
+# By launcher: rank, rank on this machine, processes, processes on this machine.
+_VARIABLES = (
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),  # torchrun, accelerate, deepspeed
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),  # srun
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"),  # Intel MPI
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+)
 
 
 def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
@@ -40,11 +63,47 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
         environment: The variables; None reads this process's own.
     """
     variables = os.environ if environment is None else environment  # noqa: TID251 - launchers speak through it
-    return Launch(
-        process_index=int(variables.get("RANK", "0")),
-        local_process_index=int(variables.get("LOCAL_RANK", "0")),
-        world_size=int(variables.get("WORLD_SIZE", "1")),
-    )
+    for rank, local_rank, size, local_size in _VARIABLES:
+        # `sbatch` alone sets SLURM_NTASKS, too: only `srun` starts a process a task
+        if rank not in variables or size not in variables or _is_interactive(rank, variables):
+            continue
+        world = int(variables[size])
+        here = int(re.match(r"\d*", variables.get(local_size, ""))[0] or world)  # type: ignore[index]  # it matches anything
+        return Launch(
+            process_index=int(variables[rank]),
+            local_process_index=int(variables.get(local_rank, variables[rank])),
+            world_size=world,
+            local_world_size=min(here, world),
+        )
+    return Launch()
+
+
+def _is_interactive(rank: str, variables: Mapping[str, str]) -> bool:
+    if not rank.startswith("SLURM"):
+        return False
+    return variables.get("SLURM_JOB_NAME") in ("bash", "interactive") or "SLURM_STEP_ID" not in variables
+
+
+def main_address() -> tuple[str, int]:
+    """Return where the processes meet: `MASTER_ADDR` and `MASTER_PORT`, or the first machine of a SLURM job."""
+    variables = os.environ  # noqa: TID251 - launchers speak through it
+    address = variables.get("MASTER_ADDR")
+    if address is None:
+        nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or ""
+        address = first_node(nodes) or "127.0.0.1"
+    job = re.sub(r"\D", "", variables.get("SLURM_JOB_ID", ""))[-4:]
+    return address, int(variables.get("MASTER_PORT") or (15000 + int(job) if job else 29500))
+
+
+def has_rendezvous() -> bool:
+    """Say whether the launcher tells where processes meet in torch's own words."""
+    return "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ  # noqa: TID251 - see above
+
+
+def first_node(nodes: str) -> str:
+    """Return the first machine of a SLURM list: `gpu[03-05,9],cpu1` is `gpu03`."""
+    match = re.match(r"([^,\[]+)(?:\[(\d+))?", nodes)
+    return "" if match is None else match[1] + (match[2] or "")
 
 
 def wants_cpu(environment: Mapping[str, str] | None = None) -> bool:

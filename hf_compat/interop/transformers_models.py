@@ -106,6 +106,11 @@ def is_datasets_dataset(dataset: Any) -> bool:
     return _is_instance(dataset, "datasets", "Dataset")
 
 
+def is_datasets_stream(dataset: Any) -> bool:
+    """Say whether a data set is a stream of the `datasets` library, which knows its shards."""
+    return _is_instance(dataset, "datasets", "IterableDataset")
+
+
 def reporting_callback(tracker: str) -> type | None:
     """Return transformers' own callback of a tracker; None where transformers is not installed or knows none."""
     if importlib.util.find_spec("transformers") is None:

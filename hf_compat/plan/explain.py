@@ -89,7 +89,13 @@ def explain(args: TrainingArguments, schedule: TrainingSchedule | None = None) -
             continue
         if value == default_of(field):
             continue
-        becomes = "a field of your subclass" if row is None else row.inert or row.to
+        becomes = (
+            "a field of your subclass"
+            if row is None
+            else row.to
+            if row.alone_only and args.world_size > 1
+            else row.inert or row.to
+        )
         shown = "<hidden>" if field.name.endswith("_token") else value
         explained.append(ExplainedArgument(name=field.name, value=shown, becomes=becomes))
     try:

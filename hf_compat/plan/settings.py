@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 
@@ -22,6 +23,10 @@ class LightningPlan:
         validate_every_updates: Updates between validations, for callbacks that ask; None where none is planned.
             HF's flags start them, not this interval.
         deterministic: Ask torch for deterministic algorithms.
+        strategy: `one_device`, or how several processes train together: `ddp`.
+        strategy_options: Options of the strategy, in its own words.
+        world_size: Processes.
+        devices_per_node: Processes on this machine.
     """
 
     device: str = "cpu"
@@ -34,6 +39,15 @@ class LightningPlan:
     gradient_clip_norm: float | None = 1.0
     validate_every_updates: int | None = None
     deterministic: bool = False
+    strategy: Literal["one_device", "ddp"] = "one_device"
+    strategy_options: Mapping[str, Any] = field(default_factory=dict)
+    world_size: int = 1
+    devices_per_node: int = 1
+
+    def _devices(self, accelerator: str, index: str) -> Any:
+        if self.world_size > 1:
+            return list(range(self.devices_per_node)) if accelerator == "gpu" else self.devices_per_node
+        return [int(index or 0)] if accelerator == "gpu" else 1
 
     def trainer_settings(self) -> dict[str, Any]:
         """Return the keywords of `lightning.Trainer`, all but callbacks and strategy."""
@@ -46,7 +60,8 @@ class LightningPlan:
         return {
             **validation,
             "accelerator": accelerator,
-            "devices": [int(index or 0)] if accelerator == "gpu" else 1,
+            "devices": self._devices(accelerator, index),
+            "num_nodes": max(self.world_size // self.devices_per_node, 1),
             "max_epochs": self.max_epochs,
             "max_steps": -1,
             "default_root_dir": self.default_root_dir,

@@ -13,6 +13,8 @@ from typing import Any
 
 from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
 
+_ONE_PROCESS = "it only matters with several processes, and the launcher has started one"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
@@ -24,6 +26,7 @@ class Row:
         hint: What to do instead.
         inert: Why a value other than the default changes nothing in this run; None where it counts.
         refuses: Which values are refused; all but the default where it is None.
+        alone_only: It is inert in one process only.
     """
 
     to: str
@@ -31,6 +34,7 @@ class Row:
     hint: str = ""
     inert: str | None = None
     refuses: Callable[[Any], bool] | None = None
+    alone_only: bool = False
 
 
 def _goes(to: str) -> Row:
@@ -45,7 +49,10 @@ def _inert(why: str) -> Row:
     return Row(to="no effect in this version", inert=why)
 
 
-_ONE_PROCESS = "it only matters with several processes, which are not supported yet"
+def _together(to: str) -> Row:
+    return Row(to=f"{to}, with several processes", inert=_ONE_PROCESS, alone_only=True)
+
+
 _HUB = "stored; used by `push_to_hub`, which is not supported yet"
 _FLAG = "nothing: a flag for scripts"
 
@@ -97,11 +104,11 @@ ROWS: dict[str, Row] = {
     "logging_strategy": _goes("control.should_log"),
     "logging_steps": _goes("control.should_log; log_every_n_steps"),
     "logging_first_step": _goes("control.should_log"),
-    "log_on_each_node": _inert(_ONE_PROCESS),
+    "log_on_each_node": _together("which processes log"),
     "logging_nan_inf_filter": _goes("mean of the logged loss"),
     "include_num_input_tokens_seen": _goes("state.num_input_tokens_seen"),
     "log_level": _goes("level of the hf_compat logger"),
-    "log_level_replica": _inert(_ONE_PROCESS),
+    "log_level_replica": _together("level of the hf_compat logger in processes that do not log"),
     "disable_tqdm": _goes("printed logs instead of progress bars"),
     "report_to": _goes("a callback a tracker, or Lightning loggers as they are"),
     "run_name": _goes("name of the run in trackers"),
@@ -116,14 +123,14 @@ ROWS: dict[str, Row] = {
     "prediction_loss_only": _goes("evaluation"),
     "eval_on_start": _goes("a validation in on_train_start"),
     "eval_do_concat_batches": _goes("evaluation"),
-    "eval_use_gather_object": _inert(_ONE_PROCESS),
+    "eval_use_gather_object": _together("evaluation: objects are gathered, not tensors"),
     "eval_accumulation_steps": _goes("evaluation: predictions move to the CPU"),
     "include_for_metrics": _goes("evaluation"),
     "batch_eval_metrics": _goes("evaluation"),
     "save_only_model": _goes("files of a checkpoint"),
     "save_strategy": _goes("control.should_save"),
     "save_steps": _goes("control.should_save"),
-    "save_on_each_node": _inert(_ONE_PROCESS),
+    "save_on_each_node": _together("which processes write"),
     "save_total_limit": _goes("rotation, by step number"),
     "enable_jit_checkpoint": _goes("a checkpoint at the end of the update when SIGTERM or Ctrl-C comes; then exit"),
     "push_to_hub": _later("pushing to the Hub", "push the output folder with huggingface_hub"),
@@ -160,12 +167,12 @@ ROWS: dict[str, Row] = {
         refuses=lambda value: value == "batch_rebalance",
     ),
     "length_column_name": _goes("sampler of the training loader"),
-    "ddp_find_unused_parameters": _inert(_ONE_PROCESS),
-    "ddp_bucket_cap_mb": _inert(_ONE_PROCESS),
-    "ddp_broadcast_buffers": _inert(_ONE_PROCESS),
-    "ddp_static_graph": _inert(_ONE_PROCESS),
-    "ddp_backend": _inert(_ONE_PROCESS),
-    "ddp_timeout": _inert(_ONE_PROCESS),
+    "ddp_find_unused_parameters": _together("DDPStrategy(find_unused_parameters=…)"),
+    "ddp_bucket_cap_mb": _together("DDPStrategy(bucket_cap_mb=…)"),
+    "ddp_broadcast_buffers": _together("DDPStrategy(broadcast_buffers=…)"),
+    "ddp_static_graph": _together("DDPStrategy(static_graph=…)"),
+    "ddp_backend": _together("backend of the process group"),
+    "ddp_timeout": _together("timeout of the process group"),
     "fsdp": _later("FSDP"),
     "fsdp_config": _later("FSDP"),
     "deepspeed": _later("DeepSpeed"),
@@ -216,15 +223,10 @@ def check_supported(args: Any) -> None:
             continue
         if row.refuse is not None:
             refused.append(f"`{field.name}={_shown(value)}`: {row.refuse}.\n\nHint: {row.hint}.")
-        elif row.inert is not None:
+        elif row.inert is not None and not (row.alone_only and args.world_size > 1):
             warnings.warn(
                 f"`{field.name}={_shown(value)}` has no effect: {row.inert}.", InertArgumentWarning, stacklevel=4
             )
-    if args.world_size > 1:
-        refused.append(
-            f"The launcher started {args.world_size} processes: training on several is not supported yet.\n\n"
-            "Hint: start one process."
-        )
     if refused:
         raise UnsupportedArgument("\n\n".join(refused))
 

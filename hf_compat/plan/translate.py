@@ -39,7 +39,22 @@ def translate(args: TrainingArguments, schedule: TrainingSchedule | None = None)
         gradient_clip_norm=args.max_grad_norm if args.max_grad_norm > 0 else None,
         validate_every_updates=_validation_interval(args, schedule),
         deterministic=args.full_determinism,
+        strategy="ddp" if args.world_size > 1 else "one_device",
+        strategy_options=_ddp_options(args) if args.world_size > 1 else {},
+        world_size=args.world_size,
+        devices_per_node=args._launch.local_world_size,
     )
+
+
+def _ddp_options(args: Any) -> dict[str, Any]:
+    """Return the keywords of `DistributedDataParallel` that the arguments set; the model decides about others."""
+    given = {
+        "find_unused_parameters": args.ddp_find_unused_parameters,
+        "bucket_cap_mb": args.ddp_bucket_cap_mb,
+        "broadcast_buffers": args.ddp_broadcast_buffers,
+        "static_graph": args.ddp_static_graph,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _validation_interval(args: Any, schedule: TrainingSchedule | None) -> int | None:

@@ -1,4 +1,4 @@
-"""The part of `accelerate.Accelerator` that Trainer subclasses use, for one process. HF words and torch only."""
+"""The part of `accelerate.Accelerator` that Trainer subclasses use. HF words and torch only."""
 
 from __future__ import annotations
 
@@ -9,20 +9,26 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from hf_compat.hf import processes
 from hf_compat.recipe.loader import PreparedDataLoader
+from hf_compat.recipe.nested import truncate_to
+from hf_compat.recipe.sharding import Share
 
 
 class AcceleratorFacade:
     """Answer like an `Accelerator` where subclasses of `transformers.Trainer` ask it something.
+
+    It also says how data is shared out over the processes.
 
     Args:
         args: The training arguments.
         run_backward: Backward pass of the engine; the loss's own outside a fit.
 
     Mirrors:
-        `accelerate.Accelerator` in one process, 1.15: the members listed below and no others.
+        `accelerate.Accelerator`, 1.15: the members listed below and no others.
     """
 
     def __init__(self, args: Any, run_backward: Callable[[torch.Tensor], None] | None = None) -> None:
@@ -31,14 +37,25 @@ class AcceleratorFacade:
         self.even_batches = args.accelerator_config.even_batches
         self.mixed_precision = args.mixed_precision
         self.sync_gradients = True
-        self.distributed_type = "NO"
+        kind = "NO" if args.world_size == 1 else f"MULTI_{'CPU' if args.device.type == 'cpu' else 'GPU'}"
+        self.distributed_type = kind
+        config = args.accelerator_config
+        self.share = Share(
+            rank=args.process_index,
+            world_size=args.world_size,
+            split=config.split_batches,
+            even=config.even_batches,
+            dispatch=config.dispatch_batches,
+        )
+        # the loader whose batches are gathered now: its last round may hold samples twice
+        self.loader: Any = None
         self.parallelism_config = None
         self.torch_device_mesh = None
         self.scaler: Any = None
         self.optimizer_step_was_skipped = False
         self.dataloader_config = args.accelerator_config
         self.state = SimpleNamespace(
-            deepspeed_plugin=None, fsdp_plugin=None, distributed_type="NO", mixed_precision=args.mixed_precision
+            deepspeed_plugin=None, fsdp_plugin=None, distributed_type=kind, mixed_precision=args.mixed_precision
         )
 
     @property
@@ -119,32 +136,43 @@ class AcceleratorFacade:
             non_blocking=config.non_blocking,
             seed=self._args.data_seed,
             use_seedable_sampler=config.use_seedable_sampler,
+            share=self.share,
             **options,
         )
 
     def unwrap_model(self, model: nn.Module, **kwargs: Any) -> nn.Module:
         """Return the model inside wrappers of compilation and parallelism."""
         model = getattr(model, "_orig_mod", model)
-        return model
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        return getattr(model, "_orig_mod", model)
 
     def gather(self, tensor: Any) -> Any:
-        """Return what all processes hold: here what this one does."""
-        return tensor
+        """Return what all processes hold, joined along the first dimension."""
+        return processes.gather(tensor)
 
     def gather_for_metrics(self, tensor: Any, use_gather_object: bool = False) -> Any:
         """Return what all processes hold, without samples that were repeated to fill a batch."""
-        return tensor
+        if use_gather_object:
+            gathered: Any = [item for part in processes.gather_objects(tensor) for item in part]
+        else:
+            gathered = processes.gather(tensor)
+        loader = self.loader
+        if processes.is_distributed() and getattr(loader, "end_of_dataloader", False) and loader.remainder > 0:
+            return gathered[: loader.remainder] if use_gather_object else truncate_to(gathered, loader.remainder)
+        return gathered
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Reduce over processes: here the value itself."""
-        return tensor
+        """Sum (or average) over the processes."""
+        return processes.reduce(tensor, reduction, scale)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-        """Pad to the longest of all processes: here this one's."""
-        return tensor
+        """Pad to the longest of all processes."""
+        return processes.pad_across(tensor, dim, pad_index, pad_first)
 
     def wait_for_everyone(self) -> None:
-        """Wait for the other processes; there is none."""
+        """Wait for the other processes."""
+        processes.barrier()
 
     @contextlib.contextmanager
     def autocast(self, *args: Any, **kwargs: Any) -> Any:
@@ -155,8 +183,9 @@ class AcceleratorFacade:
 
     @contextlib.contextmanager
     def no_sync(self, model: nn.Module) -> Any:
-        """Leave gradients unsynchronised: in one process they always are."""
-        yield
+        """Leave gradients of a wrapped model unsynchronised."""
+        with model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext():
+            yield
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Clip gradients by their global norm and return it."""

@@ -22,6 +22,7 @@ from hf_compat.interop.transformers_models import is_datasets_dataset, unwrap_pe
 from hf_compat.recipe.base import RecipeBase
 from hf_compat.recipe.loader import PreparedDataLoader
 from hf_compat.recipe.samplers import LengthGroupedSampler
+from hf_compat.recipe.sharding import ShardedStream
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class DataMethods(RecipeBase):
     def num_examples(self, dataloader: Any) -> int:
         """Count the samples of a loader: its data set's, else its batches times their size."""
         dataset = getattr(dataloader, "dataset", None)
+        dataset = getattr(dataset, "dataset", dataset) if isinstance(dataset, ShardedStream) else dataset
         if dataset is not None and has_length(dataset):
             return len(dataset)
         return len(dataloader) * int(self.args.per_device_train_batch_size)
@@ -139,6 +141,7 @@ class DataMethods(RecipeBase):
             non_blocking=config.non_blocking,
             seed=args.data_seed,
             use_seedable_sampler=config.use_seedable_sampler,
+            share=self.accelerator.share,
             **options,
         )
 

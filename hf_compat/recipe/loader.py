@@ -12,11 +12,14 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from tqdm.auto import tqdm
 
-from hf_compat.hf.data import find_batch_size
+from hf_compat.hf.data import find_batch_size, has_length
+from hf_compat.hf.processes import broadcast_object
+from hf_compat.interop.transformers_models import is_datasets_stream
 from hf_compat.recipe.samplers import SeededRandomSampler, SkipFirstBatches
+from hf_compat.recipe.sharding import ShardedBatches, ShardedStream, Share, dispatched
 
 
 def move_to_device(data: Any, device: torch.device, non_blocking: bool = False) -> Any:
@@ -31,6 +34,11 @@ def move_to_device(data: Any, device: torch.device, non_blocking: bool = False) 
     if isinstance(data, (list, tuple)):
         return type(data)(move_to_device(value, device, non_blocking) for value in data)
     return data
+
+
+def draw_seed() -> int:
+    """Draw a seed from torch's generator in force, as Accelerate does for a sampler without a generator."""
+    return int(torch.empty((), dtype=torch.int64).random_().item())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,10 +73,11 @@ class PreparedDataLoader(DataLoader[Any]):
         non_blocking: Copy without waiting.
         seed: Seed of shuffling; None takes torch's seed in force.
         use_seedable_sampler: Give a random sampler a generator of its own.
+        share: How several processes share the data out.
         options: Keywords of `torch.utils.data.DataLoader`.
 
     Mirrors:
-        `accelerate.data_loader.DataLoaderShard` in one process, 1.15.
+        `accelerate.data_loader.DataLoaderShard` and `DataLoaderDispatcher`, 1.15.
     """
 
     def __init__(
@@ -79,11 +88,21 @@ class PreparedDataLoader(DataLoader[Any]):
         non_blocking: bool = False,
         seed: int | None = None,
         use_seedable_sampler: bool = True,
+        share: Share | None = None,
         **options: Any,
     ) -> None:
         sampler = options.get("sampler")
         if use_seedable_sampler and type(sampler) is RandomSampler:
             options["sampler"] = SeededRandomSampler(sampler, seed)
+        self.share = share or Share()
+        is_stream = isinstance(dataset, IterableDataset)
+        self.dispatches = self.share.world_size > 1 and (
+            is_stream if self.share.dispatch is None else self.share.dispatch
+        )
+        self.samples_of_a_batch: int | None = options.get("batch_size", 1)
+        self.drops_last = bool(options.get("drop_last", False))
+        if self.share.world_size > 1 and not self.dispatches:
+            dataset, options = self._sharded(dataset, options)
         self.skip_batches = 0
         self.iteration = 0
         self.lookahead: Any = None
@@ -94,6 +113,41 @@ class PreparedDataLoader(DataLoader[Any]):
         self.target_device = device
         self.non_blocking = non_blocking
         super().__init__(dataset, **options)
+
+    def _sharded(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return data and options of torch's loader for this process's share."""
+        share, size = self.share, self.samples_of_a_batch
+        place = (share.rank, share.world_size)
+        if isinstance(dataset, IterableDataset):
+            if size is None:  # batches are the data set's affair
+                return dataset, options
+            mine = size // share.world_size if share.split else size
+            if is_datasets_stream(dataset) and not share.split and dataset.num_shards >= share.world_size:  # type: ignore[attr-defined]  # theirs
+                return dataset.shard(num_shards=share.world_size, index=share.rank), options  # type: ignore[attr-defined]
+            stream = ShardedStream(dataset, mine, *place, drop_last=self.drops_last)
+            return stream, {**options, "batch_size": mine}
+        kept = {k: v for k, v in options.items() if k not in ("batch_size", "sampler", "drop_last", "batch_sampler")}
+        batches = options.get("batch_sampler")
+        if batches is None:
+            sampler = options.get("sampler")
+            if isinstance(sampler, RandomSampler) and sampler.generator is None:  # one order for all
+                sampler.generator = torch.Generator().manual_seed(broadcast_object(draw_seed()))
+            batches = BatchSampler(SequentialSampler(dataset) if sampler is None else sampler, size, self.drops_last)  # type: ignore[arg-type]
+        else:
+            self.samples_of_a_batch = getattr(batches, "batch_size", None)
+        return dataset, {**kept, "batch_sampler": ShardedBatches(batches, *place, share.split, share.even)}
+
+    @property
+    def samples_of_a_round(self) -> int | None:
+        """Samples that all processes together get at a time; None where batches have no fixed size."""
+        size = self.samples_of_a_batch
+        return size if size is None or self.share.split else size * self.share.world_size
+
+    def __len__(self) -> int:
+        if not self.dispatches or self.share.split:
+            return super().__len__()
+        rounds, rest = divmod(super().__len__(), self.share.world_size)
+        return rounds + (rest > 0 and not self.drops_last)
 
     @property
     def _index_sampler(self) -> Any:
@@ -122,6 +176,10 @@ class PreparedDataLoader(DataLoader[Any]):
         self.remainder = self._remainder()
         self.set_epoch(self.iteration)
         resume, self._resume = self._resume, None
+        if self.dispatches:
+            yield from self._dispatched(resume)
+            self.iteration += 1
+            return
         behind = super().__iter__()
         if not self._is_map_style and self.skip_batches:
             read_and_drop(behind, self.skip_batches)
@@ -149,6 +207,23 @@ class PreparedDataLoader(DataLoader[Any]):
             current = self.lookahead
         self.iteration += 1
 
+    def _dispatched(self, resume: Resume | None) -> Iterator[Any]:
+        """Yield this process's part of what the first one reads."""
+        share = self.share
+        behind = super().__iter__()  # on every process: torch draws a seed here
+        mine = behind if share.rank == 0 else None
+        rounds = dispatched(mine, share.rank, share.world_size, share.split, self.drops_last)
+        if self.skip_batches:
+            read_and_drop(rounds, self.skip_batches)
+        if resume is not None:
+            resume.after_start()
+        for batch, samples, is_last in rounds:
+            if is_last:
+                self.end_of_dataloader, self.remainder = True, samples
+            if self.target_device is not None:
+                batch = move_to_device(batch, self.target_device, self.non_blocking)
+            yield batch
+
     def resume_at(self, resume: Resume) -> None:
         """Let the next pass begin after batches that are trained already."""
         self._resume = resume
@@ -161,17 +236,26 @@ class PreparedDataLoader(DataLoader[Any]):
     def source_state(self) -> Any:
         """Return the position of an iterable data set that knows its own, else None."""
         read = getattr(self.dataset, "state_dict", None)
-        return read() if callable(read) and not self._is_map_style and not self.num_workers else None
+        alone = self.share.world_size == 1
+        return read() if callable(read) and not self._is_map_style and not self.num_workers and alone else None
 
     def _remainder(self) -> int:
         """Samples of the last batch, or -1 where that is not known (0 where it is full)."""
-        if self.drop_last or not self._is_map_style or self.batch_size is None:
+        size = self.samples_of_a_round
+        if self.drops_last or not has_length(self.dataset) or size is None:
             return -1
-        return len(self.dataset) % self.batch_size  # type: ignore[arg-type]  # map-style data has a length
+        if not self._is_map_style and self.share.world_size == 1:
+            return -1
+        return len(self._whole) % size
+
+    @property
+    def _whole(self) -> Any:
+        """The data of all processes."""
+        return self.dataset.dataset if isinstance(self.dataset, ShardedStream) else self.dataset
 
     def _reach_end(self, last_batch: Any) -> None:
         self.end_of_dataloader = True
-        if not self._is_map_style:
+        if not self._is_map_style and self.share.world_size == 1:
             self.remainder = find_batch_size(last_batch) or -1
 
 

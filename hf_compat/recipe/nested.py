@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hf_compat.errors import DataError
+
 PADDING_INDEX = -100
 
 
@@ -47,6 +49,45 @@ def truncate_to(data: Any, limit: int) -> Any:
     if isinstance(data, (list, tuple)):
         return type(data)(truncate_to(value, limit) for value in data)
     return data
+
+
+def slice_nested(data: Any, start: int, stop: int) -> Any:
+    """Cut a part out of the first dimension of nested tensors; scalars and what is no tensor stay."""
+    if isinstance(data, torch.Tensor):
+        return data[start:stop] if data.ndim else data
+    if isinstance(data, Mapping):
+        return type(data)({key: slice_nested(value, start, stop) for key, value in data.items()})  # type: ignore[call-arg]
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(slice_nested(value, start, stop) for value in data))
+    if isinstance(data, (list, tuple)):
+        return type(data)(slice_nested(value, start, stop) for value in data)
+    return data
+
+
+def concatenate(batches: Sequence[Any]) -> Any:
+    """Join batches of one nested structure along the first dimension, without padding.
+
+    Raises:
+        DataError: Their other dimensions differ.
+    """
+    first = batches[0]
+    if isinstance(first, torch.Tensor):
+        try:
+            return torch.cat(list(batches)) if first.ndim else first
+        except RuntimeError as error:
+            shapes = [tuple(batch.shape) for batch in batches]
+            raise DataError(
+                f"Batches of different shapes {shapes} are to be read by one process for all.\n\n"
+                "Hint: pad to one length, or set `accelerator_config={'dispatch_batches': False}`: each process then "
+                "reads its own."
+            ) from error
+    if isinstance(first, Mapping):
+        return type(first)({key: concatenate([batch[key] for batch in batches]) for key in first})  # type: ignore[call-arg]
+    if isinstance(first, (list, tuple)):
+        if first and not isinstance(first[0], (torch.Tensor, Mapping, list, tuple)):
+            return type(first)(item for batch in batches for item in batch)
+        return type(first)(concatenate(parts) for parts in zip(*batches, strict=True))
+    return first
 
 
 def join_batches(batches: Sequence[Any], padding_index: int = PADDING_INDEX) -> Any:

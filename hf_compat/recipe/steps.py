@@ -113,7 +113,14 @@ class StepMethods(RecipeBase):
             loss = self.label_smoother(outputs, labels, shift_labels=shift, num_items_in_batch=num_items_in_batch)
         else:
             loss = first_loss(outputs, inputs)
+        if num_items_in_batch is not None and self._counts_over_processes():
+            loss = loss * self.accelerator.num_processes  # the gradients are averaged over them
         return (loss, outputs) if return_outputs else loss
+
+    def _counts_over_processes(self) -> bool:
+        """Say whether a loss is divided by the items of all processes together."""
+        divides = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        return bool(self.args.average_tokens_across_devices and divides and self.accelerator.num_processes > 1)
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
         """Return what the loss is computed under; autocast is around the model's forward already."""
@@ -165,6 +172,8 @@ class StepMethods(RecipeBase):
             count = sum(self._targets(batch).ne(-100).sum() for batch in batch_samples)
         except (TypeError, AttributeError):  # labels that are no single tensor (detection) are not counted
             return None
+        if self.args.average_tokens_across_devices and isinstance(count, torch.Tensor):
+            count = self.accelerator.gather(count.to(device)).sum()
         # A float, as upstream's is after its division by the ranks that share a batch.
         return count.to(device) / 1 if isinstance(count, torch.Tensor) else count
 
@@ -248,7 +257,10 @@ class StepMethods(RecipeBase):
                 f"({', '.join(inputs)}): no tokens are counted. Set `main_input_name` on the model."
             )
             return
-        self.state.num_input_tokens_seen += self._count_tokens(inputs, name, how)
+        count = self._count_tokens(inputs, name, how)
+        if self.accelerator.num_processes > 1:
+            count = int(self.accelerator.reduce(torch.tensor(count, device=self.args.device)))
+        self.state.num_input_tokens_seen += count
 
     def _count_tokens(self, inputs: Inputs, name: str, how: str) -> int:
         if how == "non_padding":
