@@ -11,6 +11,7 @@ from typing import Any
 
 from hf_compat.doors.fit import COMMANDS
 from hf_compat.doors.fit import main as run_configuration
+from hf_compat.doors.run import main as run_script
 from hf_compat.errors import HfCompatError
 
 
@@ -39,10 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plot.add_argument("--watch", type=float, metavar="SECONDS", help="draw again every so often until the runs end")
     for name, meaning in COMMANDS.items():
         commands.add_parser(name, help=f"{meaning}, as a configuration says", add_help=False)
+    commands.add_parser("run", help="run an HF script, unchanged; --devices N on several processes", add_help=False)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if words and words[0] in COMMANDS:
             return run_configuration(words[0], words[1:])
+        if words and words[0] == "run":
+            return run_script(words[1:])
         chosen = parser.parse_args(words)
         if chosen.command == "explain":
             return _explain(chosen.arguments, chosen.json)

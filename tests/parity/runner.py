@@ -2,15 +2,19 @@
 
     python runner.py transformers|hf_compat FOLDER [CASE …]
 
-The process imports everything once and forks for each case: no case sees another one's seeds, caches or patches.
+Started by a launcher (torchrun, `hf-compat run`), each of its processes takes part in every case. The process imports
+everything once and forks for each case: no case sees another one's seeds, caches or patches.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import pickle
+import signal
 import sys
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -69,7 +73,7 @@ def without_times(value):
 
 
 # What our checkpoints hold besides HF's files: a row of docs/differences.md.
-OWN_FILES = ("manifest.json", "run_state.pt")
+OWN_FILES = ("manifest.json", "run_state.pt", "run_state_0.pt", "run_state_1.pt")
 
 
 def files_under(folder: Path) -> list[str]:
@@ -86,11 +90,15 @@ def run_case(api, case: dict, folder: Path) -> dict:
     keywords |= case["extra"](api) if "extra" in case else {}
     keywords["callbacks"] = [tracer(api, trace)(), *keywords.get("callbacks", [])]
     trainer_class = case["trainer"](api) if "trainer" in case else api.Trainer
-    trainer = trainer_class(args=api.TrainingArguments(output_dir=str(folder), **case["args"]), **keywords)
+    several = {"ddp_backend": "gloo"} if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
+    args = api.TrainingArguments(output_dir=str(folder), **case["args"], **several)
+    trainer = trainer_class(args=args, **keywords)
     before = case["before"](trainer) if "before" in case else None
     output = trainer.train()
     after = case["after"](trainer) if "after" in case else None
     state = trainer.state
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()  # all files are written
     return {
         "log_history": without_times(state.log_history),
         "output": without_times([output.global_step, output.training_loss, output.metrics]),
@@ -107,35 +115,58 @@ def run_case(api, case: dict, folder: Path) -> dict:
     }
 
 
-def run_forked(api_name: str, name: str, folder: Path) -> None:
+def run_in_this_process(api_name: str, name: str, folder: Path, place: str) -> None:
+    """Run a case and write what it gave, or its error; the process ends here."""
+    status = 1
+    try:
+        warnings.simplefilter("ignore")
+        api = importlib.import_module(api_name)
+        result = run_case(api, CASES[name], folder / name)
+        (folder / f"{name}{place}.pickle").write_bytes(pickle.dumps(result))
+        status = 0
+    except BaseException:
+        (folder / f"{name}{place}.error").write_text(traceback.format_exc())
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def run_forked(api_name: str, name: str, folder: Path, number: int) -> None:
+    world, rank = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0")
     pid = os.fork()
     if pid == 0:
-        status = 1
-        try:
-            warnings.simplefilter("ignore")
-            api = importlib.import_module(api_name)
-            result = run_case(api, CASES[name], folder / name)
-            (folder / f"{name}.pickle").write_bytes(pickle.dumps(result))
-            status = 0
-        except BaseException:
-            (folder / f"{name}.error").write_text(traceback.format_exc())
-        finally:
-            sys.stdout.flush()
-            os._exit(status)
-    os.waitpid(pid, 0)
+        if world > 1:  # a meeting place of this case's own, beside the launcher's
+            port = 20000 + (int(os.environ["MASTER_PORT"]) * 7 + number) % 40000
+            os.environ.update({"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"})
+        run_in_this_process(api_name, name, folder, f".{rank}" if world > 1 else "")
+    wait_for(pid, folder / f"{name}.error")
+
+
+def wait_for(child: int, error: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not os.waitpid(child, os.WNOHANG)[0]:
+        if time.monotonic() > deadline:
+            error.write_text("the process did not end")
+            os.kill(child, signal.SIGKILL)
+            deadline = float("inf")
+        time.sleep(0.005)
 
 
 def main() -> None:
-    api_name, folder, *chosen = sys.argv[1:]
-    api = importlib.import_module(api_name)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("api")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("cases", nargs="*")
+    chosen = parser.parse_args()
+    api = importlib.import_module(chosen.api)
     import datasets  # noqa: F401 - loaded before forking
     import transformers  # noqa: F401 - loaded before forking
 
     _ = (api.Trainer, api.TrainingArguments, api.EarlyStoppingCallback)
     torch.set_num_threads(1)
-    for name in chosen or CASES:
-        (Path(folder) / name).mkdir(parents=True, exist_ok=True)
-        run_forked(api_name, name, Path(folder))
+    for number, name in enumerate(chosen.cases or CASES):
+        (chosen.folder / name).mkdir(parents=True, exist_ok=True)
+        run_forked(chosen.api, name, chosen.folder, number)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,59 @@
+"""Our classes in place of those in `transformers`, for scripts that are not to be changed. HF words only."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from hf_compat.errors import MissingPackage, UnsupportedArgument
+
+# Where transformers has each name besides its top level.
+_HOMES = {
+    "Trainer": "transformers.trainer",
+    "TrainingArguments": "transformers.training_args",
+    "HfArgumentParser": "transformers.hf_argparser",
+}
+_NOT_YET = {
+    "Seq2SeqTrainer": "transformers.trainer_seq2seq",
+    "Seq2SeqTrainingArguments": "transformers.training_args_seq2seq",
+}
+
+
+def _refusing(name: str) -> type:
+    class Refusing:
+        """Stands in for a class that is not here yet, so that nothing trains elsewhere unnoticed."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            raise UnsupportedArgument(
+                f"`{name}` is not supported by `hf-compat run` yet.\n\n"
+                "Hint: use Trainer, or run the script with transformers itself."
+            )
+
+    Refusing.__name__ = Refusing.__qualname__ = name
+    return Refusing
+
+
+def patch_transformers(replacements: dict[str, Any]) -> None:
+    """Put classes of the same names in the place of transformers' own; scripts that import them later get these.
+
+    Args:
+        replacements: Name → class: `Trainer`, `TrainingArguments`, `HfArgumentParser`.
+
+    Raises:
+        MissingPackage: transformers is not installed.
+    """
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise MissingPackage(
+            "`hf-compat run` runs scripts written for transformers, which is not installed.\n\n"
+            "Hint: pip install 'hf-compat[transformers]'"
+        ) from error
+    # importing this one later would load the package anew, and bring its own classes back
+    importlib.import_module("transformers.processing_utils")
+    transformers = importlib.import_module("transformers")
+    stand_ins = {**replacements, **{name: _refusing(name) for name in _NOT_YET}}
+    for name, home in {**_HOMES, **_NOT_YET}.items():
+        if name in stand_ins:
+            setattr(transformers, name, stand_ins[name])
+            setattr(importlib.import_module(home), name, stand_ins[name])

@@ -1,0 +1,81 @@
+"""A training run for tests with several processes, started by a launcher.
+
+    job.py FOLDER [name=value …]
+
+`model` and `samples` choose what is trained; `resume`, `raise_at` and `exit_at` what happens; all else is a training
+argument. The first process writes `result.json` (log history, digest of the weights, order of the samples).
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+torch.set_num_threads(1)
+import toy
+
+from hf_compat import Trainer, TrainerCallback, TrainingArguments, set_seed
+
+BASE = {
+    "per_device_train_batch_size": 2, "num_train_epochs": 2, "learning_rate": 1e-2, "logging_steps": 1,
+    "save_strategy": "steps", "save_steps": 2, "use_cpu": True, "disable_tqdm": True, "gradient_accumulation_steps": 2,
+}  # fmt: skip
+
+
+class Fail(TrainerCallback):
+    def __init__(self, raise_at, exit_at):
+        self.raise_at, self.exit_at = raise_at, exit_at
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if args.process_index == 1 and state.global_step == self.raise_at:
+            raise ValueError("a mistake on rank 1")
+        if args.process_index == 1 and state.global_step == self.exit_at:
+            os._exit(7)
+
+
+def digest(model):
+    state = model.state_dict()
+    return hashlib.sha256(b"".join(state[name].cpu().numpy().tobytes() for name in sorted(state))).hexdigest()
+
+
+def value(text):
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def main():
+    folder, *words = sys.argv[1:]
+    given = {name: value(text) for name, text in (word.split("=", 1) for word in words)}
+    resume, samples = given.pop("resume", None), given.pop("samples", 40)
+    model_name, stream = given.pop("model", "Classifier"), given.pop("stream", False)
+    fail = Fail(given.pop("raise_at", None), given.pop("exit_at", None))
+    (Path(folder) / "pids").mkdir(parents=True, exist_ok=True)
+    rank = os.environ.get("RANK", "0")
+    (Path(folder) / "pids" / rank).write_text(str(os.getpid()))
+    args = TrainingArguments(folder, **{**BASE, **given})
+    set_seed(5)
+    model = toy.tiny_gpt2() if model_name == "gpt2" else toy.Classifier()
+    rows = toy.blocks(samples) if model_name == "gpt2" else toy.rows(samples)
+    data = toy.SizedStream(rows) if stream else rows
+    evaluation = toy.blocks(9, seed=4) if model_name == "gpt2" else toy.rows(9, seed=4)
+    trainer = Trainer(model, args, train_dataset=data, eval_dataset=evaluation, callbacks=[fail])
+    trainer.train(resume_from_checkpoint=resume)
+    if trainer.is_world_process_zero():
+        timed = ("_runtime", "_per_second")
+        logs = [{k: v for k, v in log.items() if not k.endswith(timed)} for log in trainer.state.log_history]
+        result = {"logs": logs, "weights": digest(trainer.model), "steps": trainer.state.global_step}
+        (Path(folder) / "result.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

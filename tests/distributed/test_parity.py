@@ -1,0 +1,128 @@
+"""Two processes under transformers (torchrun) and under hf_compat (`hf-compat run`): equal on both ranks."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from compare import first_difference, same
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNNER = ROOT / "tests" / "parity" / "runner.py"
+DOCS = ROOT / "docs" / "differences.md"
+
+# Of tests/parity/cases.py: what several processes change. (All 132 were compared once; these run always.)
+NAMES = [
+    "baseline",
+    "accumulation",
+    "accumulation_larger_than_epoch",
+    "short_last_window",
+    "fractional_epochs",
+    "max_steps_over_epochs",
+    "drop_last",
+    "two_workers",
+    "no_clipping",
+    "hard_clipping",
+    "label_smoothing_padded",
+    "nan_losses_filtered",
+    "stream_that_ends",
+    "stream_with_leftover_windows",
+    "stream_with_length",
+    "stream_told_its_epoch",
+    "model_init",
+    "data_seed",
+    "sequential",
+    "global_random_sampler",
+    "group_by_length",
+    "random_collator",
+    "datasets_with_extra_columns",
+    "count_all_tokens",
+    "bf16",
+    "causal_lm",
+    "causal_lm_tokens_of_this_device",
+    "activation_checkpointing",
+    "compute_loss_func",
+    "optim_adafactor",
+    "schedule_reduce_lr_on_plateau",
+    "metrics",
+    "several_eval_sets",
+    "batch_metrics",
+    "inputs_and_losses_for_metrics",
+    "ragged_predictions",
+    "batches_not_joined",
+    "nested_outputs",
+    "stream_evaluated",
+    "bert",
+    "with_a_tokenizer",
+    "save_limit",
+    "load_best",
+    "flags_at_substeps",
+    "stop_within_a_window",
+    "early_stopping",
+    "weighted_loss",
+    "own_prepared_loader",
+]
+# Case → (what differs, the heading of its row on the differences page).
+DIFFERENCES = {
+    "evaluate_before_training": (
+        {"output", "log_history", "weights", "after"}, "Evaluating before training, in several processes"
+    ),
+    "own_eval_loader": ({"log_history"}, "Evaluation on a loader of your own"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    launchers = {
+        "transformers": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
+        "hf_compat": ["-m", "hf_compat.doors.cli", "run", "--devices", "2"],
+    }
+    runs = {}
+    for api, launcher in launchers.items():
+        (folder / api).mkdir()
+        command = [sys.executable, *launcher, str(RUNNER), api, str(folder / api), *NAMES, *DIFFERENCES]
+        with (folder / f"{api}.log").open("w") as log:
+            runs[api] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    for api, process in runs.items():
+        assert process.wait() == 0, (folder / f"{api}.log").read_text()[-3000:]
+
+    def read(api: str, name: str, rank: int) -> dict:
+        for error in (folder / api).glob(f"{name}*.error"):
+            pytest.fail(f"{error.name} under {api}:\n{error.read_text()}")
+        return pickle.loads((folder / api / f"{name}.{rank}.pickle").read_bytes())
+
+    return read
+
+
+def differing(results, name: str, rank: int) -> tuple[set[str], str]:
+    theirs, ours = results("transformers", name, rank), results("hf_compat", name, rank)
+    parts = {part for part in theirs if not same(theirs[part], ours[part])}
+    return parts, first_difference(theirs, ours) if parts else ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_ranks_equal_transformers_bit_for_bit(results, name):
+    for rank in (0, 1):
+        parts, where = differing(results, name, rank)
+        assert not parts, f"rank {rank}: {where}"
+
+
+@pytest.mark.parametrize("name", list(DIFFERENCES))
+def test_differs_only_as_the_differences_page_says(results, name):
+    expected, heading = DIFFERENCES[name]
+    for rank in (0, 1):
+        parts, where = differing(results, name, rank)
+        assert parts == expected, where
+    assert heading in DOCS.read_text()
+
+
+def test_the_ranks_have_one_model(results):
+    for name in ("baseline", "evaluate_before_training", "causal_lm"):
+        assert same(results("hf_compat", name, 0)["weights"], results("hf_compat", name, 1)["weights"])
+    # theirs have not: the model that was evaluated first is not wrapped any more
+    first, second = (results("transformers", "evaluate_before_training", rank)["weights"] for rank in (0, 1))
+    assert not same(first, second)
