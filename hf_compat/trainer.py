@@ -34,7 +34,13 @@ from hf_compat.bridge.loggers import LoggerCallback, reporting_callbacks
 from hf_compat.bridge.logs import LogMethods
 from hf_compat.bridge.opening import opening_lines, show_logs
 from hf_compat.bridge.riders import CallbackOrder, check_rider
-from hf_compat.bridge.run_state import fits, give_back_callbacks, give_back_losses, read_run_state
+from hf_compat.bridge.run_state import (
+    fits,
+    give_back_callbacks,
+    give_back_losses,
+    place_by_samples,
+    read_run_state,
+)
 from hf_compat.bridge.scalars import Scalars
 from hf_compat.bridge.sharing import SharingMethods
 from hf_compat.bridge.signals import StopSignals
@@ -46,7 +52,7 @@ from hf_compat.engine.internals import (
     leave_validation_to_flags,
     start_from,
 )
-from hf_compat.engine.module import HFModule
+from hf_compat.engine.module import HFModule, make_module
 from hf_compat.engine.precision import ForwardPrecision, wrap_forward
 from hf_compat.engine.streaming import check_metrics
 from hf_compat.engine.windows import Windows
@@ -479,7 +485,12 @@ class Trainer(
             if resume_from_checkpoint is None
             else read_run_state(resume_from_checkpoint, args.process_index, args.world_size)
         )
-        if self._run_state is not None and fits(self._run_state, windows):
+        together = self._train_batch_size * args.world_size
+        if self._run_state is not None and not fits(self._run_state, windows, args.world_size, together):
+            if not args.ignore_data_skip:
+                place_by_samples(self._run_state, self.state.global_step, windows, together)
+                first_epoch = windows.next_epoch
+        elif self._run_state is not None:
             give_back_losses(self, self._run_state)
             if not args.ignore_data_skip:
                 windows.load_state_dict(self._run_state["windows"])
@@ -552,7 +563,7 @@ class Trainer(
             plan = dataclasses.replace(plan, max_epochs=-1)
         wrap_forward(self.model, plan.precision, self.args.device.type)
         self._is_prepared = True
-        module = HFModule(self.model, recipe=self)
+        module = make_module(plan, self.model, self)
         module.num_training_updates = schedule.max_updates
         module.observer = bridge
         trainer = build_trainer(

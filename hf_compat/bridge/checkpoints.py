@@ -26,6 +26,13 @@ from hf_compat.bridge.base import RunBase
 from hf_compat.bridge.run_state import ask_callbacks, collect_run_state
 from hf_compat.engine.checkpoint_io import RUN_STATE_NAME, write_weights
 from hf_compat.engine.module import HFModule
+from hf_compat.engine.sharded import (
+    is_sharded,
+    load_whole_optimizer_state,
+    load_whole_weights,
+    whole_optimizer_state,
+    whole_weights,
+)
 from hf_compat.engine.windows import Windows, as_plain
 from hf_compat.errors import CheckpointError, CheckpointWriteError, ProcessError
 from hf_compat.hf import checkpoint_dir as names
@@ -234,8 +241,11 @@ class CheckpointMethods(RunBase):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Write `optimizer.pt` and `scheduler.pt`."""
+        sharded = is_sharded(self.model)
+        state = whole_optimizer_state(self.model, self.optimizer) if sharded else None
         if self.args.should_save:
-            torch.save(self.optimizer.state_dict(), os.path.join(output_dir, names.OPTIMIZER_NAME))
+            state = self.optimizer.state_dict() if state is None else state
+            torch.save(state, os.path.join(output_dir, names.OPTIMIZER_NAME))
             if self.lr_scheduler is not None:
                 torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, names.SCHEDULER_NAME))
 
@@ -256,7 +266,11 @@ class CheckpointMethods(RunBase):
         Args:
             output_dir: The folder; the output folder where none is given.
         """
-        self._save(output_dir if output_dir is not None else self.args.output_dir)
+        folder = output_dir if output_dir is not None else self.args.output_dir
+        if is_sharded(self.model):  # every process has a part of the weights
+            self._save(folder, state_dict=whole_weights(self.model))
+        else:
+            self._save(folder)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """Write weights, configuration, processor and arguments to a folder."""
@@ -297,7 +311,9 @@ class CheckpointMethods(RunBase):
             target.load_adapter(folder, adapter, is_trainable=True)  # type: ignore[operator]  # peft's
             return
         weights = read_weights(folder)
-        result = target.load_state_dict(names_of(target, weights), strict=False)
+        named = names_of(target, weights)
+        sharded = is_sharded(target)
+        result = load_whole_weights(target, named) if sharded else target.load_state_dict(named, strict=False)
         if hasattr(target, "tie_weights"):
             target.tie_weights()  # type: ignore[operator]  # transformers'
         self._issue_warnings_after_load(result)
@@ -333,7 +349,11 @@ class CheckpointMethods(RunBase):
         if not (os.path.isfile(optimizer_file) and os.path.isfile(scheduler_file)):
             logger.warning("%s has no optimizer and schedule: both start anew.", checkpoint)
             return
-        self.optimizer.load_state_dict(read_torch_file(optimizer_file))
+        state = read_torch_file(optimizer_file)
+        if is_sharded(self.model):
+            load_whole_optimizer_state(self.model, self.optimizer, state)
+        else:
+            self.optimizer.load_state_dict(state)
         self.lr_scheduler.load_state_dict(read_torch_file(scheduler_file))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
@@ -345,7 +365,10 @@ class CheckpointMethods(RunBase):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Set all random generators to a checkpoint's states, where it has them."""
-        path = os.path.join(checkpoint, self._own(names.RNG_STATE_NAME)) if checkpoint is not None else ""
+        own, first = self._own(names.RNG_STATE_NAME), names.of_rank(names.RNG_STATE_NAME, 0, 2)
+        places = [own, first, names.RNG_STATE_NAME]  # of another number of processes: the first one's
+        found = [os.path.join(checkpoint, place) for place in places] if checkpoint is not None else []
+        path = next(filter(os.path.isfile, found), "")
         if not os.path.isfile(path):
             if checkpoint is not None:
                 logger.info("Didn't find an RNG file in %s, reproducibility is not guaranteed.", checkpoint)

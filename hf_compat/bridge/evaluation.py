@@ -19,7 +19,7 @@ from hf_compat.bridge.scalars import Scalars
 from hf_compat.engine.build import build_trainer, quietly
 from hf_compat.engine.evaluation import EvaluationBatches, EvaluationRun, EvaluationSettings
 from hf_compat.engine.internals import is_validating_within_fit, run_validation
-from hf_compat.engine.module import HFModule
+from hf_compat.engine.module import HFModule, make_module
 from hf_compat.engine.precision import wrap_forward
 from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.outputs import EvalLoopOutput, PredictionOutput
@@ -228,7 +228,7 @@ class EvaluationMethods(RunBase):
         if self._fit_module is None:
             self.lightning_trainer = alone
         validate = alone.test if run.settings.is_prediction else alone.validate
-        module = HFModule(self.model, recipe=whole)
+        module = make_module(plan, self.model, whole)
         bridge.look_for_eyes()
         try:
             with module.evaluating(run), quietly():

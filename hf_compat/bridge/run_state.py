@@ -71,8 +71,25 @@ def read_run_state(checkpoint: str, rank: int = 0, world_size: int = 1) -> dict[
     return state
 
 
-def fits(state: dict[str, Any], windows: Windows) -> bool:
-    """Say whether a run's data can go on from a state: it has to be cut into the same windows."""
+def fits(state: dict[str, Any], windows: Windows, world_size: int, samples_of_a_micro_batch: int) -> bool:
+    """Say whether a run's data can go on from a state: it has to be cut into the same windows, for as many processes.
+
+    Args:
+        state: The run state of the checkpoint.
+        windows: The data now.
+        world_size: Processes now.
+        samples_of_a_micro_batch: Samples of a micro-batch of all processes together, now.
+    """
+    before = state.get("world_size", 1), state.get("samples_of_a_micro_batch", samples_of_a_micro_batch)
+    if before != (world_size, samples_of_a_micro_batch):
+        logger.warning(
+            "The checkpoint is of %d process(es) with micro-batches of %d samples in all, now there are %d with %d: "
+            "the data goes on after as many samples; random numbers are not those of the uninterrupted run.",
+            *before,
+            world_size,
+            samples_of_a_micro_batch,
+        )
+        return False
     then = state["windows"].get("micro_batches_per_epoch"), state["windows"].get("window_size")
     same = then == (windows.micro_batches_per_epoch, windows.window_size)
     if not same:
@@ -84,6 +101,23 @@ def fits(state: dict[str, Any], windows: Windows) -> bool:
             windows.window_size,
         )
     return same
+
+
+def place_by_samples(state: dict[str, Any], updates: int, windows: Windows, samples_of_a_micro_batch: int) -> None:
+    """Let the data go on after as many samples as were trained, however they were cut.
+
+    Args:
+        state: The run state of the checkpoint.
+        updates: Updates done.
+        windows: The data now.
+        samples_of_a_micro_batch: Samples of a micro-batch of all processes together, now.
+    """
+    cut = state["windows"]
+    size = state.get("samples_of_a_micro_batch", samples_of_a_micro_batch)
+    updates_of_an_epoch = -(-cut["micro_batches_per_epoch"] // cut["window_size"])
+    epoch, rest = divmod(updates, updates_of_an_epoch)
+    windows.next_epoch = epoch
+    windows.skip_micro_batches = rest * cut["window_size"] * size // samples_of_a_micro_batch
 
 
 def give_back_losses(run: Any, state: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from hf_compat.engine.precision import ForwardPrecision
-from hf_compat.engine.strategies import Launched, OneDevice, ReplicatedModel
+from hf_compat.engine.strategies import Launched, OneDevice, ReplicatedModel, ShardedModel, first_fsdp
 from hf_compat.hf.launch import Launch
 from hf_compat.plan.settings import LightningPlan
 
@@ -100,6 +100,10 @@ def make_strategy(plan: LightningPlan, device: torch.device, precision: ForwardP
     """Make the strategy that a plan names."""
     if plan.strategy == "one_device" or launch is None:
         return OneDevice(device=device, precision_plugin=precision)
+    if plan.strategy == "fsdp2":
+        return ShardedModel(launch, precision, plan.strategy_options["plan"], plan.precision)
+    if plan.strategy == "fsdp1":
+        return first_fsdp(plan, launch, precision, device)
     return ReplicatedModel(
         cluster_environment=Launched(launch), precision_plugin=precision, **dict(plan.strategy_options)
     )

@@ -22,6 +22,7 @@ from hf_compat.engine.streaming import check_metrics
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.signatures import call_by_signature
+from hf_compat.plan.settings import LightningPlan
 from hf_compat.plan.table import check_supported
 from hf_compat.plan.twins import PRECISIONS, check_native
 from hf_compat.recipe.optimization import follows_metric
@@ -262,3 +263,18 @@ class HFModule(pl.LightningModule):
             yield
         finally:
             self.evaluation = previous
+
+
+class ShardedHFModule(HFModule):
+    """The same, whose model is sharded before its optimizer is made."""
+
+    def configure_model(self) -> None:
+        """Shard the model as the strategy's plan says."""
+        strategy: Any = self.trainer.strategy
+        strategy.shard(self.model)
+
+
+def make_module(plan: LightningPlan, model: nn.Module, recipe: Recipe) -> HFModule:
+    """Return the module that goes with a plan's strategy."""
+    kind = ShardedHFModule if plan.strategy == "fsdp2" else HFModule
+    return kind(model, recipe=recipe)

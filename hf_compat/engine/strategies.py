@@ -13,12 +13,17 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from hf_compat.engine.sharded import shard_mesh, shard_model
+from hf_compat.errors import UnsupportedArgument
 from hf_compat.hf.launch import Launch, main_address
+from hf_compat.plan.fsdp import FsdpPlan
+from hf_compat.plan.settings import LightningPlan
 
 
 class OneDevice(SingleDeviceStrategy):
@@ -132,6 +137,48 @@ class ReplicatedModel(DirectSteps, DDPStrategy):
         self.model = None
 
 
+class ShardedModel(DirectSteps, ModelParallelStrategy):
+    """FSDP 2 around the model's own modules; `HFModule.configure_model` shards them."""
+
+    def __init__(self, launch: Launch, precision_plugin: Any, plan: FsdpPlan, precision: str) -> None:
+        super().__init__(data_parallel_size=launch.world_size, tensor_parallel_size=1)
+        self.cluster_environment = Launched(launch)
+        self.precision_plugin = precision_plugin
+        self.plan = plan
+        self.precision = precision
+        self.launch = launch
+
+    def setup_environment(self) -> None:
+        assert self.accelerator is not None
+        self.accelerator.setup_device(self.root_device)
+        self.set_world_ranks()
+
+    def shard(self, model: nn.Module) -> None:
+        """Shard the model, where it is not sharded yet."""
+        launch = self.launch
+        mesh = shard_mesh(self.root_device.type, launch.world_size, launch.local_world_size, self.plan.hybrid)
+        shard_model(model, self.plan, mesh, self.precision)
+
+    def model_to_device(self) -> None:
+        if not self.plan.cpu_offload:
+            super().model_to_device()
+
+    def teardown(self) -> None:
+        _leave_model(self)
+
+
+def first_fsdp(plan: LightningPlan, launch: Launch, precision_plugin: Any, device: torch.device) -> Any:
+    """Refuse FSDP 1 where it cannot run.
+
+    Raises:
+        UnsupportedArgument: Always: it needs a GPU, and its checkpoints are not handled yet.
+    """
+    raise UnsupportedArgument(
+        f"`fsdp_config={{'version': 1}}` on {device.type} is not supported yet.\n\n"
+        "Hint: leave `version` out: FSDP 2 has taken its place in torch and transformers."
+    )
+
+
 def _leave_model(strategy: Any) -> None:
     strategy.precision_plugin.teardown()
     if strategy.accelerator is not None:
@@ -147,6 +194,8 @@ def wrapped_model(strategy: Any, model: nn.Module) -> nn.Module:
 
 def gradients_at_the_end(model: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[Any]:
     """Exchange gradients after a window's last micro-batch only."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(is_last)
     if is_last or not isinstance(model, DistributedDataParallel):
         return contextlib.nullcontext()
     return model.no_sync()

@@ -19,6 +19,11 @@ def variable(name: str, default: str | None = None) -> Any:
     return os.environ.get(name, default)  # noqa: TID251 - see above
 
 
+def launcher_variables() -> Mapping[str, str]:
+    """Return what `accelerate launch` tells about strategies and precision."""
+    return {k: v for k, v in os.environ.items() if k.startswith(("ACCELERATE_", "FSDP_"))}  # noqa: TID251 - see above
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
     """The place of this process among those that were launched together.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.launch import launcher_variables
+from hf_compat.plan.fsdp import fsdp_plan, uses_fsdp
 from hf_compat.plan.schedule import ENDLESS_EPOCHS, TrainingSchedule
 from hf_compat.plan.settings import LightningPlan
 from hf_compat.plan.table import check_supported
@@ -28,6 +31,7 @@ def translate(args: TrainingArguments, schedule: TrainingSchedule | None = None)
         ('bf16-mixed', 4)
     """
     check_supported(args)
+    strategy, options = _strategy(args)
     return LightningPlan(
         device=str(args.device),
         precision=PRECISIONS[args.mixed_precision],  # type: ignore[arg-type]  # one of the three
@@ -39,11 +43,27 @@ def translate(args: TrainingArguments, schedule: TrainingSchedule | None = None)
         gradient_clip_norm=args.max_grad_norm if args.max_grad_norm > 0 else None,
         validate_every_updates=_validation_interval(args, schedule),
         deterministic=args.full_determinism,
-        strategy="ddp" if args.world_size > 1 else "one_device",
-        strategy_options=_ddp_options(args) if args.world_size > 1 else {},
+        strategy=strategy,
+        strategy_options=options,
         world_size=args.world_size,
         devices_per_node=args._launch.local_world_size,
     )
+
+
+def _strategy(args: Any) -> tuple[Any, dict[str, Any]]:
+    """Say how the processes of a run train together, and with which options."""
+    variables = launcher_variables()
+    if uses_fsdp(args, variables):
+        plan = fsdp_plan(args, variables)
+        if args.world_size == 1:
+            raise ArgumentError(
+                "`fsdp` shards a model over several processes, and the launcher has started one.\n\n"
+                "Hint: `hf-compat run --devices 2 script.py …`, or torchrun."
+            )
+        return f"fsdp{plan.version}", {"plan": plan}
+    if args.world_size > 1:
+        return "ddp", _ddp_options(args)
+    return "one_device", {}
 
 
 def _ddp_options(args: Any) -> dict[str, Any]:

@@ -1,0 +1,147 @@
+"""What `fsdp` and `fsdp_config` ask for, in the spellings of 4.x and 5.x, and from `accelerate launch`. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hf_compat.errors import ArgumentError
+
+# `fsdp_config` key → variable that `accelerate launch` sets.
+_VARIABLES = {
+    "version": "FSDP_VERSION",
+    "reshard_after_forward": "FSDP_RESHARD_AFTER_FORWARD",
+    "sharding_strategy": "FSDP_SHARDING_STRATEGY",
+    "cpu_offload": "FSDP_OFFLOAD_PARAMS",
+    "min_num_params": "FSDP_MIN_NUM_PARAMS",
+    "auto_wrap_policy": "FSDP_AUTO_WRAP_POLICY",
+    "transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP",
+    "backward_prefetch": "FSDP_BACKWARD_PREFETCH",
+    "forward_prefetch": "FSDP_FORWARD_PREFETCH",
+    "state_dict_type": "FSDP_STATE_DICT_TYPE",
+    "use_orig_params": "FSDP_USE_ORIG_PARAMS",
+    "sync_module_states": "FSDP_SYNC_MODULE_STATES",
+    "cpu_ram_efficient_loading": "FSDP_CPU_RAM_EFFICIENT_LOADING",
+    "activation_checkpointing": "FSDP_ACTIVATION_CHECKPOINTING",
+}
+# Of FSDP 1; FSDP 2 does these things by itself.
+_FIRST_ONLY = ("backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states", "limit_all_gathers")
+_STRATEGIES = {
+    "full_shard": True,
+    "shard_grad_op": False,
+    "hybrid_shard": True,
+    "hybrid_shard_zero2": False,
+    "no_shard": False,
+}
+_KNOWN = {*_VARIABLES, *_FIRST_ONLY, "xla", "xla_fsdp_v2", "xla_fsdp_settings", "xla_fsdp_grad_ckpt"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FsdpPlan:
+    """How parameters, gradients and optimizer states are sharded.
+
+    Args:
+        version: 2 (torch's `fully_shard`) or 1 (`FullyShardedDataParallel`).
+        reshard_after_forward: Free gathered parameters after the forward pass; else they wait for the backward pass.
+        hybrid: Shard within a machine, replicate over machines.
+        cpu_offload: Keep shards on the CPU.
+        wrap_classes: Names of module classes that are sharded one by one; empty asks the model.
+        min_num_params: Modules of at least so many parameters are sharded one by one; 0 wraps by class.
+        activation_checkpointing: Recompute the activations of wrapped modules.
+        state_dict_type: How checkpoints hold weights.
+        first: Further options of version 1.
+    """
+
+    version: int = 2
+    reshard_after_forward: bool = True
+    hybrid: bool = False
+    cpu_offload: bool = False
+    wrap_classes: tuple[str, ...] = ()
+    min_num_params: int = 0
+    activation_checkpointing: bool = False
+    state_dict_type: str = "FULL_STATE_DICT"
+    first: tuple[tuple[str, Any], ...] = ()
+
+
+def uses_fsdp(args: Any, variables: Mapping[str, str]) -> bool:
+    """Say whether the arguments, or the launcher, ask for FSDP."""
+    return bool(args.fsdp) or variables.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+
+
+def fsdp_plan(args: Any, variables: Mapping[str, str]) -> FsdpPlan:
+    """Translate the arguments; what `accelerate launch` has set counts where they are silent.
+
+    Args:
+        args: `fsdp` (a flag, or a list of words in 4.x) and `fsdp_config` (a dict, or a JSON file's path).
+        variables: The launcher's environment.
+
+    Raises:
+        ArgumentError: An unknown option, or one that its version does not have.
+    """
+    config = _config(args.fsdp_config)
+    for key, name in _VARIABLES.items():
+        if name in variables and key not in config:
+            config[key] = variables[name]
+    version = int(config.get("version", 2))
+    _words(args.fsdp, config, version)
+    strategy = str(config.pop("sharding_strategy", "") or "").lower()
+    reshard = config.get("reshard_after_forward", strategy or True)
+    named = str(reshard).lower()
+    if named in ("1", "2", "3", "4", "5"):  # numbers of FSDP 1's strategies, as accelerate writes them
+        named = list(_STRATEGIES)[{"1": 0, "2": 1, "3": 4, "4": 2, "5": 3}[named]]
+    hybrid = named.startswith("hybrid")
+    if version == 2 and named == "no_shard":
+        raise ArgumentError("`fsdp='no_shard'` is FSDP 1's.\n\nHint: leave `fsdp` out: DDP keeps whole parameters.")
+    classes = config.get("transformer_layer_cls_to_wrap") or ()
+    if isinstance(classes, str):
+        classes = [name.strip() for name in classes.split(",")]
+    by_size = str(config.get("auto_wrap_policy", "")).upper() == "SIZE_BASED_WRAP"
+    size = int(config.get("min_num_params") or 0)
+    first = tuple(sorted((key, config[key]) for key in _FIRST_ONLY if key in config)) if version == 1 else ()
+    return FsdpPlan(
+        version=version,
+        reshard_after_forward=_STRATEGIES[named] if named in _STRATEGIES else _flag(reshard),
+        hybrid=hybrid,
+        cpu_offload=_flag(config.get("cpu_offload", False)),
+        wrap_classes=tuple(classes),
+        min_num_params=size if by_size or (size and not classes) else 0,
+        activation_checkpointing=_flag(config.get("activation_checkpointing", False)),
+        state_dict_type=str(config.get("state_dict_type", "FULL_STATE_DICT")).upper(),
+        first=first,
+    )
+
+
+def _config(given: Any) -> dict[str, Any]:
+    if isinstance(given, str):
+        with open(given, encoding="utf-8") as file:
+            given = json.load(file)
+    config = {key.removeprefix("fsdp_"): value for key, value in (given or {}).items()}
+    unknown = sorted(set(config) - _KNOWN)
+    if unknown:
+        raise ArgumentError(
+            f"`fsdp_config` has no option {unknown}.\n\nHint: the options are {', '.join(sorted(_KNOWN))}."
+        )
+    if config.get("xla"):
+        raise ArgumentError("`fsdp_config={'xla': True}` is for TPUs, which are not supported.")
+    return config
+
+
+def _words(fsdp: Any, config: dict[str, Any], version: int) -> None:
+    """Take the words of 4.x over: `full_shard auto_wrap offload`."""
+    words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, (list, tuple)) else []
+    for word in (str(getattr(word, "value", word)).lower() for word in words):
+        if word in _STRATEGIES:
+            config.setdefault("reshard_after_forward", word)
+        elif word == "offload":
+            config.setdefault("cpu_offload", True)
+        elif word not in ("auto_wrap", "true", ""):
+            raise ArgumentError(
+                f"`fsdp={fsdp!r}` has {word!r}, which is not known.\n\n"
+                f"Hint: the words are {', '.join(_STRATEGIES)}, offload, auto_wrap; or write `fsdp=True`."
+            )
+
+
+def _flag(value: Any) -> bool:
+    return str(value).lower() in ("1", "true", "yes", "y", "on", "t")
