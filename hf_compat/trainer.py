@@ -54,6 +54,7 @@ from hf_compat.engine.internals import (
 )
 from hf_compat.engine.module import HFModule, make_module
 from hf_compat.engine.precision import ForwardPrecision, wrap_forward
+from hf_compat.engine.strategies import is_engine, wrapped_model
 from hf_compat.engine.streaming import check_metrics
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, CheckpointError, UnknownArgument
@@ -281,6 +282,7 @@ class Trainer(
         self._fit_module: HFModule | None = None
         self._fit_windows: Windows | None = None
         self._run_state: dict[str, Any] | None = None
+        self._last_engine: Any = None
         self._fit_loader: Any = None
         self._background = BackgroundWriter()
         self.stop_signals = StopSignals()
@@ -558,7 +560,7 @@ class Trainer(
         )
 
     def _fit(self, schedule: TrainingSchedule, windows: Windows, bridge: HFBridge, first_epoch: int) -> None:
-        plan = self._with_model_options(translate(self.args, schedule))
+        plan = self._with_model_options(translate(self.args, schedule, getattr(self.model, "config", None)))
         if bridge.is_finished:  # Lightning would not even begin with as many epochs done as there may be
             plan = dataclasses.replace(plan, max_epochs=-1)
         wrap_forward(self.model, plan.precision, self.args.device.type)
@@ -603,6 +605,9 @@ class Trainer(
 
     def _take_up_optimizer(self) -> None:
         """Load optimizer states, and show callbacks what the run works with; Lightning has just had it made."""
+        assert self.lightning_trainer is not None  # it is fitting
+        self.model_wrapped = wrapped_model(self.lightning_trainer.strategy, self.model)
+        self._last_engine = self.model_wrapped if is_engine(self.model_wrapped) else None
         if self._resume_checkpoint is not None:
             self._load_optimizer_and_scheduler(self._resume_checkpoint)
             self._load_scaler(self._resume_checkpoint)

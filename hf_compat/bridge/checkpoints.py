@@ -34,6 +34,7 @@ from hf_compat.engine.sharded import (
     whole_weights,
 )
 from hf_compat.engine.windows import Windows, as_plain
+from hf_compat.engine.zero_strategy import engine_weights, load_engine
 from hf_compat.errors import CheckpointError, CheckpointWriteError, ProcessError
 from hf_compat.hf import checkpoint_dir as names
 from hf_compat.hf import manifest
@@ -66,6 +67,8 @@ class CheckpointMethods(RunBase):
     _background: BackgroundWriter
     _other_weights: dict[str, Any] | None = None
     _extras: dict[str, Any] = {}
+    # DeepSpeed's engine, also after a fit: the model is in its parts
+    _last_engine: Any
 
     def _check_background(self) -> None:
         """Raise what went wrong with a checkpoint that was written in the background."""
@@ -241,6 +244,14 @@ class CheckpointMethods(RunBase):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Write `optimizer.pt` and `scheduler.pt`."""
+        if self._last_engine is not None:
+            if self.args.should_save:
+                os.makedirs(output_dir, exist_ok=True)
+            barrier()
+            self._last_engine.save_checkpoint(output_dir)
+            if self.args.should_save and self.lr_scheduler is not None:
+                torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, names.SCHEDULER_NAME))
+            return
         sharded = is_sharded(self.model)
         state = whole_optimizer_state(self.model, self.optimizer) if sharded else None
         if self.args.should_save:
@@ -269,6 +280,8 @@ class CheckpointMethods(RunBase):
         folder = output_dir if output_dir is not None else self.args.output_dir
         if is_sharded(self.model):  # every process has a part of the weights
             self._save(folder, state_dict=whole_weights(self.model))
+        elif self._last_engine is not None:
+            self._save(folder, state_dict=engine_weights(self._last_engine))
         else:
             self._save(folder)
 
@@ -343,6 +356,9 @@ class CheckpointMethods(RunBase):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load the states of optimizer and schedule, where a checkpoint has them."""
         if checkpoint is None:
+            return
+        if self._last_engine is not None and load_engine(self._last_engine, checkpoint, self.args.world_size):
+            self.lr_scheduler.load_state_dict(read_torch_file(os.path.join(checkpoint, names.SCHEDULER_NAME)))
             return
         optimizer_file = os.path.join(checkpoint, names.OPTIMIZER_NAME)
         scheduler_file = os.path.join(checkpoint, names.SCHEDULER_NAME)

@@ -145,7 +145,7 @@ class EvaluationMethods(RunBase):
             Predictions are joined once, at the end.
         """
         args = self.args
-        plan = translate(args)
+        plan = translate(args, model_config=getattr(self.model, "config", None))
         self._prepare_model(plan)
         if not self.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
             self.model.to(dtype=torch.float16 if args.fp16_full_eval else torch.bfloat16, device=args.device)

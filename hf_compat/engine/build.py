@@ -102,6 +102,11 @@ def make_strategy(plan: LightningPlan, device: torch.device, precision: ForwardP
         return OneDevice(device=device, precision_plugin=precision)
     if plan.strategy == "fsdp2":
         return ShardedModel(launch, precision, plan.strategy_options["plan"], plan.precision)
+    if plan.strategy == "deepspeed":
+        from hf_compat.engine.zero_strategy import ZeroModel, ZeroPrecision
+
+        own = ZeroPrecision(plan.precision, precision.scaler)
+        return ZeroModel(launch, own, plan.strategy_options["config"])
     if plan.strategy == "fsdp1":
         return first_fsdp(plan, launch, precision, device)
     return ReplicatedModel(

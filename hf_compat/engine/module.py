@@ -17,7 +17,7 @@ from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, Evaluati
 from hf_compat.engine.internals import before_zero_grad, load_waiting_data_states, start_from
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.recipe import Observer, Recipe, SilentObserver
-from hf_compat.engine.strategies import gradients_at_the_end, wrapped_model
+from hf_compat.engine.strategies import gradients_at_the_end, is_engine, wrapped_model
 from hf_compat.engine.streaming import check_metrics
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.hf.arguments import TrainingArguments
@@ -132,8 +132,13 @@ class HFModule(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         """Let the recipe's forward and backward pass go through Lightning's strategy."""
-        self.recipe.accelerator.run_backward = self.manual_backward
-        self.recipe.model_wrapped = wrapped_model(self.trainer.strategy, self.recipe.model)
+        recipe = self.recipe
+        recipe.model_wrapped = wrapped = wrapped_model(self.trainer.strategy, recipe.model)
+        recipe.accelerator.run_backward = self.manual_backward
+        if is_engine(wrapped):
+            engine: Any = wrapped
+            # the loss is divided by the window already
+            recipe.accelerator.run_backward = lambda loss: engine.backward(loss, scale_wrt_gas=False)
 
     def training_step(self, window: Window, batch_idx: int) -> torch.Tensor | None:
         """Do one update: every micro-batch forward and backward, then clip, step, schedule, zero.
@@ -166,9 +171,14 @@ class HFModule(pl.LightningModule):
         precision = self.trainer.precision_plugin
         if isinstance(precision, ForwardPrecision):
             precision.unscale(recipe.optimizer)
-        grad_norm = recipe._clip_grad_norm(model) if recipe.args.max_grad_norm > 0 else None
-        grad_norm = recipe._get_grad_norm(model, grad_norm=grad_norm)
+        grad_norm: Any = None
+        if not is_engine(model):  # an engine clips when it steps
+            grad_norm = recipe._clip_grad_norm(model) if recipe.args.max_grad_norm > 0 else None
+            grad_norm = recipe._get_grad_norm(model, grad_norm=grad_norm)
         optimizer.step()  # type: ignore[union-attr]  # one optimizer
+        if is_engine(model):
+            engine: Any = model
+            grad_norm = engine.get_global_grad_norm()
         observer.optimizer_stepped(grad_norm)
         replaced = self._replaced_schedule() is not None
         rate = recipe.optimizer.param_groups[0]["lr"] if replaced else recipe._get_learning_rate()

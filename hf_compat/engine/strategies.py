@@ -189,13 +189,24 @@ def _leave_model(strategy: Any) -> None:
 def wrapped_model(strategy: Any, model: nn.Module) -> nn.Module:
     """Return the model that forwards go through: the strategy's wrapper around it where there is one."""
     wrapped = strategy.model
+    if is_engine(wrapped):
+        return wrapped
     return wrapped if isinstance(wrapped, DistributedDataParallel) and wrapped.module is model else model
 
 
 def gradients_at_the_end(model: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[Any]:
     """Exchange gradients after a window's last micro-batch only."""
+    if is_engine(model):
+        engine: Any = model
+        engine.set_gradient_accumulation_boundary(is_last)
+        return contextlib.nullcontext()
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(is_last)
     if is_last or not isinstance(model, DistributedDataParallel):
         return contextlib.nullcontext()
     return model.no_sync()
+
+
+def is_engine(model: Any) -> bool:
+    """Say whether a model is DeepSpeed's engine."""
+    return type(model).__name__ == "DeepSpeedEngine"

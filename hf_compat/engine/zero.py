@@ -187,3 +187,13 @@ def _shared(model: dict[str, Any], found: list[StoredTensor]) -> list[StoredTens
         for name, of in pairs
         if of in by_name and name not in by_name
     ]
+
+
+def check_zero_files(folder: str) -> None:
+    """Read every file of a ZeRO checkpoint as tensors and plain containers.
+
+    Raises:
+        CheckpointError: A file holds anything else, code that runs when it is unpickled say, or is damaged.
+    """
+    for path in sorted(Path(folder).glob("*.pt")):
+        _read(path)

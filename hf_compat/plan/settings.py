@@ -23,7 +23,8 @@ class LightningPlan:
         validate_every_updates: Updates between validations, for callbacks that ask; None where none is planned.
             HF's flags start them, not this interval.
         deterministic: Ask torch for deterministic algorithms.
-        strategy: `one_device`, or how several processes train together: `ddp`, `fsdp2`, `fsdp1`.
+        strategy: `one_device`, or how several processes train together: `ddp`, `fsdp2`, `fsdp1`,
+            `deepspeed`.
         strategy_options: Options of the strategy, in its own words.
         world_size: Processes.
         devices_per_node: Processes on this machine.
@@ -39,7 +40,7 @@ class LightningPlan:
     gradient_clip_norm: float | None = 1.0
     validate_every_updates: int | None = None
     deterministic: bool = False
-    strategy: Literal["one_device", "ddp", "fsdp2", "fsdp1"] = "one_device"
+    strategy: Literal["one_device", "ddp", "fsdp2", "fsdp1", "deepspeed"] = "one_device"
     strategy_options: Mapping[str, Any] = field(default_factory=dict)
     world_size: int = 1
     devices_per_node: int = 1

@@ -175,7 +175,7 @@ ROWS: dict[str, Row] = {
     "ddp_timeout": _together("timeout of the process group"),
     "fsdp": _goes("ModelParallelStrategy: torch's fully_shard"),
     "fsdp_config": _goes("which modules are sharded, and how"),
-    "deepspeed": _later("DeepSpeed"),
+    "deepspeed": _goes("DeepSpeedStrategy; every auto resolved from the arguments"),
     "debug": _later("debug modes"),
     "skip_memory_metrics": _later("measuring memory", "use torch.cuda.max_memory_allocated()"),
     "do_train": _goes(_FLAG),

@@ -7,6 +7,7 @@ from typing import Any
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.launch import launcher_variables
+from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed
 from hf_compat.plan.fsdp import fsdp_plan, uses_fsdp
 from hf_compat.plan.schedule import ENDLESS_EPOCHS, TrainingSchedule
 from hf_compat.plan.settings import LightningPlan
@@ -15,12 +16,15 @@ from hf_compat.plan.table import check_supported
 PRECISIONS = {"no": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
-def translate(args: TrainingArguments, schedule: TrainingSchedule | None = None) -> LightningPlan:
+def translate(
+    args: TrainingArguments, schedule: TrainingSchedule | None = None, model_config: Any = None
+) -> LightningPlan:
     """Say what Lightning will be told for these arguments.
 
     Args:
         args: The training arguments.
         schedule: Counts of the run, where its data is known; else the epochs are read off the arguments.
+        model_config: The model's configuration, which sizes of DeepSpeed's follow.
 
     Raises:
         UnsupportedArgument: An argument asks for something that is not here yet.
@@ -31,7 +35,7 @@ def translate(args: TrainingArguments, schedule: TrainingSchedule | None = None)
         ('bf16-mixed', 4)
     """
     check_supported(args)
-    strategy, options = _strategy(args)
+    strategy, options = _strategy(args, model_config)
     return LightningPlan(
         device=str(args.device),
         precision=PRECISIONS[args.mixed_precision],  # type: ignore[arg-type]  # one of the three
@@ -50,9 +54,11 @@ def translate(args: TrainingArguments, schedule: TrainingSchedule | None = None)
     )
 
 
-def _strategy(args: Any) -> tuple[Any, dict[str, Any]]:
+def _strategy(args: Any, model_config: Any) -> tuple[Any, dict[str, Any]]:
     """Say how the processes of a run train together, and with which options."""
     variables = launcher_variables()
+    if uses_deepspeed(args, variables):
+        return "deepspeed", {"config": deepspeed_config(args, variables, model_config)}
     if uses_fsdp(args, variables):
         plan = fsdp_plan(args, variables)
         if args.world_size == 1:
