@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     explain = commands.add_parser("explain", help="say what training arguments become, without starting anything")
     explain.add_argument("--json", action="store_true", help="print JSON")
+    explain.add_argument("--world-size", type=int, help="as if so many processes were launched; no GPU is needed")
+    explain.add_argument("--per-node", type=int, default=8, help="processes of a machine (default: 8)")
+    explain.add_argument("--parameters", type=float, help="of the model, 7e9 say: adds memory, traffic, checkpoints")
     explain.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="name=value", help="e.g. bf16=true max_steps=10"
     )
@@ -49,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run_script(words[1:])
         chosen = parser.parse_args(words)
         if chosen.command == "explain":
-            return _explain(chosen.arguments, chosen.json)
+            return _explain(chosen)
         if chosen.command == "plot":
             return _plot(chosen)
         if chosen.command == "convert":
@@ -60,19 +64,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _explain(pairs: list[str], as_json: bool) -> int:
+def _explain(chosen: argparse.Namespace) -> int:
     from hf_compat.hf.arguments import TrainingArguments
+    from hf_compat.hf.launch import Launch, assuming
     from hf_compat.plan.explain import explain
 
     values: dict[str, Any] = {}
-    for pair in pairs:
+    for pair in chosen.arguments:
         name, equals, text = pair.lstrip("-").partition("=")
         if not equals:
             print(f"{pair!r} is no name=value.\n\nHint: write e.g. learning_rate=1e-4.", file=sys.stderr)  # noqa: T201
             return 2
         values[name] = _value(text)
-    explanation = explain(TrainingArguments(**values))
-    print(explanation.to_json() if as_json else explanation)  # noqa: T201 - the command's answer
+    world = chosen.world_size
+    launch = Launch(world_size=world or 1, local_world_size=min(chosen.per_node, world or 1))
+    with assuming(launch, "cuda:0") if world else contextlib.nullcontext():
+        explanation = explain(TrainingArguments(**values), parameters=chosen.parameters)
+    print(explanation.to_json() if chosen.json else explanation)  # noqa: T201 - the command's answer
     return 0 if explanation.plan is not None else 1
 
 

@@ -5,7 +5,9 @@ Predictions are kept batch by batch and joined once at the end, so time grows wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 
 from hf_compat.engine.recipe import Recipe
 from hf_compat.engine.streaming import streamed_metrics
+from hf_compat.errors import HfCompatWarning
 from hf_compat.hf.data import find_batch_size, has_length
 from hf_compat.hf.metrics import denumpify_detensorize
 from hf_compat.hf.outputs import EvalLoopOutput, EvalPrediction
@@ -244,6 +247,8 @@ class EvaluationRun:
                 if value is not None:
                     kept.add(value)
         self.batches_seen += 1
+        if self.batches_seen == 1 and self._keeps_predictions:
+            warn_of_memory((logits, labels, main_input), self.loader, self.settings.to_cpu_every_batches)
         self._pending = lambda: self._after_batch(batch, losses, logits, labels)
         return loss
 
@@ -345,6 +350,49 @@ class EvaluationRun:
         if dataset is not None and has_length(dataset):
             return len(dataset) or self.observed_samples
         return self.observed_samples
+
+
+def warn_of_memory(batch: Any, loader: Any, to_cpu_every: int | None) -> None:
+    """Warn where an evaluation will keep more than half of the memory that is free, judged by its first batch.
+
+    Args:
+        batch: What is kept of the first batch.
+        loader: Says how many batches come.
+        to_cpu_every: Batches after which what is kept moves to the CPU; None keeps it on its device.
+    """
+    if not has_length(loader):
+        return
+    tensors = list(_tensors(batch))
+    needed = sum(tensor.nbytes for tensor in tensors) * len(loader)
+    on_gpu = to_cpu_every is None and any(tensor.is_cuda for tensor in tensors)
+    free = torch.cuda.mem_get_info()[0] if on_gpu else _free_memory()
+    if free is not None and needed > free / 2:
+        way = "set `eval_accumulation_steps`, " if on_gpu else ""
+        warnings.warn(
+            f"This evaluation keeps about {needed / 2**30:.1f} GiB of predictions, and {free / 2**30:.1f} GiB of "
+            f"{'GPU memory' if on_gpu else 'memory'} are free.\n\nHint: {way}reduce them by "
+            "`preprocess_logits_for_metrics` (argmax, say), or pass a torchmetrics metric as `compute_metrics`.",
+            HfCompatWarning,
+            stacklevel=2,
+        )
+
+
+def _tensors(data: Any) -> Iterator[torch.Tensor]:
+    if isinstance(data, torch.Tensor):
+        yield data
+    elif isinstance(data, Mapping):
+        for value in data.values():
+            yield from _tensors(value)
+    elif isinstance(data, (list, tuple)):
+        for value in data:
+            yield from _tensors(value)
+
+
+def _free_memory() -> int | None:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not on every system
+        return None
 
 
 def _prefix_keys(metrics: dict[str, Any], prefix: str) -> dict[str, Any]:

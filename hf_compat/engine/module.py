@@ -24,6 +24,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.signatures import call_by_signature
 from hf_compat.plan.settings import LightningPlan
 from hf_compat.plan.table import check_supported
+from hf_compat.plan.translate import exchanges_every_micro_batch
 from hf_compat.plan.twins import PRECISIONS, check_native
 from hf_compat.recipe.optimization import follows_metric
 from hf_compat.recipe.reading import names_of, plain_names
@@ -150,10 +151,11 @@ class HFModule(pl.LightningModule):
         model, step = recipe.model_wrapped, recipe.training_step
         recipe.current_gradient_accumulation_steps = len(window)
         total: torch.Tensor | None = None
+        every = exchanges_every_micro_batch(recipe.args) and not is_engine(model)
         for index, inputs in enumerate(window.micro_batches, start=1):
             is_last = index == len(window)
             recipe.accelerator.sync_gradients = is_last
-            with gradients_at_the_end(model, is_last):
+            with gradients_at_the_end(model, is_last or every):
                 loss = call_by_signature(step, model, inputs, optional={"num_items_in_batch": window.num_items})
             observer.micro_batch_done(loss, inputs)
             total = loss if total is None else total + loss

@@ -67,7 +67,9 @@ def _parts(model: nn.Module, plan: FsdpPlan) -> Iterator[nn.Module]:
     modules = [
         module for module in list(model.modules())[:0:-1] if not isinstance(module, (nn.ModuleList, nn.ModuleDict))
     ]
-    if plan.min_num_params:
+    if plan.wrap == "none":
+        return
+    if plan.wrap == "size":
         taken: set[int] = set()
         for module in modules:
             own = [p for p in module.parameters() if id(p) not in taken]

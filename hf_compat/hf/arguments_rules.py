@@ -24,6 +24,7 @@ from hf_compat.hf.enums import (
     SaveStrategy,
     SchedulerType,
 )
+from hf_compat.hf.launch import variable
 from hf_compat.hf.tracking import PACKAGES, available_trackers
 
 # `TrainingArguments` of arguments.py, which imports this module; its fields are set by dataclass machinery.
@@ -51,8 +52,8 @@ def normalise_arguments(args: Arguments) -> None:
     _resolve_accumulation(args)
     if args.fp16 or args.bf16:
         args.mixed_precision = "fp16" if args.fp16 else "bf16"
-    else:
-        args.mixed_precision = "no"
+    else:  # what `accelerate launch --mixed_precision` has set
+        args.mixed_precision = str(variable("ACCELERATE_MIXED_PRECISION", "no")).lower()
     if args.torch_compile_mode is not None or args.torch_compile_backend is not None:
         args.torch_compile = True
 
@@ -277,6 +278,11 @@ def _precision(args: Arguments) -> Iterator[str]:
         yield _problem(
             "`bf16` on the CPU has to be asked for: your setup doesn't support bf16/gpu.",
             "set `use_cpu=True` to train under bfloat16 on the CPU.",
+        )
+    if args.mixed_precision not in ("no", "bf16", "fp16"):
+        yield _problem(
+            f"ACCELERATE_MIXED_PRECISION={args.mixed_precision!r}, set by `accelerate launch`, is not supported.",
+            "choose no, bf16 or fp16.",
         )
     if args.fp16 and on_cpu:
         yield _problem("`fp16=True` requires a GPU.", "use `bf16=True, use_cpu=True` on the CPU.")

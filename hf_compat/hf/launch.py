@@ -5,9 +5,11 @@ The only place, with `engine/build.py` and `hf/seeding.py`, that reads or writes
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,12 +63,29 @@ _VARIABLES = (
 )
 
 
+# What `explain` is asked about: processes and a device that are not there.
+_ASSUMED: ContextVar[tuple[Launch, str] | None] = ContextVar("assumed launch", default=None)
+
+
+@contextlib.contextmanager
+def assuming(launch: Launch, device: str) -> Iterator[None]:
+    """Let arguments that are made within this context belong to a launch elsewhere."""
+    token = _ASSUMED.set((launch, device))
+    try:
+        yield
+    finally:
+        _ASSUMED.reset(token)
+
+
 def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
     """Read the place of this process from what torchrun and its kin set.
 
     Args:
         environment: The variables; None reads this process's own.
     """
+    assumed = _ASSUMED.get()
+    if assumed is not None and environment is None:
+        return assumed[0]
     variables = os.environ if environment is None else environment  # noqa: TID251 - launchers speak through it
     for rank, local_rank, size, local_size in _VARIABLES:
         # `sbatch` alone sets SLURM_NTASKS, too: only `srun` starts a process a task
@@ -119,6 +138,9 @@ def wants_cpu(environment: Mapping[str, str] | None = None) -> bool:
 
 def choose_device(use_cpu: bool, launch: Launch) -> torch.device:
     """Choose this process's single device: its own CUDA device, Apple's, or the CPU. Several are never joined here."""
+    assumed = _ASSUMED.get()
+    if assumed is not None:
+        return torch.device("cpu") if use_cpu else torch.device(assumed[1])
     if use_cpu or wants_cpu():
         return torch.device("cpu")
     if torch.cuda.is_available():

@@ -10,6 +10,7 @@ from hf_compat.errors import UnsupportedArgument
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.schedule import TrainingSchedule
 from hf_compat.plan.settings import LightningPlan
+from hf_compat.plan.size import size_of_run
 from hf_compat.plan.table import ROWS, default_of
 from hf_compat.plan.translate import translate
 
@@ -37,17 +38,21 @@ class Explanation:
         arguments: The arguments that were set away from their defaults.
         plan: What Lightning is told; None where something is refused.
         refused: Why nothing would run; empty where it would.
+        sizes: Memory, traffic and checkpoints, in words; empty where the model's size is not known.
     """
 
     arguments: tuple[ExplainedArgument, ...]
     plan: LightningPlan | None
     refused: str = ""
+    sizes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return everything as JSON."""
         plan = None if self.plan is None else asdict(self.plan)
         listed = [asdict(argument) for argument in self.arguments]
-        return json.dumps({"arguments": listed, "plan": plan, "refused": self.refused}, indent=2, default=str)
+        return json.dumps(
+            {"arguments": listed, "plan": plan, "refused": self.refused, "sizes": self.sizes}, indent=2, default=str
+        )
 
     def __str__(self) -> str:
         names = [f"{argument.name}={argument.value!r}" for argument in self.arguments]
@@ -62,15 +67,24 @@ class Explanation:
         lines = [f"  {name}={value!r}" for name, value in told.items() if value is not None]
         window = f"one batch = one update = {self.plan.micro_batches_per_update} micro-batch(es)"
         clip = self.plan.gradient_clip_norm
+        if self.plan.world_size > 1:
+            shown = ", ".join(f"{name}={value!r}" for name, value in self.plan.strategy_options.items())
+            lines.append(
+                f"  strategy={self.plan.strategy!r} over {self.plan.world_size} processes; {shown or 'no options'}"
+            )
+        lines += [f"  {line}" for line in self.sizes]
         return [*lines, f"  {window} of {self.plan.micro_batch_size}; clipping by the module at {clip}"]
 
 
-def explain(args: TrainingArguments, schedule: TrainingSchedule | None = None) -> Explanation:
+def explain(
+    args: TrainingArguments, schedule: TrainingSchedule | None = None, parameters: float | None = None
+) -> Explanation:
     """Explain what arguments mean here: each one's destination, and the settings of the Lightning trainer.
 
     Args:
         args: The training arguments.
         schedule: Counts of the run, where its data is known.
+        parameters: Of the model: adds what a run takes on each device.
 
     Returns:
         The explanation; what would be refused is in it, not raised.
@@ -102,4 +116,5 @@ def explain(args: TrainingArguments, schedule: TrainingSchedule | None = None) -
         plan, refused = translate(args, schedule), ""
     except UnsupportedArgument as error:
         plan, refused = None, str(error)
-    return Explanation(arguments=tuple(explained), plan=plan, refused=refused)
+    sizes = tuple(size_of_run(plan, parameters).lines()) if plan is not None and parameters else ()
+    return Explanation(arguments=tuple(explained), plan=plan, refused=refused, sizes=sizes)

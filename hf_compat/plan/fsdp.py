@@ -35,6 +35,7 @@ _STRATEGIES = {
     "hybrid_shard_zero2": False,
     "no_shard": False,
 }
+_POLICIES = {"TRANSFORMER_BASED_WRAP": "class", "SIZE_BASED_WRAP": "size", "NO_WRAP": "none"}
 _KNOWN = {*_VARIABLES, *_FIRST_ONLY, "xla", "xla_fsdp_v2", "xla_fsdp_settings", "xla_fsdp_grad_ckpt"}
 
 
@@ -47,8 +48,9 @@ class FsdpPlan:
         reshard_after_forward: Free gathered parameters after the forward pass; else they wait for the backward pass.
         hybrid: Shard within a machine, replicate over machines.
         cpu_offload: Keep shards on the CPU.
-        wrap_classes: Names of module classes that are sharded one by one; empty asks the model.
-        min_num_params: Modules of at least so many parameters are sharded one by one; 0 wraps by class.
+        wrap: Which modules are sharded one by one: by `class`, by `size`, or `none` but the whole.
+        wrap_classes: Names of these classes; empty asks the model.
+        min_num_params: Parameters from which on a module is, by size.
         activation_checkpointing: Recompute the activations of wrapped modules.
         state_dict_type: How checkpoints hold weights.
         first: Further options of version 1.
@@ -58,6 +60,7 @@ class FsdpPlan:
     reshard_after_forward: bool = True
     hybrid: bool = False
     cpu_offload: bool = False
+    wrap: str = "class"
     wrap_classes: tuple[str, ...] = ()
     min_num_params: int = 0
     activation_checkpointing: bool = False
@@ -81,6 +84,10 @@ def fsdp_plan(args: Any, variables: Mapping[str, str]) -> FsdpPlan:
         ArgumentError: An unknown option, or one that its version does not have.
     """
     config = _config(args.fsdp_config)
+    # 4.x: a size alone means wrapping by size; accelerate always gives one
+    size_alone = bool(config.get("min_num_params")) and not config.get("transformer_layer_cls_to_wrap")
+    if args.fsdp is None or not args.fsdp:  # the launcher's own affair: without a policy it wraps the whole only
+        config.setdefault("auto_wrap_policy", variables.get("FSDP_AUTO_WRAP_POLICY", "NO_WRAP"))
     for key, name in _VARIABLES.items():
         if name in variables and key not in config:
             config[key] = variables[name]
@@ -97,7 +104,9 @@ def fsdp_plan(args: Any, variables: Mapping[str, str]) -> FsdpPlan:
     classes = config.get("transformer_layer_cls_to_wrap") or ()
     if isinstance(classes, str):
         classes = [name.strip() for name in classes.split(",")]
-    by_size = str(config.get("auto_wrap_policy", "")).upper() == "SIZE_BASED_WRAP"
+    policy = str(config.get("auto_wrap_policy", "SIZE_BASED_WRAP" if size_alone else "TRANSFORMER_BASED_WRAP")).upper()
+    if policy not in _POLICIES:
+        raise ArgumentError(f"`fsdp_config` has auto_wrap_policy={policy!r}.\n\nHint: choose {', '.join(_POLICIES)}.")
     size = int(config.get("min_num_params") or 0)
     first = tuple(sorted((key, config[key]) for key in _FIRST_ONLY if key in config)) if version == 1 else ()
     return FsdpPlan(
@@ -105,8 +114,9 @@ def fsdp_plan(args: Any, variables: Mapping[str, str]) -> FsdpPlan:
         reshard_after_forward=_STRATEGIES[named] if named in _STRATEGIES else _flag(reshard),
         hybrid=hybrid,
         cpu_offload=_flag(config.get("cpu_offload", False)),
+        wrap=_POLICIES[policy],
         wrap_classes=tuple(classes),
-        min_num_params=size if by_size or (size and not classes) else 0,
+        min_num_params=size if _POLICIES[policy] == "size" else 0,
         activation_checkpointing=_flag(config.get("activation_checkpointing", False)),
         state_dict_type=str(config.get("state_dict_type", "FULL_STATE_DICT")).upper(),
         first=first,

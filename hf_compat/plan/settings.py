@@ -26,6 +26,7 @@ class LightningPlan:
         strategy: `one_device`, or how several processes train together: `ddp`, `fsdp2`, `fsdp1`,
             `deepspeed`.
         strategy_options: Options of the strategy, in its own words.
+        exchange_every_micro_batch: Exchange gradients after every micro-batch; else after a window's last one.
         world_size: Processes.
         devices_per_node: Processes on this machine.
     """
@@ -42,6 +43,7 @@ class LightningPlan:
     deterministic: bool = False
     strategy: Literal["one_device", "ddp", "fsdp2", "fsdp1", "deepspeed"] = "one_device"
     strategy_options: Mapping[str, Any] = field(default_factory=dict)
+    exchange_every_micro_batch: bool = False
     world_size: int = 1
     devices_per_node: int = 1
 

@@ -48,6 +48,7 @@ def translate(
         validate_every_updates=_validation_interval(args, schedule),
         deterministic=args.full_determinism,
         strategy=strategy,
+        exchange_every_micro_batch=exchanges_every_micro_batch(args),
         strategy_options=options,
         world_size=args.world_size,
         devices_per_node=args._launch.local_world_size,
@@ -81,6 +82,11 @@ def _ddp_options(args: Any) -> dict[str, Any]:
         "static_graph": args.ddp_static_graph,
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+def exchanges_every_micro_batch(args: Any) -> bool:
+    """Say whether `accelerator_config` asks for an exchange of gradients after every micro-batch."""
+    return bool((args.accelerator_config.gradient_accumulation_kwargs or {}).get("sync_each_batch", False))
 
 
 def _validation_interval(args: Any, schedule: TrainingSchedule | None) -> int | None:

@@ -1,0 +1,107 @@
+"""Every strategy on two CPU processes: train, evaluate, save, resume as it was and with one process, `from_pretrained`.
+
+The numbers are those of one process with the same global batch, within 1e-5 (sums are made in another order). The table
+of docs/scale.md is made here: `python -m pytest tests/distributed/test_strategies.py` says where it differs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from launching import result, series, start
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
+ZERO = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+}
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+STRATEGIES = {
+    "DDP": {},
+    "FSDP 2": {"fsdp": "True"},
+    "FSDP 2, gradients and states only": {"fsdp": "shard_grad_op auto_wrap"},
+    **{f"DeepSpeed ZeRO {stage}": {"stage": stage} for stage in (1, 2, 3)},
+}
+MARKED = [pytest.param(n, marks=needs_deepspeed if n.startswith("DeepSpeed") else ()) for n in STRATEGIES]
+COMMON = ("model=gpt2", "eval_strategy=epoch", "samples=32", "save_steps=2")
+ALONE = ("per_device_train_batch_size=4",)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """One process that trains on the whole batch."""
+    return result(tmp_path_factory.mktemp("one") / "out", *COMMON, *ALONE, launcher=())
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What the strategies of this session did, by name."""
+    return {}
+
+
+def words_of(name, folder):
+    options = dict(STRATEGIES[name])
+    if "stage" in options:
+        config = folder / "zero.json"
+        config.write_text(json.dumps({**ZERO, "zero_optimization": {"stage": options["stage"]}}))
+        options = {"deepspeed": str(config)}
+    return [f"{key}={value}" for key, value in options.items()]
+
+
+def close(mine, theirs):
+    return len(mine) == len(theirs) and max(abs(a - b) for a, b in zip(mine, theirs, strict=True)) < 1e-5
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_strategy(name, tmp_path, one, found):
+    words = words_of(name, tmp_path)
+    trained = result(tmp_path / "run", *COMMON, *words)
+    row = {"trains": all(close(series(trained, key), series(one, key)) for key in ("loss", "grad_norm"))}
+    row["evaluates"] = len(series(trained, "eval_loss")) == len(series(one, "eval_loss"))
+
+    shutil.copytree(tmp_path / "run" / "checkpoint-6", tmp_path / "checkpoint-6")
+    resume = f"resume={tmp_path / 'checkpoint-6'}"
+    again = result(tmp_path / "again", *COMMON, *words, resume)
+    row["resumes"] = again == trained
+
+    alone = start(tmp_path / "alone", *COMMON, *ALONE, resume, launcher=())
+    if alone.returncode == 0:
+        other = json.loads((tmp_path / "alone" / "result.json").read_text())
+        # the optimizer's state of ZeRO is in parts that one process does not read: a warning says that it starts anew
+        row["resumes in one process"] = close(series(other, "loss"), series(trained, "loss"))
+
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoint-6")
+    row["from_pretrained"] = all(torch.isfinite(p).all() and p.numel() > 0 for p in model.parameters())
+    found[name] = row
+    needed = ("trains", "evaluates", "resumes", "from_pretrained")
+    assert all(row[part] for part in needed), row
+    if not name.startswith("DeepSpeed"):
+        assert row["resumes in one process"], alone.stderr[-2000:]
+
+
+def test_the_table_in_the_docs_says_what_was_found(found):
+    parts = ("trains", "evaluates", "resumes", "resumes in one process", "from_pretrained")
+    text = DOCS.read_text()
+    for name, row in found.items():
+        line = f"| {name} | {' | '.join('yes' if row.get(part) else 'no' for part in parts)} |"
+        assert line in text, f"docs/scale.md lacks:\n{line}"
+
+
+@needs_deepspeed
+def test_zero_with_another_number_of_processes_is_refused(tmp_path):
+    words = words_of("DeepSpeed ZeRO 2", tmp_path)
+    result(tmp_path / "run", *COMMON, *words, "num_train_epochs=1")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]
+    done = start(
+        tmp_path / "one", *COMMON, *words, f"resume={tmp_path / 'run' / 'checkpoint-4'}", launcher=launcher,
+    )  # fmt: skip
+    assert done.returncode != 0 and "optimizer states of 2 processes; there are 1" in done.stderr
