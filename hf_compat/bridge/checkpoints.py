@@ -26,6 +26,13 @@ from hf_compat.bridge.base import RunBase
 from hf_compat.bridge.run_state import ask_callbacks, collect_run_state
 from hf_compat.engine.checkpoint_io import RUN_STATE_NAME, write_weights
 from hf_compat.engine.module import HFModule
+from hf_compat.engine.shard_files import (
+    OPTIMIZER_FOLDER,
+    has_shards,
+    read_model_shards,
+    read_optimizer_shards,
+    write_shards,
+)
 from hf_compat.engine.sharded import (
     is_sharded,
     load_whole_optimizer_state,
@@ -69,6 +76,12 @@ class CheckpointMethods(RunBase):
     _extras: dict[str, Any] = {}
     # DeepSpeed's engine, also after a fit: the model is in its parts
     _last_engine: Any
+
+    @property
+    def _writes_shards(self) -> bool:
+        """Whether checkpoints hold shards, which every process writes for itself."""
+        plan = getattr(getattr(self.lightning_trainer, "strategy", None), "plan", None)
+        return is_sharded(self.model) and getattr(plan, "state_dict_type", "") == "SHARDED_STATE_DICT"
 
     def _check_background(self) -> None:
         """Raise what went wrong with a checkpoint that was written in the background."""
@@ -252,6 +265,10 @@ class CheckpointMethods(RunBase):
             if self.args.should_save and self.lr_scheduler is not None:
                 torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, names.SCHEDULER_NAME))
             return
+        if self._writes_shards:  # the optimizer's state is written with the weights
+            if self.args.should_save and self.lr_scheduler is not None:
+                torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, names.SCHEDULER_NAME))
+            return
         sharded = is_sharded(self.model)
         state = whole_optimizer_state(self.model, self.optimizer) if sharded else None
         if self.args.should_save:
@@ -278,7 +295,11 @@ class CheckpointMethods(RunBase):
             output_dir: The folder; the output folder where none is given.
         """
         folder = output_dir if output_dir is not None else self.args.output_dir
-        if is_sharded(self.model):  # every process has a part of the weights
+        if _internal_call and self._writes_shards:
+            self._save(folder, state_dict={})
+            barrier()  # the folder is there
+            write_shards(str(folder), self.model, None if self.args.save_only_model else self.optimizer)
+        elif is_sharded(self.model):  # every process has a part of the weights
             self._save(folder, state_dict=whole_weights(self.model))
         elif self._last_engine is not None:
             self._save(folder, state_dict=engine_weights(self._last_engine))
@@ -292,7 +313,10 @@ class CheckpointMethods(RunBase):
         folder = str(output_dir if output_dir is not None else self.args.output_dir)
         os.makedirs(folder, exist_ok=True)
         model = self.accelerator.unwrap_model(self.model)
-        if is_pretrained_model(model):
+        if state_dict is not None and not state_dict:  # the weights are written elsewhere
+            if hasattr(getattr(model, "config", None), "save_pretrained"):
+                model.config.save_pretrained(folder)  # type: ignore[union-attr,operator]  # transformers'
+        elif is_pretrained_model(model):
             weights = state_dict or model.state_dict()
             if any(COMPILED in name for name in weights):
                 state_dict = plain_names(weights)
@@ -322,6 +346,9 @@ class CheckpointMethods(RunBase):
         if is_peft_model(target):
             adapter = next(iter(target.active_adapters))  # type: ignore[arg-type]  # peft's
             target.load_adapter(folder, adapter, is_trainable=True)  # type: ignore[operator]  # peft's
+            return
+        if has_shards(folder):
+            self._issue_warnings_after_load(read_model_shards(folder, target))
             return
         weights = read_weights(folder)
         named = names_of(target, weights)
@@ -358,6 +385,10 @@ class CheckpointMethods(RunBase):
         if checkpoint is None:
             return
         if self._last_engine is not None and load_engine(self._last_engine, checkpoint, self.args.world_size):
+            self.lr_scheduler.load_state_dict(read_torch_file(os.path.join(checkpoint, names.SCHEDULER_NAME)))
+            return
+        if has_shards(checkpoint) and os.path.isdir(os.path.join(checkpoint, OPTIMIZER_FOLDER)):
+            read_optimizer_shards(checkpoint, self.model, self.optimizer)
             self.lr_scheduler.load_state_dict(read_torch_file(os.path.join(checkpoint, names.SCHEDULER_NAME)))
             return
         optimizer_file = os.path.join(checkpoint, names.OPTIMIZER_NAME)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import shutil
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -124,7 +126,7 @@ def _dcp_tensors(source: str) -> list[StoredTensor]:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     # torch writes this index as a pickle of its own classes, so that is all that is let through
-    _check_metadata(os.path.join(source, ".metadata"))
+    check_shard_metadata(os.path.join(source, ".metadata"))
     entries = FileSystemReader(source).read_metadata().state_dict_metadata
     return [
         StoredTensor(
@@ -160,7 +162,7 @@ class _IndexOnly(pickle.Unpickler):
         raise CheckpointError(f"The index of the shards names {module}.{name}, which does not belong there.")
 
 
-def _check_metadata(path: str) -> None:
+def check_shard_metadata(path: str) -> None:
     """Refuse an index that holds more than torch writes or names files elsewhere, before torch reads it.
 
     Raises:
@@ -182,5 +184,14 @@ def _load_dcp(source: str, key: str, entry: Any) -> torch.Tensor:
     from torch.distributed.checkpoint.state_dict_loader import load
 
     state = {key: torch.empty(entry.size, dtype=entry.properties.dtype)}
-    load(state, checkpoint_id=source, no_dist=True)
+    with alone():
+        load(state, checkpoint_id=source, no_dist=True)
     return state[key]
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Leave out torch's remark that one process reads: it is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*assuming the intent is to load in a single process.*")
+        yield

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from launching import result, series, start
+from safetensors.torch import load_file
+
+from hf_compat.engine.convert import convert
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
 ZERO = {
@@ -27,6 +30,7 @@ STRATEGIES = {
     "DDP": {},
     "FSDP 2": {"fsdp": "True"},
     "FSDP 2, gradients and states only": {"fsdp": "shard_grad_op auto_wrap"},
+    "FSDP 2, sharded checkpoints": {"fsdp": "True", "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}},
     **{f"DeepSpeed ZeRO {stage}": {"stage": stage} for stage in (1, 2, 3)},
 }
 MARKED = [pytest.param(n, marks=needs_deepspeed if n.startswith("DeepSpeed") else ()) for n in STRATEGIES]
@@ -79,7 +83,14 @@ def test_strategy(name, tmp_path, one, found):
 
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoint-6")
+    source = tmp_path / "run" / "checkpoint-6"
+    if (source / "pytorch_model_fsdp_0").is_dir():  # by the converter
+        convert(str(source / "pytorch_model_fsdp_0"), str(tmp_path / "whole"))
+        shutil.copy(source / "config.json", tmp_path / "whole")
+        source = tmp_path / "whole"
+    model = AutoModelForCausalLM.from_pretrained(source)
+    saved = load_file(tmp_path / "run" / "final" / "model.safetensors")
+    assert set(saved) <= set(model.state_dict()) and saved
     row["from_pretrained"] = all(torch.isfinite(p).all() and p.numel() > 0 for p in model.parameters())
     found[name] = row
     needed = ("trains", "evaluates", "resumes", "from_pretrained")
