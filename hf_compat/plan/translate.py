@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.launch import launcher_variables
+from hf_compat.hf.launch import has_rendezvous, launcher_variables
 from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed
 from hf_compat.plan.fsdp import fsdp_plan, uses_fsdp
 from hf_compat.plan.schedule import ENDLESS_EPOCHS, TrainingSchedule
@@ -59,6 +59,11 @@ def _strategy(args: Any, model_config: Any) -> tuple[Any, dict[str, Any]]:
     """Say how the processes of a run train together, and with which options."""
     variables = launcher_variables()
     if uses_deepspeed(args, variables):
+        if args.world_size == 1 and not has_rendezvous():
+            raise ArgumentError(
+                "`deepspeed` needs a launcher, and this process was started without one.\n\n"
+                "Hint: `hf-compat run --devices 2 script.py …`, torchrun, or deepspeed."
+            )
         return "deepspeed", {"config": deepspeed_config(args, variables, model_config)}
     if uses_fsdp(args, variables):
         plan = fsdp_plan(args, variables)
