@@ -49,6 +49,8 @@ class HFDataModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Take the model that is trained: its signature says which columns are kept and how items are counted."""
+        if self.trainer is not None:
+            self.recipe.take_place(self.trainer.global_rank, self.trainer.local_rank, self.trainer.world_size)
         module = self.trainer.lightning_module if self.trainer is not None else None
         model = getattr(module, "model", None)
         if model is not None:

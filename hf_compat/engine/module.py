@@ -32,6 +32,7 @@ from hf_compat.recipe.reading import names_of, plain_names
 # Fields that Lightning writes several times a step. None of them is a module or parameter, so nn.Module's search for
 # those is left out.
 _BOOKKEEPING = frozenset({"_current_fx_name"})
+_ALONE = contextlib.nullcontext()
 
 
 class HFModule(pl.LightningModule):
@@ -75,6 +76,8 @@ class HFModule(pl.LightningModule):
         self.strict_loading = False  # a folder holds tied weights once
         self._resume: dict[str, Any] | None = None
         self._logs_itself = recipe_is_own
+        self._exchanges = self._exchanges_always = False
+        self._tells_zero_grad = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _BOOKKEEPING:
@@ -100,8 +103,11 @@ class HFModule(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Let this trainer read HF folders as checkpoints; compare a trainer of the user's own with the arguments."""
-        if self._logs_itself and stage == "fit":
-            self._compare_with_trainer()
+        if self._logs_itself:
+            own: Any = self.recipe
+            own.take_place(self.trainer.global_rank, self.trainer.local_rank, self.trainer.world_size)
+            if stage == "fit":
+                self._compare_with_trainer()
         strategy = self.trainer.strategy
         if not isinstance(strategy.checkpoint_io, HFCheckpointIO):
             strategy.checkpoint_io = HFCheckpointIO(strategy.checkpoint_io)
@@ -136,6 +142,12 @@ class HFModule(pl.LightningModule):
         recipe = self.recipe
         recipe.model_wrapped = wrapped = wrapped_model(self.trainer.strategy, recipe.model)
         recipe.accelerator.run_backward = self.manual_backward
+        # asked once a fit, not at every step
+        self._exchanges = recipe.accelerator.num_processes > 1 or is_engine(wrapped)
+        self._exchanges_always = exchanges_every_micro_batch(recipe.args) and not is_engine(wrapped)
+        heard: list[Any] = [*self.trainer.callbacks, self]  # type: ignore[attr-defined]  # set by a connector
+        empty = (pl.Callback.on_before_zero_grad, pl.LightningModule.on_before_zero_grad)
+        self._tells_zero_grad = any(getattr(one.on_before_zero_grad, "__func__", one) not in empty for one in heard)
         if is_engine(wrapped):
             engine: Any = wrapped
             # the loss is divided by the window already
@@ -151,11 +163,10 @@ class HFModule(pl.LightningModule):
         model, step = recipe.model_wrapped, recipe.training_step
         recipe.current_gradient_accumulation_steps = len(window)
         total: torch.Tensor | None = None
-        every = exchanges_every_micro_batch(recipe.args) and not is_engine(model)
         for index, inputs in enumerate(window.micro_batches, start=1):
             is_last = index == len(window)
             recipe.accelerator.sync_gradients = is_last
-            with gradients_at_the_end(model, is_last or every):
+            with gradients_at_the_end(model, is_last or self._exchanges_always) if self._exchanges else _ALONE:
                 loss = call_by_signature(step, model, inputs, optional={"num_items_in_batch": window.num_items})
             observer.micro_batch_done(loss, inputs)
             total = loss if total is None else total + loss
@@ -188,7 +199,8 @@ class HFModule(pl.LightningModule):
         skipped = isinstance(precision, ForwardPrecision) and precision.step_was_skipped
         if not skipped:
             self._step_schedule("step")
-        before_zero_grad(self.trainer, recipe.optimizer)
+        if self._tells_zero_grad:
+            before_zero_grad(self.trainer, recipe.optimizer)
         model.zero_grad()
 
     def _step_schedule(self, moment: str) -> None:

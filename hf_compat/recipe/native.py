@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from torch import nn
 
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.data import Collator, PaddingCollator, default_data_collator
+from hf_compat.hf.launch import Launch
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.interop.transformers_models import pads_itself
 from hf_compat.recipe.accelerator import AcceleratorFacade
@@ -59,6 +61,27 @@ class NativeRecipe(ModelMethods, StepMethods, OptimizationMethods, DataMethods):
             self.take_model(model)
             self._set_use_cache()
             self._enable_activation_checkpointing()
+
+    def take_place(self, rank: int, local_rank: int, world_size: int) -> None:
+        """Work as one of the processes of a Lightning trainer, which may launch them after the arguments are made.
+
+        Args:
+            rank: This process.
+            local_rank: On its machine.
+            world_size: Processes.
+        """
+        if (rank, world_size) == (self.args.process_index, self.args.world_size):
+            return
+        launch = Launch(
+            process_index=rank,
+            local_process_index=local_rank,
+            world_size=world_size,
+            local_world_size=world_size if rank == local_rank else max(local_rank + 1, 1),
+        )
+        self.args = copy.copy(self.args)
+        self.args.__dict__["_launch"] = launch
+        self.args.__dict__.pop("device", None)
+        self.accelerator = AcceleratorFacade(self.args)
 
     def take_model(self, model: nn.Module) -> None:
         """Work with a model: read off it what it takes and returns."""

@@ -1,0 +1,69 @@
+"""HFModule and HFDataModule in a Lightning trainer of two processes: data is shared out, the model is one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys, json
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+import lightning.pytorch as pl
+import toy
+from hf_compat import HFDataModule, HFModule, TrainingArguments
+
+devices, size = int(sys.argv[1]), int(sys.argv[2])
+args = TrainingArguments("out", per_device_train_batch_size=size, use_cpu=True, learning_rate=1e-2,
+                         gradient_accumulation_steps=2, train_sampling_strategy="sequential")
+losses, seen = [], []
+
+class Watch(pl.Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        loss = outputs["loss"] if isinstance(outputs, dict) else outputs
+        losses.append(float(trainer.strategy.reduce(loss, reduce_op="mean")))
+        seen.extend(float(x) for inputs in batch.micro_batches for x in inputs["x"][:, 0])
+
+pl.seed_everything(1, verbose=False)
+module = HFModule(toy.Classifier(dropout=0.0), args)
+trainer = pl.Trainer(
+    accelerator="cpu", devices=devices, strategy="ddp" if devices > 1 else "auto", max_epochs=1, logger=False,
+    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=[Watch()],
+    use_distributed_sampler=False, num_sanity_val_steps=0,
+)
+trainer.fit(module, HFDataModule(args, train_dataset=toy.rows(32)))
+total = sum(float(p.detach().sum()) for p in module.parameters())
+parts = [None] * devices
+if devices > 1:
+    torch.distributed.all_gather_object(parts, (seen, total))
+else:
+    parts = [(seen, total)]
+if trainer.is_global_zero:
+    print("FOUND" + json.dumps([losses, parts]), flush=True)
+if devices > 1:
+    torch.distributed.destroy_process_group()
+"""
+
+
+def run(folder, devices, size):
+    (folder / "script.py").write_text(SCRIPT.format(tests=str(Path(__file__).resolve().parents[1])))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "script.py", str(devices), str(size)],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]
+    return json.loads(line[5:])
+
+
+def test_two_processes_of_lightnings_own_launcher(tmp_path):
+    one, two = run(tmp_path, 1, 4), run(tmp_path, 2, 2)
+    (first, total), (second, other) = two[1]
+    assert sorted(first + second) == sorted(one[1][0][0]) and not set(first) & set(second)
+    assert total == other and total == pytest.approx(one[1][0][1], rel=1e-5)
+    assert two[0] == pytest.approx(one[0], rel=1e-5)
