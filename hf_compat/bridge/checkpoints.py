@@ -126,10 +126,9 @@ class CheckpointMethods(RunBase):
         With several processes, each writes its part; all have to succeed before the first one seals the folder.
         """
         barrier()  # the first process has tidied up
-        error = self._attempt(lambda: write(partial), partial, final)
-        agree(error)
-        error = self._attempt(lambda: self._seal(partial, final), partial, final)
-        agree(error)
+        # no name here for what went wrong: it would keep the frames of the writers, and their open files, alive
+        agree(self._attempt(lambda: write(partial), partial, final))
+        agree(self._attempt(lambda: self._seal(partial, final), partial, final))
         if self.args.should_save:
             self._rotate_checkpoints(*rotation)
 
@@ -146,12 +145,7 @@ class CheckpointMethods(RunBase):
         except (OSError, RuntimeError, safetensors.SafetensorError) as error:
             if self.args.should_save:
                 shutil.rmtree(partial, ignore_errors=True)
-            failed = CheckpointWriteError(
-                f"The checkpoint {final} could not be written: {error}.\n\n"
-                "Hint: make room or give write permission there, then resume; earlier checkpoints are as they were."
-            )
-            failed.__cause__ = error
-            return failed
+            return _not_written(final, error)
 
     def _may_save_in_background(self) -> bool:
         """Say whether what is to be written can be copied first: a subclass's own saving cannot."""
@@ -460,6 +454,15 @@ def read_state(checkpoint: str) -> TrainerState:
         raise CheckpointError(
             f"{path} is not a readable trainer state: {error}.\n\nHint: resume from another checkpoint."
         ) from error
+
+
+def _not_written(final: str, cause: Exception) -> CheckpointWriteError:
+    error = CheckpointWriteError(
+        f"The checkpoint {final} could not be written: {cause}.\n\n"
+        "Hint: make room or give write permission there, then resume; earlier checkpoints are as they were."
+    )
+    error.__cause__ = cause
+    return error
 
 
 @contextlib.contextmanager

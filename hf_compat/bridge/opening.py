@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
+import torch
+
 from hf_compat.plan.schedule import ENDLESS_EPOCHS, TrainingSchedule
 from hf_compat.plan.settings import LightningPlan
 
@@ -41,6 +43,13 @@ def opening_lines(plan: LightningPlan, schedule: TrainingSchedule, parameters: i
         f" = {schedule.total_train_batch_size} samples",
         f"  lightning.Trainer: device {plan.device}, precision {plan.precision}, {clip}",
     ]
+    if plan.world_size > 1:
+        lines.append(
+            f"  {plan.world_size} processes on {plan.world_size // plan.devices_per_node} machine(s): {plan.strategy}"
+        )
+    elif plan.device.startswith("cuda") and torch.cuda.device_count() > 1:
+        count = torch.cuda.device_count()
+        lines.append(f"  one of {count} GPUs; all: `hf-compat run --devices {count} script.py …`, or torchrun")
     if updates_done:
         lines.append(f"  resuming after update {updates_done:,}")
     return lines

@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 from torch.utils.data import Dataset
 
 from hf_compat.engine.evaluation import EvaluationBatches
+from hf_compat.engine.internals import place_of
 from hf_compat.engine.windows import Windows
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.data import Collator, has_length
@@ -50,7 +51,7 @@ class HFDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Take the model that is trained: its signature says which columns are kept and how items are counted."""
         if self.trainer is not None:
-            self.recipe.take_place(self.trainer.global_rank, self.trainer.local_rank, self.trainer.world_size)
+            self.recipe.take_place(*place_of(self.trainer))
         module = self.trainer.lightning_module if self.trainer is not None else None
         model = getattr(module, "model", None)
         if model is not None:

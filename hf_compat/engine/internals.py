@@ -147,3 +147,8 @@ def load_waiting_data_states(trainer: Trainer) -> None:
     `configure_optimizers` has it made before the checkpoint is read.
     """
     trainer.fit_loop._load_combined_loader_states()
+
+
+def place_of(trainer: Trainer) -> tuple[int, int, int, int]:
+    """Return rank, rank on this machine, processes, and processes on this machine."""
+    return trainer.global_rank, trainer.local_rank, trainer.world_size, trainer.num_devices

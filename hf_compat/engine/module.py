@@ -14,7 +14,7 @@ from torchmetrics import Metric, MetricCollection
 
 from hf_compat.engine.checkpoint_io import OWN_KEY, HFCheckpointIO
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, EvaluationSettings
-from hf_compat.engine.internals import before_zero_grad, load_waiting_data_states, start_from
+from hf_compat.engine.internals import before_zero_grad, load_waiting_data_states, place_of, start_from
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.recipe import Observer, Recipe, SilentObserver
 from hf_compat.engine.strategies import gradients_at_the_end, is_engine, wrapped_model
@@ -105,7 +105,7 @@ class HFModule(pl.LightningModule):
         """Let this trainer read HF folders as checkpoints; compare a trainer of the user's own with the arguments."""
         if self._logs_itself:
             own: Any = self.recipe
-            own.take_place(self.trainer.global_rank, self.trainer.local_rank, self.trainer.world_size)
+            own.take_place(*place_of(self.trainer))
             if stage == "fit":
                 self._compare_with_trainer()
         strategy = self.trainer.strategy

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from hf_compat.errors import ProcessError
-from hf_compat.hf.launch import has_rendezvous, main_address
+from hf_compat.hf.launch import has_rendezvous, main_address, variable
 
 
 def is_distributed() -> bool:
@@ -35,15 +37,28 @@ def start_processes(args: Any) -> None:
     if on_gpu:
         torch.cuda.set_device(args.device)
     backend = args.ddp_backend or ("nccl" if on_gpu else "gloo")
-    address, port = main_address()
+    timeout = datetime.timedelta(seconds=args.ddp_timeout)
     distributed.init_process_group(
         backend,
-        init_method=f"tcp://{address}:{port}" if not has_rendezvous() else None,
+        store=_meeting_place(args, timeout),
         rank=args.process_index,
         world_size=args.world_size,
-        timeout=datetime.timedelta(seconds=args.ddp_timeout),
+        timeout=timeout,
     )
     atexit.register(_leave)
+
+
+def _meeting_place(args: Any, timeout: datetime.timedelta) -> Any:
+    """Return the store through which the processes find each other, another one at each start.
+
+    torch's elastic launcher keeps its store when it starts processes again; addresses of the last start lie there.
+    """
+    address, port = main_address()
+    method = "env://" if has_rendezvous() else f"tcp://{address}:{port}"
+    found = rendezvous(method, rank=args.process_index, world_size=args.world_size, timeout=timeout)
+    store, _, _ = next(found)
+    store.set_timeout(timeout)
+    return PrefixStore(f"hf_compat/start_{variable('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _leave() -> None:
@@ -162,7 +177,10 @@ def agree(error: BaseException | None) -> None:
     """
     failed = gather_objects(None if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # a frame that holds its own error keeps everything in it alive
     others = [f"rank {rank}: {text}" for rank, text in enumerate(failed) if text is not None]
     if others:
         raise ProcessError("Another process of this run has failed.\n\n" + "\n".join(others))

@@ -62,13 +62,14 @@ class NativeRecipe(ModelMethods, StepMethods, OptimizationMethods, DataMethods):
             self._set_use_cache()
             self._enable_activation_checkpointing()
 
-    def take_place(self, rank: int, local_rank: int, world_size: int) -> None:
+    def take_place(self, rank: int, local_rank: int, world_size: int, local_world_size: int) -> None:
         """Work as one of the processes of a Lightning trainer, which may launch them after the arguments are made.
 
         Args:
             rank: This process.
             local_rank: On its machine.
             world_size: Processes.
+            local_world_size: Processes on this machine.
         """
         if (rank, world_size) == (self.args.process_index, self.args.world_size):
             return
@@ -76,7 +77,7 @@ class NativeRecipe(ModelMethods, StepMethods, OptimizationMethods, DataMethods):
             process_index=rank,
             local_process_index=local_rank,
             world_size=world_size,
-            local_world_size=world_size if rank == local_rank else max(local_rank + 1, 1),
+            local_world_size=local_world_size,
         )
         self.args = copy.copy(self.args)
         self.args.__dict__["_launch"] = launch

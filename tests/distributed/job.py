@@ -22,7 +22,7 @@ import torch
 torch.set_num_threads(1)
 import toy
 
-from hf_compat import Trainer, TrainerCallback, TrainingArguments, set_seed
+from hf_compat import Trainer, TrainerCallback, TrainingArguments, get_last_checkpoint, set_seed
 
 BASE = {
     "per_device_train_batch_size": 2, "num_train_epochs": 2, "learning_rate": 1e-2, "logging_steps": 1,
@@ -31,13 +31,15 @@ BASE = {
 
 
 class Fail(TrainerCallback):
-    def __init__(self, raise_at, exit_at):
-        self.raise_at, self.exit_at = raise_at, exit_at
+    def __init__(self, raise_at, exit_at, once):
+        self.raise_at, self.exit_at, self.once = raise_at, exit_at, once
 
     def on_step_end(self, args, state, control, **kwargs):
         if args.process_index == 1 and state.global_step == self.raise_at:
             raise ValueError("a mistake on rank 1")
-        if args.process_index == 1 and state.global_step == self.exit_at:
+        marker = Path(args.output_dir) / "has_failed"
+        if args.process_index == 1 and state.global_step == self.exit_at and not (self.once and marker.exists()):
+            marker.touch()
             os._exit(7)
 
 
@@ -65,7 +67,7 @@ def main():
     given = {name: value(text) for name, text in (word.split("=", 1) for word in words)}
     resume, samples = given.pop("resume", None), given.pop("samples", 40)
     model_name, stream = given.pop("model", "Classifier"), given.pop("stream", False)
-    fail = Fail(given.pop("raise_at", None), given.pop("exit_at", None))
+    fail = Fail(given.pop("raise_at", None), given.pop("exit_at", None), given.pop("once", False))
     (Path(folder) / "pids").mkdir(parents=True, exist_ok=True)
     rank = os.environ.get("RANK", "0")
     (Path(folder) / "pids" / rank).write_text(str(os.getpid()))
@@ -76,6 +78,8 @@ def main():
     data = toy.SizedStream(rows) if stream else rows
     evaluation = toy.blocks(9, seed=4) if model_name == "gpt2" else toy.rows(9, seed=4)
     trainer = Trainer(model, args, train_dataset=data, eval_dataset=evaluation, callbacks=[fail])
+    if resume == "auto":  # as scripts do that may be started again
+        resume = get_last_checkpoint(folder) is not None
     trainer.train(resume_from_checkpoint=resume)
     trainer.save_model(str(Path(folder) / "final"))
     metrics = trainer.evaluate()

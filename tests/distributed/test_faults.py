@@ -53,6 +53,13 @@ def test_a_rank_that_exits_ends_the_job_with_its_status(tmp_path):
     assert done.returncode == 7 and "Rank 1 has failed with status 7" in done.stderr
 
 
+def test_a_job_that_is_started_again_goes_on_by_itself(tmp_path):
+    words = ("save_steps=2", "resume=auto", "save_total_limit=2")
+    whole = result(tmp_path / "whole", *words)
+    again = result(tmp_path / "again", *words, "exit_at=5", "once=True", launcher=[*OURS, "--restarts", "1"])
+    assert (tmp_path / "again" / "has_failed").exists() and again == whole
+
+
 def test_a_killed_rank_ends_the_job_and_the_resumed_run_is_the_whole_one(tmp_path):
     counts = kill_and_resume(tmp_path, kills=2, seed=11)
     assert counts["kills"] == 2 and counts["slowest"] < 60 and counts["equal"] == counts["ended"] > 0
