@@ -291,3 +291,19 @@ def test_ctrl_c_comes_out_as_itself(make_args):
 def test_a_native_module_refuses_what_a_trainer_refuses(make_args):
     with raises(UnsupportedArgument, "torch_compile=True", "Hint"):
         HFModule(toy.Classifier(), make_args(torch_compile=True))
+
+
+def test_a_model_that_is_spread_over_processes_already(make_args):
+    from torch import distributed, nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    model = toy.Classifier()
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        model.outer.bias = nn.Parameter(distribute_tensor(model.outer.bias.data, mesh))
+        with raises(UnsupportedArgument, "'outer.bias' is spread over processes", "Hint"):
+            Trainer(model, make_args(), train_dataset=toy.rows(4))
+    finally:
+        distributed.destroy_process_group()

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, UnsupportedArgument
 
 
 def loaded(package: str) -> ModuleType | None:
@@ -71,12 +71,21 @@ def check_trainable(model: Any) -> None:
 
     Raises:
         ArgumentError: It is no module.
+        UnsupportedArgument: Its parameters are spread over processes already.
         ValueError: A quantized model without adapters.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(
             f"`model` is a {type(model).__name__}, not a torch.nn.Module.\n\n"
             "Hint: pass a module, or a function that makes one as `model_init`."
+        )
+    # transformers' own FSDP loading and tensor parallelism leave such parameters
+    split = next((name for name, p in model.named_parameters() if type(p.data).__name__ == "DTensor"), None)
+    if split is not None and type(model).__name__[:4] != "FSDP":
+        raise UnsupportedArgument(
+            f"The model's parameter {split!r} is spread over processes already (`tp_plan`, or a distributed "
+            "configuration at load time), which is not supported yet.\n\n"
+            "Hint: load the model whole; `fsdp=True` or `deepspeed` shards it for training."
         )
     if not _is_instance(model, "transformers", "PreTrainedModel"):
         return
