@@ -31,7 +31,7 @@ def main() -> None:
         print(f"\n=== {name} ===", flush=True)
         environment.run(f"examples/{name}.py", "--output_dir", str(folder / name))
         picture = ("-o", str(folder / name / "curves"))
-        environment.run("-m", "hf_compat.doors.cli", "plot", str(folder / name), *picture)
+        environment.run("-m", "hf_compat.cli.main", "plot", str(folder / name), *picture)
     print(f"\ndone in {time.time() - start:.0f} s (set-up not counted)")
     for name in ("language_model", "digits"):
         results = json.loads((folder / name / "all_results.json").read_text())

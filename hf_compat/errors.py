@@ -5,6 +5,9 @@ Each exception also inherits the type that `transformers` raises at the same pla
 
 from __future__ import annotations
 
+import functools
+import warnings
+
 
 class HfCompatError(Exception):
     """Root of every error that hf_compat raises on purpose."""
@@ -67,3 +70,9 @@ class HfCompatWarning(UserWarning):
 
 class InertArgumentWarning(HfCompatWarning):
     """An argument was set that has no effect in this run; the message says why."""
+
+
+@functools.lru_cache(maxsize=256)
+def warn_once(message: str) -> None:
+    """Warn about something once, not at every step."""
+    warnings.warn(message, HfCompatWarning, stacklevel=3)

@@ -1,6 +1,6 @@
 """`Trainer`: HF's signature and public methods; connects arguments → plan → engine → bridge. No arithmetic, no hooks.
 
-The override points live in method groups by subject: `recipe/` (steps, optimization, data) and `bridge/` (logs,
+The override points live in method groups by subject: `steps/` (steps, optimization, data) and `bridge/` (logs,
 evaluation, checkpoints).
 """
 
@@ -24,56 +24,42 @@ import torch
 from lightning.pytorch.loggers import Logger
 from torch import nn
 
-from hf_compat.bridge import slurm
-from hf_compat.bridge.background import BackgroundWriter
-from hf_compat.bridge.callback import HFBridge
-from hf_compat.bridge.checkpoints import CheckpointMethods, read_state
-from hf_compat.bridge.evaluation import EvaluationMethods
-from hf_compat.bridge.eyes import EyeMethods
-from hf_compat.bridge.loggers import LoggerCallback, reporting_callbacks
-from hf_compat.bridge.logs import LogMethods
-from hf_compat.bridge.opening import opening_lines, show_logs
-from hf_compat.bridge.riders import CallbackOrder, check_rider
-from hf_compat.bridge.run_state import (
+from hf_compat.callbacks.bridge import HFBridge
+from hf_compat.callbacks.event_order import CallbackOrder, check_lightning_callback
+from hf_compat.callbacks.loggers import LoggerCallback, reporting_callbacks
+from hf_compat.callbacks.startup_log import show_logs, startup_lines
+from hf_compat.callbacks.step_averages import StepAverages
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.layout import checkpoints_to_delete, list_checkpoints
+from hf_compat.checkpoint.lightning_io import to_hf
+from hf_compat.checkpoint.reading import read_torch_file
+from hf_compat.checkpoint.run_state import (
     fits,
     give_back_callbacks,
     give_back_losses,
     place_by_samples,
     read_run_state,
 )
-from hf_compat.bridge.scalars import Scalars
-from hf_compat.bridge.sharing import SharingMethods
-from hf_compat.bridge.signals import StopSignals
+from hf_compat.data.collators import PaddingCollator, default_data_collator
 from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
-from hf_compat.engine.checkpoint_io import to_hf
 from hf_compat.engine.internals import (
     accept_modules_in_eval_mode,
     keep_step_signature,
     leave_validation_to_flags,
     start_from,
 )
-from hf_compat.engine.module import HFModule, make_module
+from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import ForwardPrecision, wrap_forward
-from hf_compat.engine.strategies import is_engine, wrapped_model
-from hf_compat.engine.streaming import check_metrics
+from hf_compat.engine.strategies import is_deepspeed_engine, wrapped_model
+from hf_compat.engine.torchmetrics_evaluation import check_metrics
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, CheckpointError, UnknownArgument
-from hf_compat.hf import manifest
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, PrinterCallback, ProgressCallback
 from hf_compat.hf.callbacks import CallbackHandler
-from hf_compat.hf.checkpoint_dir import checkpoints_to_delete, list_checkpoints
-from hf_compat.hf.data import PaddingCollator, default_data_collator, has_length
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
-from hf_compat.hf.flow import DefaultFlowCallback, PrinterCallback, ProgressCallback
-from hf_compat.hf.launch import slurm_job_id
 from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.outputs import TrainOutput
-from hf_compat.hf.processes import start_processes
-from hf_compat.hf.seeding import enable_full_determinism, set_seed
-from hf_compat.hf.signatures import (
-    fitting_arguments,
-    number_of_arguments,
-)
 from hf_compat.hf.state import TrainerControl, TrainerState, is_exportable
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.interop.transformers_models import (
@@ -82,17 +68,33 @@ from hf_compat.interop.transformers_models import (
     is_pretrained_model,
     pads_itself,
 )
-from hf_compat.plan.schedule import TrainingSchedule, make_schedule
-from hf_compat.plan.settings import LightningPlan
-from hf_compat.plan.table import check_supported
+from hf_compat.native.module import make_module
+from hf_compat.plan.argument_support import check_supported
+from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.plan.run_counts import RunCounts, make_run_counts
 from hf_compat.plan.translate import translate
-from hf_compat.recipe.accelerator import AcceleratorFacade
-from hf_compat.recipe.data import DataMethods
-from hf_compat.recipe.memory import run_with_fitting_batch_size
-from hf_compat.recipe.model import ModelMethods
-from hf_compat.recipe.optimization import OptimizationMethods
-from hf_compat.recipe.reading import read_torch_file
-from hf_compat.recipe.steps import StepMethods
+from hf_compat.runtime import slurm
+from hf_compat.runtime.background import BackgroundWriter
+from hf_compat.runtime.collectives import broadcast_object, start_processes
+from hf_compat.runtime.inspection import (
+    fitting_arguments,
+    has_length,
+    number_of_arguments,
+)
+from hf_compat.runtime.launch import slurm_job_id
+from hf_compat.runtime.out_of_memory import run_with_fitting_batch_size
+from hf_compat.runtime.seeding import enable_full_determinism, set_seed
+from hf_compat.runtime.signals import StopSignals
+from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
+from hf_compat.trainer_methods.callbacks import CallbackMethods
+from hf_compat.trainer_methods.checkpoints import CheckpointMethods, read_state
+from hf_compat.trainer_methods.dataloaders import DataloaderMethods
+from hf_compat.trainer_methods.evaluation import EvaluationMethods
+from hf_compat.trainer_methods.hub import HubMethods
+from hf_compat.trainer_methods.logs import LogMethods
+from hf_compat.trainer_methods.model import ModelMethods
+from hf_compat.trainer_methods.optimization import OptimizationMethods
+from hf_compat.trainer_methods.steps import StepMethods
 
 logger = logging.getLogger(__name__)
 
@@ -101,12 +103,12 @@ class Trainer(
     ModelMethods,
     StepMethods,
     OptimizationMethods,
-    DataMethods,
+    DataloaderMethods,
     EvaluationMethods,
     CheckpointMethods,
     LogMethods,
-    EyeMethods,
-    SharingMethods,
+    CallbackMethods,
+    HubMethods,
 ):
     """Train, evaluate and predict as `transformers.Trainer` does, on Lightning's engine.
 
@@ -273,13 +275,13 @@ class Trainer(
         self._total_loss_scalar = 0.0
         self._globalstep_last_logged = 0
         self._nonfinite_steps: Any = 0
-        self._scalars, self._eval_scalars = Scalars(), Scalars()
+        self._step_averages, self._evaluation_averages = StepAverages(), StepAverages()
         self._initial_num_input_tokens_seen = 0
         self.gather_function = self.accelerator.gather_for_metrics
         self.lightning_trainer: pl.Trainer | None = None
         # further settings of Lightning's trainer: a profiler, say
         self.lightning_options: dict[str, Any] = {}
-        self._fit_module: HFModule | None = None
+        self._fit_module: WindowModule | None = None
         self._fit_windows: Windows | None = None
         self._run_state: dict[str, Any] | None = None
         self._last_engine: Any = None
@@ -297,7 +299,7 @@ class Trainer(
         self.callback_handler = CallbackHandler(
             [], self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
-        self.callback_handler.eyes["trainer"] = self
+        self.callback_handler.extra_kwargs["trainer"] = self
         given = [callback() if isinstance(callback, type) else callback for callback in callbacks or []]
         for callback in [DefaultFlowCallback, *_not_among(given, reporting_callbacks(self.args)), *given]:
             self.add_callback(callback)
@@ -324,7 +326,7 @@ class Trainer(
         if isinstance(candidate, Logger):
             candidate = LoggerCallback(candidate)
         if isinstance(candidate, pl.Callback):
-            check_rider(candidate, self.model)
+            check_lightning_callback(candidate, self.model)
             self._lightning_callbacks.append(candidate)
         else:
             self.callback_handler.add_callback(candidate)
@@ -418,8 +420,7 @@ class Trainer(
             return None
         if wanted is True:
             folder = str(self.args.output_dir)
-            manifest.recover(folder)
-            last = manifest.get_last_checkpoint(folder) if os.path.isdir(folder) else None
+            last = broadcast_object(self._newest_checkpoint(folder) if self.is_world_process_zero() else None)
             if last is None:
                 raise CheckpointError(
                     f"No valid checkpoint found in output directory ({folder}).\n\n"
@@ -439,6 +440,12 @@ class Trainer(
             )
         return str(wanted)
 
+    @staticmethod
+    def _newest_checkpoint(folder: str) -> str | None:
+        """Finish what a killed save has left, then return the newest whole checkpoint."""
+        manifest.recover(folder)
+        return manifest.get_last_checkpoint(folder) if os.path.isdir(folder) else None
+
     def _init_model_again(self, trial: Any) -> None:
         self._seed()
         self.model = self.model_wrapped = self.call_model_init(trial)
@@ -446,10 +453,10 @@ class Trainer(
         if self.place_model_on_device:
             self._move_model_to_device(self.model, self.args.device)
 
-    def set_initial_training_values(self, args: Any, dataloader: Any) -> TrainingSchedule:
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> RunCounts:
         """Work out the counts of a run from the arguments and the training loader."""
         micro_batches = len(dataloader) if has_length(dataloader) else None
-        return make_schedule(
+        return make_run_counts(
             args,
             micro_batches=micro_batches,
             num_examples=self.num_examples(dataloader) if micro_batches else None,
@@ -502,7 +509,7 @@ class Trainer(
         self._fit(schedule, windows, bridge, first_epoch)
         return self._finalize_training(trial, schedule.num_train_samples, start_time)
 
-    def _init_training_state(self, schedule: TrainingSchedule, checkpoint: str | None, trial: Any) -> tuple[int, int]:
+    def _init_training_state(self, schedule: RunCounts, checkpoint: str | None, trial: Any) -> tuple[int, int]:
         """Set the state of a run, from a checkpoint where there is one.
 
         Returns:
@@ -540,11 +547,11 @@ class Trainer(
     def _reset_counters(self) -> None:
         self._tr_loss = torch.tensor(0.0, device=self.args.device)
         self._total_loss_scalar = 0.0
-        self._nonfinite_steps, self._scalars = 0, Scalars()
+        self._nonfinite_steps, self._step_averages = 0, StepAverages()
         self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
         self._session_first_update = self._initial_global_step = self._globalstep_last_logged = self.state.global_step
 
-    def _make_windows(self, loader: Any, schedule: TrainingSchedule, first_epoch: int, skip: int) -> Windows:
+    def _make_windows(self, loader: Any, schedule: RunCounts, first_epoch: int, skip: int) -> Windows:
         checkpoint = self._resume_checkpoint
         # before 4.50 the method took no device
         return Windows(
@@ -559,13 +566,13 @@ class Trainer(
             after_skip=None if checkpoint is None else lambda: self._load_rng_state(checkpoint),
         )
 
-    def _fit(self, schedule: TrainingSchedule, windows: Windows, bridge: HFBridge, first_epoch: int) -> None:
+    def _fit(self, schedule: RunCounts, windows: Windows, bridge: HFBridge, first_epoch: int) -> None:
         plan = self._with_model_options(translate(self.args, schedule, getattr(self.model, "config", None)))
         if bridge.is_finished:  # Lightning would not even begin with as many epochs done as there may be
             plan = dataclasses.replace(plan, max_epochs=-1)
         wrap_forward(self.model, plan.precision, self.args.device.type)
         self._is_prepared = True
-        module = make_module(plan, self.model, self)
+        module = self._make_module(plan)
         module.num_training_updates = schedule.max_updates
         module.observer = bridge
         trainer = build_trainer(
@@ -581,7 +588,7 @@ class Trainer(
         start_from(trainer, first_epoch, self.state.global_step)
         precision = trainer.precision_plugin
         self.accelerator.scaler = precision.scaler if isinstance(precision, ForwardPrecision) else None
-        for line in opening_lines(plan, schedule, self.get_num_trainable_parameters(), self.state.global_step):
+        for line in startup_lines(plan, schedule, self.get_num_trainable_parameters(), self.state.global_step):
             logger.info(line)
         self.lightning_trainer, self._fit_module, self._fit_windows = trainer, module, windows
         try:
@@ -592,6 +599,9 @@ class Trainer(
             self.accelerator.run_backward = None
             self.model_wrapped = self.model
             self._watch_outputs(False)
+
+    def _make_module(self, plan: LightningPlan) -> WindowModule:
+        return make_module(plan, self.model, self)
 
     def _with_model_options(self, plan: LightningPlan) -> LightningPlan:
         """Add what depends on the model: whether DDP has to look for parameters that a step does not use."""
@@ -607,7 +617,7 @@ class Trainer(
         """Load optimizer states, and show callbacks what the run works with; Lightning has just had it made."""
         assert self.lightning_trainer is not None  # it is fitting
         self.model_wrapped = wrapped_model(self.lightning_trainer.strategy, self.model)
-        self._last_engine = self.model_wrapped if is_engine(self.model_wrapped) else None
+        self._last_engine = self.model_wrapped if is_deepspeed_engine(self.model_wrapped) else None
         if self._resume_checkpoint is not None:
             self._load_optimizer_and_scheduler(self._resume_checkpoint)
             self._load_scaler(self._resume_checkpoint)
@@ -621,7 +631,8 @@ class Trainer(
     def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the run's summary, load the best model, rotate, and tell that training is over."""
         self._background.wait()
-        slurm.forget(str(self.args.output_dir))
+        if self.is_world_process_zero():
+            slurm.forget(str(self.args.output_dir))
         self._total_loss_scalar += self._tr_loss.item()
         train_loss = self._total_loss_scalar / max(self.state.global_step - self._initial_global_step, 0.001)
         updates = self.state.global_step - self._session_first_update  # durations are this call's alone

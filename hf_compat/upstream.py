@@ -1,4 +1,4 @@
-"""Shims around releases of the packages below us: symptom, version, and when each can go. No vocabulary."""
+"""Shims around releases of the packages below us: symptom, version, and when each can go. Importing loads Lightning."""
 
 from __future__ import annotations
 
@@ -36,3 +36,6 @@ def _load_lightning_as_if_without_transformers() -> None:
         importlib.import_module("lightning.pytorch")
     finally:
         RequirementCache.__bool__ = is_there  # type: ignore[method-assign]
+
+
+load_lightning()

@@ -6,6 +6,26 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
+#: Every event that a callback can be told of, in HF's order; and the flags of `TrainerControl`.
+EVENTS = [
+    "on_init_end",
+    "on_train_begin",
+    "on_train_end",
+    "on_epoch_begin",
+    "on_epoch_end",
+    "on_step_begin",
+    "on_pre_optimizer_step",
+    "on_optimizer_step",
+    "on_substep_end",
+    "on_step_end",
+    "on_evaluate",
+    "on_predict",
+    "on_save",
+    "on_log",
+    "on_prediction_step",
+]
+FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
+
 
 class Classifier(nn.Module):
     """Features → dropout → classes, with a LayerNorm so that weight decay has something to leave out."""

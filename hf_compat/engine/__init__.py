@@ -1,5 +1,3 @@
-"""Modules, windows, evaluation, precision. Lightning words only; takes the plan, knows no HF event."""
+"""Lightning: module, windows, evaluation, precision, strategies. Takes the plan, knows no HF event."""
 
-from hf_compat.upstream import load_lightning
-
-load_lightning()
+import hf_compat.upstream  # noqa: F401 - loads Lightning

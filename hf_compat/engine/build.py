@@ -18,9 +18,9 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from hf_compat.engine.precision import ForwardPrecision
-from hf_compat.engine.strategies import Launched, OneDevice, ReplicatedModel, ShardedModel, first_fsdp
-from hf_compat.hf.launch import Launch
-from hf_compat.plan.settings import LightningPlan
+from hf_compat.engine.strategies import HFDDPStrategy, HFFSDP2Strategy, HFSingleDeviceStrategy, LaunchedEnvironment
+from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.runtime.launch import Launch
 
 # Loggers that announce devices and tips each time a trainer is made; a Trainer of ours makes one a call.
 _CHATTY = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda")
@@ -99,18 +99,16 @@ def build_trainer(
 def make_strategy(plan: LightningPlan, device: torch.device, precision: ForwardPrecision, launch: Launch | None) -> Any:
     """Make the strategy that a plan names."""
     if plan.strategy == "one_device" or launch is None:
-        return OneDevice(device=device, precision_plugin=precision)
+        return HFSingleDeviceStrategy(device=device, precision_plugin=precision)
     if plan.strategy == "fsdp2":
-        return ShardedModel(launch, precision, plan.strategy_options["plan"], plan.precision)
+        return HFFSDP2Strategy(launch, precision, plan.strategy_options["plan"], plan.precision)
     if plan.strategy == "deepspeed":
-        from hf_compat.engine.zero_strategy import ZeroModel, ZeroPrecision
+        from hf_compat.engine.deepspeed_strategy import DeepSpeedPrecision, HFDeepSpeedStrategy
 
-        own = ZeroPrecision(plan.precision, precision.scaler)
-        return ZeroModel(launch, own, plan.strategy_options["config"])
-    if plan.strategy == "fsdp1":
-        return first_fsdp(plan, launch, precision, device)
-    return ReplicatedModel(
-        cluster_environment=Launched(launch), precision_plugin=precision, **dict(plan.strategy_options)
+        own = DeepSpeedPrecision(plan.precision, precision.scaler)
+        return HFDeepSpeedStrategy(launch, own, plan.strategy_options["config"])
+    return HFDDPStrategy(
+        cluster_environment=LaunchedEnvironment(launch), precision_plugin=precision, **dict(plan.strategy_options)
     )
 
 

@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_compat.engine.recipe import Recipe
-from hf_compat.engine.streaming import streamed_metrics
+from hf_compat.data.collators import find_batch_size
+from hf_compat.data.loader import PreparedDataLoader
+from hf_compat.data.tree import PADDING_INDEX, join_batches, nested_numpify, truncate_to
+from hf_compat.engine.protocols import TrainingSteps
+from hf_compat.engine.torchmetrics_evaluation import streamed_metrics
 from hf_compat.errors import HfCompatWarning
-from hf_compat.hf.data import find_batch_size, has_length
 from hf_compat.hf.metrics import denumpify_detensorize
 from hf_compat.hf.outputs import EvalLoopOutput, EvalPrediction
-from hf_compat.recipe.loader import PreparedDataLoader
-from hf_compat.recipe.nested import PADDING_INDEX, join_batches, nested_numpify, truncate_to
+from hf_compat.runtime.inspection import has_length
 
 _BLOCK = 65536
 
@@ -169,7 +170,7 @@ class EvaluationRun:
     """One evaluation from its first batch to its metrics.
 
     Args:
-        recipe: Whose `prediction_step` is called.
+        steps: Whose `prediction_step` is called.
         model: The model to call.
         loader: The loader of its batches.
         settings: What is kept and computed.
@@ -179,14 +180,14 @@ class EvaluationRun:
 
     def __init__(
         self,
-        recipe: Recipe,
+        steps: TrainingSteps,
         model: torch.nn.Module,
         loader: Any,
         settings: EvaluationSettings,
         compute_metrics: Callable[..., Any] | None = None,
         preprocess_logits: Callable[[Any, Any], Any] | None = None,
     ) -> None:
-        self.recipe = recipe
+        self.steps = steps
         self.model = model
         self.loader = loader
         self.settings = settings
@@ -194,7 +195,7 @@ class EvaluationRun:
         self.preprocess_logits = preprocess_logits
         self.losses: Kept = Kept()
         self.predictions, self.labels, self.inputs = Kept(), Kept(), Kept()
-        self.streamed = streamed_metrics(compute_metrics, recipe.args.device)
+        self.streamed = streamed_metrics(compute_metrics, steps.args.device)
         if self.streamed is not None:
             self.losses = RunningMean(settings.skip_non_finite)
         self.observed_samples = 0
@@ -204,7 +205,7 @@ class EvaluationRun:
         self._pending: Callable[[], None] | None = None
         self.output: EvalLoopOutput | None = None
         # of all processes: HF lets a subclass choose how
-        self.gather: Callable[[Any], Any] = recipe.accelerator.gather
+        self.gather: Callable[[Any], Any] = steps.accelerator.gather
         # named values that the steps have logged meanwhile
         self.own_values: Callable[[], dict[str, float]] = dict
 
@@ -220,7 +221,7 @@ class EvaluationRun:
         if samples is not None:
             self.observed_samples += samples
             self.batch_size = self.batch_size or samples
-        loss, logits, labels = self.recipe.prediction_step(
+        loss, logits, labels = self.steps.prediction_step(
             self.model, inputs, self.settings.prediction_loss_only, ignore_keys=self.settings.ignore_keys
         )
         losses = None if loss is None else self._of_all(loss.repeat(self.batch_size), batch)
@@ -274,8 +275,8 @@ class EvaluationRun:
                 kept.to_cpu()
 
     def _main_input(self, inputs: Any) -> Any:
-        name = getattr(self.recipe.model, "main_input_name", "input_ids")
-        return self.recipe._prepare_input(inputs[name])  # type: ignore[attr-defined]  # HF's name of the step
+        name = getattr(self.steps.model, "main_input_name", "input_ids")
+        return self.steps._prepare_input(inputs[name])  # type: ignore[attr-defined]  # HF's name of the step
 
     @property
     def _gathers_logits(self) -> bool:
@@ -283,7 +284,7 @@ class EvaluationRun:
         return self.streamed is None or self.settings.is_prediction
 
     def _padded(self, data: Any) -> Any:
-        return self.recipe.accelerator.pad_across_processes(data, dim=1, pad_index=PADDING_INDEX)
+        return self.steps.accelerator.pad_across_processes(data, dim=1, pad_index=PADDING_INDEX)
 
     def _of_all(self, data: Any, batch: EvaluationBatch) -> Any:
         """Return what all processes have; of the last batch what is no repetition (a loss stands for a full one)."""
@@ -297,7 +298,7 @@ class EvaluationRun:
         """Update the metrics with this process's samples, without those that fill the last round up."""
         if logits is None or labels is None or self.streamed is None:
             return
-        accelerator = self.recipe.accelerator
+        accelerator = self.steps.accelerator
         if batch.is_last and batch.remainder > 0 and samples and accelerator.num_processes > 1:
             mine = batch.remainder - accelerator.process_index * samples
             logits, labels = truncate_to(logits, max(mine, 0)), truncate_to(labels, max(mine, 0))

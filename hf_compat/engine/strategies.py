@@ -19,14 +19,12 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from hf_compat.engine.sharded import shard_mesh, shard_model
-from hf_compat.errors import UnsupportedArgument
-from hf_compat.hf.launch import Launch, main_address
+from hf_compat.engine.fsdp2 import shard_mesh, shard_model
 from hf_compat.plan.fsdp import FsdpPlan
-from hf_compat.plan.settings import LightningPlan
+from hf_compat.runtime.launch import Launch, main_address
 
 
-class OneDevice(SingleDeviceStrategy):
+class HFSingleDeviceStrategy(SingleDeviceStrategy):
     """One device, on which the model stays.
 
     Lightning's own moves model and optimizer to the CPU when a fit ends.
@@ -42,7 +40,7 @@ class OneDevice(SingleDeviceStrategy):
         _leave_model(self)
 
 
-class Launched(ClusterEnvironment):
+class LaunchedEnvironment(ClusterEnvironment):
     """Processes that somebody has launched: torchrun, accelerate, deepspeed, SLURM, MPI.
 
     Args:
@@ -105,7 +103,7 @@ class DirectSteps:
             return self.lightning_module.test_step(*args, **kwargs)
 
 
-class ReplicatedModel(DirectSteps, DDPStrategy):
+class HFDDPStrategy(DirectSteps, DDPStrategy):
     """DDP around the model itself: what HF calls `model_wrapped`, with the model as its `module`."""
 
     def setup(self, trainer: pl.Trainer) -> None:
@@ -137,12 +135,12 @@ class ReplicatedModel(DirectSteps, DDPStrategy):
         self.model = None
 
 
-class ShardedModel(DirectSteps, ModelParallelStrategy):
+class HFFSDP2Strategy(DirectSteps, ModelParallelStrategy):
     """FSDP 2 around the model's own modules; `HFModule.configure_model` shards them."""
 
     def __init__(self, launch: Launch, precision_plugin: Any, plan: FsdpPlan, precision: str) -> None:
         super().__init__(data_parallel_size=launch.world_size, tensor_parallel_size=1)
-        self.cluster_environment = Launched(launch)
+        self.cluster_environment = LaunchedEnvironment(launch)
         self.precision_plugin = precision_plugin
         self.plan = plan
         self.precision = precision
@@ -167,18 +165,6 @@ class ShardedModel(DirectSteps, ModelParallelStrategy):
         _leave_model(self)
 
 
-def first_fsdp(plan: LightningPlan, launch: Launch, precision_plugin: Any, device: torch.device) -> Any:
-    """Refuse FSDP 1 where it cannot run.
-
-    Raises:
-        UnsupportedArgument: Always: it needs a GPU, and its checkpoints are not handled yet.
-    """
-    raise UnsupportedArgument(
-        f"`fsdp_config={{'version': 1}}` on {device.type} is not supported yet.\n\n"
-        "Hint: leave `version` out: FSDP 2 has taken its place in torch and transformers."
-    )
-
-
 def _leave_model(strategy: Any) -> None:
     strategy.precision_plugin.teardown()
     if strategy.accelerator is not None:
@@ -189,14 +175,14 @@ def _leave_model(strategy: Any) -> None:
 def wrapped_model(strategy: Any, model: nn.Module) -> nn.Module:
     """Return the model that forwards go through: the strategy's wrapper around it where there is one."""
     wrapped = strategy.model
-    if is_engine(wrapped):
+    if is_deepspeed_engine(wrapped):
         return wrapped
     return wrapped if isinstance(wrapped, DistributedDataParallel) and wrapped.module is model else model
 
 
 def gradients_at_the_end(model: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[Any]:
     """Exchange gradients after a window's last micro-batch only."""
-    if is_engine(model):
+    if is_deepspeed_engine(model):
         engine: Any = model
         engine.set_gradient_accumulation_boundary(is_last)
         return contextlib.nullcontext()
@@ -207,6 +193,6 @@ def gradients_at_the_end(model: nn.Module, is_last: bool) -> contextlib.Abstract
     return model.no_sync()
 
 
-def is_engine(model: Any) -> bool:
+def is_deepspeed_engine(model: Any) -> bool:
     """Say whether a model is DeepSpeed's engine."""
     return type(model).__name__ == "DeepSpeedEngine"

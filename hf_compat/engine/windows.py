@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from hf_compat.data.loader import PreparedDataLoader, Resume, skip_first_batches
+from hf_compat.data.samplers import SkipFirstBatches
 from hf_compat.errors import DataError
-from hf_compat.recipe.loader import PreparedDataLoader, Resume, skip_first_batches
-from hf_compat.recipe.rng import read_rng, write_rng
-from hf_compat.recipe.samplers import SkipFirstBatches
+from hf_compat.runtime.rng import read_rng, write_rng
 
 
 class Window:

@@ -24,8 +24,8 @@ from hf_compat.hf.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from hf_compat.hf.launch import variable
 from hf_compat.hf.tracking import PACKAGES, available_trackers
+from hf_compat.runtime.launch import variable
 
 # `TrainingArguments` of arguments.py, which imports this module; its fields are set by dataclass machinery.
 Arguments = Any

@@ -18,8 +18,8 @@ import torch
 
 from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.enums import ParallelMode
-from hf_compat.hf.launch import Launch, choose_device, read_launch
-from hf_compat.hf.processes import start_processes
+from hf_compat.runtime.collectives import start_processes
+from hf_compat.runtime.launch import Launch, choose_device, read_launch
 
 _LEVEL_NAMES = ("debug", "info", "warning", "error", "critical")
 LEVELS = {name: int(getattr(logging, name.upper())) for name in _LEVEL_NAMES} | {"detail": logging.DEBUG}

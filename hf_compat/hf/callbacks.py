@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hf_compat.errors import CallbackError
-from hf_compat.hf.signatures import _accepted
 from hf_compat.hf.state import CONTROL_FLAGS, TrainerControl, TrainerState
+from hf_compat.runtime.inspection import _accepted
 
 logger = logging.getLogger(__name__)
 
@@ -153,11 +153,11 @@ class CallbackHandler(TrainerCallback):
         self.lr_scheduler = lr_scheduler
         self.train_dataloader: Any = None
         self.eval_dataloader: Any = None
-        self.eyes: dict[str, Any] = dict.fromkeys(EYES)
+        self.extra_kwargs: dict[str, Any] = dict.fromkeys(EYES)
         # callbacks that are called now; None calls all (Lightning callbacks stand between some of them)
         self.only: frozenset[int] | None = None
 
-    def asked_for(self) -> set[str]:
+    def requested_kwargs(self) -> set[str]:
         """Return which of `trainer`, `loss`, `inputs` and `outputs` some callback's method names."""
         methods = (getattr(callback, event, None) for callback in self.callbacks for event in EVENTS)
         functions = {getattr(method, "__func__", None) for method in methods} - {None}
@@ -289,7 +289,7 @@ class CallbackHandler(TrainerCallback):
                 continue
             if visible is None:
                 visible = self._visible(kwargs)
-            answer = _call(method, (args, state, control), visible, self.eyes)
+            answer = _call(method, (args, state, control), visible, self.extra_kwargs)
             if answer is not None:
                 control = _apply_answer(answer, control, callback, event)
         return control
@@ -307,12 +307,14 @@ class CallbackHandler(TrainerCallback):
         }
 
 
-def _call(method: Callable[..., Any], args: tuple[Any, ...], visible: dict[str, Any], eyes: Mapping[str, Any]) -> Any:
+def _call(
+    method: Callable[..., Any], args: tuple[Any, ...], visible: dict[str, Any], extra_kwargs: Mapping[str, Any]
+) -> Any:
     function = getattr(method, "__func__", None)
     if function is None:
         return method(*args, **visible)
     _, _, names, takes_any = _accepted(function)
-    asked = {name: eyes[name] for name in EYES if name in names}
+    asked = {name: extra_kwargs[name] for name in EYES if name in names}
     if takes_any:
         return method(*args, **{**visible, **asked})
     return method(*args, **{name: value for name, value in {**visible, **asked}.items() if name in names})

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import socket
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from hf_compat.hf.launch import variable
+from hf_compat.runtime.launch import variable
 
 # What `report_to` may name: the module that it needs, and what brings it.
 PACKAGES = {
@@ -38,6 +39,8 @@ _SWITCHES = (
     ("COMET_MODE", "disabled", "comet_ml"),
     ("DISABLE_MLFLOW_INTEGRATION", "true", "mlflow"),
 )
+
+logger = logging.getLogger(__name__)
 
 TRACKERS_NAME = "trackers.json"
 
@@ -109,22 +112,23 @@ class RunMemory:
         self.tracker = tracker
 
     def read(self) -> dict[str, Any]:
-        """Return what is known; nothing where there was no run, or its file cannot be read."""
+        """Return what is known: nothing where there was no run; a file that cannot be read is warned about."""
+        return dict(self._known().get(self.tracker, {}))
+
+    def _known(self) -> dict[str, Any]:
         try:
             with open(self.path, encoding="utf-8") as file:
-                return dict(json.load(file).get(self.tracker, {}))
-        except (OSError, ValueError, AttributeError, TypeError):
+                known = json.load(file)
+            return {name: dict(values) for name, values in known.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            logger.warning("%s cannot be read (%s): trackers begin new runs.", self.path, error)
             return {}
 
     def write(self, **values: Any) -> None:
         """Add to what is known; whole or not at all."""
-        known: dict[str, Any] = {}
-        if os.path.exists(self.path):
-            try:
-                with open(self.path, encoding="utf-8") as file:
-                    known = dict(json.load(file))
-            except (OSError, ValueError):
-                known = {}
+        known = self._known()
         known[self.tracker] = {**known.get(self.tracker, {}), **values}
         os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
         partial = f"{self.path}.tmp"

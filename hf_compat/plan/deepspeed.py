@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, HfCompatWarning, InertArgumentWarning
 
 # DeepSpeed's schedules, and what they are in HF's words.
 _SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
@@ -186,6 +187,7 @@ def _match_optimizer(table: _Table, args: Any) -> None:
             f"The DeepSpeed configuration has the optimizer {section.get('type')!r}, which is not supported.\n\n"
             "Hint: leave the section `optimizer` out and set `optim`; or use AdamW."
         )
+    _warn_of_rest("optimizer", section, ("lr", "betas", "eps", "weight_decay"), "torch's optimizer is used")
     table.match("optimizer.params.lr", "learning_rate", args.learning_rate)
     table.match("optimizer.params.betas", "adam_beta1, adam_beta2", [args.adam_beta1, args.adam_beta2])
     table.match("optimizer.params.eps", "adam_epsilon", args.adam_epsilon)
@@ -205,10 +207,34 @@ def _match_scheduler(table: _Table, args: Any) -> None:
     chosen = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     if chosen != name:
         table.disagreements.append(("scheduler.type", f"{section['type']} ({name})", "lr_scheduler_type", chosen))
+    _warn_of_rest(
+        "scheduler",
+        section,
+        ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"),
+        f"the schedule is HF's {name!r}",
+    )
+    if name != "cosine" and (section.get("params") or {}).get("warmup_type") != "linear":
+        warnings.warn(
+            f"DeepSpeed's {section['type']} warms up along a logarithm; the schedule here is HF's {name!r}, which "
+            'warms up linearly. Write `"warmup_type": "linear"` to agree, or leave the section out.',
+            HfCompatWarning,
+            stacklevel=5,
+        )
     table.fill("scheduler.params.warmup_min_lr", 0)
     table.match("scheduler.params.warmup_max_lr", "learning_rate", args.learning_rate)
     table.match("scheduler.params.warmup_num_steps", "warmup_steps", args.warmup_steps)
     table.fill("scheduler.params.total_num_steps", 0)
+
+
+def _warn_of_rest(name: str, section: Mapping[str, Any], known: tuple[str, ...], why: str) -> None:
+    """Warn about parameters of a section that have no counterpart among the arguments."""
+    rest = sorted(set(section.get("params") or {}) - {*known, "warmup_type"})
+    if rest:
+        warnings.warn(
+            f"The DeepSpeed configuration's {name} sets {', '.join(rest)}, which has no effect: {why}.",
+            InertArgumentWarning,
+            stacklevel=6,
+        )
 
 
 def _sizes(table: _Table, model_config: Any) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from hf_compat.errors import UnsupportedArgument
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.plan.schedule import TrainingSchedule
-from hf_compat.plan.settings import LightningPlan
-from hf_compat.plan.size import size_of_run
-from hf_compat.plan.table import ROWS, default_of
+from hf_compat.plan.argument_support import ROWS, default_of
+from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.plan.memory_estimate import size_of_run
+from hf_compat.plan.run_counts import RunCounts
 from hf_compat.plan.translate import translate
 
 
@@ -76,9 +76,7 @@ class Explanation:
         return [*lines, f"  {window} of {self.plan.micro_batch_size}; clipping by the module at {clip}"]
 
 
-def explain(
-    args: TrainingArguments, schedule: TrainingSchedule | None = None, parameters: float | None = None
-) -> Explanation:
+def explain(args: TrainingArguments, schedule: RunCounts | None = None, parameters: float | None = None) -> Explanation:
     """Explain what arguments mean here: each one's destination, and the settings of the Lightning trainer.
 
     Args:

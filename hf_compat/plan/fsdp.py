@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, InertArgumentWarning
 
 # `fsdp_config` key → variable that `accelerate launch` sets.
 _VARIABLES = {
@@ -26,8 +27,14 @@ _VARIABLES = {
     "cpu_ram_efficient_loading": "FSDP_CPU_RAM_EFFICIENT_LOADING",
     "activation_checkpointing": "FSDP_ACTIVATION_CHECKPOINTING",
 }
-# Of FSDP 1; FSDP 2 does these things by itself.
+# Of FSDP 1: FSDP 2 does these things by itself, or has no such choice.
 _FIRST_ONLY = ("backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states", "limit_all_gathers")
+_INERT = {
+    **dict.fromkeys(_FIRST_ONLY, "FSDP 2 has no such option"),
+    "cpu_ram_efficient_loading": "every process loads the model whole before it is sharded",
+    **dict.fromkeys(("xla_fsdp_v2", "xla_fsdp_settings", "xla_fsdp_grad_ckpt"), "it is for TPUs"),
+}
+_STATE_DICTS = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
 _STRATEGIES = {
     "full_shard": True,
     "shard_grad_op": False,
@@ -36,7 +43,7 @@ _STRATEGIES = {
     "no_shard": False,
 }
 _POLICIES = {"TRANSFORMER_BASED_WRAP": "class", "SIZE_BASED_WRAP": "size", "NO_WRAP": "none"}
-_KNOWN = {*_VARIABLES, *_FIRST_ONLY, "xla", "xla_fsdp_v2", "xla_fsdp_settings", "xla_fsdp_grad_ckpt"}
+_KNOWN = {*_VARIABLES, *_INERT, "xla"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +51,7 @@ class FsdpPlan:
     """How parameters, gradients and optimizer states are sharded.
 
     Args:
-        version: 2 (torch's `fully_shard`) or 1 (`FullyShardedDataParallel`).
+        version: 2 (torch's `fully_shard`), or 1 (`FullyShardedDataParallel`), which is not run.
         reshard_after_forward: Free gathered parameters after the forward pass; else they wait for the backward pass.
         hybrid: Shard within a machine, replicate over machines.
         cpu_offload: Keep shards on the CPU.
@@ -52,8 +59,7 @@ class FsdpPlan:
         wrap_classes: Names of these classes; empty asks the model.
         min_num_params: Parameters from which on a module is, by size.
         activation_checkpointing: Recompute the activations of wrapped modules.
-        state_dict_type: How checkpoints hold weights.
-        first: Further options of version 1.
+        state_dict_type: How checkpoints hold weights: whole, or as shards.
     """
 
     version: int = 2
@@ -65,7 +71,6 @@ class FsdpPlan:
     min_num_params: int = 0
     activation_checkpointing: bool = False
     state_dict_type: str = "FULL_STATE_DICT"
-    first: tuple[tuple[str, Any], ...] = ()
 
 
 def uses_fsdp(args: Any, variables: Mapping[str, str]) -> bool:
@@ -84,6 +89,7 @@ def fsdp_plan(args: Any, variables: Mapping[str, str]) -> FsdpPlan:
         ArgumentError: An unknown option, or one that its version does not have.
     """
     config = _config(args.fsdp_config)
+    _warn_of_inert(config)
     # 4.x: a size alone means wrapping by size; accelerate always gives one
     size_alone = bool(config.get("min_num_params")) and not config.get("transformer_layer_cls_to_wrap")
     if args.fsdp is None or not args.fsdp:  # the launcher's own affair: without a policy it wraps the whole only
@@ -92,6 +98,8 @@ def fsdp_plan(args: Any, variables: Mapping[str, str]) -> FsdpPlan:
         if name in variables and key not in config:
             config[key] = variables[name]
     version = int(config.get("version", 2))
+    if version not in (1, 2):
+        raise ArgumentError(f"`fsdp_config` has version={version!r}.\n\nHint: leave it out: 2 is meant.")
     _words(args.fsdp, config, version)
     strategy = str(config.pop("sharding_strategy", "") or "").lower()
     reshard = config.get("reshard_after_forward", strategy or True)
@@ -108,7 +116,11 @@ def fsdp_plan(args: Any, variables: Mapping[str, str]) -> FsdpPlan:
     if policy not in _POLICIES:
         raise ArgumentError(f"`fsdp_config` has auto_wrap_policy={policy!r}.\n\nHint: choose {', '.join(_POLICIES)}.")
     size = int(config.get("min_num_params") or 0)
-    first = tuple(sorted((key, config[key]) for key in _FIRST_ONLY if key in config)) if version == 1 else ()
+    state_dict_type = str(config.get("state_dict_type", "FULL_STATE_DICT")).upper()
+    if state_dict_type not in _STATE_DICTS:
+        raise ArgumentError(
+            f"`fsdp_config` has state_dict_type={state_dict_type!r}.\n\nHint: choose {' or '.join(_STATE_DICTS)}."
+        )
     return FsdpPlan(
         version=version,
         reshard_after_forward=_STRATEGIES[named] if named in _STRATEGIES else _flag(reshard),
@@ -118,8 +130,7 @@ def fsdp_plan(args: Any, variables: Mapping[str, str]) -> FsdpPlan:
         wrap_classes=tuple(classes),
         min_num_params=size if _POLICIES[policy] == "size" else 0,
         activation_checkpointing=_flag(config.get("activation_checkpointing", False)),
-        state_dict_type=str(config.get("state_dict_type", "FULL_STATE_DICT")).upper(),
-        first=first,
+        state_dict_type=state_dict_type,
     )
 
 
@@ -136,6 +147,15 @@ def _config(given: Any) -> dict[str, Any]:
     if config.get("xla"):
         raise ArgumentError("`fsdp_config={'xla': True}` is for TPUs, which are not supported.")
     return config
+
+
+def _warn_of_inert(config: Mapping[str, Any]) -> None:
+    """Warn about what the user's own configuration sets without effect; a launcher's defaults are nobody's wish."""
+    for key, why in _INERT.items():
+        if config.get(key) not in (None, False, "false", "False"):
+            warnings.warn(
+                f"`fsdp_config={{{key!r}: {config[key]!r}}}` has no effect: {why}.", InertArgumentWarning, stacklevel=5
+            )
 
 
 def _words(fsdp: Any, config: dict[str, Any], version: int) -> None:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.launch import has_rendezvous, launcher_variables
+from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed
 from hf_compat.plan.fsdp import fsdp_plan, uses_fsdp
-from hf_compat.plan.schedule import ENDLESS_EPOCHS, TrainingSchedule
-from hf_compat.plan.settings import LightningPlan
-from hf_compat.plan.table import check_supported
+from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.plan.run_counts import ENDLESS_EPOCHS, RunCounts
+from hf_compat.runtime.launch import has_rendezvous, launcher_variables
 
 PRECISIONS = {"no": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
-def translate(
-    args: TrainingArguments, schedule: TrainingSchedule | None = None, model_config: Any = None
-) -> LightningPlan:
+def translate(args: TrainingArguments, schedule: RunCounts | None = None, model_config: Any = None) -> LightningPlan:
     """Say what Lightning will be told for these arguments.
 
     Args:
@@ -58,6 +58,7 @@ def translate(
 def _strategy(args: Any, model_config: Any) -> tuple[Any, dict[str, Any]]:
     """Say how the processes of a run train together, and with which options."""
     variables = launcher_variables()
+    _refuse_of_launcher(variables)
     if uses_deepspeed(args, variables):
         if args.world_size == 1 and not has_rendezvous():
             raise ArgumentError(
@@ -72,10 +73,38 @@ def _strategy(args: Any, model_config: Any) -> tuple[Any, dict[str, Any]]:
                 "`fsdp` shards a model over several processes, and the launcher has started one.\n\n"
                 "Hint: `hf-compat run --devices 2 script.py …`, or torchrun."
             )
-        return f"fsdp{plan.version}", {"plan": plan}
+        if plan.version == 1:
+            raise UnsupportedArgument(
+                "`fsdp_config={'version': 1}` is not supported.\n\n"
+                "Hint: leave `version` out: FSDP 2 has taken its place in torch and transformers."
+            )
+        return "fsdp2", {"plan": plan}
+    if args.fsdp_config:
+        warnings.warn(
+            f"`fsdp_config={args.fsdp_config!r}` has no effect: `fsdp` is off. Set `fsdp=True`.",
+            InertArgumentWarning,
+            stacklevel=4,
+        )
     if args.world_size > 1:
         return "ddp", _ddp_options(args)
     return "one_device", {}
+
+
+def _refuse_of_launcher(variables: Mapping[str, str]) -> None:
+    """Refuse what `accelerate launch` was told and nothing here does."""
+    compiler = variables.get("ACCELERATE_DYNAMO_BACKEND", "no")
+    told = [("--dynamo_backend " + compiler, compiler.lower() not in ("no", "none"))]
+    for flag, name in (
+        ("--use_megatron_lm", "USE_MEGATRON_LM"),
+        ("--use_parallelism_config", "USE_PARALLELISM_CONFIG"),
+    ):
+        told.append((flag, variables.get(f"ACCELERATE_{name}", "false").lower() == "true"))
+    refused = [flag for flag, is_on in told if is_on]
+    if refused:
+        raise UnsupportedArgument(
+            f"`accelerate launch {' '.join(refused)}` is not supported yet.\n\n"
+            "Hint: leave it out (`accelerate config`)."
+        )
 
 
 def _ddp_options(args: Any) -> dict[str, Any]:
@@ -94,7 +123,7 @@ def exchanges_every_micro_batch(args: Any) -> bool:
     return bool((args.accelerator_config.gradient_accumulation_kwargs or {}).get("sync_each_batch", False))
 
 
-def _validation_interval(args: Any, schedule: TrainingSchedule | None) -> int | None:
+def _validation_interval(args: Any, schedule: RunCounts | None) -> int | None:
     if args.eval_strategy == "no" or schedule is None:
         return None
     if args.eval_strategy == "epoch":
@@ -103,13 +132,13 @@ def _validation_interval(args: Any, schedule: TrainingSchedule | None) -> int | 
     return max(-int(-steps * schedule.max_updates // 1), 1) if steps < 1 else int(steps)
 
 
-def _max_epochs(args: Any, schedule: TrainingSchedule | None) -> int:
+def _max_epochs(args: Any, schedule: RunCounts | None) -> int:
     if schedule is not None:
         return -1 if schedule.num_train_epochs == ENDLESS_EPOCHS else schedule.num_train_epochs
     return -1 if args.max_steps > 0 else max(-int(-args.num_train_epochs // 1), 1)
 
 
-def _log_interval(args: Any, schedule: TrainingSchedule | None) -> int:
+def _log_interval(args: Any, schedule: RunCounts | None) -> int:
     if args.logging_steps >= 1:
         return int(args.logging_steps)
     updates = schedule.max_updates if schedule is not None else 1

@@ -20,7 +20,7 @@ LONG = ("num_train_epochs=40", "save_steps=1", "logging_steps=5", "save_total_li
 
 
 def launch(folder: Path, *words: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "hf_compat.doors.cli", "run", "--devices", "2", str(JOB), str(folder), *words]
+    command = [sys.executable, "-m", "hf_compat.cli.main", "run", "--devices", "2", str(JOB), str(folder), *words]
     with (folder.parent / f"{folder.name}.log").open("ab") as log:
         return subprocess.Popen(command, stdout=log, stderr=log)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 JOB = HERE / "job.py"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-OURS = ["-m", "hf_compat.doors.cli", "run", "--devices", "2"]
+OURS = ["-m", "hf_compat.cli.main", "run", "--devices", "2"]
 
 
 def start(folder: Path, *words: str, launcher=OURS, script=JOB, **environment) -> subprocess.CompletedProcess:

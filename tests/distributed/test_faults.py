@@ -95,6 +95,6 @@ def test_streams_are_shared_out_and_resumed_exactly(tmp_path):
     assert resumed == whole
 
 
-def test_one_line_says_how_to_use_several_devices(tmp_path):
+def test_a_script_that_is_not_there(tmp_path):
     done = start(tmp_path / "no_script.py", launcher=OURS, script=tmp_path / "nowhere.py")
     assert done.returncode == 2 and "There is no script" in done.stderr

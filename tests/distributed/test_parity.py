@@ -81,7 +81,7 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     launchers = {
         "transformers": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
-        "hf_compat": ["-m", "hf_compat.doors.cli", "run", "--devices", "2"],
+        "hf_compat": ["-m", "hf_compat.cli.main", "run", "--devices", "2"],
     }
     runs = {}
     for api, launcher in launchers.items():

@@ -47,7 +47,7 @@ def test_a_step_is_skipped_when_scaled_gradients_overflow(make_args):
         def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
             self.weights.append(module.model.inner.weight.clone())
             self.scales.append(trainer.precision_plugin.scaler.get_scale())
-            self.rates.append(module.recipe.lr_scheduler.last_epoch)
+            self.rates.append(module.steps.lr_scheduler.last_epoch)
 
     args = make_args(num_train_epochs=1, lr_scheduler_type="constant")
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)

@@ -298,7 +298,7 @@ def test_an_error_of_a_background_save_comes_out(make_args, tmp_path):
 def test_a_background_save_copies_before_training_goes_on(make_args, tmp_path, monkeypatch):
     import threading
 
-    from hf_compat.hf import manifest
+    from hf_compat.checkpoint import manifest
 
     held, seal = threading.Event(), manifest.seal
 

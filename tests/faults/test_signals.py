@@ -15,7 +15,7 @@ import toy
 from compare import same
 
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
-from hf_compat.bridge import slurm
+from hf_compat.runtime import slurm
 
 SCRIPT = """
 import os, sys, time

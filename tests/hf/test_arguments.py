@@ -14,7 +14,7 @@ import transformers
 
 from hf_compat import TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
-from hf_compat.plan.table import ROWS
+from hf_compat.plan.argument_support import ROWS
 
 OURS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
 THEIRS = {field.name: field for field in dataclasses.fields(transformers.TrainingArguments)}
@@ -179,7 +179,7 @@ def test_upstreams_parser_reads_our_fields():
 
 
 def test_the_table_in_the_docs_is_made_from_the_code():
-    from hf_compat.doors.document import arguments_page
+    from hf_compat.cli.document import arguments_page
 
     page = Path(__file__).parents[2] / "docs" / "arguments.md"
     assert page.read_text() == arguments_page(), "run: hf-compat document docs/arguments.md"

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_digits_example_and_its_curves(tmp_path):
     script, configured, curves = tmp_path / "script", tmp_path / "configured", str(tmp_path / "curves")
-    door = ["-m", "hf_compat.doors.cli"]
+    door = ["-m", "hf_compat.cli.main"]
     for command in (
         ["examples/digits.py", "--output_dir", str(script)],
         [*door, "fit", "--config", "examples/digits.yaml", "--output_dir", str(configured)],

@@ -24,25 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from cases import CASES
+from toy import EVENTS, FLAGS
 
-EVENTS = [
-    "on_init_end",
-    "on_train_begin",
-    "on_train_end",
-    "on_epoch_begin",
-    "on_epoch_end",
-    "on_step_begin",
-    "on_pre_optimizer_step",
-    "on_optimizer_step",
-    "on_substep_end",
-    "on_step_end",
-    "on_evaluate",
-    "on_predict",
-    "on_save",
-    "on_log",
-    "on_prediction_step",
-]
-FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 # Durations, and rates over them, are the machine's.
 TIMED = ("_runtime", "_per_second", "_preparation_time")
 # What our logs hold besides HF's keys: a row of docs/differences.md.

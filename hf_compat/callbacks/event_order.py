@@ -1,0 +1,207 @@
+"""Lightning callbacks in a Trainer's list: which can ride, and in which order they and the HF ones are called.
+
+Both vocabularies. HF's events and Lightning's hooks meet in pairs (`PAIRS`); in each pair the callbacks are called in
+the order of the list, whichever kind they are. Every run of HF callbacks between Lightning ones has an `HFEvents`
+there.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch import callbacks as lightning_callbacks
+from torch import nn
+
+from hf_compat.errors import CallbackError, HfCompatWarning
+from hf_compat.hf.callbacks import TrainerCallback
+
+# Lightning hook → HF event that is told in it.
+PAIRS = {
+    "on_train_start": "on_train_begin",
+    "on_train_epoch_start": "on_epoch_begin",
+    "on_train_batch_start": "on_step_begin",
+    "on_before_optimizer_step": "on_pre_optimizer_step",
+    "on_train_batch_end": "on_step_end",
+    "on_train_epoch_end": "on_epoch_end",
+    "on_validation_batch_end": "on_prediction_step",
+    "on_test_batch_end": "on_prediction_step",
+}
+
+# Hooks that never come: HF has no sanity check, and `predict` is Lightning's test loop.
+_NEVER = (
+    "on_sanity_check_start",
+    "on_sanity_check_end",
+    "on_predict_start",
+    "on_predict_end",
+    "on_predict_epoch_start",
+    "on_predict_epoch_end",
+    "on_predict_batch_start",
+    "on_predict_batch_end",
+)
+
+# Lightning callbacks that work on what is HF's here, and what to write in their place.
+_REFUSED: tuple[tuple[str, str, str], ...] = (
+    (
+        "GradientAccumulationScheduler",
+        "an update is one window of `gradient_accumulation_steps` micro-batches, the whole run through",
+        "set `gradient_accumulation_steps` in the arguments",
+    ),
+    (
+        "BatchSizeFinder",
+        "the batch size is the arguments'",
+        "set `auto_find_batch_size=True` in the arguments, which starts again with less when memory runs out",
+    ),
+    (
+        "LearningRateFinder",
+        "the learning rate and its schedule are the arguments'",
+        "set `learning_rate`; short runs with `max_steps=100` compare several",
+    ),
+    ("BasePredictionWriter", "`predict` returns its predictions", "write what `trainer.predict(…)` returns"),
+)
+
+
+def check_lightning_callback(callback: pl.Callback, model: nn.Module) -> None:
+    """Refuse a Lightning callback that cannot work here; warn where a hook of it will never be called.
+
+    Raises:
+        CallbackError: It would be inert, or wrong; the message holds the way out.
+    """
+    name = type(callback).__name__
+    if isinstance(callback, TrainerCallback):
+        raise CallbackError(
+            f"{name} is a Lightning and an HF callback at once, and `on_train_end` means two things.\n\n"
+            "Hint: make it two classes and pass both."
+        )
+    for refused, why, hint in _REFUSED:
+        if isinstance(callback, getattr(lightning_callbacks, refused)):
+            raise CallbackError(f"Lightning's {name} cannot work in this Trainer: {why}.\n\nHint: {hint}.")
+    if isinstance(callback, lightning_callbacks.StochasticWeightAveraging) and _has_batch_norm(model):
+        raise CallbackError(
+            "Lightning's StochasticWeightAveraging runs one more epoch for models with batch norm, beyond the updates "
+            "that the arguments ask for.\n\nHint: use lightning's WeightAveraging, which averages buffers too."
+        )
+    # those that Lightning ships do without these hooks; LambdaCallback is the exception
+    ships = type(callback).__module__.startswith("lightning.")
+    overridden = [hook for hook in _NEVER if getattr(type(callback), hook) is not getattr(pl.Callback, hook)]
+    never = [] if ships else overridden
+    # a LambdaCallback keeps its functions as attributes of the instance
+    never += [hook for hook in _NEVER if hook in vars(callback)]
+    if never:
+        warnings.warn(
+            f"{name}: {', '.join(never)} will not be called: HF has no sanity check, and `predict` runs Lightning's "
+            "test loop (`on_test_*`).",
+            HfCompatWarning,
+            stacklevel=5,
+        )
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+class GroupTeller(Protocol):
+    """Who tells an event to one run of HF callbacks: the bridge."""
+
+    def tell(self, hook: str, group: int, batch: Any = None, outputs: Any = None) -> None: ...
+
+
+class HFEvents(pl.Callback):
+    """One run of HF callbacks, in its place among the Lightning ones.
+
+    Args:
+        bridge: Who tells the events.
+        group: Which run of HF callbacks it is.
+    """
+
+    def __init__(self, bridge: GroupTeller, group: int) -> None:
+        self.bridge = bridge
+        self.group = group
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.group == 0:
+            self.bridge.on_fit_start(trainer, pl_module)  # type: ignore[attr-defined]  # the bridge is a callback too
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.bridge.tell("on_train_start", self.group)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.bridge.tell("on_train_epoch_start", self.group)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self.bridge.tell("on_train_batch_start", self.group)
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.bridge.tell("on_before_optimizer_step", self.group)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.bridge.tell("on_train_batch_end", self.group, batch)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.bridge.tell("on_train_epoch_end", self.group)
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.bridge.tell("on_validation_batch_end", self.group, batch, outputs)
+
+    on_test_batch_end = on_validation_batch_end
+
+
+class CallbackOrder:
+    """The order in which callbacks of both kinds were given."""
+
+    def __init__(self) -> None:
+        self.entries: list[Any] = []
+
+    def add(self, callback: Any) -> None:
+        """Note that a callback was given now."""
+        self.entries.append(callback)
+
+    def remove(self, callback: Any) -> None:
+        """Forget a callback."""
+        self.entries = [entry for entry in self.entries if entry is not callback]
+
+    def groups(self, hf_callbacks: Iterable[Any]) -> list[frozenset[int]]:
+        """Return the HF callbacks before, between and after the Lightning ones, as sets of `id`.
+
+        Callbacks that were put into the handler behind the Trainer's back come last.
+        """
+        groups: list[set[int]] = [set()]
+        place: dict[int, int] = {}
+        for entry in self.entries:
+            if isinstance(entry, pl.Callback):
+                groups.append(set())
+            else:
+                place[id(entry)] = len(groups) - 1
+        for callback in hf_callbacks:
+            groups[place.get(id(callback), len(groups) - 1)].add(id(callback))
+        return [frozenset(group) for group in groups]
+
+    def arrange(
+        self, lightning_callbacks: list[pl.Callback], bridge: Any, make: Callable[[int], pl.Callback]
+    ) -> list[pl.Callback]:
+        """Return what Lightning gets: its callbacks, the HF ones' places between them, and the bridge at the end."""
+        if not lightning_callbacks:
+            return [bridge]
+        arranged: list[pl.Callback] = [make(0)]
+        for index, rider in enumerate(lightning_callbacks, start=1):
+            arranged.append(rider)
+            if index < len(lightning_callbacks):
+                arranged.append(make(index))
+        return [*arranged, bridge]

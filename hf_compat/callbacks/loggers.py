@@ -1,0 +1,114 @@
+"""Lightning loggers among HF callbacks, and what Lightning callbacks log among HF logs. Both vocabularies."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+
+from hf_compat.callbacks.trackers import TensorBoardCallback, WandbCallback
+from hf_compat.errors import ArgumentError, MissingPackage
+from hf_compat.hf.callbacks import Args, TrainerCallback
+from hf_compat.hf.state import TrainerControl, TrainerState
+from hf_compat.hf.tracking import PACKAGES, is_installed, numbers_of, rewrite_logs
+from hf_compat.interop.transformers_models import reporting_callback
+
+# Written here with HF's keys; the others are transformers' own integrations, or Lightning's loggers without it.
+_OWN = {"tensorboard": TensorBoardCallback, "wandb": WandbCallback}
+_LIGHTNING = {"mlflow": "MLFlowLogger", "comet_ml": "CometLogger", "neptune": "NeptuneLogger"}
+
+
+def reporting_callbacks(args: Args) -> list[Any]:
+    """Return the callbacks that `report_to` asks for.
+
+    Raises:
+        MissingPackage: A tracker's package is not installed.
+        ArgumentError: Something that is no tracker.
+    """
+    return [_reporting_callback(wanted, args) for wanted in args.report_to]
+
+
+def _reporting_callback(wanted: Any, args: Args) -> Any:
+    if isinstance(wanted, Logger):
+        return LoggerCallback(wanted)
+    if wanted not in PACKAGES:
+        raise ArgumentError(f"`report_to` has {wanted!r}.\n\nHint: name a tracker or pass a Lightning logger.")
+    module, install = PACKAGES[wanted]
+    if not is_installed(module):
+        raise MissingPackage(f"`report_to={wanted!r}` needs the package {module}.\n\nHint: pip install {install}")
+    if wanted in _OWN:
+        return _OWN[wanted]()
+    theirs = reporting_callback(wanted)
+    if theirs is not None:
+        return theirs()
+    if wanted not in _LIGHTNING:
+        raise MissingPackage(
+            f"`report_to={wanted!r}` runs the integration of transformers, which is not installed.\n\n"
+            "Hint: pip install 'hf-compat[transformers]', or pass a Lightning logger."
+        )
+    from lightning.pytorch import loggers
+
+    name = args.run_name
+    options = {"mlflow": {"run_name": name}, "comet_ml": {"name": name}, "neptune": {"name": name}}[wanted]
+    return LoggerCallback(getattr(loggers, _LIGHTNING[wanted])(**options))
+
+
+class LoggerCallback(TrainerCallback):
+    """Log to any Lightning logger, under HF's names: `train/loss`, `eval/loss`, `train/global_step`.
+
+    Args:
+        logger: The logger: `TensorBoardLogger`, `CSVLogger`, `MLFlowLogger`, `CometLogger` …
+    """
+
+    def __init__(self, logger: Logger) -> None:
+        self.logger = logger
+
+    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            config: Any = getattr(kwargs.get("model"), "config", None)
+            described = config.to_dict() if hasattr(config, "to_dict") else {}
+            self.logger.log_hyperparams({**described, **args.to_sanitized_dict()})
+
+    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            logs = {**rewrite_logs(numbers_of(kwargs["logs"])), "train/global_step": state.global_step}
+            self.logger.log_metrics(logs, step=state.global_step)
+            self.logger.save()
+
+    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.logger.log_metrics(rewrite_logs(numbers_of(kwargs["metrics"])), step=state.global_step)
+
+    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.logger.save()
+
+
+class HistoryLogger(Logger):
+    """What Lightning callbacks log (learning rates, device statistics) goes where HF's logs go.
+
+    Args:
+        log: Takes the numbers and the step.
+    """
+
+    def __init__(self, log: Callable[[dict[str, Any], int | None], None]) -> None:
+        self._log = log
+
+    @property
+    def name(self) -> str:
+        """Name of the logger."""
+        return "hf_compat"
+
+    @property
+    def version(self) -> str:
+        """Version of the run."""
+        return "0"
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Pass numbers on."""
+        self._log(metrics, step)
+
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the arguments are in HF's own files."""

@@ -1,0 +1,55 @@
+"""What a person reads when a run begins, and where it appears. Both vocabularies; text only."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import torch
+
+from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.plan.run_counts import ENDLESS_EPOCHS, RunCounts
+
+_PACKAGE = "hf_compat"
+
+
+def show_logs(level: int | None) -> None:
+    """Set the package's log level, and show its lines on stderr where the program has set up no logging.
+
+    Args:
+        level: The level that the arguments ask for; None leaves one that the program has set, else shows what is said
+            once a run.
+    """
+    logger = logging.getLogger(_PACKAGE)
+    if not logger.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+    if level is not None:
+        logger.setLevel(level)
+    elif logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+
+
+def startup_lines(plan: LightningPlan, schedule: RunCounts, parameters: int, updates_done: int) -> list[str]:
+    """Say in a few lines what runs, on which Lightning settings."""
+    endless = schedule.num_train_epochs == ENDLESS_EPOCHS
+    epochs = "as many epochs as it takes" if endless else f"{schedule.num_train_epochs} epoch(s)"
+    clip = "no clipping" if plan.gradient_clip_norm is None else f"clipping at {plan.gradient_clip_norm:g}"
+    lines = [
+        f"***** Training on Lightning: {parameters:,} trainable parameters *****",
+        f"  {schedule.max_updates:,} updates in {epochs} of {schedule.num_examples:,} samples",
+        f"  one update = {plan.micro_batches_per_update} micro-batch(es) of {plan.micro_batch_size} samples"
+        f" = {schedule.total_train_batch_size} samples",
+        f"  lightning.Trainer: device {plan.device}, precision {plan.precision}, {clip}",
+    ]
+    if plan.world_size > 1:
+        lines.append(
+            f"  {plan.world_size} processes on {plan.world_size // plan.devices_per_node} machine(s): {plan.strategy}"
+        )
+    elif plan.device.startswith("cuda") and torch.cuda.device_count() > 1:
+        count = torch.cuda.device_count()
+        lines.append(f"  one of {count} GPUs; all: `hf-compat run --devices {count} script.py …`, or torchrun")
+    if updates_done:
+        lines.append(f"  resuming after update {updates_done:,}")
+    return lines

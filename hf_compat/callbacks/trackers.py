@@ -1,0 +1,290 @@
+"""TensorBoard and Weights & Biases as HF callbacks: HF's keys, and a resumed training goes on in its run.
+
+HF words only; the packages are guests, asked for when a run reports to them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from hf_compat.errors import MissingPackage
+from hf_compat.hf.callbacks import Args, TrainerCallback
+from hf_compat.hf.state import TrainerControl, TrainerState
+from hf_compat.hf.tracking import SUMMARY_KEYS, RunMemory, default_logdir, numbers_of, rewrite_logs
+from hf_compat.runtime.launch import variable
+
+logger = logging.getLogger(__name__)
+
+
+def need(package: str, who: str, install: str) -> Any:
+    """Import an optional package.
+
+    Raises:
+        MissingPackage: It is not installed; the message says how to get it.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise MissingPackage(f"{who} needs the package {package}.\n\nHint: pip install {install}") from error
+
+
+class TensorBoardCallback(TrainerCallback):
+    """Report to TensorBoard: scalars under HF's keys, the arguments and the model's configuration as text.
+
+    Args:
+        tb_writer: The `SummaryWriter` to use; one is made where none is given.
+        histograms: Updates between histograms of weights and gradients; None writes none.
+        images: From model, inputs and outputs of the last micro-batch to named images ([C, H, W] tensors).
+        image_steps: Updates between images.
+
+    Mirrors:
+        `transformers.integrations.TensorBoardCallback`, 5.23: the same tags, values and steps. Files go to the old
+        argument `logging_dir`, to the variable `TENSORBOARD_LOGGING_DIR`, or to `runs/…` in the output folder.
+
+    Differs:
+        A resumed training goes on in the folder of its run; points after the checkpoint are replaced.
+    """
+
+    def __init__(
+        self,
+        tb_writer: Any = None,
+        histograms: int | None = None,
+        images: Callable[[Any, Any, Any], Mapping[str, torch.Tensor]] | None = None,
+        image_steps: int = 100,
+    ) -> None:
+        if tb_writer is None:
+            need("tensorboard", "report_to='tensorboard'", "'hf-compat[tensorboard]'")
+        self.tb_writer = tb_writer
+        self.histograms = histograms
+        self.images = images
+        self.image_steps = image_steps
+        self.logging_dir: str | None = None
+
+    def _open(self, args: Args, state: TrainerState) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        memory = RunMemory(str(args.output_dir), "tensorboard")
+        chosen = getattr(args, "logging_dir", None) or variable("TENSORBOARD_LOGGING_DIR")
+        if chosen is None and state.global_step > 0:
+            chosen = memory.read().get("logdir")
+        if chosen is None:
+            trial = (state.trial_name,) if state.is_hyper_param_search and state.trial_name else ()
+            chosen = os.path.join(args.output_dir, default_logdir(), *trial)
+        self.logging_dir = os.path.expanduser(chosen)
+        purge = state.global_step + 1 if state.global_step > 0 else None
+        self.tb_writer = SummaryWriter(log_dir=self.logging_dir, purge_step=purge)
+        memory.write(logdir=self.logging_dir)
+
+    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        if self.tb_writer is None:
+            self._open(args, state)
+        self.tb_writer.add_text("args", args.to_json_string())
+        config: Any = getattr(kwargs.get("model"), "config", None)
+        if hasattr(config, "to_json_string"):
+            self.tb_writer.add_text("model_config", config.to_json_string())
+
+    def on_pre_optimizer_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        update = state.global_step + 1
+        if self.histograms is None or update % self.histograms or not state.is_world_process_zero:
+            return
+        for name, parameter in kwargs["model"].named_parameters():
+            self.tb_writer.add_histogram(f"weights/{name}", parameter.detach().float().cpu(), update)
+            if parameter.grad is not None:
+                self.tb_writer.add_histogram(f"gradients/{name}", parameter.grad.float().cpu(), update)
+
+    def on_step_end(
+        self,
+        args: Args,
+        state: TrainerState,
+        control: TrainerControl,
+        inputs: Any = None,
+        outputs: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if self.images is None or state.global_step % self.image_steps or not state.is_world_process_zero:
+            return
+        for name, image in self.images(kwargs["model"], inputs, outputs).items():
+            self.tb_writer.add_image(name, image, state.global_step)
+
+    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        if self.tb_writer is None:
+            self._open(args, state)
+        for name, value in rewrite_logs(kwargs["logs"]).items():
+            if isinstance(value, (int, float)):
+                self.tb_writer.add_scalar(name, value, state.global_step)
+            elif isinstance(value, str):
+                self.tb_writer.add_text(name, value, state.global_step)
+            else:
+                logger.warning("TensorBoard takes numbers and text; %s=%r was left out.", name, value)
+        self.tb_writer.flush()
+
+    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.tb_writer is not None:
+            self.tb_writer.close()
+            self.tb_writer = None
+
+
+class WandbCallback(TrainerCallback):
+    """Report to Weights & Biases, under HF's keys.
+
+    The variables `WANDB_PROJECT` (`huggingface` by default), `WANDB_WATCH` (`gradients`, `parameters`, `all`) and
+    `WANDB_LOG_MODEL` (`end`, `checkpoint`) are read here; all others (`WANDB_MODE` …) by wandb itself.
+
+    Mirrors:
+        `transformers.integrations.WandbCallback`, 5.23: the same keys, configuration, summary and run name.
+
+    Differs:
+        A resumed training goes on in its run; what that run has already is not logged again, so no step goes backwards.
+    """
+
+    def __init__(self) -> None:
+        self._wandb = need("wandb", "report_to='wandb'", "'hf-compat[wandb]'")
+        self._is_set_up = False
+        self._log_model = _log_model(variable("WANDB_LOG_MODEL", "false"))
+        self._memory: RunMemory | None = None
+        self._skip_to = (-1, 0)  # step, and logs of that step, which a resumed run has already
+        self._logged = (-1, 0)
+
+    def setup(self, args: Args, state: TrainerState, model: Any, **kwargs: Any) -> None:
+        """Begin a run, or go on in the one of the checkpoint; one that the program has begun is used as it is."""
+        self._is_set_up = True
+        if not state.is_world_process_zero:
+            return
+        if self._wandb.run is None:
+            self._begin(args, state)
+        else:
+            self._memory = None
+        self._wandb.config.update(_configuration(args, model), allow_val_change=True)
+        self._wandb.define_metric("train/global_step")
+        self._wandb.define_metric("*", step_metric="train/global_step", step_sync=True)
+        watched = variable("WANDB_WATCH", "false")
+        if watched in ("all", "parameters", "gradients"):
+            self._wandb.watch(model, log=watched, log_freq=max(100, state.logging_steps))
+        count = getattr(model, "num_parameters", None)
+        if callable(count):
+            self._wandb.config.update({"model/num_parameters": count()}, allow_val_change=True)
+        if self._log_model != "false":
+            self._log_architecture(args, model)
+
+    def _begin(self, args: Args, state: TrainerState) -> None:
+        self._memory = RunMemory(str(args.output_dir), "wandb")
+        options: dict[str, Any] = {}
+        if state.trial_name is not None:
+            options = {"name": state.trial_name, "group": args.run_name or args.output_dir}
+        elif args.run_name is not None:
+            options = {"name": args.run_name}
+        known = self._memory.read() if state.global_step > 0 else {}
+        if "id" in known:
+            options |= {"id": known["id"], "resume": "allow"}
+            self._skip_to = (known.get("step", -1), known.get("logs", 0))
+        self._wandb.init(project=variable("WANDB_PROJECT", "huggingface"), **options)
+        self._memory.write(id=self._wandb.run.id)
+
+    def _log_architecture(self, args: Args, model: Any) -> None:
+        facts = {
+            "model_config": model.config.to_dict() if hasattr(model, "config") else None,
+            "num_parameters": self._wandb.config.get("model/num_parameters"),
+            "initial_model": True,
+        }
+        artifact = self._wandb.Artifact(name=self._artifact_name(args), type="model", metadata=facts)
+        with artifact.new_file("model_architecture.txt") as file:
+            file.write(str(model))
+        self._wandb.run.log_artifact(artifact, aliases=["base_model"])
+
+    def _artifact_name(self, args: Args) -> str:
+        run = self._wandb.run
+        name = run.id if args.run_name in (None, args.output_dir) else run.name
+        return f"model-{re.sub(r'[^A-Za-z0-9_.-]', '-', name)}"  # wandb refuses anything else
+
+    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.is_hyper_param_search:
+            self._wandb.finish()
+            self._is_set_up = False
+        if not self._is_set_up:
+            self.setup(args, state, kwargs.get("model"))
+
+    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not self._is_set_up:
+            self.setup(args, state, kwargs.get("model"))
+        if not state.is_world_process_zero or self._has_it(state.global_step):
+            return
+        logs = kwargs["logs"]
+        for name in SUMMARY_KEYS:
+            if name in logs:
+                self._wandb.run.summary[name] = logs[name]
+        rest = rewrite_logs({name: value for name, value in logs.items() if name not in SUMMARY_KEYS})
+        self._wandb.log({**rest, "train/global_step": state.global_step})
+        if self._memory is not None:
+            self._memory.write(step=self._logged[0], logs=self._logged[1])
+
+    def _has_it(self, step: int) -> bool:
+        """Count a log; say whether the resumed run has it from before it was interrupted."""
+        self._logged = (step, self._logged[1] + 1 if step == self._logged[0] else 1)
+        return self._logged <= self._skip_to
+
+    def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._log_model != "checkpoint" or not self._is_set_up or not state.is_world_process_zero:
+            return
+        facts = self._summary() | {"model/num_parameters": self._wandb.config.get("model/num_parameters")}
+        artifact = self._wandb.Artifact(name=self._artifact_name(args), type="model", metadata=facts)
+        artifact.add_dir(os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
+        aliases = [f"epoch_{round(state.epoch, 2)}", f"checkpoint_global_step_{state.global_step}"]
+        self._wandb.log_artifact(artifact, aliases=aliases)
+
+    def on_train_end(
+        self, args: Args, state: TrainerState, control: TrainerControl, trainer: Any = None, **kwargs: Any
+    ) -> None:
+        if self._log_model == "false" or not self._is_set_up or not state.is_world_process_zero or trainer is None:
+            return
+        facts = self._summary()
+        if args.load_best_model_at_end:
+            facts = {
+                f"eval/{args.metric_for_best_model}": state.best_metric,
+                "train/total_floss": state.total_flos,
+                "model/num_parameters": self._wandb.config.get("model/num_parameters"),
+            }
+        artifact = self._wandb.Artifact(
+            name=self._artifact_name(args), type="model", metadata={**facts, "final_model": True}
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            trainer.save_model(folder)
+            artifact.add_dir(folder)
+            self._wandb.run.log_artifact(artifact, aliases=["final_model"])
+
+    def _summary(self) -> dict[str, Any]:
+        return {k: v for k, v in numbers_of(dict(self._wandb.summary)).items() if not k.startswith("_")}
+
+    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not self._is_set_up:
+            self.setup(args, state, kwargs.get("model"))
+        if state.is_world_process_zero:
+            self._wandb.log(rewrite_logs(kwargs["metrics"]))
+
+
+def _log_model(wanted: str) -> str:
+    """Read `WANDB_LOG_MODEL`; a value that is not known switches it off, with a warning."""
+    if wanted.lower() in ("end", "checkpoint"):
+        return wanted.lower()
+    if wanted.lower() != "false":
+        logger.warning("WANDB_LOG_MODEL=%s is not known (end, checkpoint, false): no model is logged.", wanted)
+    return "false"
+
+
+def _configuration(args: Args, model: Any) -> dict[str, Any]:
+    config: Any = getattr(model, "config", None)
+    described = config if isinstance(config, dict) else config.to_dict() if hasattr(config, "to_dict") else {}
+    adapters = getattr(model, "peft_config", None)
+    return {**({"peft_config": adapters} if adapters is not None else {}), **described, **args.to_dict()}

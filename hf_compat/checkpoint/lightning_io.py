@@ -1,0 +1,196 @@
+"""HF folders as Lightning checkpoints, and back: one table of keys, and the CheckpointIO that uses it.
+
+Lightning's key             HF's file
+state_dict["model.*"]       model.safetensors
+optimizer_states[0]         optimizer.pt
+lr_schedulers[0]            scheduler.pt
+global_step, epoch          trainer_state.json
+callbacks, hf_compat        run_state.pt (rng_state.pth where a folder has no more)
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import hf_compat.upstream  # noqa: F401 - loads Lightning
+
+# isort: split
+import lightning
+import safetensors.torch
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+
+from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.reading import COMPILED, read_torch_file, read_weights
+from hf_compat.errors import ArgumentError, CheckpointError
+from hf_compat.hf.state import TrainerControl, TrainerState
+from hf_compat.runtime.rng import legacy_globals, pack_legacy_rng, unpack_rng
+
+PREFIX = "model."
+RUN_STATE_NAME = "run_state.pt"
+RUN_STATE_VERSION = 1
+OWN_KEY = "hf_compat"
+
+
+def from_hf(folder: str) -> dict[str, Any]:
+    """Read an HF folder as a Lightning checkpoint.
+
+    Args:
+        folder: A `checkpoint-<updates>` folder of ours or of `transformers`.
+
+    Raises:
+        CheckpointError: The folder is not whole.
+    """
+    wrong = manifest.problems(folder)
+    if wrong:
+        raise CheckpointError(f"{folder} is not a whole checkpoint: {'; '.join(wrong)}.")
+    state = TrainerState.load_from_json(os.path.join(folder, names.TRAINER_STATE_NAME))
+    checkpoint: dict[str, Any] = {
+        "pytorch-lightning_version": lightning.__version__,
+        "global_step": state.global_step,
+        "epoch": int(state.epoch),
+        "state_dict": {PREFIX + name: tensor for name, tensor in read_weights(folder).items()},
+        "callbacks": {},
+        OWN_KEY: {"updates": state.global_step},
+    }
+    optimizer = os.path.join(folder, names.OPTIMIZER_NAME)
+    if os.path.isfile(optimizer):
+        checkpoint["optimizer_states"] = [read_torch_file(optimizer)]
+        checkpoint["lr_schedulers"] = [read_torch_file(os.path.join(folder, names.SCHEDULER_NAME))]
+    own = os.path.join(folder, RUN_STATE_NAME)
+    if os.path.isfile(own):
+        run_state = read_torch_file(own)
+        checkpoint["callbacks"] = run_state["callbacks"]
+        checkpoint[OWN_KEY]["windows"] = run_state["windows"]
+    else:
+        checkpoint[OWN_KEY]["windows"] = _windows_of_transformers(folder, state)
+    return checkpoint
+
+
+def _windows_of_transformers(folder: str, state: TrainerState) -> dict[str, Any]:
+    """Work out where the data stood from what `transformers` writes: the epoch, and the random states."""
+    updates_per_epoch = round(state.global_step / state.epoch) if state.epoch else max(state.global_step, 1)
+    epoch, updates = divmod(state.global_step, updates_per_epoch)
+    path = os.path.join(folder, names.RNG_STATE_NAME)
+    rng = pack_legacy_rng(read_torch_file(path, allowed=legacy_globals())) if os.path.isfile(path) else None
+    return {"epoch": epoch, "updates_done": updates, "rng": rng}
+
+
+def to_hf(checkpoint: dict[str, Any], folder: str) -> None:
+    """Write a Lightning checkpoint of an `HFModule` as an HF folder, sealed.
+
+    Args:
+        checkpoint: What Lightning saved.
+        folder: The folder, which must not exist.
+
+    Raises:
+        ArgumentError: The folder exists.
+        CheckpointError: The checkpoint is of another module.
+    """
+    if os.path.exists(folder):
+        raise ArgumentError(f"{folder} exists and is not overwritten.\n\nHint: name a new folder.")
+    weights = {k.removeprefix(PREFIX): v for k, v in checkpoint.get("state_dict", {}).items() if k.startswith(PREFIX)}
+    if not weights:
+        raise CheckpointError("The checkpoint has no weights under `state_dict['model.*']`: it is of no HFModule.")
+    partial = folder + manifest.PARTIAL_SUFFIX
+    os.makedirs(partial)
+    write_weights(weights, os.path.join(partial, names.SAFE_WEIGHTS_NAME))
+    for key, name in (("optimizer_states", names.OPTIMIZER_NAME), ("lr_schedulers", names.SCHEDULER_NAME)):
+        if checkpoint.get(key):
+            torch.save(checkpoint[key][0], os.path.join(partial, name))
+    windows = _windows_of_lightning(checkpoint)
+    state = TrainerState(
+        global_step=int(checkpoint["global_step"]),
+        epoch=_epoch_of(checkpoint, windows),
+        # transformers compares it with its own and takes no None
+        train_batch_size=(windows or {}).get("micro_batch_size") or 0,
+        stateful_callbacks=[TrainerControl()],
+    )
+    state.save_to_json(os.path.join(partial, names.TRAINER_STATE_NAME))
+    if windows is not None:
+        torch.save(_run_state(checkpoint, windows), os.path.join(partial, RUN_STATE_NAME))
+        if windows.get("rng") is not None:
+            torch.save(unpack_rng(windows["rng"]), os.path.join(partial, names.RNG_STATE_NAME))
+    manifest.seal(partial)
+    manifest.put_in_place(partial, folder)
+
+
+def _windows_of_lightning(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+    """Return where the data stood: ours as we saved it, else from the loader's state that Lightning saved."""
+    own = checkpoint.get(OWN_KEY, {}).get("windows")
+    if own is not None:
+        return dict(own)
+    loops = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
+    loaders = loops.get("combined_loader") or []
+    return dict(loaders[0]) if loaders and "epoch" in loaders[0] else None
+
+
+def _epoch_of(checkpoint: dict[str, Any], windows: dict[str, Any] | None) -> float:
+    if windows is None or not windows.get("is_open"):
+        return float(checkpoint["epoch"])
+    return float(windows["epoch"] + windows["micro_batches_done"] / windows["micro_batches_per_epoch"])
+
+
+def _run_state(checkpoint: dict[str, Any], windows: dict[str, Any]) -> dict[str, Any]:
+    step = int(checkpoint["global_step"])
+    return {
+        "version": RUN_STATE_VERSION,
+        "lightning_version": checkpoint.get("pytorch-lightning_version", lightning.__version__),
+        "windows": windows,
+        "tr_loss": torch.tensor(0.0),
+        "total_loss": 0.0,
+        "last_logged": step,
+        "first_update": step,
+        "callbacks": checkpoint.get("callbacks", {}),
+        "current_epoch": int(checkpoint["epoch"]),
+    }
+
+
+def write_weights(weights: dict[str, torch.Tensor], path: str) -> None:
+    """Write weights; a tensor that stands under several names is written once, its other names in the metadata."""
+    written: dict[str, torch.Tensor] = {}
+    places: dict[tuple[Any, ...], str] = {}
+    metadata = {"format": "pt"}
+    for name, tensor in weights.items():
+        plain_name = name.replace(COMPILED, "")
+        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and place in places:
+            metadata[plain_name] = places[place]
+        else:
+            places[place] = plain_name
+            written[plain_name] = tensor.detach().contiguous()
+    safetensors.torch.save_file(written, path, metadata=metadata)
+
+
+class HFCheckpointIO(CheckpointIO):
+    """Let Lightning read HF folders, and write them where a path does not end in `.ckpt`.
+
+    `HFModule` puts it in front of whatever its trainer has, so `fit(module, ckpt_path="…/checkpoint-8")` works.
+
+    Args:
+        behind: What reads and writes everything else.
+    """
+
+    def __init__(self, behind: CheckpointIO | None = None) -> None:
+        self.behind = behind if behind is not None else TorchCheckpointIO()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        if str(path).endswith(".ckpt"):
+            self.behind.save_checkpoint(checkpoint, path, storage_options)
+        else:
+            to_hf(checkpoint, str(path))
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        if os.path.isdir(path):
+            return from_hf(str(path))
+        # whatever the caller prefers: nothing else is ever unpickled
+        return self.behind.load_checkpoint(path, map_location, weights_only=True)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        if os.path.isdir(path):
+            manifest.remove(str(path))
+        else:
+            self.behind.remove_checkpoint(path)

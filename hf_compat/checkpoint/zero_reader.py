@@ -1,0 +1,199 @@
+"""Weights out of DeepSpeed's ZeRO checkpoints, one at a time. torch only; DeepSpeed is not needed.
+
+ZeRO 1 and 2 flatten a parameter group and cut it into one piece a rank; ZeRO 3 cuts every parameter into one piece a
+rank. The float32 master weights are in the ranks' `*_optim_states.pt`, names and shapes in `*_model_states.pt`. Files
+are memory-mapped, and nothing but tensors and plain containers is unpickled.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_compat.checkpoint.reading import read_torch_file
+from hf_compat.errors import CheckpointError
+
+
+class _Unread:
+    """Stands for objects of DeepSpeed's that lie beside the weights: they are not read."""
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+
+# What DeepSpeed 0.19 puts beside the tensors. Each becomes an empty object of ours.
+_BESIDE = [
+    (_Unread, f"deepspeed.{name}")
+    for name in (
+        "runtime.zero.config.ZeroStageEnum",
+        "runtime.fp16.loss_scaler.LossScaler",
+        "runtime.fp16.loss_scaler.DynamicLossScaler",
+        "utils.tensor_fragment.fragment_address",
+    )
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredTensor:
+    """A tensor of a checkpoint that is not in memory.
+
+    Args:
+        name: Its name.
+        nbytes: Its size, bytes.
+        load: Reads it.
+    """
+
+    name: str
+    nbytes: int
+    load: Callable[[], torch.Tensor]
+
+
+def find_zero_folder(source: str) -> str | None:
+    """Return the folder with the ranks' files: `source` itself, or the one that its `latest` names; None for others."""
+    latest = Path(source) / "latest"
+    folder = Path(source)
+    if latest.is_file():
+        name = latest.read_text().strip()
+        if os.path.basename(name) != name:
+            raise CheckpointError(f"{latest} names {name!r}, which is outside the checkpoint.")
+        folder = folder / name
+    return str(folder) if any(folder.glob("*_optim_states.pt")) else None
+
+
+def _rank(path: Path) -> int:
+    found = re.search(r"zero_pp_rank_(\d+)", path.name)
+    return int(found.group(1)) if found else 0
+
+
+def zero_tensors(folder: str) -> list[StoredTensor]:
+    """List the weights of a ZeRO checkpoint, in float32 (buffers in their own type).
+
+    Raises:
+        CheckpointError: Files are missing, damaged, or of a kind that is not known.
+    """
+    optimizers = [_read(path)["optimizer_state_dict"] for path in _sorted(folder, "*_optim_states.pt")]
+    models = [_read(path) for path in _sorted(folder, "*_model_states.pt")]
+    if not models or not optimizers:
+        raise CheckpointError(f"{folder} lacks the ranks' model or optimizer states.")
+    world_size = _world_size(optimizers[0])
+    if len(optimizers) != world_size:
+        raise CheckpointError(f"{folder} has the optimizer states of {len(optimizers)} ranks, of {world_size}.")
+    by_stage3 = "fp32_flat_groups" in optimizers[0]
+    trained = _stage3(models[0], optimizers) if by_stage3 else _stage2(models[0], optimizers)
+    found = [*trained, *_frozen(models, by_stage3), *_buffers(models[0])]
+    return [*found, *_shared(models[0], found)]
+
+
+def _sorted(folder: str, pattern: str) -> list[Path]:
+    return sorted(Path(folder).glob(pattern), key=_rank)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return dict(read_torch_file(str(path), allowed=_BESIDE, mmap=True))
+
+
+def _world_size(optimizer: dict[str, Any]) -> int:
+    count = optimizer["partition_count"]
+    return int(max(count) if isinstance(count, list) else count)
+
+
+def _stored(name: str, shape: Any, load: Callable[[], torch.Tensor]) -> StoredTensor:
+    return StoredTensor(name=name, nbytes=4 * math.prod(shape), load=load)
+
+
+def _stage2(model: dict[str, Any], optimizers: list[dict[str, Any]]) -> list[StoredTensor]:
+    found = []
+    paddings = optimizers[0].get("param_alignment_paddings")
+    for group, shapes in enumerate(model["param_shapes"]):
+        pieces = [optimizer["single_partition_of_fp32_groups"][group] for optimizer in optimizers]
+        offset = 0
+        for index, (name, shape) in enumerate(shapes.items()):
+            count = math.prod(shape)
+            found.append(_stored(name, shape, _slice_of(pieces, offset, shape)))
+            offset += count + (paddings[group][index] if paddings is not None else 0)
+    return found
+
+
+def _slice_of(pieces: list[torch.Tensor], offset: int, shape: Any) -> Callable[[], torch.Tensor]:
+    """Return what reads a slice of pieces that lie one behind the other."""
+
+    def load() -> torch.Tensor:
+        start, parts, left = offset, [], math.prod(shape)
+        for piece in pieces:
+            if start < piece.numel() and left:
+                part = piece[start : start + left]
+                parts.append(part)
+                left -= part.numel()
+                start = 0
+            else:
+                start -= piece.numel() if left else 0
+        return torch.cat(parts).view(shape) if parts else torch.empty(shape)
+
+    return load
+
+
+def _stage3(model: dict[str, Any], optimizers: list[dict[str, Any]]) -> list[StoredTensor]:
+    found = []
+    ranks = [optimizer["fp32_flat_groups"] for optimizer in optimizers]
+    offset = 0
+    for shapes in model["param_shapes"]:
+        for name, shape in shapes.items():
+            part = math.ceil(math.prod(shape) / len(ranks))
+            found.append(_stored(name, shape, _parts_of(ranks, offset, part, shape)))
+            offset += part
+    return found
+
+
+def _parts_of(ranks: list[list[torch.Tensor]], offset: int, part: int, shape: Any) -> Callable[[], torch.Tensor]:
+    """Return what reads one part of each rank and joins them; the last one may be padded."""
+
+    def load() -> torch.Tensor:
+        parts = [_slice_of(pieces, offset, (part,))() for pieces in ranks]
+        return torch.cat(parts)[: math.prod(shape)].view(shape)
+
+    return load
+
+
+def _frozen(models: list[dict[str, Any]], by_stage3: bool) -> list[StoredTensor]:
+    shapes = models[0].get("frozen_param_shapes") or {}
+    found = []
+    for name, shape in shapes.items():
+        fragments = [model["frozen_param_fragments"][name] for model in (models if by_stage3 else models[:1])]
+        found.append(_stored(name, shape, _slice_of([f.flatten() for f in fragments], 0, shape)))
+    return found
+
+
+def _buffers(model: dict[str, Any]) -> list[StoredTensor]:
+    return [
+        StoredTensor(name=name, nbytes=tensor.nbytes, load=lambda tensor=tensor: tensor)  # type: ignore[misc]
+        for name in model["buffer_names"]
+        if isinstance(tensor := model["module"].get(name), torch.Tensor)
+    ]
+
+
+def _shared(model: dict[str, Any], found: list[StoredTensor]) -> list[StoredTensor]:
+    """Tied weights: a second name for a tensor."""
+    by_name = {stored.name: stored for stored in found}
+    pairs = (model.get("shared_params") or {}).items()
+    return [
+        StoredTensor(name=name, nbytes=by_name[of].nbytes, load=by_name[of].load)
+        for name, of in pairs
+        if of in by_name and name not in by_name
+    ]
+
+
+def check_zero_files(folder: str) -> None:
+    """Read every file of a ZeRO checkpoint as tensors and plain containers.
+
+    Raises:
+        CheckpointError: A file holds anything else, code that runs when it is unpickled say, or is damaged.
+    """
+    for path in sorted(Path(folder).glob("*.pt")):
+        _read(path)

@@ -1,0 +1,1 @@
+"""The command line: `hf-compat run`, `fit`, `plot`, `convert`, `explain`; `HfArgumentParser`."""

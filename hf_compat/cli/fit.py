@@ -1,0 +1,296 @@
+"""`hf-compat fit|validate|test|predict`: a run from a YAML file or a command line. jsonargparse reads both.
+
+The sections are `model`, `data`, `args`, `callbacks`, `trainer` and the functions of a Trainer. Words of an HF command
+line (`--learning_rate 5e-5`) are arguments; names of earlier releases are accepted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from hf_compat.cli.class_paths import build, build_or_import
+from hf_compat.cli.parser import read_plain
+from hf_compat.errors import ArgumentError, MissingPackage
+from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
+from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
+from hf_compat.plan.lightning_equivalents import ELSEWHERE, PASSED_ON, TWINS, join
+from hf_compat.runtime.seeding import set_seed
+
+COMMANDS = {
+    "fit": "train, and evaluate where the arguments say so",
+    "validate": "evaluate `data.eval_dataset`",
+    "test": "predict `data.test_dataset` and print its metrics",
+    "predict": "predict `data.test_dataset` and write predictions.npz",
+}
+_DATA = {
+    "train_dataset": "samples to train on",
+    "eval_dataset": "samples to evaluate on, or a mapping of such sets",
+    "test_dataset": "samples to test on",
+    "data_collator": "from a list of samples to a batch",
+    "processing_class": "tokenizer or processor: pads, and is saved with the model",
+}
+_FUNCTIONS = {
+    "compute_metrics": "function of an EvalPrediction, or a torchmetrics object",
+    "compute_loss_func": "from outputs, labels and num_items_in_batch to the loss",
+    "preprocess_logits_for_metrics": "applied to logits before they are kept",
+    "model_init": "makes the model, in place of `model`",
+    "optimizer_cls_and_kwargs": "an optimizer's class path and its keywords, in place of `args.optim`",
+}
+
+
+def make_parser(command: str) -> Any:
+    """Return the jsonargparse parser of a command.
+
+    Raises:
+        MissingPackage: jsonargparse is not installed.
+    """
+    try:
+        from jsonargparse import ArgumentParser
+    except ImportError as error:
+        raise MissingPackage(
+            f"`hf-compat {command}` reads its configuration with jsonargparse, which is not installed.\n\n"
+            "Hint: pip install 'hf-compat[cli]'"
+        ) from error
+    from torch import nn
+
+    parser = ArgumentParser(prog=f"hf-compat {command}", description=COMMANDS[command], exit_on_error=False)
+    parser.add_argument("-c", "--config", action="config", help="YAML file with the sections below")
+    parser.add_argument("--model", type=nn.Module | dict[str, Any] | str | None, help="class path and arguments")
+    parser.add_argument("--trainer_class", type=str, default="hf_compat.Trainer", help="Trainer, or a subclass's path")
+    for name, meaning in _DATA.items():
+        parser.add_argument(f"--data.{name}", type=Any, default=None, help=meaning)
+    for name, meaning in _FUNCTIONS.items():
+        parser.add_argument(f"--{name}", type=Any, default=None, help=meaning)
+    parser.add_argument("--callbacks", type=list[Any], default=[], help="HF and Lightning callbacks, in any mix")
+    _add_arguments(parser)
+    _add_trainer(parser)
+    return parser
+
+
+def _add_arguments(parser: Any) -> None:
+    hints = typing.get_type_hints(TrainingArguments)
+    for field in dataclasses.fields(TrainingArguments):
+        meaning = field.metadata["help"]
+        parser.add_argument(f"--args.{field.name}", type=hints[field.name], default=_default_of(field), help=meaning)
+    for name, meaning in OWN_ARGUMENTS.items():
+        parser.add_argument(f"--args.{name}", type=bool, default=False, help=meaning)
+    # accepted, but neither listed nor printed
+    for name in OLD_NAMES:
+        parser.add_argument(f"--args.{name}", type=Any, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def _add_trainer(parser: Any) -> None:
+    for name in TWINS:
+        parser.add_argument(f"--trainer.{name}", type=Any, default=None, help="as the argument that says the same")
+    for name in PASSED_ON:
+        parser.add_argument(f"--trainer.{name}", type=Any, default=None, help="handed to Lightning")
+    for name in ELSEWHERE:  # refused with a hint
+        parser.add_argument(f"--trainer.{name}", type=Any, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def as_sections(words: Sequence[str]) -> list[str]:
+    """Turn the words of an HF command line into those of the `args` section; others stay.
+
+    `--learning_rate 5e-5`, `--learning-rate=5e-5`, `--bf16` and `--no_bf16` are what they are in HF.
+    """
+    known = {field.name: field for field in dataclasses.fields(TrainingArguments)}
+    names = {*known, *OLD_NAMES, *OWN_ARGUMENTS}
+    turned: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        if not word.startswith("--") or (name not in names and name.removeprefix("no_") not in names):
+            turned.append(word)
+            continue
+        if name not in names:
+            turned.append(f"--args.{name.removeprefix('no_')}=false")
+            continue
+        values = [value] if equals else []
+        takes_many = name in known and "list" in str(known[name].type)
+        while not equals and rest and not rest[0].startswith("--") and (takes_many or not values):
+            values.append(rest.pop(0))
+        text = json.dumps(values) if takes_many and values and not values[0].startswith("[") else "".join(values)
+        turned.extend(_in_todays_words(name, text or "true"))
+    return turned
+
+
+def _in_todays_words(name: str, text: str) -> list[str]:
+    """Return an argument's word; of an old name, the words of today: they override a configuration file's."""
+    row = OLD_NAMES.get(name)
+    today = {} if row is None or row.inert or name in ATTRIBUTES_ONLY else row.translate(read_plain(text))
+    if not today:
+        return [f"--args.{name}={text}"]
+    return [f"--args.{n}={value if isinstance(value, str) else json.dumps(value)}" for n, value in today.items()]
+
+
+class Run:
+    """What a configuration describes: a Trainer, and data to test on.
+
+    Args:
+        command: `fit`, `validate`, `test` or `predict`.
+        words: The command line after it.
+
+    Raises:
+        ArgumentError: The configuration cannot work; the message names the place and the way out.
+    """
+
+    def __init__(self, command: str, words: Sequence[str]) -> None:
+        from jsonargparse import ArgumentError as ParserError
+        from jsonargparse import namespace_to_dict
+
+        self.command = command
+        parser = make_parser(command)
+        line = as_sections(words)
+        try:
+            self.config = parser.parse_args(line)
+            explicit = namespace_to_dict(parser.parse_args(line, defaults=False))
+        except ParserError as error:
+            raise ArgumentError(f"{error}\n\nHint: `hf-compat {command} --help` lists what there is.") from error
+        self.text = parser.dump(self.config)
+        self.args = self._arguments(namespace_to_dict(self.config), explicit)
+        # drawn from nowhere but the seed: weights that a class or from_pretrained makes at random
+        set_seed(self.args.seed)
+        settings = namespace_to_dict(self.config.data)
+        model = self._model(parser)
+        data = {name: _data(spec, f"data.{name}") for name, spec in settings.items()}
+        self.test_dataset = data.pop("test_dataset")
+        self.trainer = self._trainer(model, data)
+
+    def _arguments(self, config: dict[str, Any], explicit: dict[str, Any]) -> TrainingArguments:
+        every = {field.name for field in dataclasses.fields(TrainingArguments)}
+        given = set(explicit.get("args") or {})
+        fields = {field.name: field for field in dataclasses.fields(TrainingArguments)}
+        values = config["args"]
+        if given >= every:  # a printed configuration holds the defaults as well
+            given = {n for n in given if n in fields and values[n] != _default_of(fields[n])}
+        args = {name: value for name, value in values.items() if name in every or name in OWN_ARGUMENTS}
+        old = {name: values[name] for name in OLD_NAMES if values.get(name) is not None}
+        args = join(config["trainer"], args, given)
+        for name in every - given:  # a default gives way to an old name
+            if args[name] == _default_of(fields[name]):
+                del args[name]
+        return TrainingArguments(**args, **old)
+
+    def _model(self, parser: Any) -> Any:
+        spec = self.config.model
+        if spec is None:
+            if self.config.model_init is None:
+                raise ArgumentError(
+                    "The configuration has no `model`.\n\n"
+                    "Hint: model: {class_path: package.Class, init_args: {…}}; a function or `from_pretrained` does."
+                )
+            return None
+        if isinstance(spec, str):
+            return build({"class_path": spec}, "model")
+        plain = spec if isinstance(spec, dict) else spec.as_dict()
+        return build(plain, "model")
+
+    def _trainer(self, model: Any, data: dict[str, Any]) -> Any:
+        functions = {name: getattr(self.config, name) for name in _FUNCTIONS}
+        chosen = {n: _function(spec, n) for n, spec in functions.items() if spec is not None}
+        callbacks = [build_or_import(spec, f"callbacks[{i}]") for i, spec in enumerate(self.config.callbacks)]
+        trainer_class = build_or_import(self.config.trainer_class, "trainer_class")
+        trainer = trainer_class(model=model, args=self.args, callbacks=callbacks, **data, **chosen)
+        trainer.lightning_options = {
+            name: build_or_import(value, f"trainer.{name}") if name == "profiler" and "." in str(value) else value
+            for name, value in self.config.trainer.as_dict().items()
+            if name in PASSED_ON and value is not None
+        }
+        return trainer
+
+    def execute(self) -> None:
+        """Do what the command says."""
+        getattr(self, f"_{self.command}")()
+
+    def _fit(self) -> None:
+        self._keep_config()
+        trainer, args = self.trainer, self.args
+        resume: Any = args.resume_from_checkpoint
+        resume = {"true": True, "false": None}.get(str(resume).lower(), resume)
+        result = trainer.train(resume_from_checkpoint=resume)
+        trainer.save_model()
+        trainer.save_metrics("train", result.metrics)
+        trainer.save_state()
+        if args.do_eval and trainer.eval_dataset is not None:
+            self._validate()
+
+    def _keep_config(self) -> None:
+        """Write the configuration beside the results; one that is there and differs is kept."""
+        if not self.args.should_save:
+            return
+        folder = str(self.args.output_dir)
+        os.makedirs(folder, exist_ok=True)
+        number, path = 1, os.path.join(folder, "config.yaml")
+        while os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                if file.read() == self.text:
+                    return
+            number += 1
+            path = os.path.join(folder, f"config-{number}.yaml")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.text)
+
+    def _validate(self) -> None:
+        metrics = self.trainer.evaluate()
+        self.trainer.log_metrics("eval", metrics)
+        self.trainer.save_metrics("eval", metrics)
+
+    def _tested(self) -> Any:
+        if self.test_dataset is None:
+            raise ArgumentError(f"`hf-compat {self.command}` has no `data.test_dataset`.\n\nHint: add it.")
+        return self.trainer.predict(self.test_dataset)
+
+    def _test(self) -> None:
+        metrics = self._tested().metrics
+        self.trainer.log_metrics("test", metrics)
+        self.trainer.save_metrics("test", metrics)
+
+    def _predict(self) -> None:
+        import numpy as np
+
+        output = self._tested()
+        parts = output.predictions if isinstance(output.predictions, tuple) else (output.predictions,)
+        named = {"predictions" if i == 0 else f"predictions_{i}": part for i, part in enumerate(parts)}
+        if output.label_ids is not None and not isinstance(output.label_ids, tuple):
+            named["labels"] = output.label_ids
+        if self.args.should_save:
+            folder = str(self.args.output_dir)
+            os.makedirs(folder, exist_ok=True)
+            path = os.path.join(folder, "predictions.npz")
+            np.savez(path, **named)
+            print(f"written: {path} ({', '.join(named)})")  # noqa: T201 - the command's answer
+
+
+def _default_of(field: Any) -> Any:
+    return field.default if field.default is not dataclasses.MISSING else field.default_factory()
+
+
+def _data(spec: Any, where: str) -> Any:
+    """Make a data set, collator or tokenizer: a text is the path of a function or class that is called."""
+    if isinstance(spec, str):
+        made = build_or_import(spec, where)
+        return made() if where.endswith("dataset") and callable(made) else made
+    return build(spec, where)
+
+
+def _function(spec: Any, where: str) -> Any:
+    if where == "optimizer_cls_and_kwargs":
+        kind, keywords = spec if isinstance(spec, (list, tuple)) else (spec["class_path"], spec.get("init_args", {}))
+        return build_or_import(kind, where), dict(keywords)
+    return build_or_import(spec, where)
+
+
+def main(command: str, words: Sequence[str]) -> int:
+    """Run a command; returns the exit status."""
+    sys.path.insert(0, os.getcwd())  # the project's own modules, as for a script
+    Run(command, words).execute()
+    return 0

@@ -1,0 +1,99 @@
+"""`hf-compat run script.py ARGS…`: an HF script, unchanged, on Lightning's engine; `--devices N` for several processes.
+
+Processes are started by torch's elastic launcher, which Lightning's own `fabric run` uses: it ends all of them when one
+fails, and may start them again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from hf_compat.errors import ArgumentError
+from hf_compat.interop.patching import patch_transformers
+from hf_compat.runtime.launch import read_launch
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    parser = argparse.ArgumentParser(
+        prog="hf-compat run", description="Run an HF script, unchanged, on Lightning's engine."
+    )
+    parser.add_argument("--devices", default="1", help="processes on this machine: a number, or auto (all GPUs)")
+    parser.add_argument("--nodes", type=int, default=1, help="machines")
+    parser.add_argument("--node-rank", type=int, default=0, help="which machine this is")
+    parser.add_argument("--main-address", default="127.0.0.1", help="address of the first of several machines")
+    parser.add_argument("--main-port", type=int, default=None, help="port there (a free one on a single machine)")
+    parser.add_argument("--restarts", type=int, default=0, help="times that a failed run is started again")
+    parser.add_argument("script", help="the script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; returns the exit status."""
+    chosen = make_parser().parse_args(list(words))
+    if not os.path.isfile(chosen.script):
+        raise ArgumentError(
+            f"There is no script {chosen.script}.\n\nHint: `hf-compat run [options] SCRIPT [arguments]`."
+        )
+    processes = _number_of(chosen.devices)
+    launched = read_launch().world_size
+    if launched > 1 and processes * chosen.nodes > 1:
+        raise ArgumentError(
+            f"A launcher has started {launched} processes already, and `--devices`, `--nodes` ask for more.\n\n"
+            "Hint: leave them out, or the launcher."
+        )
+    if processes * chosen.nodes == 1:
+        return run_here(chosen.script, chosen.arguments)
+    return _launch(chosen, processes)
+
+
+def _number_of(devices: str) -> int:
+    if devices == "auto":
+        return max(torch.cuda.device_count(), 1)
+    if not devices.isdigit() or int(devices) < 1:
+        raise ArgumentError(f"`--devices {devices}` is no number of processes.\n\nHint: 2, say, or auto.")
+    return int(devices)
+
+
+def run_here(script: str, arguments: Sequence[str]) -> int:
+    """Run a script in this process, with our classes in the place of transformers'."""
+    import hf_compat
+
+    patch_transformers(
+        {name: getattr(hf_compat, name) for name in ("Trainer", "TrainingArguments", "HfArgumentParser")}
+    )
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    runpy.run_path(script, run_name="__main__")
+    return 0
+
+
+def _launch(chosen: argparse.Namespace, processes: int) -> int:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import get_args_parser
+    from torch.distributed.run import run as elastic_run
+
+    place = ["--standalone"]
+    if chosen.nodes > 1 or chosen.main_port is not None:
+        port = chosen.main_port or 29500
+        place = ["--node_rank", str(chosen.node_rank), "--master_addr", chosen.main_address, "--master_port", str(port)]
+    words = [
+        "--nproc_per_node", str(processes), "--nnodes", str(chosen.nodes), "--max_restarts", str(chosen.restarts),
+        *place, "-m", "hf_compat.cli.main", "run", chosen.script, *chosen.arguments,
+    ]  # fmt: skip
+    try:
+        elastic_run(get_args_parser().parse_args(words))  # type: ignore[no-untyped-call]  # torch's
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        print(  # noqa: T201 - the command's answer
+            f"Rank {rank} has failed with status {failure.exitcode}; all processes are ended.", file=sys.stderr
+        )
+        return failure.exitcode if failure.exitcode > 0 else 1
+    return 0

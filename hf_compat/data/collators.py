@@ -1,0 +1,163 @@
+"""Samples and batches: lengths, collation, columns. HF words only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from hf_compat.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+Batch = Any  # a mapping of tensors, mostly; what a collator gives is the user's affair
+Collator = Callable[[list[Any]], Batch]
+
+
+def find_batch_size(batch: Batch) -> int | None:
+    """Return the first dimension of the first tensor or array in a nested batch, or None where there is none.
+
+    Mirrors:
+        `transformers.trainer_pt_utils.find_batch_size`, 5.23.
+    """
+    if isinstance(batch, (torch.Tensor, np.ndarray)):
+        return int(batch.shape[0]) if batch.ndim else None
+    if isinstance(batch, Mapping):
+        batch = batch.values()
+    elif not isinstance(batch, (list, tuple)):
+        return None
+    return next((size for size in map(find_batch_size, batch) if size is not None), None)
+
+
+def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -> dict[str, Any]:
+    """Join samples into a batch of tensors, key by key.
+
+    `label` (a number) and `label_ids` (a list) become `labels`; strings and missing values are left out. What one
+    sample lacks is taken from the first sample's keys.
+
+    Args:
+        features: Mappings, or objects with attributes.
+        return_tensors: `pt` for torch tensors, `np` for NumPy arrays.
+
+    Raises:
+        ValueError: Another value of `return_tensors`.
+
+    Mirrors:
+        `transformers.default_data_collator`, 5.23.
+    """
+    if return_tensors not in ("pt", "np"):
+        raise ValueError(f"`return_tensors={return_tensors!r}` is not known; choose 'pt' or 'np'.")
+    rows = [row if isinstance(row, Mapping) else vars(row) for row in features]
+    first = rows[0]
+    batch: dict[str, Any] = {}
+    label_key = next((key for key in ("label", "label_ids") if first.get(key) is not None), None)
+    if label_key is not None:
+        batch["labels"] = _join_labels([row[label_key] for row in rows])
+    for key, value in first.items():
+        if key in ("label", "label_ids") or value is None or isinstance(value, str):
+            continue
+        batch[key] = _join([row[key] for row in rows])
+    if return_tensors == "np":
+        return {key: value.numpy() for key, value in batch.items()}
+    return batch
+
+
+def _join(values: list[Any]) -> torch.Tensor:
+    if isinstance(values[0], torch.Tensor):
+        return torch.stack(values)
+    if isinstance(values[0], np.ndarray):
+        return torch.from_numpy(np.stack(values))
+    return torch.tensor(values)
+
+
+def _join_labels(values: list[Any]) -> torch.Tensor:
+    first = values[0]
+    if isinstance(first, torch.Tensor) and first.ndim > 0:
+        return torch.stack(values)
+    sample = first[0] if isinstance(first, (list, tuple, np.ndarray)) and np.ndim(first) else first
+    sample = sample.item() if isinstance(sample, torch.Tensor) else sample
+    dtype = torch.long if isinstance(sample, (int, np.integer)) else torch.float
+    return torch.tensor(values, dtype=dtype)
+
+
+class PaddingCollator:
+    """Pad samples with a tokenizer's (or feature extractor's) own `pad`, and name the labels `labels`.
+
+    Args:
+        processing_class: Anything with a `pad(features, padding=True, return_tensors="pt")` method.
+
+    Mirrors:
+        `transformers.DataCollatorWithPadding`, 5.23.
+    """
+
+    def __init__(self, processing_class: Any) -> None:
+        self.tokenizer = processing_class
+
+    def __call__(self, features: list[Any]) -> Batch:
+        warnings = getattr(self.tokenizer, "deprecation_warnings", None)
+        if warnings is not None:  # fast tokenizers advise against `pad` once; here it is the point
+            warnings["Asking-to-pad-a-fast-tokenizer"] = True
+        batch = self.tokenizer.pad(features, padding=True, return_tensors="pt")
+        for key in ("label", "label_ids"):
+            if key in batch:
+                batch["labels"] = batch.pop(key)
+        return batch
+
+
+class RemoveColumnsCollator:
+    """Drop the keys that the model does not take before collating.
+
+    Args:
+        data_collator: The collator behind.
+        signature_columns: Keys to keep.
+        model_name: For the log line that lists what was dropped.
+        description: Which data set it is.
+
+    Mirrors:
+        `transformers.trainer_utils.RemoveColumnsCollator`, 5.23.
+    """
+
+    def __init__(
+        self,
+        data_collator: Collator,
+        signature_columns: Sequence[str],
+        model_name: str | None = None,
+        description: str | None = None,
+    ) -> None:
+        self.data_collator = data_collator
+        self.signature_columns = list(signature_columns)
+        self.model_name = model_name
+        self.description = description
+        self.message_logged = False
+
+    def __call__(self, features: list[Any]) -> Batch:
+        kept = [self._keep(feature) for feature in features]
+        return self.data_collator(kept)
+
+    def _keep(self, feature: Any) -> Any:
+        if not isinstance(feature, dict):
+            return feature
+        kept = {key: value for key, value in feature.items() if key in self.signature_columns}
+        if len(kept) < len(feature) and not self.message_logged:
+            dropped = ", ".join(sorted(set(feature) - set(kept)))
+            logger.info(
+                "%s: dropped columns that %s.forward does not take: %s", self.description, self.model_name, dropped
+            )
+            self.message_logged = True
+        if feature and not kept:
+            raise_no_columns(list(feature), self.signature_columns, self.description, self.model_name)
+        return kept
+
+
+def raise_no_columns(
+    columns: Sequence[str], signature: Sequence[str], description: str | None, model_name: str | None
+) -> NoReturn:
+    """Raise the error for a data set of which no column is left."""
+    raise DataError(
+        f"No columns in the {description or 'given'} data set match what `{model_name}.forward` takes "
+        f"({', '.join(signature)}). The following columns have been ignored: [{', '.join(sorted(columns))}].\n\n"
+        "Hint: rename the columns, or set `remove_unused_columns=False`."
+    )

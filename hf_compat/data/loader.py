@@ -1,0 +1,303 @@
+"""The data loader that a Trainer hands out: torch's, one batch ahead, with epochs, devices and skipping.
+
+HF words and torch only. Being one batch ahead is what Accelerate's loaders do, and it shows: a collator that draws
+random numbers (masking, say) draws those of the next batch before this one is trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from tqdm.auto import tqdm
+
+from hf_compat.data.collators import find_batch_size
+from hf_compat.data.rank_slices import ShardedBatches, ShardedStream, Share, dispatched
+from hf_compat.data.samplers import SeededRandomSampler, SkipFirstBatches
+from hf_compat.interop.transformers_models import is_datasets_stream
+from hf_compat.runtime.collectives import broadcast_object
+from hf_compat.runtime.inspection import has_length
+
+
+def move_to_device(data: Any, device: torch.device, non_blocking: bool = False) -> Any:
+    """Move the tensors of a nested batch; what is no tensor, mapping, list or tuple stays as it is."""
+    if isinstance(data, torch.Tensor):
+        return data.to(device, non_blocking=non_blocking)
+    if isinstance(data, Mapping):
+        moved = {key: move_to_device(value, device, non_blocking) for key, value in data.items()}
+        return type(data)(moved)  # type: ignore[call-arg]  # BatchEncoding and the like are built from a dict
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(move_to_device(value, device, non_blocking) for value in data))
+    if isinstance(data, (list, tuple)):
+        return type(data)(move_to_device(value, device, non_blocking) for value in data)
+    return data
+
+
+def draw_seed() -> int:
+    """Draw a seed from torch's generator in force, as Accelerate does for a sampler without a generator."""
+    return int(torch.empty((), dtype=torch.int64).random_().item())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resume:
+    """Where a pass over a loader begins.
+
+    Args:
+        skip: Batches that are trained already.
+        lookahead: The batch after those, where it had been read ahead.
+        source: The state of an iterable data set that knows its own position.
+        after_start: Called once the pass has begun, before anything is read: random states are set there.
+    """
+
+    skip: int
+    lookahead: Any
+    source: Any
+    after_start: Callable[[], None]
+
+
+def read_and_drop(batches: Iterator[Any], skip: int) -> None:
+    """Read batches that are trained already, where there is no other way past them."""
+    for _ in tqdm(islice(batches, skip), total=skip, desc="skipping trained batches", leave=False):
+        pass
+
+
+class PreparedDataLoader(DataLoader[Any]):
+    """A torch `DataLoader` that reads one batch ahead, puts batches on the device and knows its epoch and its end.
+
+    Args:
+        dataset: Map-style or iterable.
+        device: Where batches go; None leaves them.
+        non_blocking: Copy without waiting.
+        seed: Seed of shuffling; None takes torch's seed in force.
+        use_seedable_sampler: Give a random sampler a generator of its own.
+        share: How several processes share the data out.
+        options: Keywords of `torch.utils.data.DataLoader`.
+
+    Mirrors:
+        `accelerate.data_loader.DataLoaderShard` and `DataLoaderDispatcher`, 1.15.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        device: torch.device | None = None,
+        non_blocking: bool = False,
+        seed: int | None = None,
+        use_seedable_sampler: bool = True,
+        share: Share | None = None,
+        **options: Any,
+    ) -> None:
+        sampler = options.get("sampler")
+        if use_seedable_sampler and type(sampler) is RandomSampler:
+            options["sampler"] = SeededRandomSampler(sampler, seed)
+        self.share = share or Share()
+        is_stream = isinstance(dataset, IterableDataset)
+        self.dispatches = self.share.world_size > 1 and (
+            is_stream if self.share.dispatch is None else self.share.dispatch
+        )
+        self.samples_of_a_batch: int | None = options.get("batch_size", 1)
+        self.drops_last = bool(options.get("drop_last", False))
+        if self.share.world_size > 1 and not self.dispatches:
+            dataset, options = self._sharded(dataset, options)
+        self.skip_batches = 0
+        self.iteration = 0
+        self.lookahead: Any = None
+        self._resume: Resume | None = None
+        self._skipping: SkipFirstBatches | None = None
+        self.end_of_dataloader = False
+        self.remainder = -1
+        self.target_device = device
+        self.non_blocking = non_blocking
+        super().__init__(dataset, **options)
+
+    def _sharded(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return data and options of torch's loader for this process's share."""
+        share, size = self.share, self.samples_of_a_batch
+        place = (share.rank, share.world_size)
+        if isinstance(dataset, IterableDataset):
+            if size is None:  # batches are the data set's affair
+                return dataset, options
+            mine = size // share.world_size if share.split else size
+            if is_datasets_stream(dataset) and not share.split and dataset.num_shards >= share.world_size:  # type: ignore[attr-defined]  # theirs
+                return dataset.shard(num_shards=share.world_size, index=share.rank), options  # type: ignore[attr-defined]
+            stream = ShardedStream(dataset, mine, *place, drop_last=self.drops_last)
+            return stream, {**options, "batch_size": mine}
+        kept = {k: v for k, v in options.items() if k not in ("batch_size", "sampler", "drop_last", "batch_sampler")}
+        batches = options.get("batch_sampler")
+        if batches is None:
+            sampler = options.get("sampler")
+            if isinstance(sampler, RandomSampler) and sampler.generator is None:  # one order for all
+                sampler.generator = torch.Generator().manual_seed(broadcast_object(draw_seed()))
+            batches = BatchSampler(SequentialSampler(dataset) if sampler is None else sampler, size, self.drops_last)  # type: ignore[arg-type]
+        else:
+            self.samples_of_a_batch = getattr(batches, "batch_size", None)
+        return dataset, {**kept, "batch_sampler": ShardedBatches(batches, *place, share.split, share.even)}
+
+    @property
+    def samples_of_a_round(self) -> int | None:
+        """Samples that all processes together get at a time; None where batches have no fixed size."""
+        size = self.samples_of_a_batch
+        return size if size is None or self.share.split else size * self.share.world_size
+
+    def __len__(self) -> int:
+        if not self.dispatches or self.share.split:
+            return super().__len__()
+        rounds, rest = divmod(super().__len__(), self.share.world_size)
+        return rounds + (rest > 0 and not self.drops_last)
+
+    @property
+    def _index_sampler(self) -> Any:
+        # torch reads its indices from here; skipping them costs no sample.
+        indices = super()._index_sampler
+        if not self.skip_batches or not self._is_map_style:
+            return indices
+        if self._skipping is None or self._skipping.skip != self.skip_batches:
+            self._skipping = SkipFirstBatches(indices, self.skip_batches)
+        return self._skipping
+
+    @property
+    def _is_map_style(self) -> bool:
+        return not isinstance(self.dataset, IterableDataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the sampler, and a data set that wants to know, which epoch comes next."""
+        self.iteration = epoch
+        for part in (self.batch_sampler, self.sampler, self.dataset):
+            tell = getattr(part, "set_epoch", None)
+            if callable(tell):
+                tell(epoch)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator instead of torch's iterator class
+        self.end_of_dataloader = False
+        self.remainder = self._remainder()
+        self.set_epoch(self.iteration)
+        resume, self._resume = self._resume, None
+        if self.dispatches:
+            yield from self._dispatched(resume)
+            self.iteration += 1
+            return
+        behind = super().__iter__()
+        if not self._is_map_style and self.skip_batches:
+            read_and_drop(behind, self.skip_batches)
+        if resume is not None:
+            if self._skipping is not None:
+                self._skipping.prime()
+            resume.after_start()
+        try:
+            current = next(behind) if resume is None or resume.lookahead is None else resume.lookahead
+        except StopIteration:
+            return
+        while True:
+            if self.target_device is not None:
+                current = move_to_device(current, self.target_device, self.non_blocking)
+            is_last = False
+            try:
+                self.lookahead = next(behind)
+            except StopIteration:
+                is_last = True
+                self.lookahead = None
+                self._reach_end(current)
+            yield current
+            if is_last:
+                break
+            current = self.lookahead
+        self.iteration += 1
+
+    def _dispatched(self, resume: Resume | None) -> Iterator[Any]:
+        """Yield this process's part of what the first one reads."""
+        share = self.share
+        behind = super().__iter__()  # on every process: torch draws a seed here
+        mine = behind if share.rank == 0 else None
+        rounds = dispatched(mine, share.rank, share.world_size, share.split, self.drops_last)
+        if self.skip_batches:
+            read_and_drop(rounds, self.skip_batches)
+        if resume is not None:
+            resume.after_start()
+        for batch, samples, is_last in rounds:
+            if is_last:
+                self.end_of_dataloader, self.remainder = True, samples
+            if self.target_device is not None:
+                batch = move_to_device(batch, self.target_device, self.non_blocking)
+            yield batch
+
+    def resume_at(self, resume: Resume) -> None:
+        """Let the next pass begin after batches that are trained already."""
+        self._resume = resume
+        self.skip_batches = resume.skip + (resume.lookahead is not None)
+        load = getattr(self.dataset, "load_state_dict", None)
+        if resume.source is not None and callable(load) and not self._is_map_style:
+            load(resume.source)
+            self.skip_batches = 0
+
+    def source_state(self) -> Any:
+        """Return the position of an iterable data set that knows its own, else None."""
+        read = getattr(self.dataset, "state_dict", None)
+        alone = self.share.world_size == 1
+        return read() if callable(read) and not self._is_map_style and not self.num_workers and alone else None
+
+    def _remainder(self) -> int:
+        """Samples of the last batch, or -1 where that is not known (0 where it is full)."""
+        size = self.samples_of_a_round
+        if self.drops_last or not has_length(self.dataset) or size is None:
+            return -1
+        if not self._is_map_style and self.share.world_size == 1:
+            return -1
+        return len(self._whole) % size
+
+    @property
+    def _whole(self) -> Any:
+        """The data of all processes."""
+        return self.dataset.dataset if isinstance(self.dataset, ShardedStream) else self.dataset
+
+    def _reach_end(self, last_batch: Any) -> None:
+        self.end_of_dataloader = True
+        if not self._is_map_style and self.share.world_size == 1:
+            self.remainder = find_batch_size(last_batch) or -1
+
+
+def skip_first_batches(loader: Any, skip: int) -> Any:
+    """Return a loader that starts after `skip` batches, without reading their samples where that is possible.
+
+    Args:
+        loader: A `PreparedDataLoader`, a torch `DataLoader`, or any iterable of batches.
+        skip: Batches to leave out.
+    """
+    if isinstance(loader, PreparedDataLoader):
+        loader.skip_batches = skip
+        return loader
+    if type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler:
+        return DataLoader(
+            loader.dataset,
+            batch_sampler=SkipFirstBatches(loader.batch_sampler, skip),
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+        )
+    return _ReadAndDrop(loader, skip)
+
+
+class _ReadAndDrop:
+    """Any iterable of batches without its first ones: they are read and thrown away."""
+
+    def __init__(self, loader: Any, skip: int) -> None:
+        self.loader = loader
+        self.skip = skip
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self.loader)
+        read_and_drop(batches, self.skip)
+        return batches

@@ -1,1 +1,0 @@
-"""Ways in: the command line and what it writes."""

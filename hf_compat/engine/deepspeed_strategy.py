@@ -1,0 +1,113 @@
+"""DeepSpeed as a Lightning strategy: the engine around the model itself. Lightning words only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+
+from hf_compat.checkpoint.zero_reader import check_zero_files
+from hf_compat.engine.precision import ForwardPrecision
+from hf_compat.engine.strategies import DirectSteps, LaunchedEnvironment, _leave_model
+from hf_compat.errors import CheckpointError, MissingPackage
+from hf_compat.plan.deepspeed import zero_stage
+from hf_compat.runtime.launch import Launch
+
+
+class DeepSpeedPrecision(ForwardPrecision):
+    """Let the engine make the optimizer's step: it clips, and sends parts to where they belong."""
+
+    engine: Any = None
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:  # type: ignore[override]
+        closure()
+        self._after_closure(model, optimizer)
+        return self.engine.step()
+
+
+class HFDeepSpeedStrategy(DirectSteps, DeepSpeedStrategy):
+    """ZeRO 0 to 3 around the model itself: what HF calls `model_wrapped` is DeepSpeed's engine.
+
+    Args:
+        launch: The place of this process.
+        precision_plugin: Whose step is the engine's.
+        config: The resolved configuration.
+
+    Raises:
+        MissingPackage: DeepSpeed is not installed.
+    """
+
+    def __init__(self, launch: Launch, precision_plugin: DeepSpeedPrecision, config: dict[str, Any]) -> None:
+        try:
+            import deepspeed  # noqa: F401 - asked for before Lightning does
+        except ImportError as error:
+            raise MissingPackage("`deepspeed=…` needs the package deepspeed.\n\nHint: pip install deepspeed") from error
+        super().__init__(config=config)
+        self.cluster_environment = LaunchedEnvironment(launch)
+        self.precision_plugin = precision_plugin
+        self.stage = zero_stage(config)
+
+    @property
+    def root_device(self) -> torch.device:
+        device = super().root_device
+        return torch.device("cpu", self.local_rank) if device.type == "cpu" else device  # DeepSpeed asks for an index
+
+    def setup_environment(self) -> None:
+        import deepspeed
+
+        assert self.accelerator is not None
+        self.accelerator.setup_device(super().root_device)
+        self.set_world_ranks()
+        backend = "nccl" if super().root_device.type == "cuda" else "gloo"
+        deepspeed.init_distributed(backend, auto_mpi_discovery=False)  # takes the group that is there
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        assert self.accelerator is not None and self.lightning_module is not None
+        self.accelerator.setup(trainer)
+        if trainer.state.fn != TrainerFn.FITTING:
+            return  # hooks on the model gather what an evaluation needs
+        optimizer, scheduler = self._init_optimizers()
+        inner: Any = self.lightning_module.model
+        assert self.config is not None
+        engine, wrapped = self._setup_model_and_optimizer(inner, optimizer, None)
+        self.model, self.optimizers = engine, [wrapped]
+        self.lr_scheduler_configs = [] if scheduler is None else [scheduler]
+        precision: Any = self.precision_plugin
+        precision.engine = engine
+
+    def teardown(self) -> None:
+        _leave_model(self)
+
+
+def engine_weights(engine: Any) -> dict[str, Any]:
+    """Return the whole weights; every process takes part, of stage 3 the first one gets them."""
+    if engine.zero_optimization_partition_weights():
+        return engine._zero3_consolidated_16bit_state_dict() or {}
+    return engine.module.state_dict()
+
+
+def load_engine(engine: Any, checkpoint: str, world_size: int) -> bool:
+    """Load the engine's own files of a checkpoint; returns whether it has any.
+
+    Raises:
+        CheckpointError: They were written by another number of processes, or hold code.
+    """
+    latest = os.path.join(checkpoint, "latest")
+    if not os.path.isfile(latest):
+        return False
+    with open(latest, encoding="utf-8") as file:
+        folder = os.path.join(checkpoint, file.read().strip())
+    parts = [name for name in os.listdir(folder) if "optim_states" in name]
+    if len(parts) != world_size:
+        raise CheckpointError(
+            f"{checkpoint} holds DeepSpeed's optimizer states of {len(parts)} processes; there are {world_size}.\n\n"
+            "Hint: resume with as many; or begin from its weights with `from_pretrained`."
+        )
+    check_zero_files(folder)  # DeepSpeed itself unpickles whatever it finds
+    engine.load_checkpoint(checkpoint, load_lr_scheduler_states=False)
+    return True

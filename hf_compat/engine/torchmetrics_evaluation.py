@@ -1,0 +1,139 @@
+"""torchmetrics as `compute_metrics`: updated batch by batch, so that memory does not grow. Lightning words only.
+
+Ranks exchange the metrics' states, not logits: torchmetrics does so when it computes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torchmetrics import Metric, MetricCollection
+
+from hf_compat.errors import ArgumentError
+from hf_compat.runtime.collectives import is_distributed
+
+MetricSource = Metric | MetricCollection | Callable[[], Metric | MetricCollection]
+
+
+class StreamedMetrics:
+    """A collection of torchmetrics over one evaluation.
+
+    Args:
+        metrics: The metrics; they are reset.
+        device: Where their states are kept.
+    """
+
+    def __init__(self, metrics: MetricCollection, device: torch.device) -> None:
+        self.metrics = metrics.to(device)
+        self.metrics.reset()
+        self._updated = False
+
+    def update(self, predictions: Any, labels: Any) -> None:
+        """Take a batch into account.
+
+        Args:
+            predictions: The model's output (after `preprocess_logits_for_metrics`), as the metrics' first argument.
+            labels: The labels, as their second.
+
+        Raises:
+            ArgumentError: The model gives several outputs, or there are several labels.
+        """
+        for name, value in (("outputs", predictions), ("labels", labels)):
+            if not isinstance(value, torch.Tensor):
+                raise ArgumentError(
+                    f"`compute_metrics` is a torchmetrics metric, and there are several {name} "
+                    f"({type(value).__name__}).\n\n"
+                    "Hint: let `preprocess_logits_for_metrics` choose the output, or `label_names` the labels."
+                )
+        self.metrics.update(predictions, labels)
+        self._updated = True
+
+    def compute(self) -> dict[str, Any]:
+        """Return the metrics by name, as numbers or lists of numbers; nothing where no batch had labels."""
+        if not self._updated and not is_distributed():  # one of several may have had no sample; all have to compute
+            return {}
+        computed = self.metrics.compute()
+        self.metrics.reset()
+        return {name: _plain(value) for name, value in computed.items()}
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+def is_metric_source(candidate: Any) -> bool:
+    """Say whether `compute_metrics` is a torchmetrics object, or something that makes one."""
+    if isinstance(candidate, (Metric, MetricCollection)):
+        return True
+    if isinstance(candidate, type):
+        return issubclass(candidate, (Metric, MetricCollection))
+    if candidate is None or isinstance(candidate, Mapping):
+        return False
+    try:
+        parameters = inspect.signature(candidate).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    # a function of metrics needs the predictions; what needs nothing makes the metrics
+    return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+
+
+def streamed_metrics(source: Any, device: torch.device) -> StreamedMetrics | None:
+    """Return the metrics of one evaluation; None where `compute_metrics` is a function of predictions.
+
+    Args:
+        source: A `Metric`, a `MetricCollection`, a class of these, or a function without arguments that makes one.
+        device: Where their states are kept.
+
+    Raises:
+        ArgumentError: The function makes something else.
+    """
+    if not is_metric_source(source):
+        return None
+    made = source if isinstance(source, (Metric, MetricCollection)) else source()
+    if not isinstance(made, (Metric, MetricCollection)):
+        raise ArgumentError(
+            f"`compute_metrics` takes no argument and gave {made!r}.\n\n"
+            "Hint: take an `EvalPrediction`, or return a torchmetrics Metric or MetricCollection."
+        )
+    return StreamedMetrics(made if isinstance(made, MetricCollection) else MetricCollection([made]), device)
+
+
+def check_metrics(compute_metrics: Any, eval_dataset: Any, by_batch: bool) -> None:
+    """Refuse metrics that could not be computed.
+
+    Args:
+        compute_metrics: A function, a torchmetrics object, something that makes one, or a dict of these.
+        eval_dataset: The evaluation data, or a dict of it.
+        by_batch: `batch_eval_metrics`.
+
+    Raises:
+        ArgumentError: No callable, a dict that names no data set, or a function that lacks a parameter.
+    """
+    if compute_metrics is None:
+        return
+    if isinstance(compute_metrics, Mapping):
+        known = list(eval_dataset) if isinstance(eval_dataset, Mapping) else []
+        unknown = [name for name in compute_metrics if name not in known]
+        if unknown:
+            raise ArgumentError(
+                f"`compute_metrics` has metrics for {unknown}, and the evaluation data sets are {known}.\n\n"
+                "Hint: pass `eval_dataset` as a dict of the same names."
+            )
+        for part in compute_metrics.values():
+            check_metrics(part, None, by_batch)
+        return
+    if is_metric_source(compute_metrics):
+        return
+    if not callable(compute_metrics):
+        raise ArgumentError(
+            f"`compute_metrics={compute_metrics!r}` cannot be called.\n\n"
+            "Hint: pass a function of an `EvalPrediction`, or a torchmetrics metric."
+        )
+    if by_batch and "compute_result" not in inspect.signature(compute_metrics).parameters:
+        raise ArgumentError(
+            "`batch_eval_metrics=True` calls `compute_metrics` with `compute_result`, which it does not take.\n\n"
+            "Hint: add a `compute_result: bool` parameter; it is True after the last batch."
+        )

@@ -1,0 +1,199 @@
+"""The callbacks that HF adds or offers: the default flow, progress, printing, early stopping. HF words only."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from hf_compat.errors import UnmetRequirement
+from hf_compat.hf.callbacks import Args, TrainerCallback
+from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
+from hf_compat.hf.state import ExportableState, TrainerControl, TrainerState
+from hf_compat.runtime.inspection import has_length
+
+logger = logging.getLogger(__name__)
+
+
+def eval_metric_name(metric_for_best_model: str) -> str:
+    """Return a metric's full name: `eval_` is added once and only where missing."""
+    return metric_for_best_model if metric_for_best_model.startswith("eval_") else f"eval_{metric_for_best_model}"
+
+
+class DefaultFlowCallback(TrainerCallback):
+    """Set the flags that the arguments' strategies ask for.
+
+    Mirrors:
+        `transformers.DefaultFlowCallback`, 5.23: with the strategy `steps` the last update is evaluated and saved too.
+    """
+
+    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        step = state.global_step
+        is_last = step >= state.max_steps
+        if args.logging_strategy == IntervalStrategy.STEPS and step % state.logging_steps == 0:
+            control.should_log = True
+        if args.logging_first_step and step == 1:
+            control.should_log = True
+        if args.eval_strategy == IntervalStrategy.STEPS and args.eval_delay <= step:
+            control.should_evaluate |= is_last or step % state.eval_steps == 0
+        if args.save_strategy == SaveStrategy.STEPS:
+            control.should_save |= is_last or (state.save_steps > 0 and step % state.save_steps == 0)
+        control.should_training_stop |= is_last
+        return control
+
+    def on_epoch_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
+        control.should_evaluate |= args.eval_strategy == IntervalStrategy.EPOCH and args.eval_delay <= state.epoch
+        control.should_save |= args.save_strategy == SaveStrategy.EPOCH
+        return control
+
+
+class ProgressCallback(TrainerCallback):
+    """Show training and evaluation as progress bars, in a terminal or a notebook, and write the logs above them.
+
+    Args:
+        max_str_len: Longer strings in logs are not shown.
+
+    Mirrors:
+        `transformers.ProgressCallback`, 5.23.
+    """
+
+    def __init__(self, max_str_len: int = 100) -> None:
+        self.training_bar: Any = None
+        self.prediction_bar: Any = None
+        self.max_str_len = max_str_len
+        self.current_step = 0
+
+    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.training_bar = tqdm(total=state.max_steps, initial=state.global_step, dynamic_ncols=True)
+        self.current_step = state.global_step
+
+    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.training_bar is not None:
+            self.training_bar.update(state.global_step - self.current_step)
+            self.current_step = state.global_step
+
+    def on_prediction_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        loader: Any = kwargs.get("eval_dataloader")
+        if not state.is_world_process_zero or not has_length(loader):
+            return
+        if self.prediction_bar is None:
+            self.prediction_bar = tqdm(total=len(loader), leave=self.training_bar is None, dynamic_ncols=True)
+        self.prediction_bar.update(1)
+
+    def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._close_prediction_bar()
+
+    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._close_prediction_bar()
+
+    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.training_bar is None:
+            return
+        shown = {key: self._short(value) for key, value in kwargs["logs"].items() if key != "total_flos"}
+        self.training_bar.write(str(shown))
+
+    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close both bars; the trainer calls this when an error ends the run."""
+        self._close_prediction_bar()
+        if self.training_bar is not None:
+            self.training_bar.close()
+            self.training_bar = None
+
+    def _close_prediction_bar(self) -> None:
+        if self.prediction_bar is not None:
+            self.prediction_bar.close()
+            self.prediction_bar = None
+
+    def _short(self, value: Any) -> Any:
+        if isinstance(value, float):
+            return f"{value:.4g}"
+        if isinstance(value, str) and len(value) > self.max_str_len:
+            return f"[{len(value)} characters; `max_str_len={self.max_str_len}` hides them]"
+        return value
+
+
+class PrinterCallback(TrainerCallback):
+    """Print the logs. Mirrors `transformers.PrinterCallback`, 5.23."""
+
+    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        logs = kwargs["logs"]
+        logs.pop("total_flos", None)
+        if state.is_local_process_zero:
+            print({key: f"{v:.4g}" if isinstance(v, float) else v for key, v in logs.items()})  # noqa: T201 - its job
+
+
+class EarlyStoppingCallback(TrainerCallback, ExportableState):
+    """Stop when the tracked metric has not improved for some evaluations.
+
+    Args:
+        early_stopping_patience: Evaluations without improvement before stopping.
+        early_stopping_threshold: Smaller improvements do not count.
+
+    Raises:
+        UnmetRequirement: At the start of training, when there is no metric or no evaluation to follow.
+
+    Mirrors:
+        `transformers.EarlyStoppingCallback`, 5.23.
+    """
+
+    def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0) -> None:
+        self.early_stopping_patience = early_stopping_patience
+        self.early_stopping_threshold = early_stopping_threshold
+        self.early_stopping_patience_counter = 0
+
+    def check_metric_value(self, args: Args, state: TrainerState, control: TrainerControl, metric_value: float) -> None:
+        """Count an evaluation: an improvement sets the count to 0, anything else adds 1."""
+        if state.best_metric is None or self._improves(metric_value, state.best_metric, args.greater_is_better):
+            self.early_stopping_patience_counter = 0
+        else:
+            self.early_stopping_patience_counter += 1
+
+    def _improves(self, value: float, best: float, greater_is_better: bool) -> bool:
+        is_better = value > best if greater_is_better else value < best
+        return is_better and abs(value - best) > (self.early_stopping_threshold or 0.0)
+
+    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not args.load_best_model_at_end:
+            logger.warning(
+                "EarlyStoppingCallback without load_best_model_at_end=True keeps the last model, not the best."
+            )
+        if args.metric_for_best_model is None:
+            raise UnmetRequirement(
+                "EarlyStoppingCallback requires metric_for_best_model to be defined.\n\n"
+                'Hint: set `metric_for_best_model="loss"`, say.'
+            )
+        if args.eval_strategy == IntervalStrategy.NO:
+            raise UnmetRequirement(
+                "EarlyStoppingCallback requires an eval_strategy of steps or epoch.\n\n"
+                'Hint: set `eval_strategy="epoch"`, say.'
+            )
+
+    def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        metrics = kwargs.get("metrics") or {}
+        name = eval_metric_name(args.metric_for_best_model)
+        value = metrics.get(name)
+        if value is None:
+            logger.warning("Early stopping follows %s, which this evaluation did not give; it is not counted.", name)
+            return
+        if math.isnan(value):
+            logger.warning("Early stopping follows %s, which is not a number; it counts as no improvement.", name)
+        self.check_metric_value(args, state, control, value)
+        if self.early_stopping_patience_counter >= self.early_stopping_patience:
+            control.should_training_stop = True
+
+    def state(self) -> dict[str, Any]:
+        """Return patience, threshold and the count so far."""
+        return {
+            "args": {
+                "early_stopping_patience": self.early_stopping_patience,
+                "early_stopping_threshold": self.early_stopping_threshold,
+            },
+            "attributes": {"early_stopping_patience_counter": self.early_stopping_patience_counter},
+        }

@@ -1,0 +1,3 @@
+"""`HFModule` and `HFDataModule`: HF's steps and loaders in anybody's `lightning.Trainer` or `LightningCLI`."""
+
+import hf_compat.engine  # noqa: F401 - loads Lightning

@@ -1,0 +1,91 @@
+"""The steps of a native `HFModule`: the steps without a Trainer around them. HF's method names, torch only."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import nn
+
+from hf_compat.data.collators import Collator, PaddingCollator, default_data_collator
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.state import TrainerControl, TrainerState
+from hf_compat.interop.transformers_models import pads_itself
+from hf_compat.runtime.launch import Launch
+from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
+from hf_compat.trainer_methods.dataloaders import DataloaderMethods
+from hf_compat.trainer_methods.model import ModelMethods
+from hf_compat.trainer_methods.optimization import OptimizationMethods
+from hf_compat.trainer_methods.steps import StepMethods
+
+
+class NativeSteps(ModelMethods, StepMethods, OptimizationMethods, DataloaderMethods):
+    """HF's steps, optimizer and data loading, for Lightning to drive.
+
+    Args:
+        model: Any module whose forward returns a loss first; None for data only.
+        args: The training arguments; the defaults where none are given.
+        train_dataset: Samples to train on.
+        eval_dataset: Samples to evaluate on.
+        data_collator: From a list of samples to a batch.
+        processing_class: Tokenizer or processor.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        data_collator: Collator | None = None,
+        processing_class: Any = None,
+    ) -> None:
+        self.args = TrainingArguments() if args is None else args
+        self.accelerator = AcceleratorFacade(self.args)
+        self.state, self.control = TrainerState(), TrainerControl()
+        self.optimizer = self.lr_scheduler = None
+        self.optimizer_cls_and_kwargs = self.compute_loss_func = None
+        self.compute_metrics = self.preprocess_logits_for_metrics = None
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.processing_class = processing_class
+        pads = processing_class is not None and pads_itself(processing_class)
+        self.data_collator = data_collator or (PaddingCollator(processing_class) if pads else default_data_collator)
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
+        self.current_flos = 0
+        self.is_in_train = False
+        self._train_batch_size = self.args.train_batch_size
+        self._created_lr_scheduler = False
+        self.label_smoother = None
+        self._signature_columns = None
+        if model is not None:
+            self.take_model(model)
+            self._set_use_cache()
+            self._enable_activation_checkpointing()
+
+    def take_place(self, rank: int, local_rank: int, world_size: int, local_world_size: int) -> None:
+        """Work as one of the processes of a Lightning trainer, which may launch them after the arguments are made.
+
+        Args:
+            rank: This process.
+            local_rank: On its machine.
+            world_size: Processes.
+            local_world_size: Processes on this machine.
+        """
+        if (rank, world_size) == (self.args.process_index, self.args.world_size):
+            return
+        launch = Launch(
+            process_index=rank,
+            local_process_index=local_rank,
+            world_size=world_size,
+            local_world_size=local_world_size,
+        )
+        self.args = copy.copy(self.args)
+        self.args.__dict__["_launch"] = launch
+        self.args.__dict__.pop("device", None)
+        self.accelerator = AcceleratorFacade(self.args)
+
+    def take_model(self, model: nn.Module) -> None:
+        """Work with a model: read off it what it takes and returns."""
+        self.model = self.model_wrapped = model
+        self._introspect()
+        self._signature_columns = None

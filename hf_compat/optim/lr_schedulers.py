@@ -1,0 +1,303 @@
+"""The twelve learning-rate schedules of HF. HF words and torch only.
+
+Each schedule is a factor as a function of the update, which `LambdaLR` multiplies with the base learning rate. The
+arithmetic keeps upstream's order of operations, since parity is bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+
+from hf_compat.errors import ArgumentError
+from hf_compat.hf.enums import SchedulerType
+from hf_compat.optim.greedy_lr import GreedyLR
+
+Factor = Callable[[int], float]
+WSD_SHAPES = ("linear", "cosine", "1-sqrt")
+
+
+def _warmup(update: int, warmup: int) -> float:
+    return float(update) / float(max(1, warmup))
+
+
+def _progress(update: int, warmup: int, total: int) -> float:
+    return float(update - warmup) / float(max(1, total - warmup))
+
+
+def _constant_with_warmup(update: int, *, warmup: int) -> float:
+    return _warmup(update, warmup) if update < warmup else 1.0
+
+
+def _linear(update: int, *, warmup: int, total: int) -> float:
+    if update < warmup:
+        return _warmup(update, warmup)
+    return max(0.0, float(total - update) / float(max(1, total - warmup)))
+
+
+def _half_cosine(progress: float, num_cycles: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * float(num_cycles) * 2.0 * progress))
+
+
+def _cosine(update: int, *, warmup: int, total: int, num_cycles: float = 0.5, min_lr_rate: float = 0.0) -> float:
+    if update < warmup:
+        return _warmup(update, warmup)
+    factor = _half_cosine(_progress(update, warmup, total), num_cycles)
+    return max(0, factor * (1 - min_lr_rate) + min_lr_rate)
+
+
+def _cosine_with_restarts(update: int, *, warmup: int, total: int, num_cycles: int = 1) -> float:
+    if update < warmup:
+        return _warmup(update, warmup)
+    progress = _progress(update, warmup, total)
+    if progress >= 1.0:
+        return 0.0
+    within_cycle = (float(num_cycles) * progress) % 1.0
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * within_cycle)))
+
+
+def _polynomial(update: int, *, warmup: int, total: int, lr_end: float, power: float, lr_init: float) -> float:
+    # LambdaLR multiplies by lr_init, so each learning rate is divided by it here.
+    if update < warmup:
+        return _warmup(update, warmup)
+    if update > total:
+        return lr_end / lr_init
+    remaining = 1 - (update - warmup) / (total - warmup)
+    return ((lr_init - lr_end) * remaining**power + lr_end) / lr_init
+
+
+def _inverse_sqrt(update: int, *, warmup: int, timescale: int) -> float:
+    if update < warmup:
+        return _warmup(update, warmup)
+    return 1.0 / math.sqrt((update + (timescale - warmup)) / timescale)
+
+
+def _cosine_warmup_with_min_lr(
+    update: int, *, warmup: int, total: int, num_cycles: float, min_lr_rate: float, warmup_lr_rate: float | None
+) -> float:
+    # This schedule is one update ahead of the others: its first update already has a learning rate above 0.
+    if update < warmup:
+        if warmup_lr_rate is None:
+            return (update + 1.0) / max(1.0, float(warmup))
+        return warmup_lr_rate + (1.0 - warmup_lr_rate) * float(update) / max(1, float(warmup) - 1)
+    progress = (float(update) - warmup + 1.0) / max(1.0, float(total) - warmup)
+    factor = 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress))
+    return max(0, factor * (1 - min_lr_rate) + min_lr_rate)
+
+
+def _rise(progress: float, shape: str) -> float:
+    if shape == "linear":
+        return progress
+    if shape == "cosine":
+        return 0.5 * (1.0 - math.cos(math.pi * progress))
+    return 1.0 - math.sqrt(1.0 - progress)
+
+
+def _fall(progress: float, shape: str, num_cycles: float) -> float:
+    if shape == "linear":
+        return 1.0 - progress
+    if shape == "cosine":
+        return _half_cosine(progress, num_cycles)
+    return 1.0 - math.sqrt(progress)
+
+
+def _warmup_stable_decay(
+    update: int,
+    *,
+    warmup: int,
+    stable: int,
+    decay: int,
+    warmup_type: str,
+    decay_type: str,
+    min_lr_ratio: float,
+    num_cycles: float,
+) -> float:
+    if update < warmup:
+        factor = _rise(_warmup(update, warmup), warmup_type)
+    elif update < warmup + stable:
+        return 1.0
+    elif update < warmup + stable + decay:
+        factor = _fall(float(update - warmup - stable) / float(max(1, decay)), decay_type, num_cycles)
+    else:
+        return min_lr_ratio
+    return max(0.0, factor * (1.0 - min_lr_ratio) + min_lr_ratio)
+
+
+def _make_polynomial(optimizer: Optimizer, warmup: int, total: int, lr_end: float = 1e-7, power: float = 1.0) -> Factor:
+    lr_init = optimizer.defaults["lr"]
+    if not lr_init > lr_end:
+        raise ArgumentError(f"`lr_end={lr_end}` must be smaller than the initial learning rate {lr_init}.")
+    return partial(_polynomial, warmup=warmup, total=total, lr_end=lr_end, power=power, lr_init=lr_init)
+
+
+def _min_lr_rate(optimizer: Optimizer, min_lr: float | None, min_lr_rate: float | None) -> float:
+    if (min_lr is None) == (min_lr_rate is None):
+        raise ArgumentError(
+            f"`lr_scheduler_kwargs` has `min_lr={min_lr}` and `min_lr_rate={min_lr_rate}`.\n\n"
+            "Hint: this schedule needs exactly one of them."
+        )
+    return min_lr / optimizer.defaults["lr"] if min_lr is not None else min_lr_rate  # type: ignore[return-value]  # one is set
+
+
+def _make_cosine_with_min_lr(
+    optimizer: Optimizer,
+    warmup: int,
+    total: int,
+    num_cycles: float = 0.5,
+    min_lr: float | None = None,
+    min_lr_rate: float | None = None,
+) -> Factor:
+    rate = _min_lr_rate(optimizer, min_lr, min_lr_rate)
+    return partial(_cosine, warmup=warmup, total=total, num_cycles=num_cycles, min_lr_rate=rate)
+
+
+def _make_cosine_warmup_with_min_lr(
+    optimizer: Optimizer,
+    warmup: int,
+    total: int,
+    num_cycles: float = 0.5,
+    min_lr: float | None = None,
+    min_lr_rate: float | None = None,
+    warmup_lr_rate: float | None = None,
+) -> Factor:
+    return partial(
+        _cosine_warmup_with_min_lr,
+        warmup=warmup,
+        total=total,
+        num_cycles=num_cycles,
+        min_lr_rate=_min_lr_rate(optimizer, min_lr, min_lr_rate),
+        warmup_lr_rate=warmup_lr_rate,
+    )
+
+
+def _make_inverse_sqrt(optimizer: Optimizer, warmup: int, total: int, timescale: int | None = None) -> Factor:
+    return partial(_inverse_sqrt, warmup=warmup, timescale=timescale or warmup or 10_000)
+
+
+def _make_warmup_stable_decay(
+    optimizer: Optimizer,
+    warmup: int,
+    total: int | None,
+    num_decay_steps: int,
+    num_stable_steps: int | None = None,
+    warmup_type: str = "linear",
+    decay_type: str = "cosine",
+    min_lr_ratio: float = 0,
+    num_cycles: float = 0.5,
+) -> Factor:
+    for name, shape in (("warmup_type", warmup_type), ("decay_type", decay_type)):
+        if shape not in WSD_SHAPES:
+            raise ArgumentError(f"`{name}={shape!r}` is not known.\n\nHint: choose one of {WSD_SHAPES}.")
+    if num_stable_steps is None:
+        if total is None:
+            raise ArgumentError("Either `num_training_steps` or `num_stable_steps` must be specified.")
+        num_stable_steps = total - warmup - num_decay_steps
+    return partial(
+        _warmup_stable_decay,
+        warmup=warmup,
+        stable=num_stable_steps,
+        decay=num_decay_steps,
+        warmup_type=warmup_type,
+        decay_type=decay_type,
+        min_lr_ratio=min_lr_ratio,
+        num_cycles=num_cycles,
+    )
+
+
+def _make_linear(optimizer: Optimizer, warmup: int, total: int) -> Factor:
+    return partial(_linear, warmup=warmup, total=total)
+
+
+def _make_cosine(optimizer: Optimizer, warmup: int, total: int, num_cycles: float = 0.5) -> Factor:
+    return partial(_cosine, warmup=warmup, total=total, num_cycles=num_cycles)
+
+
+def _make_cosine_with_restarts(optimizer: Optimizer, warmup: int, total: int, num_cycles: int = 1) -> Factor:
+    return partial(_cosine_with_restarts, warmup=warmup, total=total, num_cycles=num_cycles)
+
+
+def _make_constant_with_warmup(optimizer: Optimizer, warmup: int, total: int | None) -> Factor:
+    return partial(_constant_with_warmup, warmup=warmup)
+
+
+FACTORS: dict[SchedulerType, Callable[..., Factor]] = {
+    SchedulerType.LINEAR: _make_linear,
+    SchedulerType.COSINE: _make_cosine,
+    SchedulerType.COSINE_WITH_RESTARTS: _make_cosine_with_restarts,
+    SchedulerType.POLYNOMIAL: _make_polynomial,
+    SchedulerType.CONSTANT_WITH_WARMUP: _make_constant_with_warmup,
+    SchedulerType.INVERSE_SQRT: _make_inverse_sqrt,
+    SchedulerType.COSINE_WITH_MIN_LR: _make_cosine_with_min_lr,
+    SchedulerType.COSINE_WARMUP_WITH_MIN_LR: _make_cosine_warmup_with_min_lr,
+    SchedulerType.WARMUP_STABLE_DECAY: _make_warmup_stable_decay,
+}
+NEEDS_TOTAL = frozenset(FACTORS) - {
+    SchedulerType.CONSTANT_WITH_WARMUP,
+    SchedulerType.INVERSE_SQRT,
+    SchedulerType.WARMUP_STABLE_DECAY,
+}
+
+
+def get_scheduler(
+    name: str | SchedulerType,
+    optimizer: Optimizer,
+    num_warmup_steps: int | None = None,
+    num_training_steps: int | None = None,
+    scheduler_specific_kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """Build a learning-rate schedule by its name.
+
+    Args:
+        name: One of `SchedulerType`.
+        optimizer: The optimizer whose learning rates it sets.
+        num_warmup_steps: Updates of linear warmup; most schedules need it.
+        num_training_steps: Updates of the run; most schedules need it.
+        scheduler_specific_kwargs: Further options (`num_cycles`, `min_lr` …).
+
+    Returns:
+        A `torch.optim.lr_scheduler.LRScheduler`, or `GreedyLR`.
+
+    Raises:
+        ArgumentError: A needed count is missing, or an option is unknown or contradictory.
+
+    Mirrors:
+        `transformers.get_scheduler`, 5.23.
+    """
+    kind = SchedulerType(getattr(name, "value", name))
+    options = scheduler_specific_kwargs or {}
+    if kind == SchedulerType.CONSTANT:
+        return LambdaLR(optimizer, _one)
+    if kind == SchedulerType.REDUCE_ON_PLATEAU:
+        return _with_options(kind, ReduceLROnPlateau, optimizer, **options)
+    if kind == SchedulerType.GREEDY:
+        return _with_options(kind, GreedyLR, optimizer, **options)
+    if num_warmup_steps is None:
+        raise ArgumentError(f"The schedule {kind.value!r} requires `num_warmup_steps`, please provide that argument.")
+    if num_training_steps is None and kind in NEEDS_TOTAL:
+        raise ArgumentError(f"The schedule {kind.value!r} requires `num_training_steps`, please provide that argument.")
+    # The constant schedule with warmup takes no options upstream and leaves them unread; here they are an error.
+    factor = _with_options(kind, FACTORS[kind], optimizer, num_warmup_steps, num_training_steps, **options)
+    return LambdaLR(optimizer, factor)
+
+
+def _one(_: int) -> float:
+    return 1
+
+
+def _with_options(kind: SchedulerType, build: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    try:
+        return build(*args, **options)
+    except TypeError as error:
+        raise ArgumentError(
+            f"The schedule {kind.value!r} does not work with `lr_scheduler_kwargs={options!r}`: {error}."
+        ) from error
+
+
+def follows_metric(scheduler: Any) -> bool:
+    """Say whether a schedule is stepped with a metric after evaluations, not after updates."""
+    return isinstance(scheduler, ReduceLROnPlateau) or type(scheduler).__name__ == "GreedyLR"

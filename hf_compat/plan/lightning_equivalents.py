@@ -1,0 +1,224 @@
+"""Settings that Lightning's Trainer and HF's arguments both have: one row each. Data, and what walks it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from hf_compat.errors import ArgumentError, InertArgumentWarning
+from hf_compat.plan.argument_support import default_of
+
+PRECISIONS = {
+    "bf16-mixed": {"bf16": True, "fp16": False},
+    "bf16": {"bf16": True, "fp16": False},
+    "16-mixed": {"bf16": False, "fp16": True},
+    "16": {"bf16": False, "fp16": True},
+    "32-true": {"bf16": False, "fp16": False},
+    "32": {"bf16": False, "fp16": False},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Twin:
+    """What a setting of `trainer:` is among the arguments.
+
+    Args:
+        means: The arguments that it stands for.
+    """
+
+    means: Callable[[Any], dict[str, Any]]
+
+
+def _same(name: str) -> Twin:
+    return Twin(means=lambda value: {name: value})
+
+
+def _precision(value: Any) -> dict[str, Any]:
+    try:
+        return dict(PRECISIONS[str(value)])
+    except KeyError:
+        raise ArgumentError(
+            f"`trainer.precision={value!r}` has no counterpart among the arguments.\n\n"
+            f"Hint: choose one of {', '.join(PRECISIONS)}."
+        ) from None
+
+
+def _interval(value: Any) -> dict[str, Any]:
+    if isinstance(value, float) and value <= 1.0:
+        raise ArgumentError(
+            f"`trainer.val_check_interval={value!r}` is a share of an epoch, HF's `eval_steps` below 1 of the run.\n\n"
+            "Hint: set `args.eval_strategy` and `args.eval_steps`."
+        )
+    return {"eval_strategy": "steps", "eval_steps": int(value)}
+
+
+def _every_epoch(value: Any) -> dict[str, Any]:
+    if value == 1:
+        return {"eval_strategy": "epoch"}
+    raise ArgumentError(
+        f"`trainer.check_val_every_n_epoch={value!r}` has no counterpart in HF.\n\n"
+        "Hint: set `args.eval_strategy` to 'epoch', or to 'steps' with `args.eval_steps`."
+    )
+
+
+def _accelerator(value: Any) -> dict[str, Any]:
+    if value == "cpu":
+        return {"use_cpu": True}
+    if value in ("gpu", "cuda") and torch.cuda.is_available():
+        return {"use_cpu": False}
+    if value == "auto":
+        return {}
+    raise ArgumentError(
+        f"`trainer.accelerator={value!r}` is not to be had here.\n\n"
+        "Hint: leave it out: a GPU is used where there is one."
+    )
+
+
+def _determinism(value: Any) -> dict[str, Any]:
+    if isinstance(value, bool):
+        return {"full_determinism": value}
+    raise ArgumentError(f"`trainer.deterministic={value!r}` has no counterpart in HF.\n\nHint: true, or leave it out.")
+
+
+def _bar(value: Any) -> dict[str, Any]:
+    return {"disable_tqdm": not value}
+
+
+TWINS: dict[str, Twin] = {
+    "max_epochs": _same("num_train_epochs"),
+    "max_steps": _same("max_steps"),
+    "accumulate_grad_batches": _same("gradient_accumulation_steps"),
+    "gradient_clip_val": _same("max_grad_norm"),
+    "log_every_n_steps": _same("logging_steps"),
+    "default_root_dir": _same("output_dir"),
+    "deterministic": Twin(means=_determinism),
+    "precision": Twin(means=_precision),
+    "val_check_interval": Twin(means=_interval),
+    "check_val_every_n_epoch": Twin(means=_every_epoch),
+    "accelerator": Twin(means=_accelerator),
+    "enable_progress_bar": Twin(means=_bar),
+}
+
+# Handed to Lightning as they are: they change nothing that HF has a word for.
+PASSED_ON = ("profiler", "detect_anomaly", "benchmark", "enable_model_summary", "barebones")
+
+# What the arguments, or other sections, decide; and where it is set.
+ELSEWHERE = {
+    "callbacks": "the section `callbacks`",
+    "logger": "`args.report_to`, which also takes names of trackers",
+    "enable_checkpointing": "`args.save_strategy`, or a ModelCheckpoint among the callbacks",
+    "devices": "the launcher: one process a device",
+    "num_nodes": "the launcher",
+    "strategy": "the arguments (`fsdp`, `deepspeed`)",
+    "min_epochs": "nothing: HF has no minimum",
+    "min_steps": "nothing: HF has no minimum",
+    "max_time": "a Timer among the callbacks",
+    "limit_train_batches": "a shorter data set",
+    "limit_val_batches": "a shorter data set",
+    "limit_test_batches": "a shorter data set",
+    "limit_predict_batches": "a shorter data set",
+    "overfit_batches": "a shorter data set",
+    "fast_dev_run": "`args.max_steps=1`",
+    "num_sanity_val_steps": "`args.eval_on_start`",
+    "inference_mode": "nothing: evaluation runs without gradients",
+    "gradient_clip_algorithm": "nothing: HF clips by the norm",
+    "use_distributed_sampler": "`args.accelerator_config`",
+    "sync_batchnorm": "the model",
+    "reload_dataloaders_every_n_epochs": "nothing: HF loads data once",
+    "plugins": "nothing: precision and checkpoints are hf_compat's",
+    "model_registry": "nothing: checkpoints are HF folders",
+}
+
+
+def join(trainer: Mapping[str, Any], args: Mapping[str, Any], given: set[str]) -> dict[str, Any]:
+    """Return the arguments that a `trainer` section and an `args` section ask for together.
+
+    Args:
+        trainer: The settings of the Lightning trainer; None is not set.
+        args: The arguments.
+        given: Names of arguments that the user set.
+
+    Raises:
+        ArgumentError: One setting has two values, or is another section's affair; all are listed.
+    """
+    joined, problems = dict(args), []
+    for name, value in trainer.items():
+        if value is None or name in PASSED_ON:
+            continue
+        if name in ELSEWHERE:
+            problems.append(
+                f"`trainer.{name}={value!r}` is not set here.\n\nHint: it is the affair of {ELSEWHERE[name]}."
+            )
+            continue
+        for argument, wanted in TWINS[name].means(value).items():
+            has = args.get(argument)
+            if argument in given and _differs(has, wanted):
+                problems.append(
+                    f"`trainer.{name}={value!r}` and `args.{argument}={has!r}` set the same thing to two values.\n\n"
+                    "Hint: keep one of them."
+                )
+            joined[argument] = wanted
+    if problems:
+        raise ArgumentError("\n\n".join(problems))
+    return joined
+
+
+def _differs(a: Any, b: Any) -> bool:
+    return str(getattr(a, "value", a)) != str(b) if isinstance(b, str) else a != b
+
+
+# Arguments that a Lightning trainer of the user's own decides: what to set there.
+_NATIVE_INERT = {
+    "eval_strategy": "val_check_interval",
+    "eval_steps": "val_check_interval",
+    "eval_delay": "val_check_interval",
+    "eval_on_start": "num_sanity_val_steps",
+    "logging_strategy": "log_every_n_steps",
+    "logging_steps": "log_every_n_steps",
+    "logging_first_step": "log_every_n_steps",
+    "save_strategy": "a ModelCheckpoint",
+    "save_steps": "a ModelCheckpoint",
+    "save_total_limit": "a ModelCheckpoint",
+    "load_best_model_at_end": "a ModelCheckpoint",
+    "report_to": "logger",
+    "run_name": "logger",
+    "resume_from_checkpoint": "ckpt_path",
+}
+
+
+def check_native(args: Any, trainer: Mapping[str, Any]) -> None:
+    """Compare arguments with a Lightning trainer of the user's own, in which a native module trains.
+
+    Args:
+        args: The arguments of the module.
+        trainer: `max_epochs`, `max_steps` and `precision` of the trainer.
+
+    Raises:
+        ArgumentError: An argument that was set says another thing than the trainer; both are shown.
+    """
+    defaults = {field.name: default_of(field) for field in fields(args)}
+    problems = []
+    for name, value in trainer.items():
+        for argument, means in TWINS[name].means(value).items():
+            has = getattr(args, argument)
+            if has != defaults[argument] and _differs(has, means):
+                problems.append(
+                    f"`{argument}={has!r}` of the arguments and `{name}={value!r}` of lightning.Trainer set the same "
+                    "thing to two values.\n\nHint: a native module trains as its trainer says; set it there."
+                )
+    if problems:
+        raise ArgumentError("\n\n".join(problems))
+    inert = [name for name in _NATIVE_INERT if getattr(args, name) != defaults[name]]
+    # evaluating by steps without a number of them takes over `logging_steps`
+    inert = [name for name in inert if not (name == "eval_steps" and args.eval_steps == defaults["logging_steps"])]
+    if inert:
+        ways = ", ".join(f"`{name}` ({_NATIVE_INERT[name]})" for name in inert)
+        warnings.warn(
+            f"A Lightning trainer of your own decides what these arguments say; they have no effect: {ways}.",
+            InertArgumentWarning,
+            stacklevel=2,
+        )

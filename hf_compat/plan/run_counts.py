@@ -1,0 +1,101 @@
+"""How many updates, epochs and samples a run has. Pure arithmetic over lengths and arguments."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from hf_compat.errors import ArgumentError, DataError
+
+ENDLESS_EPOCHS = sys.maxsize
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunCounts:
+    """The counts of one run.
+
+    Args:
+        num_train_epochs: Epochs that may begin; `ENDLESS_EPOCHS` where only updates count.
+        updates_per_epoch: Windows of an epoch, a short last one included.
+        num_examples: Samples of an epoch, as reported.
+        num_train_samples: Samples of the run, as reported.
+        total_train_batch_size: Samples of one update over all processes.
+        micro_batches_per_epoch: Micro-batches of an epoch; for endless data those of the whole run.
+        max_updates: Updates of the run.
+    """
+
+    num_train_epochs: int
+    updates_per_epoch: int
+    num_examples: int
+    num_train_samples: float
+    total_train_batch_size: int
+    micro_batches_per_epoch: int
+    max_updates: int
+
+
+def make_run_counts(
+    args: Any,  # TrainingArguments, or an object of the same fields
+    *,
+    micro_batches: int | None,
+    num_examples: int | None,
+    micro_batch_size: int,
+    world_size: int = 1,
+) -> RunCounts:
+    """Work out the counts of a run.
+
+    Args:
+        args: The arguments: `max_steps`, `num_train_epochs`, `gradient_accumulation_steps` are read.
+        micro_batches: Length of the training loader; None where it has none.
+        num_examples: Samples of an epoch; read only where `micro_batches` is given.
+        micro_batch_size: Samples of a micro-batch of one process.
+        world_size: Processes.
+
+    Raises:
+        ArgumentError: Data without a length, and no `max_steps` to end by.
+        DataError: Data with the length 0.
+
+    Mirrors:
+        `transformers.Trainer.set_initial_training_values`, 5.23.
+    """
+    window = args.gradient_accumulation_steps
+    samples_per_update = micro_batch_size * window * world_size
+    if micro_batches is None:
+        return _endless(args.max_steps, window, samples_per_update)
+    if micro_batches == 0:
+        raise DataError(
+            "The training data set gives no batch.\n\n"
+            "Hint: check its length; with `dataloader_drop_last=True` it must hold at least one full batch."
+        )
+    updates_per_epoch = math.ceil(micro_batches / window)
+    by_updates = args.max_steps > 0
+    max_updates = args.max_steps if by_updates else math.ceil(args.num_train_epochs * updates_per_epoch)
+    epochs = math.ceil(max_updates / updates_per_epoch) if by_updates else math.ceil(args.num_train_epochs)
+    examples = num_examples if num_examples is not None else 0
+    return RunCounts(
+        num_train_epochs=epochs,
+        updates_per_epoch=updates_per_epoch,
+        num_examples=examples,
+        num_train_samples=max_updates * samples_per_update if by_updates else examples * args.num_train_epochs,
+        total_train_batch_size=samples_per_update,
+        micro_batches_per_epoch=micro_batches,
+        max_updates=max_updates,
+    )
+
+
+def _endless(max_steps: int, window: int, samples_per_update: int) -> RunCounts:
+    if max_steps <= 0:
+        raise ArgumentError(
+            f"The training data has no length, so `max_steps={max_steps}` leaves the end of training open: "
+            "max_steps has to be specified.\n\nHint: set `max_steps` to the number of updates to train."
+        )
+    return RunCounts(
+        num_train_epochs=ENDLESS_EPOCHS,
+        updates_per_epoch=max_steps,
+        num_examples=samples_per_update * max_steps,
+        num_train_samples=samples_per_update * max_steps,
+        total_train_batch_size=samples_per_update,
+        micro_batches_per_epoch=max_steps * window,
+        max_updates=max_steps,
+    )

@@ -1,0 +1,165 @@
+"""What the launcher's environment says about processes, and which device this one uses. HF words only.
+
+The only place, with `runtime/seeding.py`, that reads or writes the process environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+def variable(name: str, default: str | None = None) -> Any:
+    """Return a variable of the environment by which users speak to trackers and tools (`WANDB_PROJECT` …)."""
+    return os.environ.get(name, default)  # noqa: TID251 - see above
+
+
+def launcher_variables() -> Mapping[str, str]:
+    """Return what `accelerate launch` tells about strategies and precision."""
+    return {k: v for k, v in os.environ.items() if k.startswith(("ACCELERATE_", "FSDP_"))}  # noqa: TID251 - see above
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """The place of this process among those that were launched together.
+
+    Args:
+        process_index: Rank over all machines.
+        local_process_index: Rank on this machine.
+        world_size: Processes in all.
+        local_world_size: Processes on this machine.
+    """
+
+    process_index: int = 0
+    local_process_index: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+    @property
+    def node_rank(self) -> int:
+        """Which machine this is."""
+        return self.process_index // self.local_world_size
+
+    @property
+    def nodes(self) -> int:
+        """Machines."""
+        return max(self.world_size // self.local_world_size, 1)
+
+
+# By launcher: rank, rank on this machine, processes, processes on this machine.
+_VARIABLES = (
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),  # torchrun, accelerate, deepspeed
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),  # srun
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"),  # Intel MPI
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+)
+
+
+# What `explain` is asked about: processes and a device that are not there.
+_ASSUMED: ContextVar[tuple[Launch, str] | None] = ContextVar("assumed launch", default=None)
+
+
+@contextlib.contextmanager
+def assuming(launch: Launch, device: str) -> Iterator[None]:
+    """Let arguments that are made within this context belong to a launch elsewhere."""
+    token = _ASSUMED.set((launch, device))
+    try:
+        yield
+    finally:
+        _ASSUMED.reset(token)
+
+
+def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
+    """Read the place of this process from what torchrun and its kin set.
+
+    Args:
+        environment: The variables; None reads this process's own.
+    """
+    assumed = _ASSUMED.get()
+    if assumed is not None and environment is None:
+        return assumed[0]
+    variables = os.environ if environment is None else environment  # noqa: TID251 - launchers speak through it
+    for rank, local_rank, size, local_size in _VARIABLES:
+        # `sbatch` alone sets SLURM_NTASKS, too: only `srun` starts a process a task
+        if rank not in variables or size not in variables or _is_interactive(rank, variables):
+            continue
+        world = int(variables[size])
+        here = int(re.match(r"\d*", variables.get(local_size, ""))[0] or world)  # type: ignore[index]  # it matches anything
+        return Launch(
+            process_index=int(variables[rank]),
+            local_process_index=int(variables.get(local_rank, variables[rank])),
+            world_size=world,
+            local_world_size=min(here, world),
+        )
+    return Launch()
+
+
+def _is_interactive(rank: str, variables: Mapping[str, str]) -> bool:
+    if not rank.startswith("SLURM"):
+        return False
+    return variables.get("SLURM_JOB_NAME") in ("bash", "interactive") or "SLURM_STEP_ID" not in variables
+
+
+def main_address() -> tuple[str, int]:
+    """Return where the processes meet: `MASTER_ADDR` and `MASTER_PORT`, or the first machine of a SLURM job."""
+    variables = os.environ  # noqa: TID251 - launchers speak through it
+    address = variables.get("MASTER_ADDR")
+    if address is None:
+        nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or ""
+        address = first_node(nodes) or "127.0.0.1"
+    job = re.sub(r"\D", "", variables.get("SLURM_JOB_ID", ""))[-4:]
+    return address, int(variables.get("MASTER_PORT") or (15000 + int(job) if job else 29500))
+
+
+def has_rendezvous() -> bool:
+    """Say whether the launcher tells where processes meet in torch's own words."""
+    return "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ  # noqa: TID251 - see above
+
+
+def first_node(nodes: str) -> str:
+    """Return the first machine of a SLURM list: `gpu[03-05,9],cpu1` is `gpu03`."""
+    match = re.match(r"([^,\[]+)(?:\[(\d+))?", nodes)
+    return "" if match is None else match[1] + (match[2] or "")
+
+
+def wants_cpu(environment: Mapping[str, str] | None = None) -> bool:
+    """Say whether the launcher asked for the CPU (`accelerate launch --cpu`)."""
+    variables = os.environ if environment is None else environment  # noqa: TID251 - launchers speak through it
+    return variables.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "y", "on", "t")
+
+
+def choose_device(use_cpu: bool, launch: Launch) -> torch.device:
+    """Choose this process's single device: its own CUDA device, Apple's, or the CPU. Several are never joined here."""
+    assumed = _ASSUMED.get()
+    if assumed is not None:
+        return torch.device("cpu") if use_cpu else torch.device(assumed[1])
+    if use_cpu or wants_cpu():
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", launch.local_process_index)
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")
+
+
+def slurm_job_id(environment: Mapping[str, str] | None = None) -> str | None:
+    """Return the id of this batch job as `scontrol` takes it; None outside of one, and in an interactive shell.
+
+    Args:
+        environment: The variables; None reads this process's own.
+    """
+    variables = os.environ if environment is None else environment  # noqa: TID251 - SLURM speaks through it
+    if variables.get("SLURM_JOB_NAME") in ("bash", "interactive"):
+        return None
+    array = variables.get("SLURM_ARRAY_JOB_ID")
+    if array is not None:
+        return f"{array}_{variables.get('SLURM_ARRAY_TASK_ID', '0')}"
+    return variables.get("SLURM_JOB_ID")

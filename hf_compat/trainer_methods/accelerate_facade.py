@@ -1,0 +1,205 @@
+"""The part of `accelerate.Accelerator` that Trainer subclasses use. HF words and torch only."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from hf_compat.data.loader import PreparedDataLoader
+from hf_compat.data.rank_slices import Share
+from hf_compat.data.tree import truncate_to
+from hf_compat.runtime import collectives as processes
+
+
+class AcceleratorFacade:
+    """Answer like an `Accelerator` where subclasses of `transformers.Trainer` ask it something.
+
+    It also says how data is shared out over the processes.
+
+    Args:
+        args: The training arguments.
+        run_backward: Backward pass of the engine; the loss's own outside a fit.
+
+    Mirrors:
+        `accelerate.Accelerator`, 1.15: the members listed below and no others.
+    """
+
+    def __init__(self, args: Any, run_backward: Callable[[torch.Tensor], None] | None = None) -> None:
+        self._args = args
+        self.run_backward = run_backward
+        self.even_batches = args.accelerator_config.even_batches
+        self.mixed_precision = args.mixed_precision
+        self.sync_gradients = True
+        kind = "NO" if args.world_size == 1 else f"MULTI_{'CPU' if args.device.type == 'cpu' else 'GPU'}"
+        self.distributed_type = kind
+        config = args.accelerator_config
+        self.share = Share(
+            rank=args.process_index,
+            world_size=args.world_size,
+            split=config.split_batches,
+            even=config.even_batches,
+            dispatch=config.dispatch_batches,
+        )
+        # the loader whose batches are gathered now: its last round may hold samples twice
+        self.loader: Any = None
+        self.parallelism_config = None
+        self.torch_device_mesh = None
+        self.scaler: Any = None
+        self.optimizer_step_was_skipped = False
+        self.dataloader_config = args.accelerator_config
+        self.state = SimpleNamespace(
+            deepspeed_plugin=None, fsdp_plugin=None, distributed_type=kind, mixed_precision=args.mixed_precision
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Device of this process."""
+        return self._args.device
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that train together."""
+        return self._args.world_size
+
+    @property
+    def process_index(self) -> int:
+        """Rank of this process."""
+        return self._args.process_index
+
+    @property
+    def local_process_index(self) -> int:
+        """Rank of this process on its machine."""
+        return self._args.local_process_index
+
+    @property
+    def is_main_process(self) -> bool:
+        """First process of all."""
+        return self.process_index == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """First process of this machine."""
+        return self.local_process_index == 0
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Run the backward pass, through Lightning while it trains."""
+        if self.run_backward is not None:
+            self.run_backward(loss)
+        else:
+            loss.backward(**kwargs)  # type: ignore[no-untyped-call]  # torch's
+
+    def prepare(self, *objects: Any) -> Any:
+        """Prepare data loaders; models and optimizers are the engine's affair and come back as they are."""
+        prepared = tuple(self._prepare_one(candidate) for candidate in objects)
+        return prepared if len(prepared) != 1 else prepared[0]
+
+    def _prepare_one(self, candidate: Any) -> Any:
+        return self.prepare_data_loader(candidate) if isinstance(candidate, DataLoader) else candidate
+
+    def prepare_model(self, model: nn.Module, **kwargs: Any) -> nn.Module:
+        """Put a further model (a reference or reward model) on the device."""
+        return model.to(self.device)
+
+    def prepare_data_loader(self, loader: DataLoader[Any], **kwargs: Any) -> Any:
+        """Give a loader the Trainer's ways: one batch ahead, on the device, seeded shuffling."""
+        if isinstance(loader, PreparedDataLoader):
+            return loader
+        options: dict[str, Any] = {
+            "num_workers": loader.num_workers,
+            "collate_fn": loader.collate_fn,
+            "pin_memory": loader.pin_memory,
+            "timeout": loader.timeout,
+            "worker_init_fn": loader.worker_init_fn,
+            "multiprocessing_context": loader.multiprocessing_context,
+            "generator": loader.generator,
+            "prefetch_factor": loader.prefetch_factor,
+            "persistent_workers": loader.persistent_workers,
+            "in_order": loader.in_order,
+        }
+        if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+            options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        elif loader.batch_size is None:
+            options |= {"batch_sampler": loader.batch_sampler}
+        else:
+            options |= {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+        config = self._args.accelerator_config
+        return PreparedDataLoader(
+            loader.dataset,
+            device=self.device,
+            non_blocking=config.non_blocking,
+            seed=self._args.data_seed,
+            use_seedable_sampler=config.use_seedable_sampler,
+            share=self.share,
+            **options,
+        )
+
+    def unwrap_model(self, model: nn.Module, **kwargs: Any) -> nn.Module:
+        """Return the model inside wrappers of compilation and parallelism."""
+        model = getattr(model, "_orig_mod", model)
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        return getattr(model, "_orig_mod", model)
+
+    def gather(self, tensor: Any) -> Any:
+        """Return what all processes hold, joined along the first dimension."""
+        return processes.gather(tensor)
+
+    def gather_for_metrics(self, tensor: Any, use_gather_object: bool = False) -> Any:
+        """Return what all processes hold, without samples that were repeated to fill a batch."""
+        if use_gather_object:
+            gathered: Any = [item for part in processes.gather_objects(tensor) for item in part]
+        else:
+            gathered = processes.gather(tensor)
+        loader = self.loader
+        if processes.is_distributed() and getattr(loader, "end_of_dataloader", False) and loader.remainder > 0:
+            return gathered[: loader.remainder] if use_gather_object else truncate_to(gathered, loader.remainder)
+        return gathered
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Sum (or average) over the processes."""
+        return processes.reduce(tensor, reduction, scale)
+
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        """Pad to the longest of all processes."""
+        return processes.pad_across(tensor, dim, pad_index, pad_first)
+
+    def wait_for_everyone(self) -> None:
+        """Wait for the other processes."""
+        processes.barrier()
+
+    @contextlib.contextmanager
+    def autocast(self, *args: Any, **kwargs: Any) -> Any:
+        """Run under the arguments' mixed precision."""
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.mixed_precision)
+        with torch.autocast(self.device.type, dtype=dtype) if dtype else contextlib.nullcontext():
+            yield
+
+    @contextlib.contextmanager
+    def no_sync(self, model: nn.Module) -> Any:
+        """Leave gradients of a wrapped model unsynchronised."""
+        with model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext():
+            yield
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Clip gradients by their global norm and return it."""
+        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
+        """Return a model's weights."""
+        return self.unwrap_model(model).state_dict()
+
+    def free_memory(self, *objects: Any) -> tuple[Any, ...]:
+        """Forget prepared objects; none are held."""
+        return objects
+
+    def end_training(self) -> None:
+        """Finish trackers and process groups; Lightning owns both."""

@@ -1,0 +1,488 @@
+"""Checkpoints in HF's layout: what is written, how it is read back. HF's method names.
+
+Every method is an override point of `transformers.Trainer` under its own name and signature. Nothing is ever unpickled
+but tensors and plain containers (`weights_only=True`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+import safetensors
+import safetensors.torch
+import torch
+from torch import nn
+
+from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.lightning_io import RUN_STATE_NAME, write_weights
+from hf_compat.checkpoint.reading import COMPILED, names_of, plain_names, read_torch_file, read_weights
+from hf_compat.checkpoint.run_state import ask_callbacks, collect_run_state
+from hf_compat.checkpoint.shard_files import (
+    OPTIMIZER_FOLDER,
+    has_shards,
+    read_model_shards,
+    read_optimizer_shards,
+    write_shards,
+)
+from hf_compat.engine.deepspeed_strategy import engine_weights, load_engine
+from hf_compat.engine.fsdp2 import (
+    is_fsdp2_model,
+    load_whole_optimizer_state,
+    load_whole_weights,
+    whole_optimizer_state,
+    whole_weights,
+)
+from hf_compat.engine.module import WindowModule
+from hf_compat.engine.windows import Windows, as_plain
+from hf_compat.errors import CheckpointError, CheckpointWriteError, ProcessError, warn_once
+from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
+from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
+from hf_compat.runtime.background import BackgroundWriter, frozen_copy
+from hf_compat.runtime.collectives import agree, barrier
+from hf_compat.runtime.rng import legacy_globals, pack_legacy_rng, read_rng, unpack_rng, write_rng
+from hf_compat.trainer_methods.run_base import RunBase
+
+logger = logging.getLogger(__name__)
+
+# Methods that write; what a subclass writes in their place cannot be copied for later.
+_WRITERS = (
+    "save_model",
+    "_save",
+    "_save_optimizer_and_scheduler",
+    "_save_scaler",
+    "_save_rng_state",
+)
+
+
+class CheckpointMethods(RunBase):
+    """The public methods and override points of saving and resuming."""
+
+    lightning_trainer: pl.Trainer | None
+    _fit_windows: Windows | None
+    _fit_module: WindowModule | None
+    _lightning_callbacks: list[pl.Callback]
+    _background: BackgroundWriter
+    _other_weights: dict[str, Any] | None = None
+    _extras: dict[str, Any] = {}
+    # DeepSpeed's engine, also after a fit: the model is in its parts
+    _last_engine: Any
+
+    @property
+    def _writes_shards(self) -> bool:
+        """Whether checkpoints hold shards, which every process writes for itself."""
+        plan = getattr(getattr(self.lightning_trainer, "strategy", None), "plan", None)
+        return is_fsdp2_model(self.model) and getattr(plan, "state_dict_type", "") == "SHARDED_STATE_DICT"
+
+    def _check_background(self) -> None:
+        """Raise what went wrong with a checkpoint that was written in the background."""
+        self._background.check()
+
+    def _get_output_dir(self, trial: Any) -> str:
+        """Return the folder that checkpoints go to."""
+        return str(self.args.output_dir)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write `checkpoint-<updates>`: beside its place first, renamed once it is whole; then rotate.
+
+        Mirrors:
+            `transformers.Trainer._save_checkpoint`, 5.23.
+        """
+        self.store_flos()
+        self._background.wait()
+        self._ask_lightning_callbacks()
+        run_dir = self._get_output_dir(trial=trial)
+        final = os.path.join(run_dir, f"{names.PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        partial = final + manifest.PARTIAL_SUFFIX
+        if self.args.should_save:
+            manifest.tidy(run_dir)
+        best_before = self.state.best_model_checkpoint
+        self._note_best_checkpoint(run_dir, final)
+        rotation = (run_dir, self.state.best_model_checkpoint)
+        if self._may_save_in_background():
+            write = self._frozen_write()
+            self._background.submit(lambda: self._write_and_seal(write, partial, final, rotation))
+            return
+        try:
+            self._write_and_seal(self._write_checkpoint, partial, final, rotation)
+        except (CheckpointWriteError, ProcessError):
+            self.state.best_model_checkpoint = best_before
+            raise
+
+    def _write_and_seal(
+        self, write: Callable[[str], None], partial: str, final: str, rotation: tuple[str, str | None]
+    ) -> None:
+        """Write a folder beside its place, seal it, give it its name; then make room.
+
+        With several processes, each writes its part; all have to succeed before the first one seals the folder.
+        """
+        barrier()  # the first process has tidied up
+        # no name here for what went wrong: it would keep the frames of the writers, and their open files, alive
+        agree(self._attempt(lambda: write(partial), partial, final))
+        agree(self._attempt(lambda: self._seal(partial, final), partial, final))
+        if self.args.should_save:
+            self._rotate_checkpoints(*rotation)
+
+    def _seal(self, partial: str, final: str) -> None:
+        if self.args.should_save:
+            manifest.seal(partial)
+            manifest.put_in_place(partial, final)
+
+    def _attempt(self, write: Callable[[], None], partial: str, final: str) -> CheckpointWriteError | None:
+        """Write, and return what went wrong: the other processes have to know before it is raised."""
+        try:
+            write()
+            return None
+        except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+            if self.args.should_save:
+                shutil.rmtree(partial, ignore_errors=True)
+            return _not_written(final, error)
+
+    def _may_save_in_background(self) -> bool:
+        """Say whether what is to be written can be copied first: a subclass's own saving cannot."""
+        if not self.args.async_save:
+            return False
+        if self.args.world_size > 1:
+            warn_once("`async_save=True`: with several processes checkpoints are written at once.")
+            return False
+        own = [name for name in _WRITERS if getattr(type(self), name) is not getattr(CheckpointMethods, name)]
+        if own:
+            warn_once(
+                f"`async_save=True`: {type(self).__name__} overrides {', '.join(own)}; checkpoints are not async."
+            )
+        is_adapter = is_peft_model(self.accelerator.unwrap_model(self.model))
+        if is_adapter:
+            warn_once("`async_save=True`: adapters of PEFT are small; they are written at once.")
+        return not own and not is_adapter
+
+    def _frozen_write(self) -> Callable[[str], None]:
+        """Copy everything that a checkpoint holds, and return what writes the copy."""
+        weights = frozen_copy(self._other_weights or self.accelerator.unwrap_model(self.model).state_dict())
+        files: dict[str, Any] = {}
+        if not self.args.save_only_model:
+            files[names.OPTIMIZER_NAME] = frozen_copy(self.optimizer.state_dict())
+            if self.lr_scheduler is not None:
+                files[names.SCHEDULER_NAME] = frozen_copy(self.lr_scheduler.state_dict())
+            if self.accelerator.scaler is not None:
+                files[names.SCALER_NAME] = self.accelerator.scaler.state_dict()
+            files[names.RNG_STATE_NAME] = unpack_rng(read_rng())
+            run_state = self._run_state_now()
+            if run_state is not None:
+                files[RUN_STATE_NAME] = frozen_copy(run_state)
+        self.state.stateful_callbacks = export_states(self._stateful())
+        state = copy.deepcopy(self.state)
+
+        def write(folder: str) -> None:
+            self._save(folder, state_dict=weights)
+            for name, content in files.items():
+                torch.save(content, os.path.join(folder, name))
+            state.save_to_json(os.path.join(folder, names.TRAINER_STATE_NAME))
+
+        return write
+
+    def _write_checkpoint(self, partial: str) -> None:
+        with _holding(self.accelerator.unwrap_model(self.model), self._other_weights):
+            self.save_model(partial, _internal_call=True)
+        os.makedirs(partial, exist_ok=True)
+        if not self.args.save_only_model:
+            self._save_optimizer_and_scheduler(partial)
+            self._save_scaler(partial)
+            self._save_rng_state(partial)
+            self._save_run_state(partial)
+        if self.args.should_save:
+            self.state.stateful_callbacks = export_states(self._stateful())
+            self.state.save_to_json(os.path.join(partial, names.TRAINER_STATE_NAME))
+
+    def _rotate_checkpoints(self, run_dir: str, best: str | None) -> None:
+        """Remove what the limit has no room for: the oldest of ours by step, never the newest or the best."""
+        for path in names.checkpoints_to_delete(run_dir, self.args.save_total_limit, best, manifest.is_ours):
+            manifest.remove(path)
+
+    def _save_run_state(self, output_dir: str) -> None:
+        """Write `run_state.pt`: what it takes to go on as if the run had not stopped."""
+        state = self._run_state_now()
+        if state is not None and (self.args.should_save or self.args.world_size > 1):
+            torch.save(state, os.path.join(output_dir, self._own(RUN_STATE_NAME)))
+
+    def _own(self, name: str) -> str:
+        """Return the name of a file that every process has its own of."""
+        return names.of_rank(name, self.args.process_index, self.args.world_size)
+
+    def _run_state_now(self) -> dict[str, Any] | None:
+        if self._fit_windows is None or self.lightning_trainer is None:
+            return None
+        closing = self.control.should_epoch_stop or self.control.should_training_stop
+        state = collect_run_state(self, self.lightning_trainer, self._fit_windows, closing)
+        return {**state, "extras": self._extras}
+
+    def _ask_lightning_callbacks(self) -> None:
+        """Let Lightning callbacks add to the checkpoint; what is no plain value or tensor could not be read back."""
+        self._other_weights, self._extras = None, {}
+        if self._fit_module is None or self.lightning_trainer is None:
+            return
+        lightning_callbacks = self._lightning_callbacks
+        self._other_weights, extras = ask_callbacks(lightning_callbacks, self.lightning_trainer, self._fit_module)
+        for name, value in extras.items():
+            plain = as_plain(value)
+            if plain is None and value is not None:
+                warn_once(f"A callback puts {name!r} into the checkpoint: no plain value, so it is left out.")
+            else:
+                self._extras[name] = plain
+
+    def _stateful(self) -> list[Any]:
+        return [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
+
+    def _note_best_checkpoint(self, run_dir: str, current: str) -> None:
+        step = self.state.best_global_step
+        if not step:
+            return
+        path = os.path.join(run_dir, f"{names.PREFIX_CHECKPOINT_DIR}-{step}")
+        if path == current or os.path.isdir(path):
+            self.state.best_model_checkpoint = path
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Write `optimizer.pt` and `scheduler.pt`."""
+        if self._last_engine is not None:
+            if self.args.should_save:
+                os.makedirs(output_dir, exist_ok=True)
+            barrier()
+            self._last_engine.save_checkpoint(output_dir)
+            if self.args.should_save and self.lr_scheduler is not None:
+                torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, names.SCHEDULER_NAME))
+            return
+        if self._writes_shards:  # the optimizer's state is written with the weights
+            if self.args.should_save and self.lr_scheduler is not None:
+                torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, names.SCHEDULER_NAME))
+            return
+        sharded = is_fsdp2_model(self.model)
+        state = whole_optimizer_state(self.model, self.optimizer) if sharded else None
+        if self.args.should_save:
+            state = self.optimizer.state_dict() if state is None else state
+            torch.save(state, os.path.join(output_dir, names.OPTIMIZER_NAME))
+            if self.lr_scheduler is not None:
+                torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, names.SCHEDULER_NAME))
+
+    def _save_scaler(self, output_dir: str) -> None:
+        """Write the gradient scaler's state, where there is one."""
+        scaler = self.accelerator.scaler
+        if scaler is not None and self.args.should_save:
+            torch.save(scaler.state_dict(), os.path.join(output_dir, names.SCALER_NAME))
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Write the states of all random generators."""
+        states = unpack_rng(read_rng())
+        torch.save(states, os.path.join(output_dir, self._own(names.RNG_STATE_NAME)))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model, its configuration and its processor, so that `from_pretrained` reads them.
+
+        Args:
+            output_dir: The folder; the output folder where none is given.
+        """
+        folder = output_dir if output_dir is not None else self.args.output_dir
+        if _internal_call and self._writes_shards:
+            self._save(folder, state_dict={})
+            barrier()  # the folder is there
+            write_shards(str(folder), self.model, None if self.args.save_only_model else self.optimizer)
+        elif is_fsdp2_model(self.model):  # every process has a part of the weights
+            self._save(folder, state_dict=whole_weights(self.model))
+        elif self._last_engine is not None:
+            self._save(folder, state_dict=engine_weights(self._last_engine))
+        else:
+            self._save(folder)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        """Write weights, configuration, processor and arguments to a folder."""
+        if not self.args.should_save:
+            return
+        folder = str(output_dir if output_dir is not None else self.args.output_dir)
+        os.makedirs(folder, exist_ok=True)
+        model = self.accelerator.unwrap_model(self.model)
+        if state_dict is not None and not state_dict:  # the weights are written elsewhere
+            if hasattr(getattr(model, "config", None), "save_pretrained"):
+                model.config.save_pretrained(folder)  # type: ignore[union-attr,operator]  # transformers'
+        elif is_pretrained_model(model):
+            weights = state_dict or model.state_dict()
+            if any(COMPILED in name for name in weights):
+                state_dict = plain_names(weights)
+            model.save_pretrained(folder, state_dict=state_dict)  # type: ignore[operator]  # transformers' or peft's
+        else:
+            write_weights(state_dict or model.state_dict(), os.path.join(folder, names.SAFE_WEIGHTS_NAME))
+        processor = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+        if processor is not None and hasattr(processor, "save_pretrained"):
+            processor.save_pretrained(folder)
+        # A plain dict under HF's file name: it loads with `weights_only=True`, and secrets are masked.
+        plain = json.loads(self.args.to_json_string())
+        torch.save(plain, os.path.join(folder, names.TRAINING_ARGS_NAME))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Load a checkpoint's weights into the model.
+
+        Args:
+            resume_from_checkpoint: The folder.
+            model: The model; the trainer's where none is given.
+
+        Raises:
+            CheckpointError: The folder holds no weights.
+        """
+        target = self.model if model is None else model
+        target = self.accelerator.unwrap_model(target)
+        folder = str(resume_from_checkpoint)
+        if is_peft_model(target):
+            adapter = next(iter(target.active_adapters))  # type: ignore[arg-type]  # peft's
+            target.load_adapter(folder, adapter, is_trainable=True)  # type: ignore[operator]  # peft's
+            return
+        if has_shards(folder):
+            self._issue_warnings_after_load(read_model_shards(folder, target))
+            return
+        weights = read_weights(folder)
+        named = names_of(target, weights)
+        sharded = is_fsdp2_model(target)
+        result = load_whole_weights(target, named) if sharded else target.load_state_dict(named, strict=False)
+        if hasattr(target, "tie_weights"):
+            target.tie_weights()  # type: ignore[operator]  # transformers'
+        self._issue_warnings_after_load(result)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Say which weights a checkpoint lacked, and which it had that the model does not know."""
+        target = self.accelerator.unwrap_model(self.model)
+        missing = set(load_result.missing_keys) - _aliases(target) - set(_ignored_on_save(target))
+        if missing:
+            logger.warning("There were missing keys in the checkpoint model loaded: %s.", sorted(missing))
+        if load_result.unexpected_keys:
+            logger.warning(
+                "There were unexpected keys in the checkpoint model loaded: %s.", load_result.unexpected_keys
+            )
+
+    def _load_best_model(self) -> None:
+        """Load the weights of the best checkpoint."""
+        best = self.state.best_model_checkpoint
+        assert best is not None  # the only caller looked
+        self._background.wait()
+        logger.info("Loading best model from %s (score: %s).", best, self.state.best_metric)
+        if not os.path.isdir(best):
+            logger.warning("Could not locate the best model at %s; the last one stays.", best)
+            return
+        self._load_from_checkpoint(best)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load the states of optimizer and schedule, where a checkpoint has them."""
+        if checkpoint is None:
+            return
+        if self._last_engine is not None and load_engine(self._last_engine, checkpoint, self.args.world_size):
+            self.lr_scheduler.load_state_dict(read_torch_file(os.path.join(checkpoint, names.SCHEDULER_NAME)))
+            return
+        if has_shards(checkpoint) and os.path.isdir(os.path.join(checkpoint, OPTIMIZER_FOLDER)):
+            read_optimizer_shards(checkpoint, self.model, self.optimizer)
+            self.lr_scheduler.load_state_dict(read_torch_file(os.path.join(checkpoint, names.SCHEDULER_NAME)))
+            return
+        optimizer_file = os.path.join(checkpoint, names.OPTIMIZER_NAME)
+        scheduler_file = os.path.join(checkpoint, names.SCHEDULER_NAME)
+        if not (os.path.isfile(optimizer_file) and os.path.isfile(scheduler_file)):
+            logger.warning("%s has no optimizer and schedule: both start anew.", checkpoint)
+            return
+        state = read_torch_file(optimizer_file)
+        if is_fsdp2_model(self.model):
+            load_whole_optimizer_state(self.model, self.optimizer, state)
+        else:
+            self.optimizer.load_state_dict(state)
+        self.lr_scheduler.load_state_dict(read_torch_file(scheduler_file))
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Load the gradient scaler's state, where there is one."""
+        scaler = self.accelerator.scaler
+        path = os.path.join(checkpoint, names.SCALER_NAME) if checkpoint is not None else ""
+        if scaler is not None and os.path.isfile(path):
+            scaler.load_state_dict(read_torch_file(path))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Set all random generators to a checkpoint's states, where it has them."""
+        own, first = self._own(names.RNG_STATE_NAME), names.of_rank(names.RNG_STATE_NAME, 0, 2)
+        places = [own, first, names.RNG_STATE_NAME]  # of another number of processes: the first one's
+        found = [os.path.join(checkpoint, place) for place in places] if checkpoint is not None else []
+        path = next(filter(os.path.isfile, found), "")
+        if not os.path.isfile(path):
+            if checkpoint is not None:
+                logger.info("Didn't find an RNG file in %s, reproducibility is not guaranteed.", checkpoint)
+            return
+        states = read_torch_file(path, allowed=legacy_globals())
+        write_rng(pack_legacy_rng(states))
+
+    def _load_callback_state(self) -> None:
+        """Give callbacks and control the states that a checkpoint saved, where the arguments ask for it."""
+        if not self.args.restore_callback_states_from_checkpoint:
+            return
+        absent = []
+        for name, saved in self.state.stateful_callbacks.items():
+            found = [c for c in [*self.callback_handler.callbacks, self.control] if type(c).__name__ == name]
+            if not found:
+                absent.append(name)
+            for callback, state in zip(found, saved if isinstance(saved, list) else [saved], strict=False):
+                self._restore(callback, state)
+        if absent:
+            logger.warning("The checkpoint has states of callbacks that are not there: %s.", ", ".join(absent))
+
+    def _restore(self, callback: Any, state: dict[str, Any]) -> None:
+        restored = type(callback).from_state(state)
+        if isinstance(callback, TrainerControl):
+            self.control = restored
+            return
+        callbacks = self.callback_handler.callbacks
+        callbacks.remove(callback)
+        callbacks.append(restored)
+
+
+def read_state(checkpoint: str) -> TrainerState:
+    """Read a checkpoint's state.
+
+    Raises:
+        CheckpointError: There is none, or it is no state.
+    """
+    path = os.path.join(checkpoint, names.TRAINER_STATE_NAME)
+    try:
+        return TrainerState.load_from_json(path)
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} is not a readable trainer state: {error}.\n\nHint: resume from another checkpoint."
+        ) from error
+
+
+def _not_written(final: str, cause: Exception) -> CheckpointWriteError:
+    error = CheckpointWriteError(
+        f"The checkpoint {final} could not be written: {cause}.\n\n"
+        "Hint: make room or give write permission there, then resume; earlier checkpoints are as they were."
+    )
+    error.__cause__ = cause
+    return error
+
+
+@contextlib.contextmanager
+def _holding(model: nn.Module, weights: dict[str, Any] | None) -> Iterator[None]:
+    """Let a model hold other weights for a while: those that are to be written."""
+    if weights is None:
+        yield
+        return
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(weights)
+    try:
+        yield
+    finally:
+        model.load_state_dict(own)
+
+
+def _aliases(model: nn.Module) -> set[str]:
+    """Names under which a parameter stands a second time: tied weights."""
+    first_names = {name for name, _ in model.named_parameters()}
+    return {name for name, _ in model.named_parameters(remove_duplicate=False)} - first_names
+
+
+def _ignored_on_save(model: nn.Module) -> list[str]:
+    return list(getattr(model, "_keys_to_ignore_on_save", None) or [])

@@ -1,0 +1,236 @@
+"""Data loaders, samplers, columns. HF's method names, torch, no events.
+
+Every method is an override point of `transformers.Trainer` under its own name and signature.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
+
+from hf_compat.data.collators import Collator, RemoveColumnsCollator, raise_no_columns
+from hf_compat.data.loader import PreparedDataLoader
+from hf_compat.data.rank_slices import ShardedStream
+from hf_compat.data.samplers import LengthGroupedSampler
+from hf_compat.errors import DataError
+from hf_compat.interop.transformers_models import is_datasets_dataset, unwrap_peft
+from hf_compat.runtime.inspection import fitting_arguments, has_length
+from hf_compat.runtime.seeding import seed_worker
+from hf_compat.trainer_methods.base import TrainerBase
+
+logger = logging.getLogger(__name__)
+
+
+class DataloaderMethods(TrainerBase):
+    """The override points of data loading."""
+
+    def get_train_dataloader(self) -> Any:
+        """Return the loader of training micro-batches.
+
+        Raises:
+            DataError: There is no training data set.
+        """
+        if self.train_dataset is None:
+            raise DataError("Trainer: training requires a train_dataset.\n\nHint: pass `train_dataset=…`.")
+        return self._get_dataloader(
+            dataset=self.train_dataset,
+            description="Training",
+            batch_size=self._train_batch_size,
+            sampler_fn=self._call_train_sampler,
+            is_training=True,
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return the loader of evaluation batches.
+
+        Args:
+            eval_dataset: A data set, or the name of one where several were given; None takes the trainer's.
+
+        Raises:
+            DataError: There is no evaluation data set, or none of that name.
+        """
+        if eval_dataset is None and self.eval_dataset is None:
+            raise DataError("Trainer: evaluation requires an eval_dataset.\n\nHint: pass `eval_dataset=…`.")
+        key = eval_dataset if isinstance(eval_dataset, str) else "eval"
+        kept: dict[str, Any] = self.__dict__.setdefault("_eval_dataloaders", {})
+        # workers that persist are started once, not at every evaluation
+        if self.args.dataloader_persistent_workers and key in kept and not _is_other(eval_dataset, kept[key]):
+            return kept[key]
+        loader = self._get_dataloader(
+            dataset=self._named_eval_dataset(eval_dataset),
+            description="Evaluation",
+            batch_size=self.args.eval_batch_size,
+            sampler_fn=self._get_eval_sampler,
+        )
+        if self.args.dataloader_persistent_workers:
+            kept[key] = loader
+        return loader
+
+    def _named_eval_dataset(self, eval_dataset: Any) -> Any:
+        if not isinstance(eval_dataset, str):
+            return self.eval_dataset if eval_dataset is None else eval_dataset
+        try:
+            return self.eval_dataset[eval_dataset]
+        except (KeyError, TypeError) as error:
+            names = list(self.eval_dataset) if isinstance(self.eval_dataset, dict) else []
+            raise DataError(f"There is no evaluation data set named {eval_dataset!r}; there are {names}.") from error
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return the loader of batches to predict."""
+        return self._get_dataloader(
+            dataset=test_dataset,
+            description="test",
+            batch_size=self.args.eval_batch_size,
+            sampler_fn=self._get_eval_sampler,
+        )
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Count the samples of a loader: its data set's, else its batches times their size."""
+        dataset = getattr(dataloader, "dataset", None)
+        dataset = getattr(dataset, "dataset", dataset) if isinstance(dataset, ShardedStream) else dataset
+        if dataset is not None and has_length(dataset):
+            return len(dataset)
+        return len(dataloader) * int(self.args.per_device_train_batch_size)
+
+    def _get_dataloader(
+        self,
+        dataset: Any,
+        description: str,
+        batch_size: int,
+        sampler_fn: Callable[[Any], Sampler[int] | None] | None = None,
+        is_training: bool = False,
+        dataloader_key: str | None = None,
+    ) -> PreparedDataLoader:
+        """Build a loader from a data set and the arguments.
+
+        Mirrors:
+            `transformers.Trainer._get_dataloader`, 5.23.
+        """
+        collator = self.data_collator
+        if is_datasets_dataset(dataset):
+            dataset = self._remove_unused_columns(dataset, description=description)
+        else:
+            collator = self._get_collator_with_removed_columns(collator, description=description)
+        args, config = self.args, self.args.accelerator_config
+        options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "collate_fn": collator,
+            "num_workers": args.dataloader_num_workers,
+            "pin_memory": args.dataloader_pin_memory and args.device.type == "cuda",
+            "persistent_workers": args.dataloader_persistent_workers,
+            "multiprocessing_context": args.dataloader_multiprocessing_context,
+            "prefetch_factor": args.dataloader_prefetch_factor,
+            "in_order": args.dataloader_in_order,
+        }
+        if not isinstance(dataset, torch.utils.data.IterableDataset):
+            options["sampler"] = sampler_fn(dataset) if sampler_fn is not None else None
+            options["drop_last"] = args.dataloader_drop_last
+            if is_training:
+                options["worker_init_fn"] = partial(
+                    seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
+                )
+        return PreparedDataLoader(
+            dataset,
+            device=args.device,
+            non_blocking=config.non_blocking,
+            seed=args.data_seed,
+            use_seedable_sampler=config.use_seedable_sampler,
+            share=self.accelerator.share,
+            **options,
+        )
+
+    def _call_train_sampler(self, dataset: Any) -> Sampler[int] | None:
+        # before 4.52 the method took no data set
+        method = self._get_train_sampler
+        return method(*fitting_arguments(method, (dataset,)))
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+        """Return the order of training samples that `train_sampling_strategy` asks for.
+
+        Mirrors:
+            `transformers.Trainer._get_train_sampler`, 5.23.
+        """
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        if dataset is None or not has_length(dataset):
+            return None
+        strategy = self.args.train_sampling_strategy
+        if strategy == "group_by_length":
+            return self._length_sampler(
+                dataset, self.args.train_batch_size * self.args.gradient_accumulation_steps, generator=None
+            )
+        return SequentialSampler(dataset) if strategy == "sequential" else RandomSampler(dataset)
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
+        """Return the order of evaluation samples: theirs, or grouped by length with a seeded generator."""
+        if eval_dataset is None or not has_length(eval_dataset):
+            return None
+        if self.args.train_sampling_strategy == "group_by_length":
+            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+            return self._length_sampler(
+                eval_dataset, self.args.eval_batch_size, generator=torch.Generator().manual_seed(seed)
+            )
+        return SequentialSampler(eval_dataset)
+
+    def _length_sampler(self, dataset: Any, batch_size: int, generator: torch.Generator | None) -> Sampler[int]:
+        column = self.args.length_column_name
+        has_column = is_datasets_dataset(dataset) and column in dataset.column_names
+        names = getattr(self.processing_class, "model_input_names", None)
+        return LengthGroupedSampler(
+            batch_size,
+            dataset=dataset,
+            lengths=dataset[column] if has_column else None,
+            model_input_name=names[0] if names else None,
+            generator=generator,
+        )
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Set `_signature_columns` to what the model's forward takes, labels included."""
+        if self._signature_columns is None:
+            parameters = inspect.signature(unwrap_peft(self.accelerator.unwrap_model(self.model)).forward).parameters
+            extra = dict.fromkeys(["label", "label_ids", *self.label_names])
+            self._signature_columns = [*parameters, *extra]
+
+    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+        """Drop columns of a `datasets` table that the model does not take.
+
+        Raises:
+            DataError: No column is left.
+        """
+        if not self.args.remove_unused_columns:
+            return dataset
+        self._set_signature_columns_if_needed()
+        columns = self._signature_columns or []
+        dropped = [name for name in dataset.column_names if name not in columns]
+        if len(dropped) == len(dataset.column_names):
+            raise_no_columns(dropped, columns, description, type(self.model).__name__)
+        if dropped:
+            logger.info(
+                "%s set: dropped columns that %s.forward does not take: %s",
+                description,
+                type(self.model).__name__,
+                ", ".join(dropped),
+            )
+        return dataset.remove_columns(dropped)
+
+    def _get_collator_with_removed_columns(self, data_collator: Collator, description: str | None = None) -> Collator:
+        """Wrap a collator so that it does not see what the model does not take."""
+        if not self.args.remove_unused_columns:
+            return data_collator
+        self._set_signature_columns_if_needed()
+        return RemoveColumnsCollator(
+            data_collator,
+            self._signature_columns or [],
+            model_name=type(self.model).__name__,
+            description=description,
+        )
+
+
+def _is_other(dataset: Any, loader: DataLoader[Any]) -> bool:
+    """Say whether a data set given by hand is another one than a kept loader reads."""
+    return dataset is not None and not isinstance(dataset, str) and loader.dataset is not dataset

@@ -1,0 +1,107 @@
+"""Model cards, and the public methods whose machinery is not here yet. HF's method names."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn
+
+from hf_compat.errors import UnsupportedArgument
+from hf_compat.trainer_methods.run_base import RunBase
+
+
+class HubMethods(RunBase):
+    """The public methods around sharing and searching."""
+
+    def create_model_card(
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: str | list[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None,
+        dataset: str | list[str] | None = None,
+        dataset_args: str | list[str] | None = None,
+    ) -> None:
+        """Write a model card, `README.md` in the output folder, from what is known; one that is there is kept.
+
+        Mirrors:
+            `transformers.Trainer.create_model_card`, 5.23.
+        """
+        path = os.path.join(self.args.output_dir, "README.md")
+        if not self.args.should_save or os.path.exists(path):
+            return
+        os.makedirs(self.args.output_dir, exist_ok=True)
+        facts = {
+            "language": language,
+            "license": license,
+            "base_model": finetuned_from,
+            "tags": [*_listed(tags), "hf_compat"],
+            "pipeline_tag": _listed(tasks)[:1],
+            "datasets": _listed(dataset_tags) or _listed(dataset),
+        }
+        name = model_name or os.path.basename(os.path.abspath(self.args.output_dir))
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(_card(facts, name, _listed(dataset_args), self._shown_arguments(), self.state.log_history))
+
+    def _shown_arguments(self) -> dict[str, Any]:
+        args = self.args
+        shown = ("learning_rate", "train_batch_size", "eval_batch_size", "gradient_accumulation_steps", "seed")
+        values = {name: getattr(args, name) for name in shown}
+        return values | {"optimizer": args.optim.value, "schedule": args.lr_scheduler_type.value}
+
+    def end(self) -> None:
+        """Finish what a script's end should finish; Lightning has done so with each call."""
+
+    def get_tp_size(self) -> int:
+        """Return the devices that share a tensor: 1."""
+        return 1
+
+    def get_cp_size(self) -> int:
+        """Return the devices that share a sequence's context: 1."""
+        return 1
+
+    def get_sp_size(self) -> int:
+        """Return the devices that share a sequence: 1."""
+        return 1
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: pushing is not supported yet."""
+        raise _unsupported("push_to_hub", "save_model() and push the folder with huggingface_hub")
+
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: pushing is not supported yet."""
+        raise _unsupported("init_hf_repo", "create the repository with huggingface_hub")
+
+    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: searching is not supported yet."""
+        raise _unsupported("hyperparameter_search", "call a search library around train()")
+
+
+def _unsupported(method: str, hint: str) -> UnsupportedArgument:
+    return UnsupportedArgument(f"`Trainer.{method}` is not supported yet.\n\nHint: {hint}.")
+
+
+def _listed(value: str | list[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or [])
+
+
+def _card(
+    facts: dict[str, Any], name: str, about_data: list[str], arguments: dict[str, Any], history: list[dict[str, Any]]
+) -> str:
+    front = [f"{key}: {value}" for key, value in facts.items() if value]
+    lines = ["---", *front, "---", "", f"# {name}", "", "Trained by `hf_compat.Trainer` on Lightning."]
+    if about_data:
+        lines += ["", f"Data: {', '.join(about_data)}."]
+    lines += ["", "## Arguments", "", *(f"- {key}: {value}" for key, value in arguments.items())]
+    evaluations = [log for log in history if any(key.startswith("eval_") for key in log)]
+    if evaluations:
+        kept = [k for k in evaluations[-1] if not k.endswith(("_runtime", "_per_second", "_time"))]
+        lines += ["", "## Evaluations", "", f"| {' | '.join(kept)} |", "|---" * len(kept) + "|"]
+        lines += [f"| {' | '.join(_short(log.get(key, '')) for key in kept)} |" for log in evaluations]
+    return "\n".join(lines) + "\n"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,256 @@
+"""Logs and metrics of a run: what is logged when, and the files and tables of results. HF's method names.
+
+Every method is an override point of `transformers.Trainer` under its own name and signature.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import nn
+
+from hf_compat.callbacks.loggers import LoggerCallback
+from hf_compat.callbacks.step_averages import StepAverages
+from hf_compat.checkpoint.layout import TRAINER_STATE_NAME
+from hf_compat.engine.internals import note_metrics
+from hf_compat.errors import ArgumentError, MissingMetric
+from hf_compat.hf.builtin_callbacks import eval_metric_name
+from hf_compat.hf.enums import SaveStrategy
+from hf_compat.hf.metrics import metrics_format, speed_metrics
+from hf_compat.optim.lr_schedulers import follows_metric
+from hf_compat.runtime.collectives import gather_objects
+from hf_compat.runtime.inspection import call_by_signature
+from hf_compat.trainer_methods.run_base import RunBase
+
+# What the log of training holds already.
+_TAKEN = frozenset({"loss", "grad_norm", "learning_rate", "epoch", "step", "nonfinite_steps"})
+
+
+class LogMethods(RunBase):
+    """The override points around the end of an update, and the public methods for results."""
+
+    lightning_trainer: pl.Trainer | None
+    _lightning_callbacks: list[pl.Callback]
+    _nonfinite_steps: Any
+    _step_averages: StepAverages
+    _evaluation_averages: StepAverages
+    _tr_loss: torch.Tensor
+    _total_loss_scalar: float
+    _globalstep_last_logged: int
+    _initial_num_input_tokens_seen: int
+
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: torch.Tensor,
+        grad_norm: torch.Tensor | float | None,
+        model: nn.Module,
+        trial: Any,
+        epoch: float,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float,
+        learning_rate: float | None = None,
+    ) -> None:
+        """Log, evaluate and save, in this order, as the control's flags say.
+
+        Mirrors:
+            `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
+        """
+        if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
+            self._log_training(tr_loss, grad_norm, start_time, learning_rate)
+        if self.control.should_evaluate:
+            metrics = self._evaluate(trial, ignore_keys_for_eval)
+            is_best = self._determine_best_metric(metrics=metrics, trial=trial)
+            if self.args.save_strategy == SaveStrategy.BEST:
+                self.control.should_save = is_best
+        if self.control.should_save:
+            # before 4.47 the method also took the metrics
+            call_by_signature(self._save_checkpoint, model, trial, optional={"metrics": None})
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+
+    def _log_training(
+        self, tr_loss: torch.Tensor, grad_norm: Any, start_time: float, learning_rate: float | None
+    ) -> None:
+        loss_sum = self.accelerator.gather(tr_loss).mean().item()
+        tr_loss -= tr_loss  # in place: the run goes on adding to this tensor
+        logs = {"loss": loss_sum / (self.state.global_step - self._globalstep_last_logged)}
+        if grad_norm is not None:
+            logs["grad_norm"] = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
+        logs["learning_rate"] = self._get_learning_rate() if learning_rate is None else learning_rate
+        hidden = max(gather_objects(int(self._nonfinite_steps)))
+        if hidden:
+            logs["nonfinite_steps"] = hidden
+        logs |= self._step_averages.take()
+        self._total_loss_scalar += loss_sum
+        self._globalstep_last_logged = self.state.global_step
+        self.store_flos()
+        call_by_signature(self.log, logs, optional={"start_time": start_time})
+
+    def _evaluate(
+        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]:
+        """Evaluate within training, and step a schedule that follows a metric."""
+        metrics: dict[str, float] = self.evaluate(ignore_keys=ignore_keys_for_eval)
+        if follows_metric(self.lr_scheduler) and not skip_scheduler:
+            self.lr_scheduler.step(self._tracked(metrics))
+        return metrics
+
+    def _tracked(self, metrics: dict[str, float]) -> float:
+        name = eval_metric_name(self.args.metric_for_best_model)
+        try:
+            return metrics[name]
+        except KeyError:
+            raise MissingMetric(
+                f"The `metric_for_best_model` training argument is set to {name!r}, which is not found in the "
+                f"evaluation metrics. The available evaluation metrics are: {list(metrics)}.\n\n"
+                "Hint: name one of them, or let `compute_metrics` return it."
+            ) from None
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Compare an evaluation with the best one so far, and remember it where it is better.
+
+        Returns:
+            Whether it is the best so far.
+
+        Raises:
+            MissingMetric: The metric is not among them (a `KeyError`).
+        """
+        if self.args.metric_for_best_model is None:
+            return False
+        value, state = self._tracked(metrics), self.state
+        greater = self.args.greater_is_better
+        if state.best_metric is None:
+            state.best_metric = float("-inf") if greater else float("inf")
+        is_better = value > state.best_metric if greater else value < state.best_metric
+        if is_better:
+            state.best_metric = value
+            if self.args.save_strategy != SaveStrategy.NO:
+                state.best_global_step = state.global_step
+        return bool(is_better)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log numbers: into `state.log_history`, and to every callback.
+
+        Args:
+            logs: The numbers; the epoch is added.
+            start_time: Start of training, for the tokens a second where tokens are counted.
+
+        Mirrors:
+            `transformers.Trainer.log`, 5.23.
+        """
+        if self.state.epoch is not None:
+            logs["epoch"] = self.state.epoch
+        if self.args.include_num_input_tokens_seen != "no":
+            seen = self.state.num_input_tokens_seen
+            logs["num_input_tokens_seen"] = seen
+            if start_time is not None:
+                new = seen - self._initial_num_input_tokens_seen
+                logs.update(speed_metrics("train", start_time, num_tokens=new))
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+        if self._lightning_callbacks and self.lightning_trainer is not None:
+            note_metrics(self.lightning_trainer, logs)  # so that they may monitor `loss`, too
+        self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
+
+    def log_metric(self, name: str, value: Any, weight: float = 1.0) -> None:
+        """Log a named value beside the loss, from `compute_loss` or `training_step`: its mean until the next log.
+
+        In an evaluation it is averaged over the batches and stands among the metrics, prefixed as they are.
+
+        Args:
+            name: The name in the logs.
+            value: A number, a tensor (its mean counts; it may stay on its device), or a torchmetrics `Metric` that was
+                updated: it is computed and reset when it is logged.
+            weight: Weight in the mean: the samples of the batch, say.
+
+        Raises:
+            ArgumentError: The name is one that the log has already.
+        """
+        if name in _TAKEN:
+            raise ArgumentError(f"`log_metric({name!r}, …)`: the log has {name!r} already.\n\nHint: use another name.")
+        (self._step_averages if self.model.training else self._evaluation_averages).add(name, value, weight)
+
+    def _log_of_lightning(self, metrics: dict[str, Any], step: int | None) -> None:
+        """Pass on what a Lightning callback logs: into the history, and to the HF callbacks that report."""
+        logs = {name: float(value) for name, value in metrics.items() if name != "epoch"}
+        logs["epoch"] = self.state.epoch
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+        handler = self.callback_handler
+        # Lightning loggers have it from the callback itself; flags stay as they are, a log may still be due
+        handler.only = frozenset(id(c) for c in handler.callbacks if not isinstance(c, LoggerCallback))
+        try:
+            self.control = handler.call_event("on_log", self.args, self.state, self.control, logs=logs)
+        finally:
+            handler.only = None
+
+    def store_flos(self) -> None:
+        """Move the operations counted since the last call into the state."""
+        flos = self.current_flos
+        if self.args.world_size > 1:
+            flos = self.accelerator.reduce(torch.tensor(float(flos), device=self.args.device)).item()
+        self.state.total_flos += flos
+        self.current_flos = 0
+
+    @staticmethod
+    def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:
+        """Give metrics their human form."""
+        return metrics_format(metrics)
+
+    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
+        """Print metrics as a table.
+
+        Args:
+            split: `train`, `eval`, `test` …
+            metrics: What train, evaluate or predict returned.
+        """
+        if not self.is_world_process_zero():
+            return
+        shown = metrics_format(metrics)
+        names = max((len(str(name)) for name in shown), default=0)
+        values = max((len(str(value)) for value in shown.values()), default=0)
+        rows = (f"  {name:<{names}} = {shown[name]!s:>{values}}" for name in sorted(shown))
+        print("\n".join([f"***** {split} metrics *****", *rows]))  # noqa: T201 - its job
+
+    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
+        """Write metrics to `{split}_results.json`, and add them to `all_results.json`.
+
+        Args:
+            split: `train`, `eval`, `test` …
+            metrics: What train, evaluate or predict returned.
+            combined: Also write `all_results.json`.
+        """
+        if not self.is_world_process_zero():
+            return
+        os.makedirs(self.args.output_dir, exist_ok=True)
+        _write_json(os.path.join(self.args.output_dir, f"{split}_results.json"), metrics)
+        if combined:
+            path = os.path.join(self.args.output_dir, "all_results.json")
+            _write_json(path, {**_read_json(path), **metrics})
+
+    def save_state(self) -> None:
+        """Write the state to `trainer_state.json` in the output folder."""
+        if self.is_world_process_zero():
+            os.makedirs(self.args.output_dir, exist_ok=True)
+            self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
+
+    def is_local_process_zero(self) -> bool:
+        """Say whether this is the first process of its machine."""
+        return bool(self.args.local_process_index == 0)
+
+    def is_world_process_zero(self) -> bool:
+        """Say whether this is the first process of all."""
+        return bool(self.args.process_index == 0)
+
+
+def _write_json(path: str, values: dict[str, Any]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(values, file, indent=4, sort_keys=True)
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    if not os.path.exists(path):
+        return {}
+    with open(path, encoding="utf-8") as file:
+        return dict(json.load(file))

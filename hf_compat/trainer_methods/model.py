@@ -1,0 +1,57 @@
+"""What the steps reads off a model, and what the arguments change about one. HF's method names, torch only."""
+
+from __future__ import annotations
+
+import warnings
+
+from hf_compat.errors import ArgumentError
+from hf_compat.interop.transformers_models import loss_shifts_labels, unwrap_peft
+from hf_compat.optim.label_smoothing import LabelSmoother
+from hf_compat.runtime.inspection import can_return_loss, find_labels, has_var_keyword
+from hf_compat.trainer_methods.base import TrainerBase
+
+
+class ModelMethods(TrainerBase):
+    """The model's side of a steps."""
+
+    def _introspect(self) -> None:
+        """Read off the model what it takes and returns."""
+        model = unwrap_peft(self.accelerator.unwrap_model(self.model))
+        accepts = getattr(model, "accepts_loss_kwargs", None)
+        self.model_accepts_loss_kwargs = has_var_keyword(model.forward) if accepts is None else accepts
+        labels = self.args.label_names
+        self.label_names = find_labels(type(model)) if labels is None else labels
+        self.can_return_loss = can_return_loss(type(model))
+        self._loss_shifts_labels = loss_shifts_labels(model)
+        self.label_smoother = None
+        if self.args.label_smoothing_factor != 0:
+            if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
+                warnings.warn("Label smoothing does not fit multi-label classification: it is off.", stacklevel=4)
+            else:
+                self.label_smoother = LabelSmoother(epsilon=self.args.label_smoothing_factor)
+
+    def _set_use_cache(self) -> None:
+        """Say in the model's configuration whether keys and values are cached; it changes gradients' last bits."""
+        config = getattr(self.model, "config", None)
+        if config is not None:
+            config.use_cache = self.args.use_cache
+
+    def _enable_activation_checkpointing(self) -> None:
+        if not self.args.activation_checkpointing:
+            return
+        options = dict(self.args.activation_checkpointing_kwargs or {})
+        enable = getattr(self.model, "activation_checkpointing_enable", None)
+        if callable(enable):
+            enable(
+                every_n_layers=options.pop("every_n_layers", 1),
+                offload=options.pop("offload", False),
+                activation_checkpointing_kwargs=options or None,
+            )
+            return
+        enable = getattr(self.model, "gradient_checkpointing_enable", None)
+        if not callable(enable):
+            raise ArgumentError(
+                f"`activation_checkpointing=True`, but {type(self.model).__name__} has no method to enable it.\n\n"
+                "Hint: add `gradient_checkpointing_enable(gradient_checkpointing_kwargs=None)` to the model."
+            )
+        enable(gradient_checkpointing_kwargs=options or None)

@@ -1,0 +1,122 @@
+"""Optimizer, schedule, clipping. HF's method names, torch, no events.
+
+Every method is an override point of `transformers.Trainer` under its own name and signature.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_compat.optim import optimizers
+from hf_compat.optim.lr_schedulers import follows_metric, get_scheduler
+from hf_compat.trainer_methods.base import TrainerBase
+
+
+class OptimizationMethods(TrainerBase):
+    """The override points of optimization."""
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Set `optimizer` and `lr_scheduler` where they are not set yet."""
+        self.create_optimizer()
+        self.create_scheduler(num_training_steps=num_training_steps)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Set `optimizer` where it is not set yet, with weight decay on all parameters but biases and norms.
+
+        Mirrors:
+            `transformers.Trainer.create_optimizer`, 5.23.
+        """
+        if self.optimizer is None:
+            target = self.model if model is None else model
+            if self.optimizer_cls_and_kwargs is not None:
+                optimizer_class, keywords = self.optimizer_cls_and_kwargs
+            else:
+                optimizer_class, keywords = self.get_optimizer_cls_and_kwargs(self.args, target)
+            keywords = dict(keywords)
+            groups = self._parameter_groups(target)
+            for name in ("params", "model", "optimizer_dict"):  # a subclass may bring its own parameters
+                groups = keywords.pop(name, groups)
+            self.optimizer = optimizer_class(groups, **keywords)
+        return self.optimizer
+
+    def _parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        decaying = set(self.get_decay_parameter_names(model))
+        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        return [
+            {"params": [p for name, p in trained if name in decaying], "weight_decay": self.args.weight_decay},
+            {"params": [p for name, p in trained if name not in decaying], "weight_decay": 0.0},
+        ]
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """Set `lr_scheduler` where it is not set yet.
+
+        Mirrors:
+            `transformers.Trainer.create_scheduler`, 5.23.
+        """
+        if self.lr_scheduler is None:
+            self.lr_scheduler = get_scheduler(
+                self.args.lr_scheduler_type,
+                optimizer=self.optimizer if optimizer is None else optimizer,
+                num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
+                num_training_steps=num_training_steps,
+                scheduler_specific_kwargs=self.args.lr_scheduler_kwargs,
+            )
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: Any, model: nn.Module | None = None) -> tuple[Any, dict[str, Any]]:
+        """Return the class and keywords that `optim` and `optim_args` ask for."""
+        return optimizers.get_optimizer_cls_and_kwargs(args, model)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """List the parameters that weight decay is applied to."""
+        return optimizers.get_decay_parameter_names(model)
+
+    def _get_learning_rate(self) -> float:
+        """Return the learning rate of the first parameter group."""
+        scheduler = self.lr_scheduler
+        if scheduler is None or follows_metric(scheduler):
+            rate = self.optimizer.param_groups[0]["lr"]
+        else:
+            rate = scheduler.get_last_lr()[0]
+        return rate.item() if isinstance(rate, torch.Tensor) else rate
+
+    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
+        """Clip gradients to `max_grad_norm` and return the norm they had."""
+        return self.accelerator.clip_grad_norm_(list(model.parameters()), self.args.max_grad_norm)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """Return the gradients' norm, measured where clipping has not done so."""
+        if grad_norm is None:
+            return self.accelerator.clip_grad_norm_(list(model.parameters()), float("inf"))
+        return grad_norm
+
+    def get_num_trainable_parameters(self) -> int:
+        """Count the parameters that are trained."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    def get_learning_rates(self) -> list[float]:
+        """Return the learning rate of each parameter group.
+
+        Raises:
+            ValueError: There is no optimizer yet.
+        """
+        return [group["lr"] for group in self._existing_optimizer().param_groups]
+
+    def get_optimizer_group(self, param: nn.Parameter | None = None) -> Any:
+        """Return the group of a parameter, or the parameters of all groups."""
+        groups = self._existing_optimizer().param_groups
+        if param is not None:
+            for group in groups:
+                if any(param is candidate for candidate in group["params"]):
+                    return group
+        return [group["params"] for group in groups]
+
+    def _existing_optimizer(self) -> Any:
+        if self.optimizer is None:
+            raise ValueError("Trainer optimizer is None, please make sure you have setup the optimizer before.")
+        return self.optimizer

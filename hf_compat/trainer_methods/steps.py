@@ -1,0 +1,335 @@
+"""One micro-batch: inputs, loss, backward, prediction. HF's method names, torch, no events.
+
+Every method is an override point of `transformers.Trainer` under its own name and signature.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_compat.data.loader import move_to_device
+from hf_compat.data.tree import nested_detach
+from hf_compat.errors import DataError, LossError, warn_once
+from hf_compat.interop.transformers_models import is_causal_lm, unwrap_peft
+from hf_compat.runtime.inspection import call_by_signature
+from hf_compat.trainer_methods.base import TrainerBase
+
+Inputs = dict[str, Any]
+
+
+class StepMethods(TrainerBase):
+    """The override points of a training and of a prediction step."""
+
+    def training_step(
+        self, model: nn.Module, inputs: Inputs, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Run forward and backward on one micro-batch.
+
+        Args:
+            model: The wrapped model (`model_wrapped`).
+            inputs: The micro-batch.
+            num_items_in_batch: Items of the whole window, by which the loss was divided.
+
+        Returns:
+            The loss, detached, scaled for the window.
+
+        Mirrors:
+            `transformers.Trainer.training_step`, 5.23.
+        """
+        model.train()
+        optimizer_train = getattr(self.optimizer, "train", None)
+        if callable(optimizer_train):
+            optimizer_train()
+        inputs = self._prepare_inputs(inputs)
+        with self.compute_loss_context_manager():
+            loss = call_by_signature(
+                self.compute_loss, model, inputs, optional={"num_items_in_batch": num_items_in_batch}
+            )
+        del inputs
+        self._empty_cache_in_time()
+        if not isinstance(loss, torch.Tensor):
+            raise LossError(
+                f"`compute_loss` gave {type(loss).__name__}, not a tensor, so there is nothing to train on.\n\n"
+                "Hint: the model has to return its loss first; are the labels among the inputs?"
+            )
+        if not self._is_scaled_for_window(num_items_in_batch):
+            loss = loss / self.current_gradient_accumulation_steps
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+    def _is_scaled_for_window(self, num_items_in_batch: Any) -> bool:
+        if self.loss_is_scaled_for_ga is not None:
+            return self.loss_is_scaled_for_ga
+        counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+        return counted or self.compute_loss_func is not None
+
+    def _empty_cache_in_time(self) -> None:
+        every = self.args.torch_empty_cache_steps
+        if every is not None and self.state.global_step % every == 0 and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Compute the loss of one micro-batch.
+
+        Args:
+            model: The model to call.
+            inputs: The micro-batch; `labels` are taken out where they are not the model's affair.
+            return_outputs: Also return what the model gave.
+            num_items_in_batch: Items of the whole window, handed to models and functions that divide by it.
+
+        Returns:
+            The loss, or the loss and the outputs.
+
+        Raises:
+            LossError: The model gave no loss.
+
+        Mirrors:
+            `transformers.Trainer.compute_loss`, 5.23.
+        """
+        labels = None
+        if (self.label_smoother is not None or self.compute_loss_func is not None) and "labels" in inputs:
+            labels = inputs.pop("labels")
+        if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
+            inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
+        outputs = model(**inputs)
+        if self.compute_loss_func is not None:
+            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+        elif labels is not None and self.label_smoother is not None:
+            shift = is_causal_lm(self.accelerator.unwrap_model(model))
+            loss = self.label_smoother(outputs, labels, shift_labels=shift, num_items_in_batch=num_items_in_batch)
+        else:
+            loss = first_loss(outputs, inputs)
+        if num_items_in_batch is not None and self._counts_over_processes():
+            loss = loss * self.accelerator.num_processes  # the gradients are averaged over them
+        return (loss, outputs) if return_outputs else loss
+
+    def _counts_over_processes(self) -> bool:
+        """Say whether a loss is divided by the items of all processes together."""
+        divides = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        return bool(self.args.average_tokens_across_devices and divides and self.accelerator.num_processes > 1)
+
+    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
+        """Return what the loss is computed under; autocast is around the model's forward already."""
+        return self.autocast_smart_context_manager()
+
+    def autocast_smart_context_manager(
+        self, cache_enabled: bool | None = True
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Return a context that does nothing, as upstream's does since Accelerate wraps the forward."""
+        return contextlib.nullcontext()
+
+    def _prepare_input(self, data: Any) -> Any:
+        """Put nested tensors on this process's device."""
+        return move_to_device(data, self.args.device)
+
+    def _prepare_inputs(self, inputs: Inputs) -> Inputs:
+        """Make a micro-batch ready for the model.
+
+        Raises:
+            DataError: The batch is empty.
+        """
+        inputs = self._prepare_input(inputs)
+        if len(inputs) == 0:
+            raise DataError(
+                "The batch received was empty, your model won't be able to train on it: the data set has none of the "
+                f"keys that the model takes ({', '.join(self._signature_columns or [])}).\n\n"
+                "Hint: rename its columns, or set `remove_unused_columns=False`."
+            )
+        return inputs
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device | None = None
+    ) -> tuple[list[Any], torch.Tensor | int | None]:
+        """Read the micro-batches of one window and count their items.
+
+        Returns:
+            The micro-batches (fewer at the end of the data), and the items that the loss is divided by.
+        """
+        batch_samples = list(islice(epoch_iterator, num_batches))
+        return batch_samples, self._get_num_items_in_batch(batch_samples, device or self.args.device)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
+        """Count the labels that are targets; None where nothing divides by them."""
+        if not batch_samples or not isinstance(batch_samples[0], Mapping) or "labels" not in batch_samples[0]:
+            return None
+        if not self.model_accepts_loss_kwargs and self.compute_loss_func is None:
+            return None
+        try:
+            count = sum(self._targets(batch).ne(-100).sum() for batch in batch_samples)
+        except (TypeError, AttributeError):  # labels that are no single tensor (detection) are not counted
+            return None
+        if self.args.average_tokens_across_devices and isinstance(count, torch.Tensor):
+            count = self.accelerator.gather(count.to(device)).sum()
+        # A float, as upstream's is after its division by the ranks that share a batch.
+        return count.to(device) / 1 if isinstance(count, torch.Tensor) else count
+
+    def _targets(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        if "shift_labels" in batch:
+            return batch["shift_labels"]
+        labels = batch["labels"]
+        return labels[..., 1:] if self._loss_shifts_labels else labels
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[Any, Any, Any]:
+        """Run the model on one batch without gradients.
+
+        Args:
+            model: The model to call.
+            inputs: The batch.
+            prediction_loss_only: Return the loss only.
+            ignore_keys: Outputs to leave out, where the model gives a mapping.
+
+        Returns:
+            Loss, logits and labels; each may be None.
+
+        Mirrors:
+            `transformers.Trainer.prediction_step`, 5.23.
+        """
+        has_labels = bool(self.label_names) and all(inputs.get(name) is not None for name in self.label_names)
+        return_loss = inputs.get("return_loss")
+        return_loss = self.can_return_loss if return_loss is None else return_loss
+        with_loss = has_labels or (not self.label_names and return_loss)
+        inputs = self._prepare_inputs(inputs)
+        ignored = self._ignored_keys(ignore_keys)
+        # taken now: compute_loss may take the labels out of the inputs
+        labels = self._labels_of(inputs) if with_loss else None
+        with torch.no_grad():
+            if with_loss:
+                loss, logits = self._predict_with_loss(model, inputs, ignored)
+            else:
+                loss = None
+                with self.compute_loss_context_manager():
+                    logits = _outputs_without(model(**inputs), ignored)
+        if prediction_loss_only:
+            return loss, None, None
+        logits = nested_detach(logits)
+        return loss, logits[0] if len(logits) == 1 else logits, labels
+
+    def _ignored_keys(self, ignore_keys: list[str] | None) -> list[str]:
+        if ignore_keys is not None:
+            return ignore_keys
+        config = getattr(self.model, "config", None)
+        return getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]) if config is not None else []
+
+    def _labels_of(self, inputs: Inputs) -> Any:
+        labels = nested_detach(tuple(inputs.get(name) for name in self.label_names))
+        return labels[0] if len(labels) == 1 else labels
+
+    def _predict_with_loss(self, model: nn.Module, inputs: Inputs, ignored: list[str]) -> tuple[torch.Tensor, Any]:
+        num_items = self._get_num_items_in_batch([inputs], self.args.device)
+        with self.compute_loss_context_manager():
+            loss, outputs = call_by_signature(
+                self.compute_loss, model, inputs, optional={"return_outputs": True, "num_items_in_batch": num_items}
+            )
+        named = _as_mapping(outputs)
+        if named is not None:
+            return loss.detach().mean(), _outputs_without(named, [*ignored, "loss"])
+        return loss.detach().mean(), outputs[1:]
+
+    def _track_num_input_tokens(self, inputs: Inputs) -> None:
+        """Add a micro-batch's tokens to `state.num_input_tokens_seen`, where the arguments ask for it."""
+        how = self.args.include_num_input_tokens_seen
+        if how == "no":
+            return
+        name = getattr(self.model, "main_input_name", "input_ids")
+        if name not in inputs:
+            warn_once(
+                f"`include_num_input_tokens_seen={how!r}` counts {name!r}, which is not among the inputs "
+                f"({', '.join(inputs)}): no tokens are counted. Set `main_input_name` on the model."
+            )
+            return
+        count = self._count_tokens(inputs, name, how)
+        if self.accelerator.num_processes > 1:
+            count = int(self.accelerator.reduce(torch.tensor(count, device=self.args.device)))
+        self.state.num_input_tokens_seen += count
+
+    def _count_tokens(self, inputs: Inputs, name: str, how: str) -> int:
+        if how == "non_padding":
+            if "attention_mask" in inputs:
+                return int(inputs["attention_mask"].sum())
+            pad = getattr(self.processing_class, "pad_token_id", None)
+            if pad is not None:
+                return int((inputs[name] != pad).sum())
+        return int(inputs[name].numel())
+
+    def floating_point_ops(self, inputs: Inputs) -> int:
+        """Estimate the floating-point operations of forward and backward: 6 a token and parameter.
+
+        Mirrors:
+            `transformers.Trainer.floating_point_ops`, 5.23: 0 for models that cannot count their parameters.
+        """
+        name = getattr(self.model, "main_input_name", "input_ids")
+        if name not in inputs or not hasattr(self.model, "num_parameters"):
+            return 0
+        return 6 * int(inputs[name].numel()) * self._parameters_without_embeddings()
+
+    def _parameters_without_embeddings(self) -> int:
+        # Counted once a model: walking all parameters at every micro-batch costs as much as a small layer.
+        known = self.__dict__.get("_counted_parameters")
+        if known is None or known[0] is not self.model:
+            known = (self.model, self.model.num_parameters(exclude_embeddings=True))  # type: ignore[operator]  # hasattr above
+            self.__dict__["_counted_parameters"] = known
+        return int(known[1])
+
+    def _inspected_model(self) -> nn.Module:
+        return unwrap_peft(self.model)
+
+
+def first_loss(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """Return the loss of a model's outputs: under `loss` in a mapping or object, first in a tuple.
+
+    Raises:
+        LossError: There is none.
+    """
+    if isinstance(outputs, Mapping):
+        if outputs.get("loss") is None:
+            raise LossError(
+                "The model did not return a loss from the inputs, only the following keys: "
+                f"{','.join(outputs.keys())}. For reference, the inputs it received are {','.join(inputs.keys())}.\n\n"
+                "Hint: are the labels among the inputs, under the name that the model takes?"
+            )
+        return outputs["loss"]
+    if isinstance(outputs, torch.Tensor):
+        return outputs
+    if not isinstance(outputs, (list, tuple)) and getattr(outputs, "loss", None) is not None:
+        return outputs.loss
+    try:
+        return outputs[0]
+    except (TypeError, IndexError, KeyError):
+        raise LossError(
+            f"The model returned a {type(outputs).__name__}, which has no loss first.\n\n"
+            "Hint: return the loss first, in a tuple, or under `loss` in a mapping."
+        ) from None
+
+
+def _as_mapping(outputs: Any) -> Mapping[str, Any] | None:
+    """Return outputs that have names, as a mapping: a dict, or an object with a `loss` attribute."""
+    if isinstance(outputs, Mapping):
+        return outputs
+    if not isinstance(outputs, (tuple, list, torch.Tensor)) and hasattr(outputs, "__dict__"):
+        return vars(outputs)
+    return None
+
+
+def _outputs_without(outputs: Any, ignored: list[str]) -> Any:
+    named = _as_mapping(outputs)
+    if named is None:
+        return outputs
+    return tuple(value for key, value in named.items() if key not in ignored)

@@ -1,0 +1,246 @@
+"""HF callbacks in a bare lightning.Trainer, Lightning callbacks in a real transformers.Trainer: the same trace."""
+
+from __future__ import annotations
+
+import copy
+from datetime import timedelta
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import transformers
+from lightning.pytorch import callbacks as plc
+from torch.utils.data import DataLoader
+from toy import EVENTS, FLAGS, Classifier, rows
+
+import hf_compat
+from hf_compat import HFCallbackAdapter, LightningCallbackAdapter
+from hf_compat.errors import ArgumentError, CallbackError, HfCompatWarning
+
+ARGS = {
+    "per_device_train_batch_size": 4,
+    "per_device_eval_batch_size": 4,
+    "num_train_epochs": 6,
+    "gradient_accumulation_steps": 2,
+    "learning_rate": 0.05,
+    "lr_scheduler_type": "linear",
+    "logging_steps": 2,
+    "logging_first_step": True,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "save_strategy": "steps",
+    "save_steps": 4,
+    "metric_for_best_model": "loss",
+    "greater_is_better": False,
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "train_sampling_strategy": "sequential",
+    "optim": "adamw_torch",
+    "report_to": "none",
+}
+
+
+def tracer(api, trace, logs):
+    def record(event):
+        def method(self, args, state, control, **kwargs):
+            trace.append((event, state.global_step, round(state.epoch, 6), tuple(getattr(control, f) for f in FLAGS)))
+            if event == "on_log":
+                logs.append({k: v for k, v in kwargs["logs"].items() if not k.endswith(("_runtime", "_per_second"))})
+
+        return method
+
+    return type("Tracer", (api.TrainerCallback,), {event: record(event) for event in EVENTS})()
+
+
+class HandWritten(pl.LightningModule):
+    """A LightningModule that never heard of us."""
+
+    def __init__(self, model, updates):
+        super().__init__()
+        self.model, self.updates = model, updates
+
+    def training_step(self, batch, batch_idx):
+        return self.model(**batch)["loss"]
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.model(**batch)["loss"], batch_size=len(batch["labels"]))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05, weight_decay=0.0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / self.updates))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def data():
+    # the loss rises again after a while: labels of the evaluation are turned round
+    train = rows(24, seed=0)
+    return train, [{"x": row["x"], "labels": (row["labels"] + 1) % 3} for row in train[:8]]
+
+
+def run_hf(api, folder, model):
+    trace, logs = [], []
+    train, evaluation = data()
+    trainer = api.Trainer(
+        model,
+        api.TrainingArguments(str(folder), **ARGS),
+        train_dataset=train,
+        eval_dataset=evaluation,
+        callbacks=[api.EarlyStoppingCallback(2), tracer(api, trace, logs)],
+    )
+    trainer.train()
+    return trace, logs, trainer.state
+
+
+def bare_trainer(callbacks, folder, **options):
+    settings = {"accelerator": "cpu", "max_epochs": 6, "accumulate_grad_batches": 2, "gradient_clip_val": 1.0}
+    return pl.Trainer(
+        callbacks=callbacks,
+        default_root_dir=folder,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        **{**settings, **options},
+    )
+
+
+def loaders():
+    collate = hf_compat.default_data_collator
+    train, evaluation = data()
+    return DataLoader(train, 4, collate_fn=collate), DataLoader(evaluation, 4, collate_fn=collate)
+
+
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+def test_the_same_callbacks_give_the_same_trace_in_all_three(tmp_path):
+    torch.manual_seed(0)
+    model = Classifier(dropout=0.0)
+    theirs = run_hf(transformers, tmp_path / "a", copy.deepcopy(model))
+    ours = run_hf(hf_compat, tmp_path / "b", copy.deepcopy(model))
+    assert ours[0] == theirs[0] and ours[1] == theirs[1]
+    stops = [step for event, step, _, flags in theirs[0] if event == "on_step_end"]
+    assert stops[-1] < 18, "the early stop is part of the trace"
+
+    trace, logs = [], []
+    args = hf_compat.TrainingArguments(str(tmp_path / "c"), **ARGS)
+    adapter = HFCallbackAdapter(
+        hf_compat.DefaultFlowCallback, hf_compat.EarlyStoppingCallback(2), tracer(hf_compat, trace, logs), args=args
+    )
+    module = HandWritten(copy.deepcopy(model), updates=18)
+    bare_trainer([adapter], tmp_path / "c").fit(module, *loaders())
+    assert trace == theirs[0]
+    assert len(logs) == len(theirs[1])
+    for mine, reference in zip(logs[:-1], theirs[1][:-1], strict=True):
+        assert mine.keys() == reference.keys()
+        # not the last bit: Lightning divides each micro-batch's loss, and takes a fused norm
+        assert mine == pytest.approx(reference, rel=1e-4)
+    assert adapter.state.best_metric == pytest.approx(theirs[2].best_metric, rel=1e-5)
+    assert adapter.state.best_global_step == theirs[2].best_global_step
+    written = {path.name for path in (tmp_path / "c").glob("*.ckpt")}
+    folders = {f"{path.name}.ckpt" for path in (tmp_path / "a").glob("checkpoint-*")}
+    assert written == folders and written
+
+
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+def test_without_the_flow_lightnings_intervals_count(tmp_path):
+    trace, logs = [], []
+    adapters = [
+        HFCallbackAdapter(hf_compat.EarlyStoppingCallback(2)),
+        HFCallbackAdapter(tracer(hf_compat, trace, logs)),
+    ]
+    trainer = bare_trainer(adapters, tmp_path)
+    trainer.fit(HandWritten(Classifier(dropout=0.0), updates=18), *loaders())
+    evaluations = [(step, epoch) for event, step, epoch, _ in trace if event == "on_evaluate"]
+    assert [step for step, _ in evaluations] == [3 * (n + 1) for n in range(len(evaluations))]
+    assert trainer.current_epoch < 6, "HF's early stopping ended Lightning's run"
+    assert all("eval_loss" in log for log in logs if "train_loss" not in log)
+
+
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+def test_epoch_stop_and_save_flags_are_obeyed(tmp_path):
+    class Skip(hf_compat.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_epoch_stop = state.global_step % 3 == 1
+            control.should_save = state.global_step == 2
+
+    adapter = HFCallbackAdapter(Skip(), args=hf_compat.TrainingArguments(str(tmp_path), use_cpu=True))
+    trainer = bare_trainer([adapter], tmp_path, accumulate_grad_batches=1, max_epochs=2, log_every_n_steps=1)
+    trainer.fit(HandWritten(Classifier(), updates=12), loaders()[0])
+    # epoch 1 ends after update 1; epoch 2 runs to update 4
+    assert adapter.state.global_step == 4 and (tmp_path / "checkpoint-2.ckpt").is_file()
+
+
+def test_transformers_own_callbacks_ride_too(tmp_path):
+    adapter = HFCallbackAdapter(transformers.EarlyStoppingCallback(1), transformers.PrinterCallback())
+    trainer = bare_trainer([adapter], tmp_path, log_every_n_steps=1)
+    trainer.fit(HandWritten(Classifier(dropout=0.0), updates=18), *loaders())
+    assert trainer.current_epoch < 6
+
+
+def test_state_of_the_adapter_is_in_lightnings_checkpoints(tmp_path):
+    stop = hf_compat.EarlyStoppingCallback(50)
+    trainer = bare_trainer([HFCallbackAdapter(stop)], tmp_path, max_epochs=3, log_every_n_steps=1)
+    trainer.fit(HandWritten(Classifier(dropout=0.0), updates=18), *loaders())
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    again = HFCallbackAdapter(hf_compat.EarlyStoppingCallback(50))
+    trainer = bare_trainer([again], tmp_path, max_epochs=4, log_every_n_steps=1)
+    trainer.fit(HandWritten(Classifier(), updates=18), *loaders(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    assert [log["step"] for log in again.state.log_history if "eval_loss" in log] == [3, 6, 9, 12]
+    counter = again.handler.callbacks[0].early_stopping_patience_counter
+    assert counter >= stop.early_stopping_patience_counter
+
+
+def test_an_adapter_without_callbacks_says_so():
+    with pytest.raises(ArgumentError, match="has no callback"):
+        HFCallbackAdapter()
+
+
+def transformers_trainer(folder, callbacks, **values):
+    train, evaluation = data()
+    args = transformers.TrainingArguments(str(folder), **{**ARGS, **values})
+    torch.manual_seed(0)
+    return transformers.Trainer(
+        Classifier(dropout=0.0), args, train_dataset=train, eval_dataset=evaluation, callbacks=callbacks
+    )
+
+
+def test_lightning_callbacks_ride_in_transformers(tmp_path):
+    seen = []
+
+    class Look(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            seen.append((trainer.global_step, trainer.current_epoch))
+
+    keep = plc.ModelCheckpoint(tmp_path / "ckpt", monitor="eval_loss", filename="{step}")
+    lightning_callbacks = [plc.EarlyStopping("eval_loss", patience=2), keep, plc.LearningRateMonitor("step"), Look()]
+    trainer = transformers_trainer(tmp_path, [LightningCallbackAdapter(rider) for rider in lightning_callbacks])
+    trainer.train()
+    assert trainer.state.global_step < 18, "Lightning's early stopping ended transformers' run"
+    best = min((log for log in trainer.state.log_history if "eval_loss" in log), key=lambda log: log["eval_loss"])
+    assert keep.best_model_path.endswith(f"step={best['step']}.ckpt")
+    saved = torch.load(keep.best_model_path, weights_only=True)
+    assert "model.inner.weight" in saved["state_dict"] and saved["global_step"] == best["step"]
+    assert any(name.startswith("lr-") for log in trainer.state.log_history for name in log)
+    assert [step for step, _ in seen] == list(range(1, trainer.state.global_step + 1))
+    assert seen[:4] == [(1, 0), (2, 0), (3, 0), (4, 1)], "the last step of an epoch is of that epoch"
+
+
+def test_a_timer_ends_transformers_run(tmp_path):
+    timer = plc.Timer(duration=timedelta(seconds=0), interval="step")
+    trainer = transformers_trainer(tmp_path, [LightningCallbackAdapter(timer)], eval_strategy="no")
+    trainer.train()
+    assert trainer.state.global_step <= 2
+
+
+def test_what_has_no_event_is_refused_or_warned_about():
+    for callback in (plc.WeightAveraging(), plc.StochasticWeightAveraging(1e-2), plc.TQDMProgressBar()):
+        with pytest.raises(CallbackError, match=r"hf_compat\.Trainer"):
+            LightningCallbackAdapter(callback)
+
+    class Backward(pl.Callback):
+        def on_after_backward(self, trainer, pl_module): ...
+
+    with pytest.warns(HfCompatWarning, match="on_after_backward will not be called"):
+        LightningCallbackAdapter(Backward())
+    with pytest.raises(CallbackError, match="no Lightning callback"):
+        LightningCallbackAdapter(hf_compat.EarlyStoppingCallback())

@@ -1,0 +1,120 @@
+"""Shards of DeepSpeed and of torch.distributed.checkpoint become weights that `from_pretrained` reads.
+
+`zero/` was written by DeepSpeed 0.19.8: two CPU processes, ZeRO 2 and 3, the net of the prototype; `weights.pt` are the
+weights that the processes then held.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import toy
+import transformers
+from compare import same
+from safetensors.torch import load_file
+
+from hf_compat.checkpoint.convert import convert
+from hf_compat.cli.main import main as command
+from hf_compat.errors import CheckpointError
+
+ZERO = Path(__file__).with_name("zero")
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("shard_bytes", [10**9, 100])
+def test_zero_shards(tmp_path, stage, shard_bytes):
+    convert(str(ZERO / f"stage{stage}"), str(tmp_path / "hf"), shard_bytes)
+    files = sorted((tmp_path / "hf").glob("*.safetensors"))
+    assert len(files) == (1 if shard_bytes == 10**9 else 3)
+    found = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    expected = torch.load(ZERO / "weights.pt", weights_only=True)
+    assert same({name.removeprefix("net."): tensor for name, tensor in found.items()}, expected)
+
+
+def test_a_missing_rank_is_named(tmp_path):
+    shutil.copytree(ZERO / "stage3", tmp_path / "zero")
+    next((tmp_path / "zero").rglob("*rank_1*optim_states.pt")).unlink()
+    with pytest.raises(CheckpointError, match="of 1 ranks, of 2"):
+        convert(str(tmp_path / "zero"), str(tmp_path / "hf"))
+    assert not (tmp_path / "hf").exists()
+
+
+class Payload:
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.mark}",)
+
+
+@pytest.mark.parametrize("where", ["zero", "dcp", "ckpt"])
+def test_shards_and_checkpoints_cannot_run_code(tmp_path, where):
+    mark, source = tmp_path / "mark", tmp_path / "source"
+    if where == "zero":
+        shutil.copytree(ZERO / "stage2", source)
+        torch.save({"module": Payload(mark)}, next(source.rglob("*model_states.pt")))
+    elif where == "dcp":
+        source.mkdir()
+        (source / ".metadata").write_bytes(pickle.dumps(Payload(mark)))
+    else:
+        source = tmp_path / "it.ckpt"
+        torch.save({"state_dict": {}, "hyper_parameters": {"_instantiator": Payload(mark)}}, source)
+    with pytest.raises(CheckpointError):
+        convert(str(source), str(tmp_path / "hf"))
+    assert not mark.exists()
+
+
+def test_an_instantiator_in_a_lightning_checkpoint_is_not_called(make_args, tmp_path):
+    """Lightning calls what `_instantiator` names; we never build a module from a checkpoint."""
+    import hf_compat
+
+    path, mark = tmp_path / "it.ckpt", tmp_path / "mark"
+    weights = {f"model.{name}": tensor for name, tensor in toy.Classifier().state_dict().items()}
+    hostile = {"_instantiator": "os.system", "command": f"touch {mark}"}
+    torch.save({"state_dict": weights, "global_step": 0, "epoch": 0, "hyper_parameters": hostile}, path)
+    trainer = hf_compat.Trainer(toy.Classifier(), make_args(max_steps=1), train_dataset=toy.rows())
+    trainer.train(resume_from_checkpoint=str(path))
+    assert not mark.exists()
+
+
+def test_dcp_shards_one_file_at_a_time(tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    model = toy.tiny_gpt2()
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    dcp.save({f"model.{name}": tensor for name, tensor in weights.items()}, checkpoint_id=tmp_path / "shards")
+    convert(str(tmp_path / "shards"), str(tmp_path / "hf"), shard_bytes=10_000)
+    model.config.save_pretrained(tmp_path / "hf")
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf")
+    assert same(again.state_dict(), model.state_dict())
+    assert len(list((tmp_path / "hf").glob("model-*.safetensors"))) > 2
+
+
+def test_an_index_cannot_name_files_elsewhere(tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"model.a": torch.ones(2)}, checkpoint_id=tmp_path / "shards")
+    index = tmp_path / "shards" / ".metadata"
+    content = pickle.loads(index.read_bytes())
+    for info in content.storage_data.values():
+        info.relative_path = "../secret"
+    index.write_bytes(pickle.dumps(content))
+    with pytest.raises(CheckpointError, match="outside the checkpoint"):
+        convert(str(tmp_path / "shards"), str(tmp_path / "hf"))
+
+
+def test_names_may_be_kept_and_nothing_is_overwritten(tmp_path, capsys):
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"model.a": torch.ones(2)}, checkpoint_id=tmp_path / "shards")
+    assert command(["convert", "--keep-names", str(tmp_path / "shards"), str(tmp_path / "hf")]) == 0
+    assert list(load_file(next((tmp_path / "hf").glob("*.safetensors")))) == ["model.a"]
+    assert command(["convert", str(tmp_path / "shards"), str(tmp_path / "hf")]) == 2
+    assert "not overwritten" in capsys.readouterr().err
+    assert command(["convert", str(tmp_path / "nothing"), str(tmp_path / "x")]) == 2

@@ -1,0 +1,283 @@
+"""`hf-compat fit`: a GLUE-like script as YAML gives the script's losses; mistakes are told before anything runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+TESTS = Path(__file__).resolve().parent.parent
+
+# What a project has in its own module: metrics and a way to its data.
+PROJECT = """
+import datasets, numpy as np, torch
+
+def sentences(part, tokenizer, file):
+    data = datasets.load_dataset("json", data_files=file, split=part)
+    return data.map(lambda row: tokenizer(row["sentence"], truncation=True, max_length=24))
+
+def accuracy(prediction):
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+class Stamp:
+    def on_train_end(self, args, state, control, **kwargs):
+        open(args.output_dir + "/stamp", "w").write(str(state.global_step))
+"""
+
+SCRIPT = """
+import sys
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
+from hf_compat import EarlyStoppingCallback, HfArgumentParser, Trainer, TrainingArguments
+from project import accuracy, sentences
+
+(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+set_seed(args.seed)
+model = AutoModelForSequenceClassification.from_pretrained("model", num_labels=2)
+tokenizer = AutoTokenizer.from_pretrained("model")
+trainer = Trainer(
+    model, args, train_dataset=sentences("train", tokenizer, "train.jsonl"),
+    eval_dataset=sentences("train", tokenizer, "eval.jsonl"), processing_class=tokenizer,
+    compute_metrics=accuracy, callbacks=[EarlyStoppingCallback(3)],
+)
+result = trainer.train()
+trainer.save_model()
+trainer.save_metrics("train", result.metrics)
+trainer.save_state()
+metrics = trainer.evaluate()
+trainer.save_metrics("eval", metrics)
+"""
+
+TOKENIZER = {
+    "class_path": "transformers.AutoTokenizer.from_pretrained",
+    "init_args": {"pretrained_model_name_or_path": "model"},
+}
+CONFIG = {
+    "model": {
+        "class_path": "transformers.AutoModelForSequenceClassification.from_pretrained",
+        "init_args": {"pretrained_model_name_or_path": "model", "num_labels": 2},
+    },
+    "data": {
+        "train_dataset": {
+            "class_path": "project.sentences",
+            "init_args": {"part": "train", "tokenizer": TOKENIZER, "file": "train.jsonl"},
+        },
+        "eval_dataset": {
+            "class_path": "project.sentences",
+            "init_args": {"part": "train", "tokenizer": TOKENIZER, "file": "eval.jsonl"},
+        },
+        "processing_class": TOKENIZER,
+    },
+    "compute_metrics": "project.accuracy",
+    "callbacks": [
+        {"class_path": "EarlyStoppingCallback", "init_args": {"early_stopping_patience": 3}},
+        {"class_path": "lightning.pytorch.callbacks.LearningRateMonitor"},
+        "project.Stamp",
+    ],
+}
+ARGUMENTS = {
+    "learning_rate": 5e-4,
+    "per_device_train_batch_size": 8,
+    "num_train_epochs": 2,
+    "eval_strategy": "epoch",
+    "save_strategy": "epoch",
+    "logging_steps": 2,
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "accuracy",
+    "seed": 7,
+    "use_cpu": True,
+    "disable_tqdm": True,
+}
+TIMED = ("_runtime", "_per_second", "_time")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A folder with a small pretrained model, sentences from the standard library, and the project's module."""
+    from pydoc_data.topics import topics
+
+    sys.path.insert(0, str(TESTS))
+    from toy import tiny_bert, tiny_tokenizer
+
+    folder = tmp_path_factory.mktemp("project")
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(folder / "model")
+    tiny_bert(2).save_pretrained(folder / "model")
+    lines = [line.strip() for text in topics.values() for line in text.splitlines() if len(line) > 40][:60]
+    words = [" ".join(f"w{len(w) % 30}" for w in line.split()) for line in lines]
+    rows = [{"sentence": text, "label": int("the" in line)} for text, line in zip(words, lines, strict=True)]
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows[:40])))
+    (folder / "eval.jsonl").write_text("\n".join(map(json.dumps, rows[40:])))
+    (folder / "project.py").write_text(PROJECT)
+    (folder / "script.py").write_text(SCRIPT)
+    (folder / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "args": ARGUMENTS}))
+    return folder
+
+
+def run(folder, *words, status=0, script=None):
+    command = [sys.executable, script] if script else [sys.executable, "-m", "hf_compat.cli.main"]
+    done = subprocess.run(
+        [*command, *words],
+        cwd=folder,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr[-3000:]
+    return done
+
+
+def history(folder):
+    logs = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    kept = [{k: v for k, v in log.items() if not k.endswith(TIMED)} for log in logs]
+    return [log for log in kept if not any(key.startswith("lr-") for key in log)]
+
+
+def weights(folder):
+    from safetensors.numpy import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def equal(one, other):
+    mine, theirs = weights(one), weights(other)
+    return mine.keys() == theirs.keys() and all(np.array_equal(mine[k], theirs[k]) for k in mine)
+
+
+def test_a_script_as_yaml_gives_the_scripts_losses_bit_for_bit(project):
+    line = [word for name, value in ARGUMENTS.items() for word in (f"--{name}", str(value))]
+    run(project, *line, "--output_dir", "by_script", script="script.py")
+    run(project, "fit", "--config", "run.yaml", "--output_dir", "by_yaml")
+    assert history(project / "by_yaml") == history(project / "by_script")
+    assert equal(project / "by_yaml", project / "by_script")
+    evaluated = [json.loads((project / f / "eval_results.json").read_text()) for f in ("by_yaml", "by_script")]
+    assert evaluated[0]["eval_accuracy"] == evaluated[1]["eval_accuracy"]
+    assert (project / "by_yaml" / "stamp").read_text() == "10", "the project's own callback was called"
+
+    printed = run(project, "fit", "--config", "run.yaml", "--output_dir", "again", "--print_config").stdout
+    (project / "printed.yaml").write_text(printed)
+    run(project, "fit", "--config", "printed.yaml")
+    assert history(project / "again") == history(project / "by_script") and equal(
+        project / "again", project / "by_script"
+    )
+    kept = yaml.safe_load((project / "again" / "config.yaml").read_text())
+    assert kept["args"]["learning_rate"] == 5e-4 and kept["model"] == CONFIG["model"]
+    run(project, "fit", "--config", "again/config.yaml", "--output_dir", "third")
+    assert history(project / "third") == history(project / "by_script")
+
+
+def test_validate_test_and_predict(project):
+    tests = {**CONFIG["data"], "test_dataset": CONFIG["data"]["eval_dataset"]}
+    (project / "test.yaml").write_text(yaml.safe_dump({**CONFIG, "data": tests, "args": ARGUMENTS}))
+    for command in ("validate", "test", "predict"):
+        run(project, command, "--config", "test.yaml", "--output_dir", f"out_{command}")
+    evaluated = json.loads((project / "out_validate" / "eval_results.json").read_text())
+    tested = json.loads((project / "out_test" / "test_results.json").read_text())
+    assert evaluated["eval_loss"] == tested["test_loss"]
+    predicted = np.load(project / "out_predict" / "predictions.npz")
+    accuracy = float((predicted["predictions"].argmax(-1) == predicted["labels"]).mean())
+    assert accuracy == tested["test_accuracy"]
+
+
+def test_words_of_an_hf_command_line_are_arguments(project):
+    words = ["--evaluation_strategy", "no", "--save_strategy=no", "--load_best_model_at_end", "false"]
+    run(
+        project, "fit", "--config", "run.yaml", "--output_dir", "words", *words,
+        "--max-steps", "2", "--logging_steps", "1", "--bf16", "--no_dataloader_pin_memory",
+        "--label_names", "labels", "--metric_for_best_model=accuracy", "--callbacks", "[]",
+    )  # fmt: skip
+    kept = yaml.safe_load((project / "words" / "config.yaml").read_text())["args"]
+    assert (kept["max_steps"], kept["bf16"], kept["dataloader_pin_memory"]) == (2, True, False)
+    assert kept["label_names"] == ["labels"]
+    assert len([log for log in history(project / "words") if "loss" in log]) == 2
+
+
+def test_the_trainer_section_says_the_same_in_lightnings_words(project):
+    arguments = {k: v for k, v in ARGUMENTS.items() if k not in ("num_train_epochs", "use_cpu", "logging_steps")}
+    trainer = {"max_epochs": 2, "accelerator": "cpu", "log_every_n_steps": 2, "profiler": "simple"}
+    (project / "trainer.yaml").write_text(yaml.safe_dump({**CONFIG, "args": arguments, "trainer": trainer}))
+    done = run(project, "fit", "--config", "trainer.yaml", "--output_dir", "by_trainer")
+    run(project, "fit", "--config", "run.yaml", "--output_dir", "by_args")
+    assert history(project / "by_trainer") == history(project / "by_args")
+    assert "run_training_batch" in done.stdout + done.stderr, "the profiler reports"
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "parts"),
+    [
+        ({"trainer": {"max_epochs": 5}}, [], ["trainer.max_epochs=5", "args.num_train_epochs=2", "keep one"]),
+        ({"trainer": {"precision": "bf16-mixed"}}, ["--fp16"], ["trainer.precision='bf16-mixed'", "args.fp16=True"]),
+        ({"trainer": {"strategy": "ddp"}}, [], ["trainer.strategy='ddp'", "affair of the arguments"]),
+        ({"trainer": {"max_epoch": 5}}, [], ["max_epoch"]),
+        ({"args": {**ARGUMENTS, "learning_rat": 1}}, [], ["learning_rat"]),
+        ({"args": {**ARGUMENTS, "learning_rate": "fast"}}, [], ["learning_rate", "float"]),
+        ({"compute_metrics": "project.accurracy"}, [], ["did you mean project.accuracy"]),
+        ({"model": {"class_path": "nowhere.Model"}}, [], ["no module named 'nowhere'"]),
+        ({"model": {"class_path": "toy.Classifier", "init_args": {"feature": 3}}}, [], ["did you mean 'features'"]),
+        ({"model": None}, [], ["has no `model`", "class_path"]),
+        ({"callbacks": ["EarlyStopingCallback"]}, [], ["there is no 'EarlyStopingCallback'", "whole path"]),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_with_a_way_out(project, change, words, parts):
+    (project / "wrong.yaml").write_text(yaml.safe_dump({**CONFIG, "args": ARGUMENTS, **change}))
+    (project / "toy.py").write_text((TESTS / "toy.py").read_text())
+    done = run(project, "fit", "--config", "wrong.yaml", "--output_dir", "wrong", *words, status=2)
+    for part in parts:
+        assert part in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and not (project / "wrong").exists()
+
+
+def test_plain_lightning_cli_takes_our_module_and_data(tmp_path):
+    (tmp_path / "cli.py").write_text(
+        f"""
+import sys
+sys.path.insert(0, {str(TESTS)!r})
+import torch
+from lightning.pytorch.cli import LightningCLI
+from hf_compat import HFDataModule, HFModule
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, count: int = 16, seed: int = 0):
+        from toy import rows
+        self.rows = rows(count, seed)
+    def __len__(self):
+        return len(self.rows)
+    def __getitem__(self, index):
+        return self.rows[index]
+
+if __name__ == "__main__":
+    cli = LightningCLI(HFModule, HFDataModule)
+    print("updates", cli.trainer.global_step, sorted(cli.trainer.callback_metrics))
+"""
+    )
+    config = {
+        "seed_everything": 3,
+        "model": {
+            "model": {"class_path": "toy.Classifier", "init_args": {"features": 8}},
+            "args": {"learning_rate": 1e-2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
+                     "use_cpu": True},
+            "compute_metrics": {"class_path": "torchmetrics.classification.MulticlassAccuracy",
+                                "init_args": {"num_classes": 3}},
+        },
+        "data": {
+            "args": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "use_cpu": True},
+            "train_dataset": {"class_path": "__main__.Rows", "init_args": {"count": 16}},
+            "eval_dataset": {"class_path": "__main__.Rows", "init_args": {"count": 8, "seed": 1}},
+        },
+        "trainer": {"max_epochs": 2, "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
+                    "callbacks": [{"class_path": "hf_compat.HFCallbackAdapter", "init_args": {
+                        "callbacks": [{"class_path": "hf_compat.PrinterCallback"}]}}]},
+    }  # fmt: skip
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    done = run(tmp_path, "fit", "--config", "run.yaml", script="cli.py")
+    assert "updates 4" in done.stdout and "eval_MulticlassAccuracy" in done.stdout
+    printed = run(tmp_path, "fit", "--config", "run.yaml", "--print_config", script="cli.py").stdout
+    (tmp_path / "printed.yaml").write_text(printed)
+    words = ["--config", "printed.yaml", "--trainer.default_root_dir", "again"]
+    assert "updates 4" in run(tmp_path, "fit", *words, script="cli.py").stdout
