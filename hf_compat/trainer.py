@@ -28,7 +28,6 @@ from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.callbacks.event_order import CallbackOrder, check_lightning_callback
 from hf_compat.callbacks.loggers import LoggerCallback, reporting_callbacks
 from hf_compat.callbacks.startup_log import show_logs, startup_lines
-from hf_compat.callbacks.step_averages import StepAverages
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.layout import checkpoints_to_delete, list_checkpoints
 from hf_compat.checkpoint.lightning_io import to_hf
@@ -95,6 +94,7 @@ from hf_compat.trainer_methods.logs import LogMethods
 from hf_compat.trainer_methods.model import ModelMethods
 from hf_compat.trainer_methods.optimization import OptimizationMethods
 from hf_compat.trainer_methods.steps import StepMethods
+from hf_compat.training_run.step_averages import StepAverages
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ import lightning.pytorch as pl
 import torch
 
 from hf_compat.callbacks.bridge import HFBridge
-from hf_compat.callbacks.step_averages import StepAverages
 from hf_compat.data.tree import join_batches
 from hf_compat.engine.build import build_trainer, quietly
 from hf_compat.engine.evaluation import EvaluationBatches, EvaluationRun, EvaluationSettings
@@ -28,6 +27,7 @@ from hf_compat.plan.translate import translate
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.inspection import call_by_signature
 from hf_compat.trainer_methods.run_base import RunBase
+from hf_compat.training_run.step_averages import StepAverages
 
 
 class EvaluationMethods(RunBase):

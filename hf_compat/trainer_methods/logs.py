@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from hf_compat.callbacks.loggers import LoggerCallback
-from hf_compat.callbacks.step_averages import StepAverages
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME
 from hf_compat.engine.internals import note_metrics
 from hf_compat.errors import ArgumentError, MissingMetric
@@ -25,6 +24,7 @@ from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.inspection import call_by_signature
 from hf_compat.trainer_methods.run_base import RunBase
+from hf_compat.training_run.step_averages import StepAverages
 
 # What the log of training holds already.
 _TAKEN = frozenset({"loss", "grad_norm", "learning_rate", "epoch", "step", "nonfinite_steps"})

@@ -72,7 +72,7 @@ def tensorboard_of(folder):
 
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
     reader.Reload()
-    scalars = {tag: [(e.step, e.value) for e in reader.StepAverages(tag)] for tag in reader.Tags()["scalars"]}
+    scalars = {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
     texts = {
         tag: [(e.step, e.tensor_proto.string_val[0].decode()) for e in reader.Tensors(tag)]
         for tag in reader.Tags()["tensors"]

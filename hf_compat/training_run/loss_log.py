@@ -1,0 +1,158 @@
+"""`LossLog`: the loss of a run, summed up between logs and over the whole run. HF words only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NotRequired, TypedDict
+
+import torch
+
+from hf_compat.runtime.collectives import gather_objects
+from hf_compat.training_run.step_averages import AveragesState, StepAverages
+
+
+class LossLogState(TypedDict):
+    """A loss log in plain values, under the names that `run_state.pt` has for them.
+
+    Checkpoints of the first versions lack the last two, and have a tensor as `tr_loss`.
+    """
+
+    tr_loss: float | torch.Tensor
+    total_loss: float
+    last_logged: int
+    first_update: int
+    nonfinite_steps: NotRequired[int]
+    scalars: NotRequired[AveragesState]
+
+
+class LossLog:
+    """Sum up a run's loss, and give the entries of its logs.
+
+    Args:
+        device: Device of the sum. Losses are added there, so that no update waits for the device.
+        first_update: `global_step` at the start of the run.
+        filter_nonfinite: Replace a loss that is NaN or infinite by the mean since the last log
+            (`logging_nan_inf_filter`).
+
+    Attributes:
+        since_last_log: The loss summed since the last log: HF's `_tr_loss`. It is added to in place.
+        total: The loss that was logged in this run, as a sum over its updates: HF's `_total_loss_scalar`.
+        last_logged: `global_step` at the last log: HF's `_globalstep_last_logged`.
+        first_update: `global_step` at the start of the run: HF's `_initial_global_step`.
+        nonfinite_updates: Updates in which the filter replaced a loss. A tensor while the losses are on a device.
+        averages: Means of the values that are logged beside the loss.
+        filter_nonfinite: As above; it may be changed within the run.
+    """
+
+    def __init__(self, device: torch.device | str, first_update: int, filter_nonfinite: bool) -> None:
+        self.since_last_log = torch.tensor(0.0, device=device)
+        self.total = 0.0
+        self.last_logged = self.first_update = first_update
+        self.nonfinite_updates: int | torch.Tensor = 0
+        self.averages = StepAverages()
+        self.filter_nonfinite = filter_nonfinite
+        # whether this update has a replaced loss: a tensor where the loss is on a device
+        self._replaced: bool | torch.Tensor = False
+
+    def add(self, loss: torch.Tensor, updates_done: int) -> None:
+        """Add a micro-batch's loss.
+
+        Args:
+            loss: Its share of the update's loss, detached.
+            updates_done: Updates before the one that the micro-batch belongs to.
+        """
+        self.since_last_log += self._finite(loss, updates_done) if self.filter_nonfinite else loss
+
+    def _finite(self, loss: torch.Tensor, updates_done: int) -> torch.Tensor:
+        """Return the loss, or in its place the mean since the last log where it is not finite.
+
+        Mirrors:
+            `transformers.Trainer._run_epoch`, 5.23, `logging_nan_inf_filter`.
+        """
+        if loss.device.type != "cpu":
+            return self._chosen_on_device(loss, updates_done)
+        if math.isfinite(loss.item()):
+            return loss
+        self._replaced = True
+        return self._mean_since_last_log(updates_done)
+
+    def _chosen_on_device(self, loss: torch.Tensor, updates_done: int) -> torch.Tensor:
+        """Choose where the loss is: asking for its value would wait for the device at every micro-batch."""
+        is_finite = torch.isfinite(loss)
+        self._replaced = self._replaced | ~is_finite
+        return torch.where(is_finite, loss, self._mean_since_last_log(updates_done))
+
+    def _mean_since_last_log(self, updates_done: int) -> torch.Tensor:
+        return self.since_last_log / (1 + updates_done - self.last_logged)
+
+    def end_update(self) -> None:
+        """Count the update where a loss of it was replaced."""
+        if self._replaced is not False:
+            self.nonfinite_updates = self.nonfinite_updates + self._replaced
+            self._replaced = False
+
+    def take(
+        self,
+        updates_done: int,
+        grad_norm: torch.Tensor | float | None,
+        learning_rate: float | None,
+        gather: Callable[[torch.Tensor], torch.Tensor],
+        summed: torch.Tensor | None = None,
+    ) -> dict[str, float]:
+        """Return the entries of a log, and begin the next sum. Every process has to call it.
+
+        Args:
+            updates_done: `global_step` now. It is greater than `last_logged`.
+            grad_norm: Norm of the last update's gradients; without one the log has no `grad_norm`.
+            learning_rate: Learning rate of the last update; without one the log has no `learning_rate`.
+            gather: Joins the processes' tensors.
+            summed: The sum to log in place of `since_last_log`; it is set to zero in place.
+
+        Returns:
+            `loss`, `grad_norm`, `learning_rate`, `nonfinite_steps` (where there are any), then the averages.
+        """
+        summed = self.since_last_log if summed is None else summed
+        loss_sum = gather(summed).mean().item()
+        summed -= summed  # in place: the run goes on adding to this tensor
+        entries = {"loss": loss_sum / (updates_done - self.last_logged)}
+        if grad_norm is not None:
+            entries["grad_norm"] = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
+        if learning_rate is not None:
+            entries["learning_rate"] = learning_rate
+        nonfinite_updates = max(gather_objects(int(self.nonfinite_updates)))
+        if nonfinite_updates:
+            entries["nonfinite_steps"] = nonfinite_updates
+        self.total += loss_sum
+        self.last_logged = updates_done
+        return entries | self.averages.take()
+
+    def mean(self, updates_done: int) -> float:
+        """Return the mean loss of an update over the run; what was not logged yet goes into `total`."""
+        self.total += self.since_last_log.item()
+        self.since_last_log.zero_()
+        return self.total / max(updates_done - self.first_update, 0.001)  # as upstream, where nothing was trained
+
+    def state_dict(self) -> LossLogState:
+        """Return the sums and counts in plain values."""
+        return {
+            "tr_loss": self.since_last_log.item(),
+            "total_loss": self.total,
+            "last_logged": self.last_logged,
+            "first_update": self.first_update,
+            "nonfinite_steps": int(self.nonfinite_updates),
+            "scalars": self.averages.state_dict(),
+        }
+
+    def load_state_dict(self, state: LossLogState) -> None:
+        """Go on where a state stood.
+
+        Args:
+            state: What `state_dict` returned, or a run state that has its entries among others.
+        """
+        self.since_last_log.fill_(float(state["tr_loss"]))
+        self.total = state["total_loss"]
+        self.last_logged, self.first_update = state["last_logged"], state["first_update"]
+        self.nonfinite_updates = state.get("nonfinite_steps", 0)
+        if "scalars" in state:
+            self.averages.load_state_dict(state["scalars"])
