@@ -577,7 +577,7 @@ class Trainer(
         module.observer = bridge
         trainer = build_trainer(
             plan,
-            bridge.places(self._lightning_callbacks, self._callback_order),
+            bridge.lightning_callback_list(self._lightning_callbacks, self._callback_order),
             self._loggers(),
             self.args._launch,
             **self.lightning_options,

@@ -71,7 +71,7 @@ class HFBridge(pl.Callback):
         # whether the filter has hidden a loss within this update: False, True, or a tensor on the loss's device
         self._hides: Any = False
         self._order: CallbackOrder | None = None
-        self._last_group = 0
+        self._last_segment = 0
 
     # Events are fired through here, so that a callback may replace the control.
     def _fire(self, event: str, **extra: Any) -> None:
@@ -79,33 +79,35 @@ class HFBridge(pl.Callback):
         fire = getattr(session.callback_handler, event)
         session.control = fire(session.args, session.state, session.control, **extra)
 
-    def places(self, lightning_callbacks: list[pl.Callback], order: CallbackOrder) -> list[pl.Callback]:
+    def lightning_callback_list(
+        self, lightning_callbacks: list[pl.Callback], order: CallbackOrder
+    ) -> list[pl.Callback]:
         """Return the callbacks of a Lightning trainer: the user's, HF's events between them, this bridge last."""
         self._order = order if lightning_callbacks else None
-        self._last_group = len(lightning_callbacks)
-        return order.arrange(lightning_callbacks, self, lambda group: HFEvents(self, group))
+        self._last_segment = len(lightning_callbacks)
+        return order.arrange(lightning_callbacks, self, lambda segment: HFEvents(self, segment))
 
-    def tell(self, hook: str, group: int, batch: Any = None, outputs: Any = None) -> None:
+    def fire_for_hook(self, hook: str, segment: int, batch: Any = None, outputs: Any = None) -> None:
         """Tell the event that goes with a hook to one run of the HF callbacks; the first one prepares it.
 
         Args:
             hook: Lightning's hook.
-            group: Which run of HF callbacks: 0 stands before the first Lightning callback.
+            segment: Which segment of the HF callbacks: 0 stands before the first Lightning callback.
             batch: The batch, where the hook has one.
             outputs: What the step returned, where the hook has it.
         """
         session, event = self.hf_session, PAIRS[hook]
         handler = session.callback_handler
-        if group == 0:
+        if segment == 0:
             self._prepare(hook, batch, outputs)
         if hook == "on_train_batch_end" and not self._stepped:
             return
         if self._order is None:
             self._fire(event)
             return
-        handler.only = self._order.groups(handler.callbacks)[group]
+        handler.only = self._order.segments(handler.callbacks)[segment]
         try:
-            if group == 0:
+            if segment == 0:
                 self._fire(event)
             else:  # the flags are reset once, by the handler's own method
                 session.control = handler.call_event(event, session.args, session.state, session.control)
@@ -145,7 +147,7 @@ class HFBridge(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin the run."""
-        self.tell("on_train_start", self._last_group)
+        self.fire_for_hook("on_train_start", self._last_segment)
         if self.hf_session.args.eval_on_start:
             self.hf_session._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
         if self.is_finished:
@@ -153,13 +155,13 @@ class HFBridge(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin an epoch."""
-        self.tell("on_train_epoch_start", self._last_group)
+        self.fire_for_hook("on_train_epoch_start", self._last_segment)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Begin an update."""
-        self.tell("on_train_batch_start", self._last_group)
+        self.fire_for_hook("on_train_batch_start", self._last_segment)
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Any) -> None:
         """Take a micro-batch's loss, operations and tokens into account."""
@@ -199,7 +201,7 @@ class HFBridge(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Tell that gradients are clipped and the optimizer is about to step."""
-        self.tell("on_before_optimizer_step", self._last_group)
+        self.fire_for_hook("on_before_optimizer_step", self._last_segment)
 
     def optimizer_stepped(self, grad_norm: Any) -> None:
         """Tell that the optimizer has stepped."""
@@ -219,7 +221,7 @@ class HFBridge(pl.Callback):
         session._check_background()
         if trainer.should_stop:  # a Lightning callback asks to stop
             session.control.should_training_stop = True
-        self.tell("on_train_batch_end", self._last_group, batch)
+        self.fire_for_hook("on_train_batch_end", self._last_segment, batch)
         if self._stepped:
             self._count_hidden()
             self._act_on_flags(trainer)
@@ -238,7 +240,7 @@ class HFBridge(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End an epoch: then log, evaluate and save as the flags say."""
         session = self.hf_session
-        self.tell("on_train_epoch_end", self._last_group)
+        self.fire_for_hook("on_train_epoch_end", self._last_segment)
         if trainer.should_stop:  # a Lightning callback asks to stop, at the end of this epoch
             session.control.should_training_stop = True
         self._act_on_flags(trainer)
@@ -304,7 +306,7 @@ class HFBridge(pl.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Tell that a batch was predicted."""
-        self.tell("on_validation_batch_end", self._last_group, batch, outputs)
+        self.fire_for_hook("on_validation_batch_end", self._last_segment, batch, outputs)
 
     on_test_batch_end = on_validation_batch_end
 

@@ -103,51 +103,51 @@ def _has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
-class GroupTeller(Protocol):
-    """Who tells an event to one run of HF callbacks: the bridge."""
+class EventSource(Protocol):
+    """Fires an event for one segment of the HF callbacks: the bridge."""
 
-    def tell(self, hook: str, group: int, batch: Any = None, outputs: Any = None) -> None: ...
+    def fire_for_hook(self, hook: str, segment: int, batch: Any = None, outputs: Any = None) -> None: ...
 
 
 class HFEvents(pl.Callback):
-    """One run of HF callbacks, in its place among the Lightning ones.
+    """One segment of the HF callbacks, called between two Lightning callbacks.
 
     Args:
-        bridge: Who tells the events.
-        group: Which run of HF callbacks it is.
+        bridge: Fires the events.
+        segment: Which of the segments that Lightning callbacks divide the list of HF callbacks into; 0 is the first.
     """
 
-    def __init__(self, bridge: GroupTeller, group: int) -> None:
+    def __init__(self, bridge: EventSource, segment: int) -> None:
         self.bridge = bridge
-        self.group = group
+        self.segment = segment
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self.group == 0:
+        if self.segment == 0:
             self.bridge.on_fit_start(trainer, pl_module)  # type: ignore[attr-defined]  # the bridge is a callback too
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.bridge.tell("on_train_start", self.group)
+        self.bridge.fire_for_hook("on_train_start", self.segment)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.bridge.tell("on_train_epoch_start", self.group)
+        self.bridge.fire_for_hook("on_train_epoch_start", self.segment)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self.bridge.tell("on_train_batch_start", self.group)
+        self.bridge.fire_for_hook("on_train_batch_start", self.segment)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        self.bridge.tell("on_before_optimizer_step", self.group)
+        self.bridge.fire_for_hook("on_before_optimizer_step", self.segment)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.bridge.tell("on_train_batch_end", self.group, batch)
+        self.bridge.fire_for_hook("on_train_batch_end", self.segment, batch)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.bridge.tell("on_train_epoch_end", self.group)
+        self.bridge.fire_for_hook("on_train_epoch_end", self.segment)
 
     def on_validation_batch_end(
         self,
@@ -158,7 +158,7 @@ class HFEvents(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self.bridge.tell("on_validation_batch_end", self.group, batch, outputs)
+        self.bridge.fire_for_hook("on_validation_batch_end", self.segment, batch, outputs)
 
     on_test_batch_end = on_validation_batch_end
 
@@ -177,21 +177,21 @@ class CallbackOrder:
         """Forget a callback."""
         self.entries = [entry for entry in self.entries if entry is not callback]
 
-    def groups(self, hf_callbacks: Iterable[Any]) -> list[frozenset[int]]:
+    def segments(self, hf_callbacks: Iterable[Any]) -> list[frozenset[int]]:
         """Return the HF callbacks before, between and after the Lightning ones, as sets of `id`.
 
         Callbacks that were put into the handler behind the Trainer's back come last.
         """
-        groups: list[set[int]] = [set()]
-        place: dict[int, int] = {}
+        segments: list[set[int]] = [set()]
+        segment_of: dict[int, int] = {}
         for entry in self.entries:
             if isinstance(entry, pl.Callback):
-                groups.append(set())
+                segments.append(set())
             else:
-                place[id(entry)] = len(groups) - 1
+                segment_of[id(entry)] = len(segments) - 1
         for callback in hf_callbacks:
-            groups[place.get(id(callback), len(groups) - 1)].add(id(callback))
-        return [frozenset(group) for group in groups]
+            segments[segment_of.get(id(callback), len(segments) - 1)].add(id(callback))
+        return [frozenset(segment) for segment in segments]
 
     def arrange(
         self, lightning_callbacks: list[pl.Callback], bridge: Any, make: Callable[[int], pl.Callback]
@@ -200,8 +200,8 @@ class CallbackOrder:
         if not lightning_callbacks:
             return [bridge]
         arranged: list[pl.Callback] = [make(0)]
-        for index, rider in enumerate(lightning_callbacks, start=1):
-            arranged.append(rider)
+        for index, callback in enumerate(lightning_callbacks, start=1):
+            arranged.append(callback)
             if index < len(lightning_callbacks):
                 arranged.append(make(index))
         return [*arranged, bridge]

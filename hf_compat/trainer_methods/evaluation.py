@@ -220,7 +220,7 @@ class EvaluationMethods(RunBase):
         bridge = HFBridge(whole)
         alone = build_trainer(
             plan,
-            bridge.places(self._lightning_callbacks, whole._callback_order),
+            bridge.lightning_callback_list(self._lightning_callbacks, whole._callback_order),
             whole._loggers(),
             self.args._launch,
             **whole.lightning_options,
