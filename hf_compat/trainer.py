@@ -7,7 +7,6 @@ evaluation, checkpoints).
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import logging
 import os
@@ -84,6 +83,7 @@ from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.runtime.out_of_memory import run_with_fitting_batch_size
 from hf_compat.runtime.seeding import enable_full_determinism, set_seed
 from hf_compat.runtime.signals import StopSignals
+from hf_compat.runtime.text import did_you_mean
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.callbacks import CallbackMethods
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods, read_state
@@ -669,8 +669,7 @@ def _accept_old_names(old_names: dict[str, Any], processing_class: Any) -> Any:
     if old_names:
         name = next(iter(old_names))
         known = [p for p in inspect.signature(Trainer.__init__).parameters if p not in ("self", "old_names")]
-        near = difflib.get_close_matches(name, [*known, "tokenizer"], n=1, cutoff=0.5)
-        hint = f"did you mean `{near[0]}`?" if near else f"the arguments are {', '.join(known)}."
+        hint = did_you_mean(name, [*known, "tokenizer"], f"the arguments are {', '.join(known)}.", cutoff=0.5)
         raise UnknownArgument(f"Trainer got an unknown argument `{name}={old_names[name]!r}`.\n\nHint: {hint}")
     if tokenizer is not None and processing_class is not None:
         raise ArgumentError("`tokenizer` is the old name of `processing_class`: pass one of them.")

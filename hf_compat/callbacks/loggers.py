@@ -12,8 +12,9 @@ from hf_compat.callbacks.trackers import TensorBoardCallback, WandbCallback
 from hf_compat.errors import ArgumentError, MissingPackage
 from hf_compat.hf.callbacks import Args, TrainerCallback
 from hf_compat.hf.state import TrainerControl, TrainerState
-from hf_compat.hf.tracking import PACKAGES, is_installed, numbers_of, rewrite_logs
+from hf_compat.hf.tracking import PACKAGES, numbers_of, rewrite_logs
 from hf_compat.interop.transformers_models import reporting_callback
+from hf_compat.runtime.text import is_installed, missing_package
 
 # Written here with HF's keys; the others are transformers' own integrations, or Lightning's loggers without it.
 _OWN = {"tensorboard": TensorBoardCallback, "wandb": WandbCallback}
@@ -37,7 +38,7 @@ def _reporting_callback(wanted: Any, args: Args) -> Any:
         raise ArgumentError(f"`report_to` has {wanted!r}.\n\nHint: name a tracker or pass a Lightning logger.")
     module, install = PACKAGES[wanted]
     if not is_installed(module):
-        raise MissingPackage(f"`report_to={wanted!r}` needs the package {module}.\n\nHint: pip install {install}")
+        raise missing_package(module, install, f"`report_to={wanted!r}`")
     if wanted in _OWN:
         return _OWN[wanted]()
     theirs = reporting_callback(wanted)

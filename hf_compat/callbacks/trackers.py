@@ -5,8 +5,6 @@ HF words only; the packages are guests, asked for when a run reports to them.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 import os
 import re
@@ -16,25 +14,13 @@ from typing import Any
 
 import torch
 
-from hf_compat.errors import MissingPackage
 from hf_compat.hf.callbacks import Args, TrainerCallback
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.hf.tracking import SUMMARY_KEYS, RunMemory, default_logdir, numbers_of, rewrite_logs
 from hf_compat.runtime.launch import variable
+from hf_compat.runtime.text import need
 
 logger = logging.getLogger(__name__)
-
-
-def need(package: str, who: str, install: str) -> Any:
-    """Import an optional package.
-
-    Raises:
-        MissingPackage: It is not installed; the message says how to get it.
-    """
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise MissingPackage(f"{who} needs the package {package}.\n\nHint: pip install {install}") from error
 
 
 class TensorBoardCallback(TrainerCallback):
@@ -62,7 +48,7 @@ class TensorBoardCallback(TrainerCallback):
         image_steps: int = 100,
     ) -> None:
         if tb_writer is None:
-            need("tensorboard", "report_to='tensorboard'", "'hf-compat[tensorboard]'")
+            need("tensorboard", "'hf-compat[tensorboard]'", "`report_to='tensorboard'`")
         self.tb_writer = tb_writer
         self.histograms = histograms
         self.images = images
@@ -151,7 +137,7 @@ class WandbCallback(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        self._wandb = need("wandb", "report_to='wandb'", "'hf-compat[wandb]'")
+        self._wandb: Any = need("wandb", "'hf-compat[wandb]'", "`report_to='wandb'`")
         self._is_set_up = False
         self._log_model = _log_model(variable("WANDB_LOG_MODEL", "false"))
         self._memory: RunMemory | None = None

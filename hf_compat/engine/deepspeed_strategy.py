@@ -14,9 +14,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from hf_compat.checkpoint.zero_reader import check_zero_files
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import DirectSteps, LaunchedEnvironment, _leave_model
-from hf_compat.errors import CheckpointError, MissingPackage
+from hf_compat.errors import CheckpointError
 from hf_compat.plan.deepspeed import zero_stage
 from hf_compat.runtime.launch import Launch
+from hf_compat.runtime.text import need
 
 
 class DeepSpeedPrecision(ForwardPrecision):
@@ -43,10 +44,7 @@ class HFDeepSpeedStrategy(DirectSteps, DeepSpeedStrategy):
     """
 
     def __init__(self, launch: Launch, precision_plugin: DeepSpeedPrecision, config: dict[str, Any]) -> None:
-        try:
-            import deepspeed  # noqa: F401 - asked for before Lightning does
-        except ImportError as error:
-            raise MissingPackage("`deepspeed=…` needs the package deepspeed.\n\nHint: pip install deepspeed") from error
+        need("deepspeed", "deepspeed", "`deepspeed=…`")  # before Lightning asks for it, in other words
         super().__init__(config=config)
         self.cluster_environment = LaunchedEnvironment(launch)
         self.precision_plugin = precision_plugin

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import os
 from dataclasses import dataclass, fields
 from typing import Any
 
 from hf_compat.errors import ArgumentError
+from hf_compat.runtime.text import did_you_mean
 
 
 @dataclass
@@ -59,8 +59,7 @@ class AcceleratorConfig:
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(known)}."
+                hint = did_you_mean(name, known, f"the options are {', '.join(known)}.")
                 raise ArgumentError(f"`accelerator_config` has no option {name!r}.\n\nHint: {hint}")
         return cls(**options)
 

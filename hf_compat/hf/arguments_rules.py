@@ -26,6 +26,7 @@ from hf_compat.hf.enums import (
 )
 from hf_compat.hf.tracking import PACKAGES, available_trackers
 from hf_compat.runtime.launch import variable
+from hf_compat.runtime.text import parse_bool
 
 # `TrainingArguments` of arguments.py, which imports this module; its fields are set by dataclass machinery.
 Arguments = Any
@@ -74,8 +75,8 @@ def _typed(value: Any) -> Any:
         return {key: _typed(item) for key, item in value.items()}
     if not isinstance(value, str):
         return value
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
+    if value.lower() in ("true", "false"):  # narrow, as in transformers: `"on"` and `"1"` may be meant as they are
+        return parse_bool(value, "JSON")
     for convert in (int, float):
         try:
             return convert(value)

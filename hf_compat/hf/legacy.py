@@ -6,7 +6,6 @@ table; nothing else in the package knows an old name.
 
 from __future__ import annotations
 
-import difflib
 import math
 import warnings
 from collections.abc import Callable, Iterable
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnknownArgument
+from hf_compat.runtime.text import did_you_mean
 
 # Keywords of today that an old value turns into; empty when the value asks for nothing.
 Translation = dict[str, Any]
@@ -238,8 +238,7 @@ def _merge(old: str, new: str, given: Any, translated: Any) -> Any:
 
 
 def _unknown_message(name: str, value: Any, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, [*known, *OLD_NAMES], n=1, cutoff=0.5)
-    hint = f"did you mean `{near[0]}`?" if near else "see docs/arguments.md for the list of arguments."
+    hint = did_you_mean(name, [*known, *OLD_NAMES], "see docs/arguments.md for the list of arguments.", cutoff=0.5)
     return f"TrainingArguments got an unknown argument `{name}={value!r}`.\n\nHint: {hint}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import os
@@ -12,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from hf_compat.runtime.launch import variable
+from hf_compat.runtime.text import is_installed
 
 # What `report_to` may name: the module that it needs, and what brings it.
 PACKAGES = {
@@ -52,14 +52,6 @@ SUMMARY_KEYS = (
     "train_loss",
     "total_flos",
 )
-
-
-def is_installed(module: str) -> bool:
-    """Say whether a module can be found, without importing it."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def available_trackers() -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from hf_compat.errors import MissingPackage, UnsupportedArgument
+from hf_compat.errors import UnsupportedArgument
+from hf_compat.runtime.text import need
 
 # Where transformers has each name besides its top level.
 _HOMES = {
@@ -42,14 +43,8 @@ def patch_transformers(replacements: dict[str, Any]) -> None:
     Raises:
         MissingPackage: transformers is not installed.
     """
-    try:
-        transformers = importlib.import_module("transformers")
-    except ImportError as error:
-        raise MissingPackage(
-            "`hf-compat run` runs scripts written for transformers, which is not installed.\n\n"
-            "Hint: pip install 'hf-compat[transformers]'"
-        ) from error
-    # importing this one later would load the package anew, and bring its own classes back
+    need("transformers", "'hf-compat[transformers]'", "`hf-compat run`")
+    # importing this one later would load the package again, and bring its own classes back
     importlib.import_module("transformers.processing_utils")
     transformers = importlib.import_module("transformers")
     stand_ins = {**replacements, **{name: _refusing(name) for name in _NOT_YET}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from types import ModuleType
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from hf_compat.errors import ArgumentError, UnsupportedArgument
+from hf_compat.runtime.text import is_installed
 
 
 def loaded(package: str) -> ModuleType | None:
@@ -122,7 +122,7 @@ def is_datasets_stream(dataset: Any) -> bool:
 
 def reporting_callback(tracker: str) -> type | None:
     """Return transformers' own callback of a tracker; None where transformers is not installed or knows none."""
-    if importlib.util.find_spec("transformers") is None:
+    if not is_installed("transformers"):
         return None
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 

@@ -12,6 +12,7 @@ from torch import nn
 from hf_compat.errors import ArgumentError, UnsupportedArgument
 from hf_compat.hf.enums import OptimizerNames
 from hf_compat.optim.adafactor import Adafactor
+from hf_compat.runtime.text import parse_bool
 
 # Parameters that do not decay: those of these layers, and those whose names look like these.
 NO_DECAY_LAYERS = (nn.LayerNorm,)
@@ -76,7 +77,7 @@ def _with_options(
 ) -> Callable[[Any, dict[str, str]], tuple[type, Keywords]]:
     def choose(args: Any, options: dict[str, str]) -> tuple[type, Keywords]:
         keywords: Keywords = {name: float(options[name]) for name in numbers if name in options}
-        keywords |= {name: options[name].lower() in ("true", "1", "yes") for name in switches if name in options}
+        keywords |= {name: parse_bool(options[name], f"optim_args: {name}") for name in switches if name in options}
         return optimizer, keywords
 
     return choose
@@ -111,6 +112,9 @@ def get_optimizer_cls_and_kwargs(args: Any, model: nn.Module | None = None) -> t
 
     Mirrors:
         `transformers.Trainer.get_optimizer_cls_and_kwargs`, 5.23.
+
+    Differs:
+        A switch may be any truth value (`nesterov=on`), and a word that is none is refused: both are False there.
     """
     if args.optim not in OPTIMIZERS:
         names = ", ".join(name.value for name in OPTIMIZERS)

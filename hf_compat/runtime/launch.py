@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from hf_compat.runtime.text import parse_switch
+
 
 def variable(name: str, default: str | None = None) -> Any:
     """Return a variable of the environment by which users speak to trackers and tools (`WANDB_PROJECT` …)."""
@@ -133,7 +135,7 @@ def first_node(nodes: str) -> str:
 def wants_cpu(environment: Mapping[str, str] | None = None) -> bool:
     """Say whether the launcher asked for the CPU (`accelerate launch --cpu`)."""
     variables = os.environ if environment is None else environment  # noqa: TID251 - launchers speak through it
-    return variables.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "y", "on", "t")
+    return parse_switch(variables, "ACCELERATE_USE_CPU")
 
 
 def choose_device(use_cpu: bool, launch: Launch) -> torch.device:

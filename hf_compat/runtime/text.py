@@ -1,0 +1,108 @@
+"""What is read from and said to people: truth values, near names, missing packages. Imports only errors."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+
+from hf_compat.errors import ArgumentError, MissingPackage
+
+# The words of `transformers.utils.strtobool` and `accelerate.utils.str_to_bool`, upper or lower case.
+_TRUE = frozenset(("1", "true", "t", "yes", "y", "on"))
+_FALSE = frozenset(("0", "false", "f", "no", "n", "off"))
+
+
+def bool_or_none(text: str | bool) -> bool | None:
+    """Return the truth value that a text spells; None where it spells none."""
+    if isinstance(text, bool):
+        return text
+    word = text.strip().lower()
+    return True if word in _TRUE else False if word in _FALSE else None
+
+
+def parse_bool(text: str | bool, name: str) -> bool:
+    """Return the truth value that a text spells.
+
+    Args:
+        text: A word such as `true`, `no`, `1`; a bool is returned as it is.
+        name: The argument or variable that has this value; the error names it.
+
+    Raises:
+        ArgumentError: The text is not a truth value.
+    """
+    value = bool_or_none(text)
+    if value is None:
+        raise ArgumentError(f"`{name}={text!r}` is not a truth value.\n\nHint: write true or false.")
+    return value
+
+
+def parse_switch(variables: Mapping[str, str], name: str) -> bool:
+    """Return whether a variable of the environment is on; one that is unset or empty is off.
+
+    Raises:
+        ArgumentError: Its text is not a truth value.
+    """
+    return parse_bool(variables.get(name) or "false", name)
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known name that is spelled most like this one; None where none is close.
+
+    Args:
+        name: What somebody wrote.
+        known: The names there are.
+        cutoff: How alike they have to be, from 0 to 1.
+    """
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
+    """Return the hint for an unknown name: the nearest known one, or another sentence where none is close.
+
+    Args:
+        name: What somebody wrote.
+        known: The names there are.
+        otherwise: The hint where no known name is close.
+        cutoff: How alike they have to be, from 0 to 1.
+    """
+    near = nearest(name, known, cutoff)
+    return otherwise if near is None else f"did you mean `{near}`?"
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be found, without importing it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # a parent that is missing; a module without a spec
+        return False
+
+
+def missing_package(module: str, install: str, for_what: str) -> MissingPackage:
+    """Return the error that says which package is missing, for what, and how to get it.
+
+    Args:
+        module: The module that could not be imported.
+        install: What `pip install` takes: a package, or an extra such as `'hf-compat[plot]'`.
+        for_what: What needs it; the message begins with it.
+    """
+    return MissingPackage(f"{for_what} needs the package {module}.\n\nHint: pip install {install}", name=module)
+
+
+def need(module: str, install: str, for_what: str) -> ModuleType:
+    """Import an optional package's module.
+
+    Args:
+        module: The module, such as `matplotlib.figure`.
+        install: What `pip install` takes: a package, or an extra such as `'hf-compat[plot]'`.
+        for_what: What needs it; the message begins with it.
+
+    Raises:
+        MissingPackage: It cannot be imported; the message says how to get it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise missing_package(module.partition(".")[0], install, for_what) from error

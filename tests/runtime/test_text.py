@@ -1,0 +1,52 @@
+"""Truth values, near names and missing packages, in one vocabulary."""
+
+import pytest
+from accelerate.utils import str_to_bool
+from transformers.utils.generic import strtobool
+
+from hf_compat.errors import ArgumentError, MissingPackage
+from hf_compat.runtime.text import bool_or_none, did_you_mean, is_installed, need, parse_bool, parse_switch
+
+WORDS = ("y", "YES", "t", "True", "on", "1", "n", "No", "f", "FALSE", "off", "0")
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_the_words_are_those_of_transformers_and_accelerate(word):
+    assert parse_bool(word, "bf16") is bool(strtobool(word)) is bool(str_to_bool(word))
+
+
+@pytest.mark.parametrize("word", ["", "2", "none", "truthy"])
+def test_what_upstream_refuses_is_refused_by_name(word):
+    with pytest.raises(ValueError):
+        strtobool(word)
+    assert bool_or_none(word) is None
+    with pytest.raises(ArgumentError, match=rf"`bf16='{word}'` is not a truth value"):
+        parse_bool(word, "bf16")
+
+
+def test_a_bool_is_itself():
+    assert parse_bool(True, "bf16") is True and parse_bool(False, "bf16") is False
+
+
+def test_a_switch_is_off_where_it_is_unset_or_empty():
+    assert not parse_switch({}, "ACCELERATE_USE_CPU") and not parse_switch(
+        {"ACCELERATE_USE_CPU": ""}, "ACCELERATE_USE_CPU"
+    )
+    assert parse_switch({"ACCELERATE_USE_CPU": "True"}, "ACCELERATE_USE_CPU")
+    with pytest.raises(ArgumentError, match="ACCELERATE_USE_CPU='cpu'"):
+        parse_switch({"ACCELERATE_USE_CPU": "cpu"}, "ACCELERATE_USE_CPU")
+
+
+def test_a_hint_is_the_nearest_name_or_the_other_sentence():
+    assert did_you_mean("learning_rte", ["learning_rate", "lr"], "see the docs.") == "did you mean `learning_rate`?"
+    assert did_you_mean("colour", ["learning_rate"], "see the docs.") == "see the docs."
+
+
+def test_a_missing_package_is_named_with_the_way_to_get_it():
+    assert not is_installed("no_such_package") and not is_installed("no_such_package.part") and is_installed("torch")
+    with pytest.raises(MissingPackage) as caught:
+        need("no_such_package.part", "'hf-compat[plot]'", "`hf-compat plot`")
+    expected = "`hf-compat plot` needs the package no_such_package.\n\nHint: pip install 'hf-compat[plot]'"
+    assert str(caught.value) == expected and caught.value.name == "no_such_package"
+    assert isinstance(caught.value, ImportError)
+    assert need("math", "math", "a sum").pi > 3
