@@ -88,6 +88,11 @@ class EvaluationBatches:
             raise TypeError("the evaluation data has no length")
         return self.length
 
+    def start_if_empty(self) -> None:
+        """Start the iterator of a loader without a batch: Lightning does not, and torch draws a random number there."""
+        if self.length == 0:
+            next(iter(self), None)
+
     def __iter__(self) -> Iterator[EvaluationBatch]:
         prepared = isinstance(self.loader, PreparedDataLoader)
         for index, inputs in enumerate(self.loader):

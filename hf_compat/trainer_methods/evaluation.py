@@ -211,6 +211,7 @@ class EvaluationMethods(RunBase):
     def _drive(self, run: EvaluationRun, plan: LightningPlan) -> None:
         """Let Lightning run an evaluation: in the fit that is under way, or in a trainer of its own."""
         batches = EvaluationBatches(run.loader)
+        batches.start_if_empty()
         module, trainer = self._fit_module, self.lightning_trainer
         if module is not None and trainer is not None and not is_validating_within_fit(trainer):
             with module.evaluating(run):

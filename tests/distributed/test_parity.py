@@ -55,6 +55,7 @@ NAMES = [
     "batches_not_joined",
     "nested_outputs",
     "stream_evaluated",
+    "one_eval_set_without_a_batch",
     "bert",
     "with_a_tokenizer",
     "save_limit",

@@ -335,6 +335,31 @@ case(
     after=lambda t: list(t.predict(toy.regression_rows(9, 5))),
 )
 case("stream_evaluated", {**EVAL}, eval=lambda: toy.Stream(toy.rows(19, 5)), extra=lambda api: METRICS)
+# A loader without a batch is started all the same: torch draws a seed for it, so the next dropout differs.
+NO_BATCH = {"dataloader_drop_last": True, "per_device_eval_batch_size": 8, "logging_steps": 1}
+OFTEN = {"eval_strategy": "steps", "eval_steps": 2}
+
+
+def evaluate_and_predict_nothing(trainer):
+    output = trainer.predict(toy.rows(4, 6))
+    return [trainer.evaluate(), output.predictions, output.label_ids, output.metrics, torch.rand(3)]
+
+
+case("evaluation_without_a_batch", {**NO_BATCH, **OFTEN}, eval=lambda: toy.rows(4, 5), extra=lambda api: METRICS)
+case(
+    "one_eval_set_without_a_batch",
+    {**NO_BATCH, **OFTEN},
+    eval=lambda: {"none": toy.rows(4, 5), "some": toy.rows(18, 3)},
+    extra=lambda api: METRICS,
+)
+case(
+    "no_batch_outside_training",
+    {**NO_BATCH},
+    eval=lambda: toy.rows(4, 5),
+    before=evaluate_and_predict_nothing,
+    after=evaluate_and_predict_nothing,
+)
+case("no_batch_for_workers", {**NO_BATCH, **OFTEN, "dataloader_num_workers": 1}, eval=lambda: toy.rows(4, 5))
 case(
     "bf16_full_eval",
     {"bf16_full_eval": True},
