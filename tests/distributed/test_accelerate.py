@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import socket
@@ -41,7 +40,6 @@ if plan.strategy == "deepspeed":
 if args.process_index == 0:
     print("PLAN" + json.dumps([ours, theirs], default=str))
 """
-needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 
 
 def launch(folder, flags, *script, check=True):
@@ -119,7 +117,6 @@ def test_plain_processes(tmp_path):
     assert ours == {"strategy": "ddp", "precision": "32-true", "world": 2}
 
 
-@needs_deepspeed
 def test_deepspeed_flags_and_file(tmp_path):
     flags = ["--use_deepspeed", "--zero_stage", "3", "--gradient_accumulation_steps", "2",
              "--gradient_clipping", "1.0", "--offload_optimizer_device", "cpu"]  # fmt: skip

@@ -6,7 +6,6 @@ of docs/scale.md is made here: `python -m pytest tests/distributed/test_strategi
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -25,7 +24,6 @@ ZERO = {
     "gradient_clipping": "auto",
     "bf16": {"enabled": "auto"},
 }
-needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 STRATEGIES = {
     "DDP": {},
     "FSDP 2": {"fsdp": "True"},
@@ -33,7 +31,6 @@ STRATEGIES = {
     "FSDP 2, sharded checkpoints": {"fsdp": "True", "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}},
     **{f"DeepSpeed ZeRO {stage}": {"stage": stage} for stage in (1, 2, 3)},
 }
-MARKED = [pytest.param(n, marks=needs_deepspeed if n.startswith("DeepSpeed") else ()) for n in STRATEGIES]
 COMMON = ("model=gpt2", "eval_strategy=epoch", "samples=32", "save_steps=2")
 ALONE = ("per_device_train_batch_size=4",)
 
@@ -63,7 +60,7 @@ def close(mine, theirs):
     return len(mine) == len(theirs) and max(abs(a - b) for a, b in zip(mine, theirs, strict=True)) < 1e-5
 
 
-@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_strategy(name, tmp_path, one, found):
     words = words_of(name, tmp_path)
     trained = result(tmp_path / "run", *COMMON, *words)
@@ -108,7 +105,6 @@ def test_the_table_in_the_docs_says_what_was_found(found):
         assert line in text, f"docs/scale.md lacks:\n{line}"
 
 
-@needs_deepspeed
 def test_zero_with_another_number_of_processes_is_refused(tmp_path):
     words = words_of("DeepSpeed ZeRO 2", tmp_path)
     result(tmp_path / "run", *COMMON, *words, "num_train_epochs=1")
