@@ -28,7 +28,6 @@ from hf_compat.callbacks.event_order import CallbackOrder, check_lightning_callb
 from hf_compat.callbacks.loggers import LoggerCallback, reporting_callbacks
 from hf_compat.callbacks.startup_log import show_logs, startup_lines
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.layout import checkpoints_to_delete, list_checkpoints
 from hf_compat.checkpoint.lightning_io import to_hf
 from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.checkpoint.run_state import (
@@ -56,7 +55,6 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, PrinterCallback, ProgressCallback
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
-from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.outputs import TrainOutput
 from hf_compat.hf.state import TrainerControl, TrainerState, is_exportable
 from hf_compat.interop.arguments import adopt_arguments
@@ -95,6 +93,7 @@ from hf_compat.trainer_methods.model import ModelMethods
 from hf_compat.trainer_methods.optimization import OptimizationMethods
 from hf_compat.trainer_methods.steps import StepMethods
 from hf_compat.training_run.step_averages import StepAverages
+from hf_compat.training_run.summary import run_summary
 
 logger = logging.getLogger(__name__)
 
@@ -636,26 +635,18 @@ class Trainer(
         self._total_loss_scalar += self._tr_loss.item()
         train_loss = self._total_loss_scalar / max(self.state.global_step - self._initial_global_step, 0.001)
         updates = self.state.global_step - self._session_first_update  # durations are this call's alone
-        share = updates / max(self.state.max_steps, 1)
-        metrics = speed_metrics("train", start_time, num_samples=num_train_samples * share, num_steps=updates)
+        samples = num_train_samples * updates / max(self.state.max_steps, 1)
         self.store_flos()
-        metrics |= {"total_flos": self.state.total_flos, "train_loss": train_loss}
+        metrics = run_summary(start_time, samples, updates, self.state.total_flos, train_loss)
         self.log(metrics)
         best = self.state.best_model_checkpoint
         if self.args.load_best_model_at_end and best is not None:
             self._load_best_model()
-        if self.args.should_save and best is not None and self.args.save_total_limit == 1:
-            self._keep_only(best, self._get_output_dir(trial))
+        if self.args.should_save:
+            self._rotate_checkpoints_at_end(self._get_output_dir(trial), best)
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         self.is_in_train = False
         return TrainOutput(self.state.global_step, train_loss, metrics)
-
-    @staticmethod
-    def _keep_only(best: str, run_dir: str) -> None:
-        """With a limit of one checkpoint, let the best one be it now that nothing needs to be resumed."""
-        for path in [*checkpoints_to_delete(run_dir, 1, best, manifest.is_ours), *list_checkpoints(run_dir)[-1:]]:
-            if os.path.abspath(path) != os.path.abspath(best):
-                manifest.remove(path)
 
 
 def _not_among(given: list[Any], added: list[Any]) -> list[Any]:

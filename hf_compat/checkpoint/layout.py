@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 PREFIX_CHECKPOINT_DIR = "checkpoint"
@@ -34,6 +33,11 @@ ADAPTER_WEIGHTS_NAME = "adapter_model.bin"
 _NUMBERED = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
 
 
+def checkpoint_path(folder: str, updates: int) -> str:
+    """Return the folder of the checkpoint that is written after so many updates."""
+    return os.path.join(folder, f"{PREFIX_CHECKPOINT_DIR}-{updates}")
+
+
 def checkpoint_step(path: str | os.PathLike[str]) -> int | None:
     """Return the update count in a `checkpoint-<n>` folder's name, or None for any other name."""
     match = _NUMBERED.match(Path(path).name)
@@ -46,31 +50,3 @@ def list_checkpoints(folder: str | os.PathLike[str]) -> list[str]:
         return []
     found = [entry.path for entry in os.scandir(folder) if checkpoint_step(entry.name) is not None and entry.is_dir()]
     return sorted(found, key=lambda path: checkpoint_step(path) or 0)
-
-
-def checkpoints_to_delete(
-    folder: str, save_total_limit: int | None, best: str | None, is_ours: Callable[[str], bool]
-) -> list[str]:
-    """Choose what rotation removes: the oldest by step, never the newest, never the best.
-
-    Args:
-        folder: The output folder.
-        save_total_limit: Checkpoints to keep; None or 0 keeps all.
-        best: Path of the best checkpoint, kept whatever its age.
-        is_ours: Says whether a folder counts, and may be deleted, at all.
-
-    Mirrors:
-        `transformers.trainer_utils.rotate_checkpoints`, 5.23.
-
-    Differs:
-        Goes by step number always; upstream goes by modification time first, and deletes whatever has the name.
-    """
-    if save_total_limit is None or save_total_limit <= 0:
-        return []
-    checkpoints = [path for path in list_checkpoints(folder) if is_ours(path)]
-    protected = set(checkpoints[-1:])
-    if best is not None:
-        protected |= {path for path in checkpoints if os.path.abspath(path) == os.path.abspath(best)}
-    surplus = len(checkpoints) - max(save_total_limit, len(protected))
-    candidates = [path for path in checkpoints if path not in protected]
-    return candidates[: max(surplus, 0)]

@@ -50,6 +50,8 @@ from hf_compat.runtime.background import BackgroundWriter, frozen_copy
 from hf_compat.runtime.collectives import agree, barrier
 from hf_compat.runtime.rng import legacy_globals, pack_legacy_rng, read_rng, unpack_rng, write_rng
 from hf_compat.trainer_methods.run_base import RunBase
+from hf_compat.training_run.best_metric import note_best_checkpoint
+from hf_compat.training_run.rotation import checkpoints_to_delete, checkpoints_to_delete_at_end
 
 logger = logging.getLogger(__name__)
 
@@ -100,12 +102,12 @@ class CheckpointMethods(RunBase):
         self._background.wait()
         self._ask_lightning_callbacks()
         run_dir = self._get_output_dir(trial=trial)
-        final = os.path.join(run_dir, f"{names.PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        final = names.checkpoint_path(run_dir, self.state.global_step)
         partial = final + manifest.PARTIAL_SUFFIX
         if self.args.should_save:
             manifest.tidy(run_dir)
         best_before = self.state.best_model_checkpoint
-        self._note_best_checkpoint(run_dir, final)
+        note_best_checkpoint(self.state, lambda update: names.checkpoint_path(run_dir, update), final)
         rotation = (run_dir, self.state.best_model_checkpoint)
         if self._may_save_in_background():
             write = self._frozen_write()
@@ -203,7 +205,13 @@ class CheckpointMethods(RunBase):
 
     def _rotate_checkpoints(self, run_dir: str, best: str | None) -> None:
         """Remove what the limit has no room for: the oldest of ours by step, never the newest or the best."""
-        for path in names.checkpoints_to_delete(run_dir, self.args.save_total_limit, best, manifest.is_ours):
+        ours = _own_checkpoints(run_dir)
+        for path in checkpoints_to_delete(ours, self.args.save_total_limit, keep=[best, *ours[-1:]]):
+            manifest.remove(path)
+
+    def _rotate_checkpoints_at_end(self, run_dir: str, best: str | None) -> None:
+        """With a limit of one, keep the best checkpoint alone."""
+        for path in checkpoints_to_delete_at_end(_own_checkpoints(run_dir), self.args.save_total_limit, best):
             manifest.remove(path)
 
     def _save_run_state(self, output_dir: str) -> None:
@@ -239,14 +247,6 @@ class CheckpointMethods(RunBase):
 
     def _stateful(self) -> list[Any]:
         return [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
-
-    def _note_best_checkpoint(self, run_dir: str, current: str) -> None:
-        step = self.state.best_global_step
-        if not step:
-            return
-        path = os.path.join(run_dir, f"{names.PREFIX_CHECKPOINT_DIR}-{step}")
-        if path == current or os.path.isdir(path):
-            self.state.best_model_checkpoint = path
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Write `optimizer.pt` and `scheduler.pt`."""
@@ -438,6 +438,11 @@ class CheckpointMethods(RunBase):
         callbacks = self.callback_handler.callbacks
         callbacks.remove(callback)
         callbacks.append(restored)
+
+
+def _own_checkpoints(run_dir: str) -> list[str]:
+    """List the checkpoints of a folder that this package wrote, oldest update first."""
+    return [path for path in names.list_checkpoints(run_dir) if manifest.is_ours(path)]
 
 
 def read_state(checkpoint: str) -> TrainerState:

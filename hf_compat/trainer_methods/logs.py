@@ -16,14 +16,14 @@ from torch import nn
 from hf_compat.callbacks.loggers import LoggerCallback
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME
 from hf_compat.engine.internals import note_metrics
-from hf_compat.errors import ArgumentError, MissingMetric
-from hf_compat.hf.builtin_callbacks import eval_metric_name
-from hf_compat.hf.enums import SaveStrategy
+from hf_compat.errors import ArgumentError
 from hf_compat.hf.metrics import metrics_format, speed_metrics
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.inspection import call_by_signature
 from hf_compat.trainer_methods.run_base import RunBase
+from hf_compat.training_run.best_metric import note_best_metric, tracked_value
+from hf_compat.training_run.flags import log_evaluate_save
 from hf_compat.training_run.step_averages import StepAverages
 
 # What the log of training holds already.
@@ -59,17 +59,21 @@ class LogMethods(RunBase):
         Mirrors:
             `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
         """
-        if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
-            self._log_training(tr_loss, grad_norm, start_time, learning_rate)
-        if self.control.should_evaluate:
+
+        def log() -> None:
+            if self.state.global_step > self._globalstep_last_logged:
+                self._log_training(tr_loss, grad_norm, start_time, learning_rate)
+
+        def evaluate() -> bool:
             metrics = self._evaluate(trial, ignore_keys_for_eval)
-            is_best = self._determine_best_metric(metrics=metrics, trial=trial)
-            if self.args.save_strategy == SaveStrategy.BEST:
-                self.control.should_save = is_best
-        if self.control.should_save:
+            return self._determine_best_metric(metrics=metrics, trial=trial)
+
+        def save() -> None:
             # before 4.47 the method also took the metrics
             call_by_signature(self._save_checkpoint, model, trial, optional={"metrics": None})
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+
+        log_evaluate_save(self, log=log, evaluate=evaluate, save=save)
 
     def _log_training(
         self, tr_loss: torch.Tensor, grad_norm: Any, start_time: float, learning_rate: float | None
@@ -95,19 +99,8 @@ class LogMethods(RunBase):
         """Evaluate within training, and step a schedule that follows a metric."""
         metrics: dict[str, float] = self.evaluate(ignore_keys=ignore_keys_for_eval)
         if follows_metric(self.lr_scheduler) and not skip_scheduler:
-            self.lr_scheduler.step(self._tracked(metrics))
+            self.lr_scheduler.step(tracked_value(metrics, self.args.metric_for_best_model))
         return metrics
-
-    def _tracked(self, metrics: dict[str, float]) -> float:
-        name = eval_metric_name(self.args.metric_for_best_model)
-        try:
-            return metrics[name]
-        except KeyError:
-            raise MissingMetric(
-                f"The `metric_for_best_model` training argument is set to {name!r}, which is not found in the "
-                f"evaluation metrics. The available evaluation metrics are: {list(metrics)}.\n\n"
-                "Hint: name one of them, or let `compute_metrics` return it."
-            ) from None
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Compare an evaluation with the best one so far, and remember it where it is better.
@@ -118,18 +111,7 @@ class LogMethods(RunBase):
         Raises:
             MissingMetric: The metric is not among them (a `KeyError`).
         """
-        if self.args.metric_for_best_model is None:
-            return False
-        value, state = self._tracked(metrics), self.state
-        greater = self.args.greater_is_better
-        if state.best_metric is None:
-            state.best_metric = float("-inf") if greater else float("inf")
-        is_better = value > state.best_metric if greater else value < state.best_metric
-        if is_better:
-            state.best_metric = value
-            if self.args.save_strategy != SaveStrategy.NO:
-                state.best_global_step = state.global_step
-        return bool(is_better)
+        return note_best_metric(self.state, self.args, metrics)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log numbers: into `state.log_history`, and to every callback.

@@ -1,0 +1,72 @@
+"""The best evaluation of a run, and the checkpoint that was written of it. HF words only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from hf_compat.errors import MissingMetric
+from hf_compat.hf.builtin_callbacks import eval_metric_name
+from hf_compat.hf.enums import SaveStrategy
+from hf_compat.hf.state import TrainerState
+
+if TYPE_CHECKING:
+    from hf_compat.hf.arguments import TrainingArguments
+
+
+def tracked_value(metrics: Mapping[str, float], metric_for_best_model: str) -> float:
+    """Return the metric that the arguments name.
+
+    Raises:
+        MissingMetric: It is not among the metrics (a `KeyError`).
+    """
+    name = eval_metric_name(metric_for_best_model)
+    try:
+        return metrics[name]
+    except KeyError:
+        raise MissingMetric(
+            f"The `metric_for_best_model` training argument is set to {name!r}, which is not found in the "
+            f"evaluation metrics. The available evaluation metrics are: {list(metrics)}.\n\n"
+            "Hint: name one of them, or let `compute_metrics` return it."
+        ) from None
+
+
+def note_best_metric(state: TrainerState, args: TrainingArguments, metrics: Mapping[str, float]) -> bool:
+    """Compare an evaluation with the best one so far, and remember it where it is better.
+
+    Returns:
+        Whether it is the best so far; False where no metric is tracked.
+
+    Raises:
+        MissingMetric: The tracked metric is not among the metrics.
+
+    Mirrors:
+        `transformers.Trainer._determine_best_metric`, 5.23.
+    """
+    if args.metric_for_best_model is None:
+        return False
+    value = tracked_value(metrics, args.metric_for_best_model)
+    if state.best_metric is None:
+        state.best_metric = float("-inf") if args.greater_is_better else float("inf")
+    is_best = bool(value > state.best_metric if args.greater_is_better else value < state.best_metric)
+    if is_best:
+        state.best_metric = value
+        if args.save_strategy != SaveStrategy.NO:
+            state.best_global_step = state.global_step
+    return is_best
+
+
+def note_best_checkpoint(state: TrainerState, path_of: Callable[[int], str], current: str) -> None:
+    """Remember the checkpoint of the best update where it exists, or is the one that is about to be written.
+
+    Args:
+        state: The run's state, before it goes into the checkpoint.
+        path_of: Returns the path of an update's checkpoint.
+        current: Path of the checkpoint that is about to be written.
+    """
+    if not state.best_global_step:
+        return
+    path = path_of(state.best_global_step)
+    if path == current or os.path.exists(path):
+        state.best_model_checkpoint = path

@@ -1,0 +1,61 @@
+"""Rotation: which checkpoints go, given the limit and what is kept."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from transformers import trainer_utils
+
+from hf_compat.training_run.rotation import checkpoints_to_delete, checkpoints_to_delete_at_end
+
+WRITTEN = [f"out/checkpoint-{update}" for update in (2, 4, 6, 8)]
+
+
+def updates_of(paths):
+    return [int(path.rpartition("-")[2]) for path in paths]
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "gone"),
+    [
+        (None, None, []),
+        (0, None, []),
+        (9, None, []),
+        (3, None, [2]),
+        (1, None, [2, 4, 6]),
+        (3, 2, [4]),
+        (2, 4, [2, 6]),
+        (1, 4, [2, 6]),  # the best and the newest stay, whatever the limit
+        (1, 8, [2, 4, 6]),
+        (2, 3, [2, 4]),  # the best one is gone already
+    ],
+)
+def test_the_oldest_go_but_not_the_best_or_the_newest(limit, best, gone):
+    keep = [WRITTEN[-1], None if best is None else f"out/checkpoint-{best}"]
+    assert updates_of(checkpoints_to_delete(WRITTEN, limit, keep)) == gone
+
+
+@pytest.mark.parametrize("limit", [None, 1, 2, 3])
+@pytest.mark.parametrize("best", [None, 2, 6, 8])
+def test_the_choice_is_upstreams(tmp_path, limit, best):
+    for order, update in enumerate((2, 4, 6, 8)):
+        (tmp_path / f"checkpoint-{update}").mkdir()
+        os.utime(tmp_path / f"checkpoint-{update}", (order, order))
+    paths = [str(tmp_path / f"checkpoint-{update}") for update in (2, 4, 6, 8)]
+    best_path = None if best is None else str(tmp_path / f"checkpoint-{best}")
+    gone = checkpoints_to_delete(paths, limit, [best_path, paths[-1]])
+    trainer_utils.rotate_checkpoints(str(tmp_path), limit, best_path)
+    assert {path for path in paths if not os.path.isdir(path)} == set(gone)
+
+
+def test_paths_are_compared_as_places_on_the_disk():
+    assert checkpoints_to_delete(WRITTEN, 1, ["./out/../out/checkpoint-2", WRITTEN[-1]]) == WRITTEN[1:3]
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "gone"), [(1, 4, [2, 6, 8]), (1, 8, [2, 4, 6]), (1, None, []), (2, 4, []), (None, 4, [])]
+)
+def test_at_the_end_a_limit_of_one_leaves_the_best(limit, best, gone):
+    best_path = None if best is None else f"out/checkpoint-{best}"
+    assert updates_of(checkpoints_to_delete_at_end(WRITTEN, limit, best_path)) == gone
