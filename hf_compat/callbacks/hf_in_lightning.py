@@ -32,6 +32,7 @@ from hf_compat.engine.internals import (
     leave_validation_to_flags,
     metrics_of_running_loop,
     run_own_validation,
+    warn_of_newer_lightning,
 )
 from hf_compat.errors import ArgumentError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
@@ -135,6 +136,7 @@ class HFCallbackAdapter(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Join the other adapters of this trainer."""
+        warn_of_newer_lightning()
         adapters: list[HFCallbackAdapter] = [
             c for c in getattr(trainer, "callbacks", []) if isinstance(c, HFCallbackAdapter)
         ]

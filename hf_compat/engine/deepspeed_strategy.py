@@ -8,10 +8,10 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
 from hf_compat.checkpoint.zero_reader import check_zero_files
+from hf_compat.engine.internals import InnerModelDeepSpeedStrategy, call_hooks_before_step
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import DirectSteps, LaunchedEnvironment, _leave_model
 from hf_compat.errors import CheckpointError
@@ -27,11 +27,11 @@ class DeepSpeedPrecision(ForwardPrecision):
 
     def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:  # type: ignore[override]
         closure()
-        self._after_closure(model, optimizer)
+        call_hooks_before_step(self, model, optimizer)
         return self.engine.step()
 
 
-class HFDeepSpeedStrategy(DirectSteps, DeepSpeedStrategy):
+class HFDeepSpeedStrategy(DirectSteps, InnerModelDeepSpeedStrategy):
     """ZeRO 0 to 3 around the model itself: what HF calls `model_wrapped` is DeepSpeed's engine.
 
     Args:
@@ -69,14 +69,8 @@ class HFDeepSpeedStrategy(DirectSteps, DeepSpeedStrategy):
         self.accelerator.setup(trainer)
         if trainer.state.fn != TrainerFn.FITTING:
             return  # hooks on the model gather what an evaluation needs
-        optimizer, scheduler = self._init_optimizers()
-        inner: Any = self.lightning_module.model
-        assert self.config is not None
-        engine, wrapped = self._setup_model_and_optimizer(inner, optimizer, None)
-        self.model, self.optimizers = engine, [wrapped]
-        self.lr_scheduler_configs = [] if scheduler is None else [scheduler]
         precision: Any = self.precision_plugin
-        precision.engine = engine
+        precision.engine = self.set_up_engine()
 
     def teardown(self) -> None:
         _leave_model(self)

@@ -1,84 +1,132 @@
-"""Every private attribute of Lightning that this package touches, one function each. Lightning words only.
+"""Every private attribute of Lightning that this package touches: one function, base class or constant each.
 
-Written against lightning 2.6.6. Each function says why there is no public way; it goes when there is one.
+Each says why there is no public way, and when it can go. `tests/house/test_lightning_internals.py` searches the package
+for accesses outside this file.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
+import lightning
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hf_compat.errors import warn_once
+
+# The release that this file was written for and is tested with.
+WRITTEN_FOR = "2.6.6"
+
+# Fields that Lightning writes into a module several times a step. None of them holds a module or a parameter, so
+# `WindowModule` leaves out the search for those that `nn.Module.__setattr__` makes. Remove it when Lightning keeps the
+# name of the running hook outside the module.
+BOOKKEEPING_FIELDS = frozenset({"_current_fx_name"})
 
 
-def run_validation(trainer: Trainer, batches: Any) -> None:
+def warn_of_newer_lightning() -> None:
+    """Warn, once a process, where the installed Lightning is a newer minor release than this file was written for."""
+    installed = lightning.__version__
+    if _minor_release(installed) > _minor_release(WRITTEN_FOR):
+        warn_once(
+            f"hf_compat uses internals of Lightning and was written for lightning {WRITTEN_FOR}; lightning {installed} "
+            "is installed, which may have changed them.\n\n"
+            f"Hint: where training fails or gives other numbers, pip install 'lightning~={WRITTEN_FOR}'."
+        )
+
+
+def _minor_release(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def run_validation(trainer: Trainer, batches: Iterable[object]) -> None:
     """Run the validation loop of a fit that is under way, on any batches, at any moment.
 
     Lightning validates at its own intervals and on the loaders it was given; HF evaluates when a flag says so, on
-    whatever data set a method or callback names.
+    whatever data set a method or callback names. Remove it when a trainer validates on request within a fit.
     """
     loop = trainer.fit_loop.epoch_loop.val_loop
-    connector = trainer._logger_connector
-    first_iteration = connector._first_loop_iter
     loop._data_source.instance = batches
-    loop._combined_loader = None  # made anew from the data source
-    trainer.validating = True
-    try:
-        loop.run()
-    finally:
-        trainer.training = True
-        connector._first_loop_iter = first_iteration
+    loop._combined_loader = None  # the loop makes another from the data source
+    _run_validation_loop(trainer)
 
 
 def run_own_validation(trainer: Trainer) -> bool:
-    """Run the validation loop of a fit at any moment, on its own loaders; False where it has none."""
-    loop = trainer.fit_loop.epoch_loop.val_loop
+    """Run the validation loop of a fit at any moment, on its own loaders; False where it has none.
+
+    Remove it with `run_validation`.
+    """
     if not trainer.enable_validation:
         return False
+    _run_validation_loop(trainer)
+    return True
+
+
+def _run_validation_loop(trainer: Trainer) -> None:
     connector = trainer._logger_connector
     first_iteration = connector._first_loop_iter
     trainer.validating = True
     try:
-        loop.run()
+        trainer.fit_loop.epoch_loop.val_loop.run()
     finally:
         trainer.training = True
         connector._first_loop_iter = first_iteration
-    return True
 
 
 def metrics_of_running_loop(trainer: Trainer) -> dict[str, float]:
-    """Return what the evaluation loop that is ending has logged; `callback_metrics` mixes it with training's."""
+    """Return what the evaluation loop that is ending has logged.
+
+    `callback_metrics` mixes it with training's. Remove it when Lightning returns the metrics of one loop.
+    """
     results = trainer._results
     logged = {} if results is None else results.metrics(on_step=False)["callback"]
     return {name: float(value) for name, value in logged.items()}
 
 
 def end_epoch_after_this_batch(trainer: Trainer) -> None:
-    """Let a training epoch end with the batch that is ending; only the module's own hook could ask for it."""
+    """Let a training epoch end with the batch that is ending.
+
+    Only the module's own `on_train_batch_start` can ask for it. Remove it when a callback can.
+    """
     trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
 
 
 def is_validating_within_fit(trainer: Trainer) -> bool:
-    """Say whether the validation loop of a fit is running right now."""
+    """Return whether the validation loop of a fit is running right now."""
     return bool(trainer.state.fn == "fit" and trainer.validating)
 
 
 def leave_validation_to_flags(trainer: Trainer) -> None:
-    """Switch Lightning's own validation intervals off: it would validate once more whenever a fit stops."""
+    """Switch Lightning's own validation intervals off.
+
+    With `val_check_interval` alone it validates once more whenever a fit stops. Remove it when an interval can be none.
+    """
     trainer.fit_loop.epoch_loop._should_check_val_fx = lambda data_fetcher: False  # type: ignore[method-assign]
 
 
 def accept_modules_in_eval_mode(trainer: Trainer) -> None:
-    """Leave out the warning on modules in eval mode: every training step sets the mode itself."""
+    """Leave out the warning on modules in eval mode: every training step sets the mode itself.
+
+    Lightning sends it as a log record and a warning. Remove it when a module can say that it sets its own mode.
+    """
     trainer.fit_loop._warn_if_modules_in_eval_mode = lambda: None  # type: ignore[method-assign]
 
 
-def stand_beside(trainer: Trainer, module: Any, optimizer: Any, scheduler: Any) -> None:
-    """Give a trainer that will not run what a running one has: module, optimizer, schedule, the stage of training."""
+def stand_beside(trainer: Trainer, module: LightningModule, optimizer: Any, scheduler: Any) -> None:
+    """Give a trainer that will not run what a running one has: module, optimizer, schedule, the stage of training.
+
+    Lightning sets these in `fit` only. Remove it when a trainer can be built in the middle of a fit.
+    """
+    warn_of_newer_lightning()
     strategy = trainer.strategy
     strategy.connect(module)
     strategy._lightning_module = module
@@ -92,13 +140,16 @@ def stand_beside(trainer: Trainer, module: Any, optimizer: Any, scheduler: Any) 
 
 
 def place_at(trainer: Trainer, epoch: int, updates: int) -> None:
-    """Set the progress of a trainer that will not run."""
+    """Set the progress of a trainer that will not run. Remove it with `stand_beside`."""
     start_from(trainer, epoch, updates)
     trainer.fit_loop.epoch_loop.batch_progress.current.ready = updates + 1
 
 
 def start_from(trainer: Trainer, epoch: int, updates: int) -> None:
-    """Let a fit begin at an epoch and update count: Lightning only takes them from its own checkpoints."""
+    """Let a fit begin at an epoch and update count.
+
+    Lightning takes them from its own checkpoints only. Remove it when `fit` can begin at an epoch.
+    """
     progress = trainer.fit_loop.epoch_progress
     for name in ("ready", "started", "processed", "completed"):
         setattr(progress.current, name, epoch)
@@ -109,7 +160,10 @@ def start_from(trainer: Trainer, epoch: int, updates: int) -> None:
 
 
 def keep_step_signature(trainer: Trainer) -> None:
-    """Leave out the inspection of `training_step`'s signature at every step: it takes the batch and its index."""
+    """Leave out the inspection of `training_step`'s signature at every step: it takes the batch and its index.
+
+    Remove it when Lightning inspects the signature once a fit.
+    """
 
     def build(kwargs: OrderedDict[str, Any], batch: Any, batch_idx: int) -> OrderedDict[str, Any]:
         kwargs["batch"], kwargs["batch_idx"] = batch, batch_idx
@@ -121,7 +175,7 @@ def keep_step_signature(trainer: Trainer) -> None:
 def note_metrics(trainer: Trainer, metrics: dict[str, Any]) -> None:
     """Let callbacks find numbers among a trainer's metrics.
 
-    `LightningModule.log` works within a module's hooks only.
+    `LightningModule.log` works within a module's hooks only. Remove it when a trainer takes metrics at any time.
     """
     connector = trainer._logger_connector
     numbers = {n: torch.tensor(float(v)) for n, v in metrics.items() if isinstance(v, (int, float))}
@@ -130,13 +184,19 @@ def note_metrics(trainer: Trainer, metrics: dict[str, Any]) -> None:
 
 
 def before_zero_grad(trainer: Trainer, optimizer: Any) -> None:
-    """Call `on_before_zero_grad`: Lightning does so in automatic optimization only."""
+    """Call `on_before_zero_grad`: Lightning does so in automatic optimization only.
+
+    Remove it when manual optimization calls the hook too.
+    """
     call._call_callback_hooks(trainer, "on_before_zero_grad", optimizer)
     call._call_lightning_module_hook(trainer, "on_before_zero_grad", optimizer)
 
 
 def loops_state(trainer: Trainer) -> dict[str, Any]:
-    """Return the progress of all loops, as Lightning's own checkpoints hold it."""
+    """Return the progress of all loops, as Lightning's own checkpoints hold it.
+
+    `Trainer.save_checkpoint` writes it into a file only. Remove it when a trainer returns its checkpoint.
+    """
     return trainer._checkpoint_connector._get_loops_state_dict()
 
 
@@ -144,7 +204,7 @@ def load_waiting_data_states(trainer: Trainer) -> None:
     """Load the state of the training data that a Lightning checkpoint brought, where that has not happened.
 
     Lightning loads it when it makes the loader; a module that asks for `estimated_stepping_batches` in
-    `configure_optimizers` has it made before the checkpoint is read.
+    `configure_optimizers` has it made before the checkpoint is read. Remove it when Lightning loads it then, too.
     """
     trainer.fit_loop._load_combined_loader_states()
 
@@ -152,3 +212,40 @@ def load_waiting_data_states(trainer: Trainer) -> None:
 def place_of(trainer: Trainer) -> tuple[int, int, int, int]:
     """Return rank, rank on this machine, processes, and processes on this machine."""
     return trainer.global_rank, trainer.local_rank, trainer.world_size, trainer.num_devices
+
+
+def call_hooks_before_step(precision: Precision, model: LightningModule, optimizer: Any) -> None:
+    """Call `on_before_optimizer_step`, then the clipping that the trainer was asked for (none by this package).
+
+    A plugin's `optimizer_step` hands the optimizer a closure that calls the hooks; here the gradients are there before
+    the step, and a gradient scaler takes no closure. Remove it when the hooks can be called by a plugin of one's own.
+    """
+    precision._after_closure(model, optimizer)
+
+
+class InnerModelDDPStrategy(DDPStrategy):
+    """DDP around the module's `model`, not around the LightningModule: what HF calls `model_wrapped`.
+
+    Lightning offers no choice of what is wrapped. Remove it when a strategy can be given the module to wrap.
+    """
+
+    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+        inner: Any = model.model
+        return DistributedDataParallel(inner, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
+
+
+class InnerModelDeepSpeedStrategy(DeepSpeedStrategy):
+    """DeepSpeed's engine around the module's `model`, not around the LightningModule.
+
+    Lightning offers no choice of what is wrapped. Remove it when a strategy can be given the module to wrap.
+    """
+
+    def set_up_engine(self) -> Any:
+        """Make optimizer and schedule, and the engine around the module's model; returns the engine."""
+        optimizer, scheduler = self._init_optimizers()
+        assert self.lightning_module is not None
+        inner: Any = self.lightning_module.model
+        engine, wrapped = self._setup_model_and_optimizer(inner, optimizer, None)
+        self.model, self.optimizers = engine, [wrapped]
+        self.lr_scheduler_configs = [] if scheduler is None else [scheduler]
+        return engine

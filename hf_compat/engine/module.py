@@ -15,7 +15,13 @@ from torchmetrics import Metric, MetricCollection
 from hf_compat.checkpoint.lightning_io import OWN_KEY, HFCheckpointIO
 from hf_compat.checkpoint.reading import names_of, plain_names
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, EvaluationSettings
-from hf_compat.engine.internals import before_zero_grad, load_waiting_data_states, start_from
+from hf_compat.engine.internals import (
+    BOOKKEEPING_FIELDS,
+    before_zero_grad,
+    load_waiting_data_states,
+    start_from,
+    warn_of_newer_lightning,
+)
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.protocols import SilentObserver, TrainingSteps, UpdateObserver
 from hf_compat.engine.strategies import gradients_at_the_end, is_deepspeed_engine, wrapped_model
@@ -24,9 +30,6 @@ from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.plan.translate import exchanges_every_micro_batch
 from hf_compat.runtime.inspection import call_by_signature
 
-# Fields that Lightning writes several times a step. None of them is a module or parameter, so nn.Module's search for
-# those is left out.
-_BOOKKEEPING = frozenset({"_current_fx_name"})
 _ALONE = contextlib.nullcontext()
 
 
@@ -52,6 +55,7 @@ class WindowModule(pl.LightningModule):
         compute_metrics: Metric | MetricCollection | Callable[..., Any] | None = None,
     ) -> None:
         super().__init__()
+        warn_of_newer_lightning()
         self.automatic_optimization = False
         self.model = model
         self.steps = steps
@@ -65,7 +69,7 @@ class WindowModule(pl.LightningModule):
         self._tells_zero_grad = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _BOOKKEEPING:
+        if name in BOOKKEEPING_FIELDS:
             self.__dict__[name] = value
         else:
             super().__setattr__(name, value)

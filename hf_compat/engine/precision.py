@@ -14,6 +14,8 @@ import torch
 from lightning.pytorch.plugins.precision import Precision
 from torch import nn
 
+from hf_compat.engine.internals import call_hooks_before_step
+
 DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 PrecisionName = Literal["32-true", "bf16-mixed", "16-mixed"]
 _HALF = (torch.float16, torch.bfloat16)
@@ -95,7 +97,7 @@ class ForwardPrecision(Precision):
     ) -> Any:
         """Call the hooks that come before a step, then step. Gradients are there already: no closure is handed on."""
         closure()
-        self._after_closure(model, optimizer)
+        call_hooks_before_step(self, model, optimizer)
         if self.scaler is None:
             return optimizer.step(**kwargs)
         scale_before = self.scaler.get_scale()

@@ -13,13 +13,14 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat.engine.fsdp2 import shard_mesh, shard_model
+from hf_compat.engine.internals import InnerModelDDPStrategy
 from hf_compat.plan.fsdp import FsdpPlan
 from hf_compat.runtime.launch import Launch, main_address
 
@@ -103,7 +104,7 @@ class DirectSteps:
             return self.lightning_module.test_step(*args, **kwargs)
 
 
-class HFDDPStrategy(DirectSteps, DDPStrategy):
+class HFDDPStrategy(DirectSteps, InnerModelDDPStrategy):
     """DDP around the model itself: what HF calls `model_wrapped`, with the model as its `module`."""
 
     def setup(self, trainer: pl.Trainer) -> None:
@@ -115,10 +116,6 @@ class HFDDPStrategy(DirectSteps, DDPStrategy):
         self.accelerator.setup(trainer)
         self.model_to_device()
         self.setup_precision_plugin()
-
-    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
-        inner: Any = model.model
-        return DistributedDataParallel(inner, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
 
     def pre_backward(self, closure_loss: torch.Tensor) -> None:
         """Nothing: DDP's own forward prepares each backward pass."""

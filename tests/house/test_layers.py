@@ -95,20 +95,6 @@ def test_there_are_no_cycles():
         visit(name, [])
 
 
-def test_private_attributes_of_lightning_are_touched_in_one_file():
-    for path in modules():
-        if path.name == "internals.py":
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and node.attr in (
-                "val_loop",
-                "epoch_loop",
-                "fit_loop",
-                "_logger_connector",
-            ):
-                raise AssertionError(f"{path}:{node.lineno} touches {node.attr}")
-
-
 def test_no_file_is_longer_than_700_lines():
     for folder in ("hf_compat", "tests", "examples", ".setup"):
         for path in (ROOT / folder).rglob("*.py"):
