@@ -17,21 +17,6 @@ Batch = Any  # a mapping of tensors, mostly; what a collator gives is the user's
 Collator = Callable[[list[Any]], Batch]
 
 
-def find_batch_size(batch: Batch) -> int | None:
-    """Return the first dimension of the first tensor or array in a nested batch, or None where there is none.
-
-    Mirrors:
-        `transformers.trainer_pt_utils.find_batch_size`, 5.23.
-    """
-    if isinstance(batch, (torch.Tensor, np.ndarray)):
-        return int(batch.shape[0]) if batch.ndim else None
-    if isinstance(batch, Mapping):
-        batch = batch.values()
-    elif not isinstance(batch, (list, tuple)):
-        return None
-    return next((size for size in map(find_batch_size, batch) if size is not None), None)
-
-
 def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -> dict[str, Any]:
     """Join samples into a batch of tensors, key by key.
 

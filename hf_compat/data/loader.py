@@ -6,7 +6,7 @@ random numbers (masking, say) draws those of the next batch before this one is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -15,26 +15,12 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from tqdm.auto import tqdm
 
-from hf_compat.data.collators import find_batch_size
 from hf_compat.data.rank_slices import ShardedBatches, ShardedStream, Share, dispatched
 from hf_compat.data.samplers import SeededRandomSampler, SkipFirstBatches
+from hf_compat.data.tree import find_batch_size, move_to_device
 from hf_compat.interop.transformers_models import is_datasets_stream
 from hf_compat.runtime.collectives import broadcast_object
 from hf_compat.runtime.inspection import has_length
-
-
-def move_to_device(data: Any, device: torch.device, non_blocking: bool = False) -> Any:
-    """Move the tensors of a nested batch; what is no tensor, mapping, list or tuple stays as it is."""
-    if isinstance(data, torch.Tensor):
-        return data.to(device, non_blocking=non_blocking)
-    if isinstance(data, Mapping):
-        moved = {key: move_to_device(value, device, non_blocking) for key, value in data.items()}
-        return type(data)(moved)  # type: ignore[call-arg]  # BatchEncoding and the like are built from a dict
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(move_to_device(value, device, non_blocking) for value in data))
-    if isinstance(data, (list, tuple)):
-        return type(data)(move_to_device(value, device, non_blocking) for value in data)
-    return data
 
 
 def draw_seed() -> int:

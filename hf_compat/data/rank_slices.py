@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from hf_compat.data.collators import find_batch_size
-from hf_compat.data.tree import concatenate, slice_nested
+from hf_compat.data.tree import concatenate, find_batch_size, slice_nested
 from hf_compat.errors import ArgumentError
 from hf_compat.runtime.collectives import broadcast_object
 

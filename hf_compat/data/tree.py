@@ -1,96 +1,99 @@
-"""Nested tensors and arrays: detach, move, and join along the first dimension with padding. torch and NumPy only."""
+"""Nested tensors and arrays: detach, move, cut, and join along the first dimension. torch and NumPy only."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
 import torch
 
 from hf_compat.errors import DataError
+from hf_compat.runtime.nested import Nested, is_namedtuple, join_nested, leaves, map_nested, of_same_type
 
 PADDING_INDEX = -100
 
 
-def nested_detach(data: Any) -> Any:
+def nested_detach(data: Nested) -> Nested:
     """Detach nested tensors. Mirrors `transformers.trainer_pt_utils.nested_detach`, 5.23."""
-    if isinstance(data, torch.Tensor):
-        return data.detach()
-    if isinstance(data, Mapping):
-        return type(data)({key: nested_detach(value) for key, value in data.items()})  # type: ignore[call-arg]
-    if isinstance(data, (list, tuple)):
-        return type(data)(nested_detach(value) for value in data)
-    return data
+    return map_nested(methodcaller("detach"), data)
 
 
-def nested_numpify(data: Any) -> Any:
+def nested_numpify(data: Nested) -> Nested:
     """Turn nested tensors into arrays on the CPU; bfloat16, which NumPy lacks, becomes float32.
 
     Mirrors:
         `transformers.trainer_pt_utils.nested_numpify`, 5.23.
     """
-    if isinstance(data, torch.Tensor):
-        data = data.detach().cpu()
-        return data.float().numpy() if data.dtype == torch.bfloat16 else data.numpy()
-    if isinstance(data, Mapping):
-        return type(data)({key: nested_numpify(value) for key, value in data.items()})  # type: ignore[call-arg]
-    if isinstance(data, (list, tuple)):
-        return type(data)(nested_numpify(value) for value in data)
-    return data
+    return map_nested(_numpify, data)
 
 
-def truncate_to(data: Any, limit: int) -> Any:
-    """Cut the first dimension of nested tensors; scalars and what is no tensor stay."""
-    if isinstance(data, torch.Tensor):
-        return data[:limit] if data.ndim else data
-    if isinstance(data, Mapping):
-        return type(data)({key: truncate_to(value, limit) for key, value in data.items()})  # type: ignore[call-arg]
-    if isinstance(data, (list, tuple)):
-        return type(data)(truncate_to(value, limit) for value in data)
-    return data
+def _numpify(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    tensor = tensor.detach().cpu()
+    return tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
-def slice_nested(data: Any, start: int, stop: int) -> Any:
-    """Cut a part out of the first dimension of nested tensors; scalars and what is no tensor stay."""
-    if isinstance(data, torch.Tensor):
-        return data[start:stop] if data.ndim else data
-    if isinstance(data, Mapping):
-        return type(data)({key: slice_nested(value, start, stop) for key, value in data.items()})  # type: ignore[call-arg]
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(slice_nested(value, start, stop) for value in data))
-    if isinstance(data, (list, tuple)):
-        return type(data)(slice_nested(value, start, stop) for value in data)
-    return data
+def move_to_device(data: Nested, device: torch.device, non_blocking: bool = False) -> Nested:
+    """Move the tensors of nested data; other leaves stay as they are."""
+    return map_nested(methodcaller("to", device, non_blocking=non_blocking), data)
 
 
-def concatenate(batches: Sequence[Any]) -> Any:
+def truncate_to(data: Nested, limit: int) -> Nested:
+    """Cut the first dimension of nested tensors to a length; scalars and other leaves stay."""
+    return slice_nested(data, 0, limit)
+
+
+def slice_nested(data: Nested, start: int, stop: int) -> Nested:
+    """Cut a part out of the first dimension of nested tensors; scalars and other leaves stay."""
+    return map_nested(lambda tensor: tensor[start:stop] if tensor.ndim else tensor, data)
+
+
+def find_batch_size(batch: Nested) -> int | None:
+    """Return the first dimension of the first tensor or array in a nested batch, or None where there is none.
+
+    Mirrors:
+        `transformers.trainer_pt_utils.find_batch_size`, 5.23.
+    """
+    arrays = (leaf for leaf in leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray)))
+    return next((int(array.shape[0]) for array in arrays if array.ndim), None)
+
+
+def concatenate(batches: Sequence[Nested]) -> Nested:
     """Join batches of one nested structure along the first dimension, without padding.
+
+    Lists of plain values (texts, ids) are joined end to end; of other leaves the first batch's is taken.
 
     Raises:
         DataError: Their other dimensions differ.
     """
-    first = batches[0]
-    if isinstance(first, torch.Tensor):
-        try:
-            return torch.cat(list(batches)) if first.ndim else first
-        except RuntimeError as error:
-            shapes = [tuple(batch.shape) for batch in batches]
-            raise DataError(
-                f"Batches of different shapes {shapes} are to be read by one process for all.\n\n"
-                "Hint: pad to one length, or set `accelerator_config={'dispatch_batches': False}`: each process then "
-                "reads its own."
-            ) from error
-    if isinstance(first, Mapping):
-        return type(first)({key: concatenate([batch[key] for batch in batches]) for key in first})  # type: ignore[call-arg]
+    return join_nested(_concatenate_leaves, batches, is_leaf=_is_list_of_values)
+
+
+def _is_list_of_values(data: Nested) -> bool:
+    is_list = isinstance(data, (list, tuple)) and not is_namedtuple(data)
+    return is_list and bool(data) and not isinstance(data[0], (torch.Tensor, Mapping, list, tuple))
+
+
+def _concatenate_leaves(parts: Sequence[Nested]) -> Nested:
+    first = parts[0]
     if isinstance(first, (list, tuple)):
-        if first and not isinstance(first[0], (torch.Tensor, Mapping, list, tuple)):
-            return type(first)(item for batch in batches for item in batch)
-        return type(first)(concatenate(parts) for parts in zip(*batches, strict=True))
-    return first
+        return of_same_type(first, [item for part in parts for item in part])
+    if not isinstance(first, torch.Tensor) or not first.ndim:
+        return first
+    try:
+        return torch.cat(list(parts))
+    except RuntimeError as error:
+        shapes = [tuple(part.shape) for part in parts]
+        raise DataError(
+            f"Batches of different shapes {shapes} are to be read by one process for all.\n\n"
+            "Hint: pad to one length, or set `accelerator_config={'dispatch_batches': False}`: each process then "
+            "reads its own."
+        ) from error
 
 
-def join_batches(batches: Sequence[Any], padding_index: int = PADDING_INDEX) -> Any:
+def join_batches(batches: Sequence[Nested], padding_index: int = PADDING_INDEX) -> Nested:
     """Join batches of one nested structure along the first dimension.
 
     Where the second dimensions differ, shorter ones are padded at their end. Everything is joined in one go, so the
@@ -102,16 +105,15 @@ def join_batches(batches: Sequence[Any], padding_index: int = PADDING_INDEX) -> 
     Mirrors:
         `transformers.trainer_pt_utils.nested_concat`, 5.23, applied batch by batch.
     """
-    first = batches[0]
-    if isinstance(first, torch.Tensor):
-        return _join_tensors([batch if batch.ndim else batch.reshape(1) for batch in batches], padding_index)
-    if isinstance(first, np.ndarray):
-        return _join_arrays([np.atleast_1d(batch) for batch in batches], padding_index)
-    if isinstance(first, Mapping):
-        return type(first)({key: join_batches([b[key] for b in batches], padding_index) for key in first})  # type: ignore[call-arg]
-    if isinstance(first, (list, tuple)):
-        return type(first)(join_batches(parts, padding_index) for parts in zip(*batches, strict=True))
-    raise TypeError(f"predictions of type {type(first).__name__} cannot be joined")
+    return join_nested(partial(_join_leaves, padding_index=padding_index), batches)
+
+
+def _join_leaves(parts: Sequence[Nested], padding_index: int) -> torch.Tensor | np.ndarray[Any, Any]:
+    if isinstance(parts[0], torch.Tensor):
+        return _join_tensors([part if part.ndim else part.reshape(1) for part in parts], padding_index)
+    if isinstance(parts[0], np.ndarray):
+        return _join_arrays([np.atleast_1d(part) for part in parts], padding_index)
+    raise TypeError(f"predictions of type {type(parts[0]).__name__} cannot be joined")
 
 
 def _lengths(parts: Sequence[Any]) -> set[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_compat.data.collators import find_batch_size
 from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.data.tree import PADDING_INDEX, join_batches, nested_numpify, truncate_to
+from hf_compat.data.tree import PADDING_INDEX, find_batch_size, join_batches, nested_numpify, truncate_to
 from hf_compat.engine.protocols import TrainingSteps
 from hf_compat.engine.torchmetrics_evaluation import streamed_metrics
 from hf_compat.errors import HfCompatWarning
 from hf_compat.hf.metrics import denumpify_detensorize
 from hf_compat.hf.outputs import EvalLoopOutput, EvalPrediction
 from hf_compat.runtime.inspection import has_length
+from hf_compat.runtime.nested import leaves
 
 _BLOCK = 65536
 
@@ -368,7 +368,7 @@ def warn_of_memory(batch: Any, loader: Any, to_cpu_every: int | None) -> None:
     """
     if not has_length(loader):
         return
-    tensors = list(_tensors(batch))
+    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
     needed = sum(tensor.nbytes for tensor in tensors) * len(loader)
     on_gpu = to_cpu_every is None and any(tensor.is_cuda for tensor in tensors)
     free = torch.cuda.mem_get_info()[0] if on_gpu else _free_memory()
@@ -381,17 +381,6 @@ def warn_of_memory(batch: Any, loader: Any, to_cpu_every: int | None) -> None:
             HfCompatWarning,
             stacklevel=2,
         )
-
-
-def _tensors(data: Any) -> Iterator[torch.Tensor]:
-    if isinstance(data, torch.Tensor):
-        yield data
-    elif isinstance(data, Mapping):
-        for value in data.values():
-            yield from _tensors(value)
-    elif isinstance(data, (list, tuple)):
-        for value in data:
-            yield from _tensors(value)
 
 
 def _free_memory() -> int | None:

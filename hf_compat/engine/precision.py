@@ -7,7 +7,7 @@ be computed in half precision. It also refuses to clip with fused optimizers; he
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -15,23 +15,20 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import nn
 
 from hf_compat.engine.internals import call_hooks_before_step
+from hf_compat.runtime.nested import Nested, map_nested
 
 DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 PrecisionName = Literal["32-true", "bf16-mixed", "16-mixed"]
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def outputs_in_float32(data: Any) -> Any:
+def outputs_in_float32(data: Nested) -> Nested:
     """Turn the half-precision tensors of nested outputs into float32."""
-    if isinstance(data, torch.Tensor):
-        return data.float() if data.dtype in _HALF else data
-    if isinstance(data, Mapping):
-        return type(data)({key: outputs_in_float32(value) for key, value in data.items()})  # type: ignore[call-arg]
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(outputs_in_float32(value) for value in data))
-    if isinstance(data, (list, tuple)):
-        return type(data)(outputs_in_float32(value) for value in data)
-    return data
+    return map_nested(_in_float32, data)
+
+
+def _in_float32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in _HALF else tensor
 
 
 class AutocastForward:

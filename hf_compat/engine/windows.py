@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from hf_compat.data.loader import PreparedDataLoader, Resume, skip_first_batches
 from hf_compat.data.samplers import SkipFirstBatches
 from hf_compat.errors import DataError
+from hf_compat.runtime.nested import Nested, as_plain_type, map_nested
 from hf_compat.runtime.rng import read_rng, write_rng
 
 
@@ -238,19 +239,19 @@ def _state_of(loader: Any) -> Any:
     return loader.state_dict() if stateful else None
 
 
-def as_plain(data: Any) -> Any:
+def as_plain(data: Nested) -> Nested:
     """Return nested data as dicts, lists, numbers, strings and tensors; None where something else is in it."""
     try:
-        return _as_plain(data)
+        return map_nested(_itself, data, on_other=_plain_leaf, rebuild=as_plain_type)
     except TypeError:
         return None
 
 
-def _as_plain(data: Any) -> Any:
-    if data is None or isinstance(data, (bool, int, float, str, torch.Tensor)):
-        return data
-    if isinstance(data, Mapping):
-        return {key: _as_plain(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_as_plain(value) for value in data]
-    raise TypeError(f"{type(data).__name__} is not kept in checkpoints")
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _plain_leaf(leaf: Nested) -> bool | float | str | None:
+    if leaf is None or isinstance(leaf, (bool, int, float, str)):
+        return leaf
+    raise TypeError(f"{type(leaf).__name__} is not kept in checkpoints")

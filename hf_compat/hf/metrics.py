@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hf_compat.runtime.nested import Nested, map_nested
+
 
 def speed_metrics(
     split: str,
@@ -44,19 +46,21 @@ def speed_metrics(
     return metrics
 
 
-def denumpify_detensorize(metrics: Any) -> Any:
+def denumpify_detensorize(metrics: Nested) -> Nested:
     """Replace NumPy scalars and one-element tensors by Python numbers, in nested containers too.
 
     Mirrors:
         `transformers.trainer_utils.denumpify_detensorize`, 5.23.
     """
-    if isinstance(metrics, (list, tuple)):
-        return type(metrics)(denumpify_detensorize(value) for value in metrics)
-    if isinstance(metrics, Mapping):
-        return type(metrics)({key: denumpify_detensorize(value) for key, value in metrics.items()})  # type: ignore[call-arg]  # the user's own mapping type
-    if isinstance(metrics, np.generic) or (isinstance(metrics, torch.Tensor) and metrics.numel() == 1):
-        return metrics.item()
-    return metrics
+    return map_nested(_number_of_tensor, metrics, on_other=_number_of_scalar)
+
+
+def _number_of_tensor(tensor: torch.Tensor) -> torch.Tensor | float:
+    return tensor.item() if tensor.numel() == 1 else tensor
+
+
+def _number_of_scalar(value: Nested) -> Nested:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
+
+from hf_compat.runtime.nested import Nested, map_nested, of_same_type
 
 
 class BackgroundWriter:
@@ -45,16 +46,18 @@ class BackgroundWriter:
             raise error
 
 
-def frozen_copy(data: Any, known: dict[tuple[Any, ...], torch.Tensor] | None = None) -> Any:
+def frozen_copy(data: Nested) -> Nested:
     """Copy nested tensors to the CPU; tensors that share their memory (tied weights) share their copy's."""
-    known = {} if known is None else known
-    if isinstance(data, torch.Tensor):
-        place = (data.device, data.data_ptr(), data.shape, data.stride(), data.dtype)
-        if place not in known or not data.numel():
-            known[place] = data.detach().to("cpu", copy=True)
-        return known[place]
-    if isinstance(data, Mapping):
-        return {key: frozen_copy(value, known) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return type(data)(frozen_copy(value, known) for value in data)
-    return copy.deepcopy(data)
+    copies: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def on_tensor(tensor: torch.Tensor) -> torch.Tensor:
+        memory = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if memory not in copies or not tensor.numel():
+            copies[memory] = tensor.detach().to("cpu", copy=True)
+        return copies[memory]
+
+    return map_nested(on_tensor, data, on_other=copy.deepcopy, rebuild=_with_plain_dicts)
+
+
+def _with_plain_dicts(data: Nested, items: Nested) -> Nested:
+    return items if isinstance(items, dict) else of_same_type(data, items)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import datetime
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from hf_compat.errors import ProcessError
 from hf_compat.runtime.launch import has_rendezvous, main_address, variable
+from hf_compat.runtime.nested import map_nested
 
 
 def is_distributed() -> bool:
@@ -83,7 +83,7 @@ def gather(data: Any) -> Any:
     """
     if not is_distributed():
         return data
-    return _nested(_gather_tensor, data)
+    return map_nested(_gather_tensor, data)
 
 
 def _gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -133,7 +133,7 @@ def broadcast_object(data: Any, source: int = 0) -> Any:
 def reduce(data: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
     """Sum or average nested tensors over the processes. Mirrors `accelerate.utils.reduce`, 1.15."""
     if not is_distributed():
-        return _nested(lambda tensor: tensor * scale, data) if scale != 1.0 else data
+        return map_nested(lambda tensor: tensor * scale, data) if scale != 1.0 else data
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
         total = tensor.detach().clone()
@@ -142,7 +142,7 @@ def reduce(data: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
             total = total / distributed.get_world_size()
         return total if scale == 1.0 else total * scale
 
-    return _nested(one, data)
+    return map_nested(one, data)
 
 
 def pad_across(data: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
@@ -168,19 +168,7 @@ def pad_across(data: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = Fa
         padded.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
         return padded
 
-    return _nested(one, data)
-
-
-def _nested(function: Any, data: Any) -> Any:
-    if isinstance(data, torch.Tensor):
-        return function(data)
-    if isinstance(data, Mapping):
-        return type(data)({key: _nested(function, value) for key, value in data.items()})  # type: ignore[call-arg]
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(_nested(function, value) for value in data))
-    if isinstance(data, (list, tuple)):
-        return type(data)(_nested(function, value) for value in data)
-    return data
+    return map_nested(one, data)
 
 
 def agree(error: BaseException | None) -> None:

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_compat.data.loader import move_to_device
-from hf_compat.data.tree import nested_detach
+from hf_compat.data.tree import move_to_device, nested_detach
 from hf_compat.errors import DataError, LossError, warn_once
 from hf_compat.interop.transformers_models import is_causal_lm, unwrap_peft
 from hf_compat.runtime.inspection import call_by_signature

@@ -1,0 +1,98 @@
+"""The one walker of nested data: mappings, named tuples, tuples and lists with tensors in them. torch only."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+# A batch, a model's outputs, a state: containers in containers, tensors, and whatever else the user put there.
+Nested: TypeAlias = Any
+
+
+def map_nested(
+    on_tensor: Callable[[torch.Tensor], Nested],
+    data: Nested,
+    on_other: Callable[[Nested], Nested] | None = None,
+    rebuild: Callable[[Nested, Nested], Nested] | None = None,
+) -> Nested:
+    """Return nested data of the same structure, its leaves replaced.
+
+    Args:
+        on_tensor: Gives what stands for a tensor.
+        data: The nested data; it stays as it is.
+        on_other: Gives what stands for a leaf that is not a tensor; None keeps the leaf.
+        rebuild: Makes a container from the old one and from the dict or list of its new items; None makes one of the
+            old one's type.
+    """
+    if isinstance(data, torch.Tensor):
+        return on_tensor(data)
+    if isinstance(data, Mapping):
+        # a batch is a mapping of tensors mostly: they are spared a call, at every micro-batch
+        named = {
+            key: on_tensor(value)
+            if isinstance(value, torch.Tensor)
+            else map_nested(on_tensor, value, on_other, rebuild)
+            for key, value in data.items()
+        }
+        return named if type(data) is dict else (rebuild or of_same_type)(data, named)
+    if isinstance(data, (list, tuple)):
+        listed = [map_nested(on_tensor, value, on_other, rebuild) for value in data]
+        return listed if type(data) is list else (rebuild or of_same_type)(data, listed)
+    return data if on_other is None else on_other(data)
+
+
+def join_nested(
+    join: Callable[[Sequence[Nested]], Nested],
+    batches: Sequence[Nested],
+    is_leaf: Callable[[Nested], bool] | None = None,
+) -> Nested:
+    """Return the structure that several pieces of nested data share, with one joined leaf for each of theirs.
+
+    Args:
+        join: Gives what stands for the leaves at one place of the structure, in the order of the pieces.
+        batches: The pieces, one at least; the first decides the structure.
+        is_leaf: Whether a container is joined as it is.
+    """
+    first = batches[0]
+    if not isinstance(first, (Mapping, list, tuple)) or (is_leaf is not None and is_leaf(first)):
+        return join(batches)
+    if isinstance(first, Mapping):
+        named = {key: join_nested(join, [batch[key] for batch in batches], is_leaf) for key in first}
+        return of_same_type(first, named)
+    return of_same_type(first, [join_nested(join, parts, is_leaf) for parts in zip(*batches, strict=True)])
+
+
+def leaves(data: Nested) -> Iterator[Nested]:
+    """Yield the leaves of nested data, in order."""
+    if isinstance(data, Mapping):
+        data = data.values()
+    elif not isinstance(data, (list, tuple)):
+        yield data
+        return
+    for value in data:
+        yield from leaves(value)
+
+
+def is_namedtuple(data: Nested) -> bool:
+    """Return whether a value is a tuple whose fields have names; such types take their fields one by one."""
+    return isinstance(data, tuple) and hasattr(data, "_fields")
+
+
+def of_same_type(data: Nested, items: Nested) -> Nested:
+    """Return a container of a type like another's.
+
+    Args:
+        data: A mapping, list or tuple. `BatchEncoding`, `ModelOutput` and `UserDict` are made from a dict.
+        items: A dict for a mapping, else a list.
+    """
+    if isinstance(data, tuple) and hasattr(data, "_fields"):  # written out: this runs at every micro-batch
+        return type(data)(*items)
+    return type(data)(data.default_factory, items) if isinstance(data, defaultdict) else type(data)(items)
+
+
+def as_plain_type(data: Nested, items: Nested) -> Nested:
+    """Return a dict or list in a container's place."""
+    return items

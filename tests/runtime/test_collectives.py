@@ -1,0 +1,46 @@
+"""What two processes tell each other, against Accelerate's functions, in one start of two processes."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.multiprocessing
+from torch import distributed
+
+from hf_compat.errors import ProcessError
+from hf_compat.runtime import collectives
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+def talk(rank: int, store: str) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    data = {"pair": Pair(torch.tensor([rank, rank]), torch.tensor(rank)), "name": "x"}
+    gathered = collectives.gather(data)
+    assert type(gathered["pair"]) is Pair and gathered["name"] == "x"
+    assert gathered["pair"].left.tolist() == [0, 0, 1, 1] and gathered["pair"].right.tolist() == [0, 1]
+    padded = collectives.pad_across(Pair(torch.ones(1, 2 + rank), torch.ones(1)), dim=1, pad_index=-100)
+    assert padded.left.tolist() == [[1, 1, -100]] if rank == 0 else padded.left.tolist() == [[1, 1, 1]]
+    assert collectives.reduce(Pair(torch.tensor(1.0), torch.tensor(rank)), "mean").right == 0.5
+    assert collectives.gather_objects(rank) == [0, 1] and collectives.broadcast_object(rank) == 0
+    assert collectives.CPUAgreement().highest(rank) == 1
+    with pytest.raises(OSError if rank == 1 else ProcessError, match="disk full"):
+        collectives.agree(OSError("disk full") if rank == 1 else None)
+    distributed.destroy_process_group()
+
+
+@pytest.mark.timeout(300)
+def test_two_processes_agree(tmp_path):
+    torch.multiprocessing.spawn(talk, args=(str(tmp_path / "store"),), nprocs=2)
+
+
+def test_one_process_gets_its_own_back():
+    data = Pair(torch.ones(2), torch.tensor(1))
+    assert collectives.gather(data) is data and collectives.pad_across(data) is data
+    assert collectives.reduce(data, scale=2.0).left.tolist() == [2, 2]
+    collectives.agree(None)
+    with pytest.raises(KeyError):
+        collectives.agree(KeyError("mine"))
