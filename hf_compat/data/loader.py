@@ -7,14 +7,16 @@ random numbers (masking, say) draws those of the next batch before this one is t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
+from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from tqdm.auto import tqdm
 
+from hf_compat.data.collators import Collator
 from hf_compat.data.rank_slices import ShardedBatches, ShardedStream, Share, dispatched
 from hf_compat.data.samplers import SeededRandomSampler, SkipFirstBatches
 from hf_compat.data.tree import find_batch_size, move_to_device
@@ -26,6 +28,44 @@ from hf_compat.runtime.inspection import has_length
 def draw_seed() -> int:
     """Draw a seed from torch's generator in force, as Accelerate does for a sampler without a generator."""
     return int(torch.empty((), dtype=torch.int64).random_().item())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """How a `torch.utils.data.DataLoader` reads batches, whichever samples are in them: its keywords of the same names.
+
+    Args:
+        num_workers: Processes that read; 0 reads in this one.
+        collate_fn: Makes a batch of samples.
+        pin_memory: Put batches in page-locked memory.
+        timeout: Seconds to wait for a worker; 0 waits for ever.
+        worker_init_fn: Called in each worker with its number.
+        multiprocessing_context: How workers are started.
+        generator: Random generator of samplers, and of the workers' seeds.
+        prefetch_factor: Batches that a worker reads ahead.
+        persistent_workers: Keep workers between epochs.
+        in_order: Yield batches in the sampler's order, though workers finish in another.
+    """
+
+    num_workers: int = 0
+    collate_fn: Collator | None = None
+    pin_memory: bool = False
+    timeout: float = 0
+    worker_init_fn: Callable[[int], None] | None = None
+    multiprocessing_context: str | BaseContext | None = None
+    generator: torch.Generator | None = None
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    in_order: bool = True
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> LoaderOptions:
+        """Return the options that a loader was made with."""
+        return cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the options as keywords of torch's loader."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,19 +297,8 @@ def skip_first_batches(loader: Any, skip: int) -> Any:
         loader.skip_batches = skip
         return loader
     if type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler:
-        return DataLoader(
-            loader.dataset,
-            batch_sampler=SkipFirstBatches(loader.batch_sampler, skip),
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-            generator=loader.generator,
-            prefetch_factor=loader.prefetch_factor,
-            persistent_workers=loader.persistent_workers,
-        )
+        batches = SkipFirstBatches(loader.batch_sampler, skip)
+        return DataLoader(loader.dataset, batch_sampler=batches, **LoaderOptions.of(loader).keywords())
     return _ReadAndDrop(loader, skip)
 
 

@@ -6,7 +6,7 @@ Ranks exchange the metrics' states, not logits: torchmetrics does so when it com
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,8 +14,6 @@ from torchmetrics import Metric, MetricCollection
 
 from hf_compat.errors import ArgumentError
 from hf_compat.runtime.collectives import is_distributed
-
-MetricSource = Metric | MetricCollection | Callable[[], Metric | MetricCollection]
 
 
 class StreamedMetrics:

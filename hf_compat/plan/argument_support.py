@@ -45,10 +45,6 @@ def _later(what: str, hint: str = "leave it out") -> Row:
     return Row(to="not supported yet", refuse=f"{what} is not supported yet", hint=hint)
 
 
-def _inert(why: str) -> Row:
-    return Row(to="no effect in this version", inert=why)
-
-
 def _together(to: str) -> Row:
     return Row(to=f"{to}, with several processes", inert=_ONE_PROCESS, alone_only=True)
 

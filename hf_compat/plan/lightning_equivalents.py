@@ -12,14 +12,20 @@ import torch
 from hf_compat.errors import ArgumentError, InertArgumentWarning
 from hf_compat.plan.argument_support import default_of
 
+# Lightning's precision → HF's `mixed_precision`; of several spellings the first is the one Lightning is given.
 PRECISIONS = {
-    "bf16-mixed": {"bf16": True, "fp16": False},
-    "bf16": {"bf16": True, "fp16": False},
-    "16-mixed": {"bf16": False, "fp16": True},
-    "16": {"bf16": False, "fp16": True},
-    "32-true": {"bf16": False, "fp16": False},
-    "32": {"bf16": False, "fp16": False},
+    "bf16-mixed": "bf16",
+    "bf16": "bf16",
+    "16-mixed": "fp16",
+    "16": "fp16",
+    "32-true": "no",
+    "32": "no",
 }
+
+
+def lightning_precision(mixed_precision: str) -> str:
+    """Return Lightning's word for HF's `mixed_precision`."""
+    return {hf_word: precision for precision, hf_word in reversed(PRECISIONS.items())}[mixed_precision]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +45,8 @@ def _same(name: str) -> Twin:
 
 def _precision(value: Any) -> dict[str, Any]:
     try:
-        return dict(PRECISIONS[str(value)])
+        mixed_precision = PRECISIONS[str(value)]
+        return {"bf16": mixed_precision == "bf16", "fp16": mixed_precision == "fp16"}
     except KeyError:
         raise ArgumentError(
             f"`trainer.precision={value!r}` has no counterpart among the arguments.\n\n"

@@ -11,11 +11,10 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed
 from hf_compat.plan.fsdp import fsdp_plan, uses_fsdp
+from hf_compat.plan.lightning_equivalents import lightning_precision
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.run_counts import ENDLESS_EPOCHS, RunCounts
 from hf_compat.runtime.launch import has_rendezvous, launcher_variables
-
-PRECISIONS = {"no": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 def translate(args: TrainingArguments, schedule: RunCounts | None = None, model_config: Any = None) -> LightningPlan:
@@ -38,7 +37,7 @@ def translate(args: TrainingArguments, schedule: RunCounts | None = None, model_
     strategy, options = _strategy(args, model_config)
     return LightningPlan(
         device=str(args.device),
-        precision=PRECISIONS[args.mixed_precision],  # type: ignore[arg-type]  # one of the three
+        precision=lightning_precision(args.mixed_precision),  # type: ignore[arg-type]  # one of the three
         max_epochs=_max_epochs(args, schedule),
         default_root_dir=str(args.output_dir),
         log_every_n_steps=_log_interval(args, schedule),

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
-from hf_compat.data.loader import PreparedDataLoader
+from hf_compat.data.loader import LoaderOptions, PreparedDataLoader
 from hf_compat.data.rank_slices import Share
 from hf_compat.data.tree import truncate_to
 from hf_compat.runtime import collectives as processes
@@ -112,33 +112,33 @@ class AcceleratorFacade:
         """Give a loader the Trainer's ways: one batch ahead, on the device, seeded shuffling."""
         if isinstance(loader, PreparedDataLoader):
             return loader
-        options: dict[str, Any] = {
-            "num_workers": loader.num_workers,
-            "collate_fn": loader.collate_fn,
-            "pin_memory": loader.pin_memory,
-            "timeout": loader.timeout,
-            "worker_init_fn": loader.worker_init_fn,
-            "multiprocessing_context": loader.multiprocessing_context,
-            "generator": loader.generator,
-            "prefetch_factor": loader.prefetch_factor,
-            "persistent_workers": loader.persistent_workers,
-            "in_order": loader.in_order,
-        }
-        if isinstance(loader.dataset, torch.utils.data.IterableDataset):
-            options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        chosen: dict[str, Any]
+        if isinstance(loader.dataset, IterableDataset):
+            chosen = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
         elif loader.batch_size is None:
-            options |= {"batch_sampler": loader.batch_sampler}
+            chosen = {"batch_sampler": loader.batch_sampler}
         else:
-            options |= {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+            chosen = {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+        return self.make_loader(loader.dataset, LoaderOptions.of(loader), **chosen)
+
+    def make_loader(self, dataset: Any, options: LoaderOptions, **chosen: Any) -> PreparedDataLoader:
+        """Make a loader for this process as the arguments ask for it.
+
+        Args:
+            dataset: Map-style or iterable.
+            options: How it reads.
+            chosen: Which samples it reads: `batch_size`, `sampler`, `drop_last`, `batch_sampler` of torch's loader.
+        """
         config = self._args.accelerator_config
         return PreparedDataLoader(
-            loader.dataset,
+            dataset,
             device=self.device,
             non_blocking=config.non_blocking,
             seed=self._args.data_seed,
             use_seedable_sampler=config.use_seedable_sampler,
             share=self.share,
-            **options,
+            **options.keywords(),
+            **chosen,
         )
 
     def unwrap_model(self, model: nn.Module, **kwargs: Any) -> nn.Module:

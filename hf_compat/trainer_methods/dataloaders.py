@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
 from hf_compat.data.collators import Collator, RemoveColumnsCollator, raise_no_columns
-from hf_compat.data.loader import PreparedDataLoader
+from hf_compat.data.loader import LoaderOptions, PreparedDataLoader
 from hf_compat.data.rank_slices import ShardedStream
 from hf_compat.data.samplers import LengthGroupedSampler
 from hf_compat.errors import DataError
@@ -117,32 +117,25 @@ class DataloaderMethods(TrainerBase):
             dataset = self._remove_unused_columns(dataset, description=description)
         else:
             collator = self._get_collator_with_removed_columns(collator, description=description)
-        args, config = self.args, self.args.accelerator_config
-        options: dict[str, Any] = {
-            "batch_size": batch_size,
-            "collate_fn": collator,
-            "num_workers": args.dataloader_num_workers,
-            "pin_memory": args.dataloader_pin_memory and args.device.type == "cuda",
-            "persistent_workers": args.dataloader_persistent_workers,
-            "multiprocessing_context": args.dataloader_multiprocessing_context,
-            "prefetch_factor": args.dataloader_prefetch_factor,
-            "in_order": args.dataloader_in_order,
-        }
+        chosen: dict[str, Any] = {"batch_size": batch_size}
         if not isinstance(dataset, torch.utils.data.IterableDataset):
-            options["sampler"] = sampler_fn(dataset) if sampler_fn is not None else None
-            options["drop_last"] = args.dataloader_drop_last
-            if is_training:
-                options["worker_init_fn"] = partial(
-                    seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
-                )
-        return PreparedDataLoader(
-            dataset,
-            device=args.device,
-            non_blocking=config.non_blocking,
-            seed=args.data_seed,
-            use_seedable_sampler=config.use_seedable_sampler,
-            share=self.accelerator.share,
-            **options,
+            chosen["sampler"] = sampler_fn(dataset) if sampler_fn is not None else None
+            chosen["drop_last"] = self.args.dataloader_drop_last
+        seeds_workers = is_training and "sampler" in chosen
+        return self.accelerator.make_loader(dataset, self._loader_options(collator, seeds_workers), **chosen)
+
+    def _loader_options(self, collator: Collator, seeds_workers: bool) -> LoaderOptions:
+        args = self.args
+        seed = partial(seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index)
+        return LoaderOptions(
+            collate_fn=collator,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory and args.device.type == "cuda",
+            persistent_workers=args.dataloader_persistent_workers,
+            multiprocessing_context=args.dataloader_multiprocessing_context,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            in_order=args.dataloader_in_order,
+            worker_init_fn=seed if seeds_workers else None,
         )
 
     def _call_train_sampler(self, dataset: Any) -> Sampler[int] | None:

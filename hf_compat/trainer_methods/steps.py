@@ -15,7 +15,7 @@ from torch import nn
 
 from hf_compat.data.tree import move_to_device, nested_detach
 from hf_compat.errors import DataError, LossError, warn_once
-from hf_compat.interop.transformers_models import is_causal_lm, unwrap_peft
+from hf_compat.interop.transformers_models import is_causal_lm
 from hf_compat.runtime.inspection import call_by_signature
 from hf_compat.trainer_methods.base import TrainerBase
 
@@ -286,9 +286,6 @@ class StepMethods(TrainerBase):
             known = (self.model, self.model.num_parameters(exclude_embeddings=True))  # type: ignore[operator]  # hasattr above
             self.__dict__["_counted_parameters"] = known
         return int(known[1])
-
-    def _inspected_model(self) -> nn.Module:
-        return unwrap_peft(self.model)
 
 
 def first_loss(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
