@@ -47,7 +47,7 @@ from hf_compat.engine.internals import (
 )
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import ForwardPrecision, wrap_forward
-from hf_compat.engine.strategies import is_deepspeed_engine, wrapped_model
+from hf_compat.engine.strategies import model_state_of, wrapped_model
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, CheckpointError, UnknownArgument
@@ -283,7 +283,6 @@ class Trainer(
         self._fit_module: WindowModule | None = None
         self._fit_windows: Windows | None = None
         self._run_state: dict[str, Any] | None = None
-        self._last_engine: Any = None
         self._fit_loader: Any = None
         self._background = BackgroundWriter()
         self.stop_signals = StopSignals()
@@ -616,7 +615,7 @@ class Trainer(
         """Load optimizer states, and show callbacks what the run works with; Lightning has just had it made."""
         assert self.lightning_trainer is not None  # it is fitting
         self.model_wrapped = wrapped_model(self.lightning_trainer.strategy, self.model)
-        self._last_engine = self.model_wrapped if is_deepspeed_engine(self.model_wrapped) else None
+        self._fit_model_state = model_state_of(self.lightning_trainer.strategy, self.model)
         if self._resume_checkpoint is not None:
             self._load_optimizer_and_scheduler(self._resume_checkpoint)
             self._load_scaler(self._resume_checkpoint)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pickle
 import shutil
-import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from tqdm.auto import tqdm
 
 from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint.dcp_reader import dcp_tensors, is_dcp_folder
 from hf_compat.checkpoint.lightning_io import from_hf, to_hf, write_weights
-from hf_compat.checkpoint.reading import first_line, read_torch_file
-from hf_compat.checkpoint.zero_reader import StoredTensor, find_zero_folder, zero_tensors
+from hf_compat.checkpoint.reading import StoredTensor, read_torch_file
+from hf_compat.checkpoint.zero_reader import find_zero_folder, zero_tensors
 from hf_compat.errors import ArgumentError, CheckpointError
 
 SHARD_BYTES = 5 * 10**9
@@ -67,8 +64,8 @@ def _shards(source: str) -> list[StoredTensor] | None:
     """List the tensors of a folder of shards; None for anything else."""
     if not os.path.isdir(source):
         return None
-    if os.path.isfile(os.path.join(source, ".metadata")):
-        return _dcp_tensors(source)
+    if is_dcp_folder(source):
+        return dcp_tensors(source)
     zero = find_zero_folder(source)
     return zero_tensors(zero) if zero is not None else None
 
@@ -119,79 +116,3 @@ def _grouped(stored: list[StoredTensor], shard_bytes: int) -> Iterator[list[Stor
         filled += tensor.nbytes
     if group:
         yield group
-
-
-def _dcp_tensors(source: str) -> list[StoredTensor]:
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-    # torch writes this index as a pickle of its own classes, so that is all that is let through
-    check_shard_metadata(os.path.join(source, ".metadata"))
-    entries = FileSystemReader(source).read_metadata().state_dict_metadata
-    return [
-        StoredTensor(
-            name=key,
-            nbytes=entry.size.numel() * entry.properties.dtype.itemsize,
-            load=lambda key=key, entry=entry: _load_dcp(source, key, entry),  # type: ignore[misc]
-        )
-        for key, entry in entries.items()
-        if isinstance(entry, TensorStorageMetadata) and not key.startswith(("optim.", "optimizer."))
-    ]
-
-
-_METADATA = "torch.distributed.checkpoint.metadata"
-_INDEX_NAMES = {
-    *((_METADATA, name) for name in ("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex")),
-    *((_METADATA, name) for name in ("StorageMeta", "TensorProperties", "TensorStorageMetadata")),
-    (_METADATA, "_MEM_FORMAT_ENCODING"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch.serialization", "_get_layout"),
-    ("torch", "Size"),
-    ("collections", "OrderedDict"),
-    *(("pathlib", name) for name in ("Path", "PosixPath", "WindowsPath")),
-    *(("pathlib._local", name) for name in ("Path", "PosixPath", "WindowsPath")),  # Python 3.13's
-}
-
-
-class _IndexOnly(pickle.Unpickler):
-    """Reads what torch writes into the index of shards, and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _INDEX_NAMES or (module == "torch" and isinstance(getattr(torch, name, 0), torch.dtype)):
-            return super().find_class(module, name)
-        raise CheckpointError(f"The index of the shards names {module}.{name}, which does not belong there.")
-
-
-def check_shard_metadata(path: str) -> None:
-    """Refuse an index that holds more than torch writes or names files elsewhere, before torch reads it.
-
-    Raises:
-        CheckpointError: It does, or it cannot be read.
-    """
-    try:
-        with open(path, "rb") as file:
-            places = {info.relative_path for info in (_IndexOnly(file).load().storage_data or {}).values()}
-    except CheckpointError:
-        raise
-    except Exception as error:  # whatever a damaged pickle raises
-        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
-    for place in places:
-        if os.path.isabs(place) or ".." in place.replace("\\", "/").split("/"):
-            raise CheckpointError(f"{path} names {place!r}, which is outside the checkpoint.")
-
-
-def _load_dcp(source: str, key: str, entry: Any) -> torch.Tensor:
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    state = {key: torch.empty(entry.size, dtype=entry.properties.dtype)}
-    with alone():
-        load(state, checkpoint_id=source, no_dist=True)
-    return state[key]
-
-
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Leave out torch's remark that one process reads: it is meant."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*assuming the intent is to load in a single process.*")
-        yield

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import safetensors.torch
 import torch
@@ -15,6 +16,31 @@ from hf_compat.errors import CheckpointError
 
 Weights = dict[str, torch.Tensor]
 COMPILED = "_orig_mod."  # what torch.compile puts into the names of weights
+
+
+class LoadResult(Protocol):
+    """What torch answers when weights were loaded."""
+
+    @property
+    def missing_keys(self) -> list[str]: ...
+
+    @property
+    def unexpected_keys(self) -> list[str]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredTensor:
+    """A tensor of a checkpoint that is not in memory.
+
+    Args:
+        name: Its name.
+        nbytes: Its size, bytes.
+        load: Reads it.
+    """
+
+    name: str
+    nbytes: int
+    load: Callable[[], torch.Tensor]
 
 
 def read_torch_file(path: str, allowed: list[Any] | None = None, mmap: bool = False) -> Any:

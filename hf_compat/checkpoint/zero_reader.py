@@ -11,13 +11,12 @@ import math
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hf_compat.checkpoint.reading import read_torch_file
+from hf_compat.checkpoint.reading import StoredTensor, read_torch_file
 from hf_compat.errors import CheckpointError
 
 
@@ -40,31 +39,30 @@ _BESIDE = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredTensor:
-    """A tensor of a checkpoint that is not in memory.
+def named_zero_folder(source: str) -> str | None:
+    """Return the folder that DeepSpeed's `latest` file names; None where there is no such file.
 
-    Args:
-        name: Its name.
-        nbytes: Its size, bytes.
-        load: Reads it.
+    Raises:
+        CheckpointError: It names a folder elsewhere.
     """
-
-    name: str
-    nbytes: int
-    load: Callable[[], torch.Tensor]
+    latest = Path(source) / "latest"
+    if not latest.is_file():
+        return None
+    name = latest.read_text().strip()
+    if os.path.basename(name) != name:
+        raise CheckpointError(f"{latest} names {name!r}, which is outside the checkpoint.")
+    return str(Path(source) / name)
 
 
 def find_zero_folder(source: str) -> str | None:
     """Return the folder with the ranks' files: `source` itself, or the one that its `latest` names; None for others."""
-    latest = Path(source) / "latest"
-    folder = Path(source)
-    if latest.is_file():
-        name = latest.read_text().strip()
-        if os.path.basename(name) != name:
-            raise CheckpointError(f"{latest} names {name!r}, which is outside the checkpoint.")
-        folder = folder / name
-    return str(folder) if any(folder.glob("*_optim_states.pt")) else None
+    folder = named_zero_folder(source) or source
+    return folder if optimizer_files(folder) else None
+
+
+def optimizer_files(folder: str) -> list[Path]:
+    """List the ranks' optimizer states, in the order of the ranks."""
+    return _sorted(folder, "*_optim_states.pt")
 
 
 def _rank(path: Path) -> int:
@@ -78,7 +76,7 @@ def zero_tensors(folder: str) -> list[StoredTensor]:
     Raises:
         CheckpointError: Files are missing, damaged, or of a kind that is not known.
     """
-    optimizers = [_read(path)["optimizer_state_dict"] for path in _sorted(folder, "*_optim_states.pt")]
+    optimizers = [_read(path)["optimizer_state_dict"] for path in optimizer_files(folder)]
     models = [_read(path) for path in _sorted(folder, "*_model_states.pt")]
     if not models or not optimizers:
         raise CheckpointError(f"{folder} lacks the ranks' model or optimizer states.")

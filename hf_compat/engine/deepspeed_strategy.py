@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +9,9 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
-from hf_compat.checkpoint.zero_reader import check_zero_files
 from hf_compat.engine.internals import InnerModelDeepSpeedStrategy, call_hooks_before_step
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import DirectSteps, LaunchedEnvironment, _leave_model
-from hf_compat.errors import CheckpointError
 from hf_compat.plan.deepspeed import zero_stage
 from hf_compat.runtime.launch import Launch
 from hf_compat.runtime.text import need
@@ -74,32 +71,3 @@ class HFDeepSpeedStrategy(DirectSteps, InnerModelDeepSpeedStrategy):
 
     def teardown(self) -> None:
         _leave_model(self)
-
-
-def engine_weights(engine: Any) -> dict[str, Any]:
-    """Return the whole weights; every process takes part, of stage 3 the first one gets them."""
-    if engine.zero_optimization_partition_weights():
-        return engine._zero3_consolidated_16bit_state_dict() or {}
-    return engine.module.state_dict()
-
-
-def load_engine(engine: Any, checkpoint: str, world_size: int) -> bool:
-    """Load the engine's own files of a checkpoint; returns whether it has any.
-
-    Raises:
-        CheckpointError: They were written by another number of processes, or hold code.
-    """
-    latest = os.path.join(checkpoint, "latest")
-    if not os.path.isfile(latest):
-        return False
-    with open(latest, encoding="utf-8") as file:
-        folder = os.path.join(checkpoint, file.read().strip())
-    parts = [name for name in os.listdir(folder) if "optim_states" in name]
-    if len(parts) != world_size:
-        raise CheckpointError(
-            f"{checkpoint} holds DeepSpeed's optimizer states of {len(parts)} processes; there are {world_size}.\n\n"
-            "Hint: resume with as many; or begin from its weights with `from_pretrained`."
-        )
-    check_zero_files(folder)  # DeepSpeed itself unpickles whatever it finds
-    engine.load_checkpoint(checkpoint, load_lr_scheduler_states=False)
-    return True

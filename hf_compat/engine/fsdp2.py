@@ -1,4 +1,4 @@
-"""FSDP 2: the model's parameters as shards, through torch's `fully_shard`, and whole states out of them and back."""
+"""FSDP 2: a model's parameters become shards, through torch's `fully_shard`. torch words only."""
 
 from __future__ import annotations
 
@@ -8,20 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from hf_compat.errors import ArgumentError
 from hf_compat.plan.fsdp import FsdpPlan
-
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 @functools.lru_cache(maxsize=4)
@@ -34,18 +25,13 @@ def shard_mesh(device: str, world_size: int, per_node: int, hybrid: bool) -> Dev
     return init_device_mesh(device, (world_size,), mesh_dim_names=("data_parallel",))
 
 
-def is_fsdp2_model(model: Any) -> bool:
-    """Say whether a model's parameters are shards."""
-    return isinstance(model, FSDPModule)
-
-
 def shard_model(model: nn.Module, plan: FsdpPlan, mesh: DeviceMesh, precision: str) -> None:
     """Shard a model in place: first the modules that the plan names, then what is left. Nothing happens twice.
 
     Raises:
         ArgumentError: No module is of the classes that the plan names.
     """
-    if is_fsdp2_model(model):
+    if isinstance(model, FSDPModule):
         return
     half = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
     options: dict[str, Any] = {
@@ -93,33 +79,3 @@ def _recompute(model: nn.Module, parts: list[nn.Module]) -> None:
 
     chosen = set(map(id, parts))
     apply_activation_checkpointing(model, check_fn=lambda module: id(module) in chosen)
-
-
-def whole_weights(model: nn.Module) -> dict[str, Any]:
-    """Gather a sharded model's weights; every process takes part, the first one gets them."""
-    return get_model_state_dict(model, options=_WHOLE)
-
-
-def load_whole_weights(model: nn.Module, weights: dict[str, Any]) -> Any:
-    """Load whole weights, which every process has, into a sharded model."""
-    return set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, strict=False))
-
-
-def whole_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Gather an optimizer's state, in the form that an optimizer of an unsharded model has and reads."""
-    named: Any = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
-    if not named.get("param_groups"):  # this process is not the first one
-        return {}
-    order = [name for group in named["param_groups"] for name in group["params"]]
-    index = {name: position for position, name in enumerate(order)}
-    groups = [{**group, "params": [index[name] for name in group["params"]]} for group in named["param_groups"]]
-    return {"state": {index[name]: state for name, state in named["state"].items()}, "param_groups": groups}
-
-
-def load_whole_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load the state of an optimizer of an unsharded model, which every process has."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
-    groups = [{**group, "params": [order[i] for i in group["params"]]} for group in state["param_groups"]]
-    named: Any = {"state": {order[i]: values for i, values in state["state"].items()}, "param_groups": groups}
-    set_optimizer_state_dict(model, optimizer, named, options=StateDictOptions(full_state_dict=True))

@@ -24,8 +24,9 @@ from hf_compat.engine.internals import (
 )
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.protocols import SilentObserver, TrainingSteps, UpdateObserver
-from hf_compat.engine.strategies import gradients_at_the_end, is_deepspeed_engine, wrapped_model
+from hf_compat.engine.strategies import gradients_at_the_end, wrapped_model
 from hf_compat.engine.windows import Window, Windows
+from hf_compat.interop.deepspeed import is_deepspeed_engine
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.plan.translate import exchanges_every_micro_batch
 from hf_compat.runtime.inspection import call_by_signature

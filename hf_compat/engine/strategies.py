@@ -13,14 +13,16 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from hf_compat.checkpoint.model_state import ModelState, make_model_state
 from hf_compat.engine.fsdp2 import shard_mesh, shard_model
 from hf_compat.engine.internals import InnerModelDDPStrategy
+from hf_compat.interop.deepspeed import is_deepspeed_engine
 from hf_compat.plan.fsdp import FsdpPlan
 from hf_compat.runtime.launch import Launch, main_address
 
@@ -169,12 +171,17 @@ def _leave_model(strategy: Any) -> None:
     strategy.checkpoint_io.teardown()
 
 
-def wrapped_model(strategy: Any, model: nn.Module) -> nn.Module:
+def wrapped_model(strategy: Strategy, model: nn.Module) -> nn.Module:
     """Return the model that forwards go through: the strategy's wrapper around it where there is one."""
     wrapped = strategy.model
-    if is_deepspeed_engine(wrapped):
-        return wrapped
-    return wrapped if isinstance(wrapped, DistributedDataParallel) and wrapped.module is model else model
+    is_around = isinstance(wrapped, DistributedDataParallel) and wrapped.module is model
+    return wrapped if wrapped is not None and (is_around or is_deepspeed_engine(wrapped)) else model
+
+
+def model_state_of(strategy: Strategy, model: nn.Module) -> ModelState:
+    """Return what reads and writes the state of a model that a strategy holds."""
+    writes_shards = isinstance(strategy, HFFSDP2Strategy) and strategy.plan.state_dict_type == "SHARDED_STATE_DICT"
+    return make_model_state(model, wrapped_model(strategy, model), writes_shards)
 
 
 def gradients_at_the_end(model: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -188,8 +195,3 @@ def gradients_at_the_end(model: nn.Module, is_last: bool) -> contextlib.Abstract
     if is_last or not isinstance(model, DistributedDataParallel):
         return contextlib.nullcontext()
     return model.no_sync()
-
-
-def is_deepspeed_engine(model: Any) -> bool:
-    """Say whether a model is DeepSpeed's engine."""
-    return type(model).__name__ == "DeepSpeedEngine"

@@ -24,23 +24,9 @@ from torch import nn
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.lightning_io import RUN_STATE_NAME, write_weights
-from hf_compat.checkpoint.reading import COMPILED, names_of, plain_names, read_torch_file, read_weights
+from hf_compat.checkpoint.model_state import ModelState, make_model_state
+from hf_compat.checkpoint.reading import COMPILED, LoadResult, Weights, plain_names, read_torch_file
 from hf_compat.checkpoint.run_state import ask_callbacks, collect_run_state
-from hf_compat.checkpoint.shard_files import (
-    OPTIMIZER_FOLDER,
-    has_shards,
-    read_model_shards,
-    read_optimizer_shards,
-    write_shards,
-)
-from hf_compat.engine.deepspeed_strategy import engine_weights, load_engine
-from hf_compat.engine.fsdp2 import (
-    is_fsdp2_model,
-    load_whole_optimizer_state,
-    load_whole_weights,
-    whole_optimizer_state,
-    whole_weights,
-)
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Windows, as_plain
 from hf_compat.errors import CheckpointError, CheckpointWriteError, ProcessError, warn_once
@@ -75,14 +61,14 @@ class CheckpointMethods(RunBase):
     _background: BackgroundWriter
     _other_weights: dict[str, Any] | None = None
     _extras: dict[str, Any] = {}
-    # DeepSpeed's engine, also after a fit: the model is in its parts
-    _last_engine: Any
+    # of the last fit; it outlives the fit, as DeepSpeed's engine goes on holding the weights
+    _fit_model_state: ModelState | None = None
 
     @property
-    def _writes_shards(self) -> bool:
-        """Whether checkpoints hold shards, which every process writes for itself."""
-        plan = getattr(getattr(self.lightning_trainer, "strategy", None), "plan", None)
-        return is_fsdp2_model(self.model) and getattr(plan, "state_dict_type", "") == "SHARDED_STATE_DICT"
+    def _model_state(self) -> ModelState:
+        """What reads and writes the state of the model, as the last fit or nobody has wrapped it."""
+        state = self._fit_model_state
+        return state if state is not None and state.model is self.model else make_model_state(self.model)
 
     def _check_background(self) -> None:
         """Raise what went wrong with a checkpoint that was written in the background."""
@@ -155,6 +141,9 @@ class CheckpointMethods(RunBase):
         if self.args.world_size > 1:
             warn_once("`async_save=True`: with several processes checkpoints are written at once.")
             return False
+        if not self._model_state.can_be_copied:
+            warn_once("`async_save=True`: the model is sharded; checkpoints are written at once.")
+            return False
         own = [name for name in _WRITERS if getattr(type(self), name) is not getattr(CheckpointMethods, name)]
         if own:
             warn_once(
@@ -167,12 +156,11 @@ class CheckpointMethods(RunBase):
 
     def _frozen_write(self) -> Callable[[str], None]:
         """Copy everything that a checkpoint holds, and return what writes the copy."""
-        weights = frozen_copy(self._other_weights or self.accelerator.unwrap_model(self.model).state_dict())
+        weights = frozen_copy(self._other_weights or self._model_state.whole_weights())
         files: dict[str, Any] = {}
         if not self.args.save_only_model:
             files[names.OPTIMIZER_NAME] = frozen_copy(self.optimizer.state_dict())
-            if self.lr_scheduler is not None:
-                files[names.SCHEDULER_NAME] = frozen_copy(self.lr_scheduler.state_dict())
+            files |= frozen_copy(self._schedule_file())
             if self.accelerator.scaler is not None:
                 files[names.SCALER_NAME] = self.accelerator.scaler.state_dict()
             files[names.RNG_STATE_NAME] = unpack_rng(read_rng())
@@ -250,25 +238,14 @@ class CheckpointMethods(RunBase):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Write `optimizer.pt` and `scheduler.pt`."""
-        if self._last_engine is not None:
-            if self.args.should_save:
-                os.makedirs(output_dir, exist_ok=True)
-            barrier()
-            self._last_engine.save_checkpoint(output_dir)
-            if self.args.should_save and self.lr_scheduler is not None:
-                torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, names.SCHEDULER_NAME))
-            return
-        if self._writes_shards:  # the optimizer's state is written with the weights
-            if self.args.should_save and self.lr_scheduler is not None:
-                torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, names.SCHEDULER_NAME))
-            return
-        sharded = is_fsdp2_model(self.model)
-        state = whole_optimizer_state(self.model, self.optimizer) if sharded else None
+        self._model_state.write_optimizer(output_dir, self.optimizer, self.args.should_save)
         if self.args.should_save:
-            state = self.optimizer.state_dict() if state is None else state
-            torch.save(state, os.path.join(output_dir, names.OPTIMIZER_NAME))
-            if self.lr_scheduler is not None:
-                torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, names.SCHEDULER_NAME))
+            for name, content in self._schedule_file().items():
+                torch.save(content, os.path.join(output_dir, name))
+
+    def _schedule_file(self) -> dict[str, object]:
+        """Return the schedule's state under its file's name; nothing where there is no schedule."""
+        return {} if self.lr_scheduler is None else {names.SCHEDULER_NAME: self.lr_scheduler.state_dict()}
 
     def _save_scaler(self, output_dir: str) -> None:
         """Write the gradient scaler's state, where there is one."""
@@ -288,18 +265,9 @@ class CheckpointMethods(RunBase):
             output_dir: The folder; the output folder where none is given.
         """
         folder = output_dir if output_dir is not None else self.args.output_dir
-        if _internal_call and self._writes_shards:
-            self._save(folder, state_dict={})
-            barrier()  # the folder is there
-            write_shards(str(folder), self.model, None if self.args.save_only_model else self.optimizer)
-        elif is_fsdp2_model(self.model):  # every process has a part of the weights
-            self._save(folder, state_dict=whole_weights(self.model))
-        elif self._last_engine is not None:
-            self._save(folder, state_dict=engine_weights(self._last_engine))
-        else:
-            self._save(folder)
+        self._model_state.write_weights(str(folder), self._save, for_checkpoint=_internal_call)
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+    def _save(self, output_dir: str | None = None, state_dict: Weights | None = None) -> None:
         """Write weights, configuration, processor and arguments to a folder."""
         if not self.args.should_save:
             return
@@ -333,25 +301,18 @@ class CheckpointMethods(RunBase):
         Raises:
             CheckpointError: The folder holds no weights.
         """
-        target = self.model if model is None else model
-        target = self.accelerator.unwrap_model(target)
+        given = self.model if model is None else model
+        target = self.accelerator.unwrap_model(given)
         folder = str(resume_from_checkpoint)
         if is_peft_model(target):
             adapter = next(iter(target.active_adapters))  # type: ignore[arg-type]  # peft's
             target.load_adapter(folder, adapter, is_trainable=True)  # type: ignore[operator]  # peft's
             return
-        if has_shards(folder):
-            self._issue_warnings_after_load(read_model_shards(folder, target))
-            return
-        weights = read_weights(folder)
-        named = names_of(target, weights)
-        sharded = is_fsdp2_model(target)
-        result = load_whole_weights(target, named) if sharded else target.load_state_dict(named, strict=False)
-        if hasattr(target, "tie_weights"):
-            target.tie_weights()  # type: ignore[operator]  # transformers'
-        self._issue_warnings_after_load(result)
+        is_own = given is self.model or given is self.model_wrapped
+        state = self._model_state if is_own else make_model_state(target)
+        self._issue_warnings_after_load(state.load_weights(folder))
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
+    def _issue_warnings_after_load(self, load_result: LoadResult) -> None:
         """Say which weights a checkpoint lacked, and which it had that the model does not know."""
         target = self.accelerator.unwrap_model(self.model)
         missing = set(load_result.missing_keys) - _aliases(target) - set(_ignored_on_save(target))
@@ -377,24 +338,11 @@ class CheckpointMethods(RunBase):
         """Load the states of optimizer and schedule, where a checkpoint has them."""
         if checkpoint is None:
             return
-        if self._last_engine is not None and load_engine(self._last_engine, checkpoint, self.args.world_size):
-            self.lr_scheduler.load_state_dict(read_torch_file(os.path.join(checkpoint, names.SCHEDULER_NAME)))
-            return
-        if has_shards(checkpoint) and os.path.isdir(os.path.join(checkpoint, OPTIMIZER_FOLDER)):
-            read_optimizer_shards(checkpoint, self.model, self.optimizer)
-            self.lr_scheduler.load_state_dict(read_torch_file(os.path.join(checkpoint, names.SCHEDULER_NAME)))
-            return
-        optimizer_file = os.path.join(checkpoint, names.OPTIMIZER_NAME)
-        scheduler_file = os.path.join(checkpoint, names.SCHEDULER_NAME)
-        if not (os.path.isfile(optimizer_file) and os.path.isfile(scheduler_file)):
+        schedule = os.path.join(checkpoint, names.SCHEDULER_NAME)
+        if not os.path.isfile(schedule) or not self._model_state.load_optimizer(checkpoint, self.optimizer):
             logger.warning("%s has no optimizer and schedule: both start anew.", checkpoint)
             return
-        state = read_torch_file(optimizer_file)
-        if is_fsdp2_model(self.model):
-            load_whole_optimizer_state(self.model, self.optimizer, state)
-        else:
-            self.optimizer.load_state_dict(state)
-        self.lr_scheduler.load_state_dict(read_torch_file(scheduler_file))
+        self.lr_scheduler.load_state_dict(read_torch_file(schedule))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Load the gradient scaler's state, where there is one."""

@@ -113,3 +113,13 @@ def test_zero_with_another_number_of_processes_is_refused(tmp_path):
         tmp_path / "one", *COMMON, *words, f"resume={tmp_path / 'run' / 'checkpoint-4'}", launcher=launcher,
     )  # fmt: skip
     assert done.returncode != 0 and "optimizer states of 2 processes; there are 1" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["FSDP 2, sharded checkpoints", "DeepSpeed ZeRO 3"])
+def test_the_best_model_is_loaded_into_one_that_is_in_parts(name, tmp_path):
+    best = ("load_best_model_at_end=True", "metric_for_best_model=loss")
+    often = ("eval_strategy=steps", "eval_steps=2", "save_steps=2", "max_steps=4")
+    trained = result(tmp_path / "run", *COMMON, *words_of(name, tmp_path), *often, *best)
+    first, last = series(trained, "eval_loss")[:2]
+    assert first < last
+    assert trained["eval_loss"] == pytest.approx(first, abs=1e-6)

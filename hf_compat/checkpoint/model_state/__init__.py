@@ -1,0 +1,35 @@
+"""How a model is held, and what follows for its state: one `ModelState` for each way. torch words only."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from hf_compat.checkpoint.model_state.base import ModelState
+from hf_compat.checkpoint.model_state.deepspeed import DeepSpeedState
+from hf_compat.checkpoint.model_state.fsdp2 import FSDP2State
+from hf_compat.checkpoint.model_state.plain import PlainState
+from hf_compat.interop.deepspeed import is_deepspeed_engine
+
+__all__ = [
+    "DeepSpeedState",
+    "FSDP2State",
+    "ModelState",
+    "PlainState",
+    "make_model_state",
+]
+
+
+def make_model_state(model: nn.Module, wrapped: object = None, writes_shards: bool = False) -> ModelState:
+    """Return what reads and writes a model's weights and its optimizer's state.
+
+    Args:
+        model: The model itself.
+        wrapped: What its forward passes go through in a fit: DeepSpeed's engine has the weights.
+        writes_shards: Whether checkpoints of FSDP 2 hold shards; else whole states are gathered.
+    """
+    if is_deepspeed_engine(wrapped):
+        return DeepSpeedState(model, wrapped)
+    if isinstance(model, FSDPModule):
+        return FSDP2State(model, writes_shards)
+    return PlainState(model)

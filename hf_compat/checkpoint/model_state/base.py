@@ -1,0 +1,114 @@
+"""`ModelState`: what every way of holding a model answers about weights and optimizer state. torch words only."""
+
+from __future__ import annotations
+
+import abc
+import os
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint.model_state.shards import (
+    has_model_shards,
+    has_optimizer_shards,
+    read_model_shards,
+    read_optimizer_shards,
+)
+from hf_compat.checkpoint.reading import LoadResult, Weights, read_torch_file, read_weights
+
+OptimizerState = dict[str, Any]  # what `Optimizer.state_dict()` returns: each optimizer has its own values
+
+
+class WeightsWriter(Protocol):
+    """`Trainer._save`: writes weights and what belongs to them; an empty `state_dict` writes no weights."""
+
+    def __call__(self, output_dir: str | None = None, state_dict: Weights | None = None) -> None: ...
+
+
+class ModelState(abc.ABC):
+    """The weights and the optimizer's state of a model, in and out of checkpoint folders.
+
+    Every process calls every method: where the model is sharded they exchange its parts.
+
+    Args:
+        model: The model itself.
+    """
+
+    # whether a checkpoint can be copied to memory first and written later
+    can_be_copied = False
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    @abc.abstractmethod
+    def whole_weights(self) -> Weights:
+        """Return the whole weights; where they are gathered, the first process gets them."""
+
+    def write_weights(self, folder: str, write: WeightsWriter, for_checkpoint: bool) -> None:
+        """Write the weights.
+
+        Args:
+            folder: The folder.
+            write: Writes whole weights, and what belongs to them.
+            for_checkpoint: Whether they are to be resumed from; else they are the user's, and always whole.
+        """
+        write(folder, state_dict=self.whole_weights())
+
+    @abc.abstractmethod
+    def write_optimizer(self, folder: str, optimizer: torch.optim.Optimizer, is_writer: bool) -> None:
+        """Write the optimizer's state.
+
+        Args:
+            folder: The folder.
+            optimizer: The optimizer.
+            is_writer: Whether this process writes what all of them have in common.
+        """
+
+    def load_weights(self, folder: str) -> LoadResult:
+        """Load weights, which the folder holds whole or as shards.
+
+        Raises:
+            CheckpointError: It holds none, or they are damaged.
+        """
+        if has_model_shards(folder):
+            return read_model_shards(folder, self.model)
+        result = self._set_weights(read_weights(folder))
+        tie_weights = getattr(self.model, "tie_weights", None)  # transformers' models have it
+        if callable(tie_weights):
+            tie_weights()
+        return result
+
+    @abc.abstractmethod
+    def load_optimizer(self, folder: str, optimizer: torch.optim.Optimizer) -> bool:
+        """Load the optimizer's state.
+
+        Returns:
+            Whether the folder has one that this way of holding a model can read.
+
+        Raises:
+            CheckpointError: It is damaged.
+        """
+
+    @abc.abstractmethod
+    def _set_weights(self, weights: Weights) -> LoadResult:
+        """Load whole weights, which every process has."""
+
+
+class TorchState(ModelState):
+    """A model with an optimizer of torch: its state is read from one file, or from shards, whoever wrote them."""
+
+    def load_optimizer(self, folder: str, optimizer: torch.optim.Optimizer) -> bool:
+        if has_optimizer_shards(folder):
+            read_optimizer_shards(folder, self.model, optimizer)
+            return True
+        path = os.path.join(folder, names.OPTIMIZER_NAME)
+        if not os.path.isfile(path):
+            return False
+        self._set_optimizer_state(optimizer, read_torch_file(path))
+        return True
+
+    @abc.abstractmethod
+    def _set_optimizer_state(self, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
+        """Load the state of an optimizer of a whole model, which every process has."""

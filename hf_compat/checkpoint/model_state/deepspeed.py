@@ -1,0 +1,98 @@
+"""A model that DeepSpeed's engine holds: ZeRO's own files beside the weights. torch words only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+from torch import distributed, nn
+
+from hf_compat.checkpoint.model_state.base import ModelState
+from hf_compat.checkpoint.reading import LoadResult, Weights, names_of
+from hf_compat.checkpoint.zero_reader import check_zero_files, named_zero_folder, optimizer_files
+from hf_compat.errors import CheckpointError
+from hf_compat.interop.deepspeed import DeepSpeedEngine
+from hf_compat.runtime.collectives import barrier
+
+
+class _Compared(NamedTuple):
+    """The names that a model lacked, and those that it does not know."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+class DeepSpeedState(ModelState):
+    """The engine has the weights and the optimizer's state, in parts from ZeRO 1 on.
+
+    Args:
+        model: The model itself.
+        engine: The engine around it.
+    """
+
+    def __init__(self, model: nn.Module, engine: DeepSpeedEngine) -> None:
+        super().__init__(model)
+        self.engine = engine
+
+    def whole_weights(self) -> Weights:
+        engine = self.engine
+        if engine.zero_optimization_partition_weights():
+            return engine._zero3_consolidated_16bit_state_dict() or {}
+        return engine.module.state_dict()
+
+    def write_optimizer(self, folder: str, optimizer: torch.optim.Optimizer, is_writer: bool) -> None:
+        if is_writer:
+            os.makedirs(folder, exist_ok=True)
+        barrier()
+        self.engine.save_checkpoint(folder)
+
+    def load_optimizer(self, folder: str, optimizer: torch.optim.Optimizer) -> bool:
+        """Load the engine's own files, weights included; the state of another kind of optimizer is not read.
+
+        Raises:
+            CheckpointError: They were written by another number of processes, or hold code.
+        """
+        zero = named_zero_folder(folder)
+        if zero is None:
+            return False
+        found, expected = len(optimizer_files(zero)), distributed.get_world_size()
+        if found not in (0, expected):  # without ZeRO the optimizer's state is with the weights
+            raise CheckpointError(
+                f"{folder} holds DeepSpeed's optimizer states of {found} processes; there are {expected}.\n\n"
+                "Hint: resume with as many; or begin from its weights with `from_pretrained`."
+            )
+        check_zero_files(zero)  # DeepSpeed itself unpickles whatever it finds
+        self.engine.load_checkpoint(folder, load_lr_scheduler_states=False)
+        return True
+
+    def _set_weights(self, weights: Weights) -> LoadResult:
+        named = names_of(self.model, weights)
+        if not self.engine.zero_optimization_partition_weights():
+            return self.model.load_state_dict(named, strict=False)
+        for module, own in self._by_module(named):
+            with _gathered(module):
+                module.load_state_dict(own, strict=False)
+        known = self.model.state_dict().keys()
+        return _Compared([name for name in known if name not in named], [name for name in named if name not in known])
+
+    def _by_module(self, weights: Weights) -> Iterator[tuple[nn.Module, Weights]]:
+        """Yield every module with the weights that are its own: no more than one module is ever gathered."""
+        owned: dict[str, Weights] = {}
+        for name, tensor in weights.items():
+            prefix, _, own_name = name.rpartition(".")
+            owned.setdefault(prefix, {})[own_name] = tensor
+        for prefix, module in self.model.named_modules():
+            if prefix in owned:
+                yield module, owned[prefix]
+
+
+def _gathered(module: nn.Module) -> AbstractContextManager[None]:
+    """Let a module's own parameters be whole for a while; what the first process has made of them is kept."""
+    import deepspeed
+
+    parameters = list(module.parameters(recurse=False))
+    context: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)
+    return context

@@ -1,0 +1,71 @@
+"""Sharded states in a checkpoint: every process writes its part, and any number of processes reads them. torch only.
+
+The folders have the names that Accelerate gives them. Nothing is gathered: neither memory nor time grow with the model
+on one process.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from hf_compat.checkpoint.dcp_reader import check_dcp_index, is_dcp_folder, one_process_reads
+from hf_compat.checkpoint.reading import LoadResult
+from hf_compat.runtime.collectives import is_distributed
+
+MODEL_FOLDER = "pytorch_model_fsdp_0"
+OPTIMIZER_FOLDER = "optimizer_0"
+States = dict[str, Any]  # torch's nested dicts of tensors and plain values
+
+
+def has_model_shards(folder: str) -> bool:
+    """Return whether a checkpoint holds its weights as shards."""
+    return is_dcp_folder(os.path.join(folder, MODEL_FOLDER))
+
+
+def has_optimizer_shards(folder: str) -> bool:
+    """Return whether a checkpoint holds the optimizer's state as shards."""
+    return is_dcp_folder(os.path.join(folder, OPTIMIZER_FOLDER))
+
+
+def write_model_shards(folder: str, model: nn.Module) -> None:
+    """Write this process's part of the weights."""
+    save({"model": get_model_state_dict(model)}, checkpoint_id=os.path.join(folder, MODEL_FOLDER))
+
+
+def write_optimizer_shards(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Write this process's part of the optimizer's state."""
+    state = get_optimizer_state_dict(model, optimizer)
+    save({"optimizer": state}, checkpoint_id=os.path.join(folder, OPTIMIZER_FOLDER))
+
+
+def read_model_shards(folder: str, model: nn.Module) -> LoadResult:
+    """Load a model, sharded or whole, from shards that any number of processes wrote."""
+    state = {"model": get_model_state_dict(model)}
+    _read(state, os.path.join(folder, MODEL_FOLDER))
+    result: LoadResult = set_model_state_dict(model, state["model"])
+    return result
+
+
+def read_optimizer_shards(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Load the state of an optimizer, of a sharded or whole model."""
+    state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+    _read(state, os.path.join(folder, OPTIMIZER_FOLDER))
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+
+
+def _read(state: States, folder: str) -> None:
+    check_dcp_index(folder)
+    with one_process_reads():
+        load(state, checkpoint_id=folder, no_dist=not is_distributed())

@@ -1,0 +1,235 @@
+"""Each way of holding a model writes its state into a folder and reads it back, its own and the others'.
+
+A process group of one process is enough for `fully_shard` and for DeepSpeed's engine; several processes are in
+tests/distributed. `sharded/` was written by two processes under FSDP 2, by the version before `ModelState`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import toy
+from compare import same
+from safetensors.torch import load_file, save_file
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+
+from hf_compat.checkpoint.model_state import DeepSpeedState, FSDP2State, PlainState, make_model_state
+from hf_compat.errors import CheckpointError
+
+SHARDED = Path(__file__).with_name("sharded")
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch and DeepSpeed warn about their own insides
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    """A process group of this process alone."""
+    store = distributed.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def classifier(seed):
+    torch.manual_seed(seed)
+    return toy.Classifier(dropout=0.0)
+
+
+def loss_of(model):
+    batch = torch.utils.data.default_collate(toy.rows(8))
+    return model(**batch)["loss"]
+
+
+def trained(model):
+    """One update, so that the optimizer has a state."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    loss_of(model).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
+def plain(seed):
+    return trained(classifier(seed))
+
+
+def compiled(seed):
+    return trained(torch.compile(classifier(seed), backend="eager"))
+
+
+def sharded(seed):
+    return trained(fully_shard(classifier(seed)))
+
+
+def writer_of(model):
+    """What `Trainer._save` does with weights."""
+
+    def write(output_dir, state_dict=None):
+        folder = Path(output_dir)
+        folder.mkdir(exist_ok=True)
+        weights = model.state_dict() if state_dict is None else state_dict
+        if weights:
+            save_file({name.replace("_orig_mod.", ""): w for name, w in weights.items()}, folder / "model.safetensors")
+
+    return write
+
+
+def write(state, model, optimizer, folder):
+    state.write_weights(str(folder), writer_of(model), for_checkpoint=True)
+    state.write_optimizer(str(folder), optimizer, is_writer=True)
+
+
+def whole(model, optimizer):
+    """Weights and optimizer state, whole, by position."""
+    weights = {name.replace("_orig_mod.", ""): _whole(w) for name, w in model.state_dict().items()}
+    states = [{k: _whole(v) for k, v in optimizer.state[p].items()} for p in model.parameters()]
+    return weights, states
+
+
+def _whole(value):
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+WAYS = {"plain": plain, "compiled": compiled, "FSDP 2": sharded}
+
+
+@pytest.mark.parametrize("reader", WAYS)
+@pytest.mark.parametrize("writer", [*WAYS, "FSDP 2, shards"])
+def test_each_way_reads_what_each_way_wrote(group, tmp_path, writer, reader):
+    model, optimizer = WAYS[writer.removesuffix(", shards")](1)
+    writes_shards = writer.endswith("shards")
+    write(make_model_state(model, writes_shards=writes_shards), model, optimizer, tmp_path / "it")
+    assert (tmp_path / "it" / "optimizer_0" / ".metadata").is_file() == writes_shards
+    assert (tmp_path / "it" / "optimizer.pt").is_file() != writes_shards
+    expected = whole(model, optimizer)
+
+    other, its_optimizer = WAYS[reader](2)
+    assert not same(whole(other, its_optimizer), expected)
+    state = make_model_state(other)
+    result = state.load_weights(str(tmp_path / "it"))
+    assert not result.missing_keys and not result.unexpected_keys
+    assert state.load_optimizer(str(tmp_path / "it"), its_optimizer)
+    assert same(whole(other, its_optimizer), expected)
+
+
+def test_a_sharded_model_with_a_compiled_part_reads_plain_names(group, tmp_path):
+    expected = classifier(1)
+    save_file(expected.state_dict(), tmp_path / "model.safetensors")
+    model = classifier(2)
+    model.inner = torch.compile(model.inner, backend="eager")
+    fully_shard(model)
+    result = make_model_state(model).load_weights(str(tmp_path))
+    assert not result.missing_keys and not result.unexpected_keys
+    assert torch.equal(_whole(dict(model.named_parameters())["inner._orig_mod.weight"]), expected.inner.weight)
+
+
+@pytest.mark.parametrize("way", ["plain", "FSDP 2"])
+def test_shards_of_the_version_before_are_read(group, way):
+    model, optimizer = WAYS[way](2)
+    state = make_model_state(model)
+    result = state.load_weights(str(SHARDED))
+    assert not result.missing_keys and not result.unexpected_keys
+    assert state.load_optimizer(str(SHARDED), optimizer)
+    weights, states = whole(model, optimizer)
+    assert same(weights, load_file(SHARDED / "weights.safetensors"))
+    assert [float(values["step"]) for values in states] == [4.0] * 6
+
+
+def test_weights_for_the_user_are_whole_whatever_checkpoints_hold(group, tmp_path):
+    model, _ = sharded(1)
+    FSDP2State(model, writes_shards=True).write_weights(str(tmp_path), writer_of(model), for_checkpoint=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_a_folder_without_an_optimizer_is_told(tmp_path):
+    model, optimizer = plain(1)
+    assert not PlainState(model).load_optimizer(str(tmp_path), optimizer)
+    with pytest.raises(CheckpointError, match=r"no model\.safetensors"):
+        PlainState(model).load_weights(str(tmp_path))
+
+
+def test_tied_weights_are_tied_again(tmp_path):
+    source, target = toy.tiny_gpt2(), toy.tiny_gpt2()
+    source.save_pretrained(tmp_path)
+    target.lm_head.weight = nn.Parameter(target.lm_head.weight.detach().clone())
+    PlainState(target).load_weights(str(tmp_path))
+    assert target.lm_head.weight is target.transformer.wte.weight
+    assert same(target.state_dict(), source.state_dict())
+
+
+@pytest.fixture
+def launched(group, monkeypatch):
+    """What DeepSpeed asks of its launcher."""
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+
+
+def engine_around(model, stage):
+    import deepspeed
+
+    config = {
+        "train_micro_batch_size_per_gpu": 8,
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 1000},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    if not deepspeed.comm.is_initialized():
+        deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    engine, wrapped, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    return engine, wrapped
+
+
+def one_update(engine):
+    loss = loss_of(engine)
+    engine.backward(loss)
+    engine.step()
+    return float(loss.detach())
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_deepspeeds_own_files(launched, tmp_path, stage):
+    model = classifier(1)
+    engine, optimizer = engine_around(model, stage)
+    one_update(engine)
+    state = make_model_state(model, engine)
+    assert isinstance(state, DeepSpeedState)
+    weights = {name: tensor.clone() for name, tensor in state.whole_weights().items()}
+    assert {name: tensor.shape for name, tensor in weights.items()} == {
+        name: tensor.shape for name, tensor in classifier(1).state_dict().items()
+    }
+    write(state, model, optimizer, tmp_path / "it")
+    assert same(load_file(tmp_path / "it" / "model.safetensors"), weights)
+    expected = [one_update(engine) for _ in range(3)]
+
+    other = classifier(2)
+    engine, optimizer = engine_around(other, stage)
+    one_update(engine)
+    again = make_model_state(other, engine)
+    assert again.load_optimizer(str(tmp_path / "it"), optimizer)
+    assert same(again.whole_weights(), weights)
+    assert [one_update(engine) for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_an_engines_model_reads_whole_weights(launched, tmp_path, stage):
+    """The best model of a run is loaded while the engine still holds its parts."""
+    expected = classifier(1).state_dict()
+    save_file(expected, tmp_path / "model.safetensors")
+    model = classifier(2)
+    engine, _ = engine_around(model, stage)
+    state = make_model_state(model, engine)
+    result = state.load_weights(str(tmp_path))
+    assert not result.missing_keys and not result.unexpected_keys
+    assert same(state.whole_weights(), expected)
+
+
+def test_an_engine_reads_no_other_optimizer(launched, tmp_path):
+    model, optimizer = plain(1)
+    write(PlainState(model), model, optimizer, tmp_path / "it")
+    held = classifier(2)
+    engine, wrapped = engine_around(held, 1)
+    assert not make_model_state(held, engine).load_optimizer(str(tmp_path / "it"), wrapped)
