@@ -8,19 +8,25 @@ compute_metrics: my_project.accuracy          # a text is the thing itself, not 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
+from jsonargparse import Namespace
+
 from hf_compat.errors import ArgumentError
+from hf_compat.runtime.text import nearest
+
+Spec = Any  # a part of a configuration: a mapping, a list, a text, a number
+Made = Any  # whatever the user's configuration names
 
 # Where names without a module are looked up.
 _HOMES = ("hf_compat", "lightning.pytorch.callbacks", "lightning.pytorch.loggers", "transformers")
 
 
-def import_path(path: str, where: str) -> Any:
+def import_path(path: str, where: str) -> Made:
     """Import `package.module.Class.method`; a bare name is looked up here, in Lightning and in transformers.
 
     Args:
@@ -34,27 +40,38 @@ def import_path(path: str, where: str) -> Any:
     if len(parts) == 1:
         return _by_name(path, where)
     for count in range(len(parts) - 1, 0, -1):
-        module = ".".join(parts[:count])
-        try:
-            found: Any = importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name is not None and not module.startswith(error.name):
-                raise  # the module is there, and one that it imports is not
-            continue
-        for index, name in enumerate(parts[count:], start=count):
-            if not hasattr(found, name):
-                near = difflib.get_close_matches(name, dir(found), n=1)
-                hint = f"did you mean {'.'.join([*parts[:index], near[0]])}?" if near else "check the path."
-                raise ArgumentError(f"`{where}`: {'.'.join(parts[:index])} has no {name!r}.\n\nHint: {hint}")
-            found = getattr(found, name)
-        return found
+        module = _import_or_none(".".join(parts[:count]))
+        if module is not None:
+            return _attribute(module, parts, count, where)
     raise ArgumentError(
         f"`{where}`: no module named {parts[0]!r} ({path}).\n\n"
         "Hint: install it, or run the command in the folder that holds it."
     )
 
 
-def _by_name(name: str, where: str) -> Any:
+def _import_or_none(name: str) -> ModuleType | None:
+    """Import a module; None where there is none of this name."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not name.startswith(error.name):
+            raise  # the module is there, and one that it imports is not
+        return None
+
+
+def _attribute(module: ModuleType, parts: list[str], count: int, where: str) -> Made:
+    """Return the attribute of a module that the parts after the first `count` name."""
+    found: Made = module
+    for index, name in enumerate(parts[count:], start=count):
+        if not hasattr(found, name):
+            near = nearest(name, dir(found))
+            hint = f"did you mean {'.'.join([*parts[:index], near])}?" if near else "check the path."
+            raise ArgumentError(f"`{where}`: {'.'.join(parts[:index])} has no {name!r}.\n\nHint: {hint}")
+        found = getattr(found, name)
+    return found
+
+
+def _by_name(name: str, where: str) -> Made:
     for home in _HOMES:
         try:
             found = getattr(importlib.import_module(home), name, None)
@@ -67,7 +84,7 @@ def _by_name(name: str, where: str) -> Any:
     )
 
 
-def build(spec: Any, where: str) -> Any:
+def build(spec: Spec, where: str) -> Made:
     """Make what a part of a configuration says.
 
     Args:
@@ -78,7 +95,7 @@ def build(spec: Any, where: str) -> Any:
     Raises:
         ArgumentError: There is no such thing, or it does not take such an argument.
     """
-    if hasattr(spec, "as_dict"):  # jsonargparse's Namespace
+    if isinstance(spec, Namespace):
         spec = spec.as_dict()
     if isinstance(spec, (list, tuple)):
         return [build(part, f"{where}[{index}]") for index, part in enumerate(spec)]
@@ -98,12 +115,12 @@ def build(spec: Any, where: str) -> Any:
     return target(**arguments)
 
 
-def build_or_import(spec: Any, where: str) -> Any:
+def build_or_import(spec: Spec, where: str) -> Made:
     """Make what a mapping says, or take the thing itself that a text names: a function of metrics, a callback class."""
     return import_path(spec, where) if isinstance(spec, str) else build(spec, where)
 
 
-def _check_names(target: Any, arguments: Mapping[str, Any], where: str, path: str) -> None:
+def _check_names(target: Callable[..., Made], arguments: Mapping[str, Made], where: str, path: str) -> None:
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):  # builtins without a signature say it themselves
@@ -112,6 +129,6 @@ def _check_names(target: Any, arguments: Mapping[str, Any], where: str, path: st
         return
     for name in arguments:
         if name not in parameters:
-            near = difflib.get_close_matches(name, parameters, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(parameters)}."
+            near = nearest(name, parameters)
+            hint = f"did you mean {near!r}?" if near else f"it takes {', '.join(parameters)}."
             raise ArgumentError(f"`{where}`: {path} does not take {name!r}.\n\nHint: {hint}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import Field, fields
+from typing import Any
 
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
@@ -15,26 +16,32 @@ def _status(row: Row) -> str:
     return "no effect" if row.inert is not None and not row.alone_only else "yes"
 
 
+_HEAD = """# Arguments
+
+Made from `hf_compat/plan/argument_support.py` and `hf_compat/hf/legacy.py` by `hf-compat document docs/arguments.md`.
+
+`not yet`: a value other than the default raises `UnsupportedArgument`. `no effect`: it is warned about.
+"""
+
+
 def arguments_page() -> str:
     """Return the page on arguments: every field of today, and every name of earlier releases."""
     lines = [
-        "# Arguments",
-        "",
-        "Made from `hf_compat/plan/argument_support.py` and `hf_compat/hf/legacy.py` by "
-        "`hf-compat document docs/arguments.md`.",
-        "",
-        "`not yet`: a value other than the default raises `UnsupportedArgument`. `no effect`: it is warned about.",
+        *_HEAD.splitlines(),
         "",
         "| argument | default | supported | where it goes |",
         "|---|---|---|---|",
+        *map(_row_of_field, fields(TrainingArguments)),
     ]
-    for field in fields(TrainingArguments):
-        row = ROWS[field.name]
-        inert = None if row.alone_only else row.inert
-        where = row.to if row.refuse is None or row.refuses is not None else f"{row.refuse}; {row.hint}"
-        lines.append(f"| `{field.name}` | `{default_of(field)!r}` | {_status(row)} | {inert or where} |")
     lines += ["", "## Arguments of hf_compat", "", "| argument | default | meaning |", "|---|---|---|"]
     lines += [f"| `{name}` | `False` | {meaning} |" for name, meaning in OWN_ARGUMENTS.items()]
     lines += ["", "## Names of earlier releases", "", "| old name | releases | means today |", "|---|---|---|"]
     lines += [f"| `{name}` | {row.lifetime} | {row.means} |" for name, row in sorted(OLD_NAMES.items())]
     return "\n".join(lines) + "\n"
+
+
+def _row_of_field(field: Field[Any]) -> str:
+    row = ROWS[field.name]
+    inert = None if row.alone_only else row.inert
+    where = row.to if row.refuse is None or row.refuses is not None else f"{row.refuse}; {row.hint}"
+    return f"| `{field.name}` | `{default_of(field)!r}` | {_status(row)} | {inert or where} |"

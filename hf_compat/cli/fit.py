@@ -12,16 +12,26 @@ import json
 import os
 import sys
 import typing
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from hf_compat.cli.class_paths import build, build_or_import
-from hf_compat.cli.parser import read_plain
-from hf_compat.errors import ArgumentError, MissingPackage
+import jsonargparse
+from jsonargparse import ArgumentParser, namespace_to_dict
+from torch import nn
+
+from hf_compat.cli.class_paths import Made, Spec, build, build_or_import
+from hf_compat.cli.parser import Value, read_plain
+from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
 from hf_compat.plan.lightning_equivalents import ELSEWHERE, PASSED_ON, TWINS, join
 from hf_compat.runtime.seeding import set_seed
+
+if TYPE_CHECKING:
+    from hf_compat.hf.outputs import PredictionOutput
+    from hf_compat.trainer import Trainer
+
+Section = dict[str, Any]  # of a configuration: names and the values that the user gave them
 
 COMMANDS = {
     "fit": "train, and evaluate where the arguments say so",
@@ -36,6 +46,9 @@ _DATA = {
     "data_collator": "from a list of samples to a batch",
     "processing_class": "tokenizer or processor: pads, and is saved with the model",
 }
+_FIELDS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
+_LISTS = {name for name, field in _FIELDS.items() if "list" in str(field.type)}
+_ARGUMENT_NAMES = {*_FIELDS, *OLD_NAMES, *OWN_ARGUMENTS}
 _FUNCTIONS = {
     "compute_metrics": "function of an EvalPrediction, or a torchmetrics object",
     "compute_loss_func": "from outputs, labels and num_items_in_batch to the loss",
@@ -45,21 +58,8 @@ _FUNCTIONS = {
 }
 
 
-def make_parser(command: str) -> Any:
-    """Return the jsonargparse parser of a command.
-
-    Raises:
-        MissingPackage: jsonargparse is not installed.
-    """
-    try:
-        from jsonargparse import ArgumentParser
-    except ImportError as error:
-        raise MissingPackage(
-            f"`hf-compat {command}` reads its configuration with jsonargparse, which is not installed.\n\n"
-            "Hint: pip install 'hf-compat[cli]'"
-        ) from error
-    from torch import nn
-
+def make_parser(command: str) -> ArgumentParser:
+    """Return the parser of a command."""
     parser = ArgumentParser(prog=f"hf-compat {command}", description=COMMANDS[command], exit_on_error=False)
     parser.add_argument("-c", "--config", action="config", help="YAML file with the sections below")
     parser.add_argument("--model", type=nn.Module | dict[str, Any] | str | None, help="class path and arguments")
@@ -74,11 +74,11 @@ def make_parser(command: str) -> Any:
     return parser
 
 
-def _add_arguments(parser: Any) -> None:
+def _add_arguments(parser: ArgumentParser) -> None:
     hints = typing.get_type_hints(TrainingArguments)
-    for field in dataclasses.fields(TrainingArguments):
+    for name, field in _FIELDS.items():
         meaning = field.metadata["help"]
-        parser.add_argument(f"--args.{field.name}", type=hints[field.name], default=_default_of(field), help=meaning)
+        parser.add_argument(f"--args.{name}", type=hints[name], default=_default_of(field), help=meaning)
     for name, meaning in OWN_ARGUMENTS.items():
         parser.add_argument(f"--args.{name}", type=bool, default=False, help=meaning)
     # accepted, but neither listed nor printed
@@ -86,7 +86,7 @@ def _add_arguments(parser: Any) -> None:
         parser.add_argument(f"--args.{name}", type=Any, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
-def _add_trainer(parser: Any) -> None:
+def _add_trainer(parser: ArgumentParser) -> None:
     for name in TWINS:
         parser.add_argument(f"--trainer.{name}", type=Any, default=None, help="as the argument that says the same")
     for name in PASSED_ON:
@@ -100,27 +100,32 @@ def as_sections(words: Sequence[str]) -> list[str]:
 
     `--learning_rate 5e-5`, `--learning-rate=5e-5`, `--bf16` and `--no_bf16` are what they are in HF.
     """
-    known = {field.name: field for field in dataclasses.fields(TrainingArguments)}
-    names = {*known, *OLD_NAMES, *OWN_ARGUMENTS}
     turned: list[str] = []
     rest = list(words)
     while rest:
         word = rest.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
         name = name.replace("-", "_")
-        if not word.startswith("--") or (name not in names and name.removeprefix("no_") not in names):
+        if not word.startswith("--") or not {name, name.removeprefix("no_")} & _ARGUMENT_NAMES:
             turned.append(word)
-            continue
-        if name not in names:
+        elif name not in _ARGUMENT_NAMES:
             turned.append(f"--args.{name.removeprefix('no_')}=false")
-            continue
-        values = [value] if equals else []
-        takes_many = name in known and "list" in str(known[name].type)
-        while not equals and rest and not rest[0].startswith("--") and (takes_many or not values):
-            values.append(rest.pop(0))
-        text = json.dumps(values) if takes_many and values and not values[0].startswith("[") else "".join(values)
-        turned.extend(_in_todays_words(name, text or "true"))
+        else:
+            values = [value] if equals else _take_values(rest, takes_many=name in _LISTS)
+            turned.extend(_in_todays_words(name, _as_text(values, name in _LISTS) or "true"))
     return turned
+
+
+def _take_values(rest: list[str], takes_many: bool) -> list[str]:
+    """Take the values of an option from the words after it: all up to the next option, or one."""
+    values: list[str] = []
+    while rest and not rest[0].startswith("--") and (takes_many or not values):
+        values.append(rest.pop(0))
+    return values
+
+
+def _as_text(values: list[str], is_list: bool) -> str:
+    return json.dumps(values) if is_list and values and not values[0].startswith("[") else "".join(values)
 
 
 def _in_todays_words(name: str, text: str) -> list[str]:
@@ -144,43 +149,25 @@ class Run:
     """
 
     def __init__(self, command: str, words: Sequence[str]) -> None:
-        from jsonargparse import ArgumentError as ParserError
-        from jsonargparse import namespace_to_dict
-
         self.command = command
         parser = make_parser(command)
         line = as_sections(words)
         try:
             self.config = parser.parse_args(line)
             explicit = namespace_to_dict(parser.parse_args(line, defaults=False))
-        except ParserError as error:
+        except jsonargparse.ArgumentError as error:
             raise ArgumentError(f"{error}\n\nHint: `hf-compat {command} --help` lists what there is.") from error
         self.text = parser.dump(self.config)
-        self.args = self._arguments(namespace_to_dict(self.config), explicit)
-        # drawn from nowhere but the seed: weights that a class or from_pretrained makes at random
+        self.args = _arguments(namespace_to_dict(self.config), set(explicit.get("args") or {}))
+        # weights that a class or from_pretrained makes at random follow from the seed alone
         set_seed(self.args.seed)
-        settings = namespace_to_dict(self.config.data)
-        model = self._model(parser)
-        data = {name: _data(spec, f"data.{name}") for name, spec in settings.items()}
+        model = self._model()
+        sources = namespace_to_dict(self.config.data)
+        data = {name: _data(spec, f"data.{name}") for name, spec in sources.items()}
         self.test_dataset = data.pop("test_dataset")
         self.trainer = self._trainer(model, data)
 
-    def _arguments(self, config: dict[str, Any], explicit: dict[str, Any]) -> TrainingArguments:
-        every = {field.name for field in dataclasses.fields(TrainingArguments)}
-        given = set(explicit.get("args") or {})
-        fields = {field.name: field for field in dataclasses.fields(TrainingArguments)}
-        values = config["args"]
-        if given >= every:  # a printed configuration holds the defaults as well
-            given = {n for n in given if n in fields and values[n] != _default_of(fields[n])}
-        args = {name: value for name, value in values.items() if name in every or name in OWN_ARGUMENTS}
-        old = {name: values[name] for name in OLD_NAMES if values.get(name) is not None}
-        args = join(config["trainer"], args, given)
-        for name in every - given:  # a default gives way to an old name
-            if args[name] == _default_of(fields[name]):
-                del args[name]
-        return TrainingArguments(**args, **old)
-
-    def _model(self, parser: Any) -> Any:
+    def _model(self) -> nn.Module | None:
         spec = self.config.model
         if spec is None:
             if self.config.model_init is None:
@@ -189,16 +176,14 @@ class Run:
                     "Hint: model: {class_path: package.Class, init_args: {…}}; a function or `from_pretrained` does."
                 )
             return None
-        if isinstance(spec, str):
-            return build({"class_path": spec}, "model")
-        plain = spec if isinstance(spec, dict) else spec.as_dict()
-        return build(plain, "model")
+        model: nn.Module = build({"class_path": spec} if isinstance(spec, str) else spec, "model")
+        return model
 
-    def _trainer(self, model: Any, data: dict[str, Any]) -> Any:
+    def _trainer(self, model: nn.Module | None, data: dict[str, Made]) -> Trainer:
         functions = {name: getattr(self.config, name) for name in _FUNCTIONS}
         chosen = {n: _function(spec, n) for n, spec in functions.items() if spec is not None}
         callbacks = [build_or_import(spec, f"callbacks[{i}]") for i, spec in enumerate(self.config.callbacks)]
-        trainer_class = build_or_import(self.config.trainer_class, "trainer_class")
+        trainer_class: type[Trainer] = build_or_import(self.config.trainer_class, "trainer_class")
         trainer = trainer_class(model=model, args=self.args, callbacks=callbacks, **data, **chosen)
         trainer.lightning_options = {
             name: build_or_import(value, f"trainer.{name}") if name == "profiler" and "." in str(value) else value
@@ -209,14 +194,20 @@ class Run:
 
     def execute(self) -> None:
         """Do what the command says."""
-        getattr(self, f"_{self.command}")()
+        actions: dict[str, Callable[[], None]] = {
+            "fit": self._fit,
+            "validate": self._validate,
+            "test": self._test,
+            "predict": self._predict,
+        }
+        actions[self.command]()
 
     def _fit(self) -> None:
         self._keep_config()
         trainer, args = self.trainer, self.args
-        resume: Any = args.resume_from_checkpoint
-        resume = {"true": True, "false": None}.get(str(resume).lower(), resume)
-        result = trainer.train(resume_from_checkpoint=resume)
+        resume = args.resume_from_checkpoint
+        flag = {"true": True, "false": None}.get(str(resume).lower(), resume)
+        result = trainer.train(resume_from_checkpoint=flag)
         trainer.save_model()
         trainer.save_metrics("train", result.metrics)
         trainer.save_state()
@@ -244,13 +235,13 @@ class Run:
         self.trainer.log_metrics("eval", metrics)
         self.trainer.save_metrics("eval", metrics)
 
-    def _tested(self) -> Any:
+    def _tested(self) -> PredictionOutput:
         if self.test_dataset is None:
             raise ArgumentError(f"`hf-compat {self.command}` has no `data.test_dataset`.\n\nHint: add it.")
         return self.trainer.predict(self.test_dataset)
 
     def _test(self) -> None:
-        metrics = self._tested().metrics
+        metrics = self._tested().metrics or {}
         self.trainer.log_metrics("test", metrics)
         self.trainer.save_metrics("test", metrics)
 
@@ -270,11 +261,31 @@ class Run:
             print(f"written: {path} ({', '.join(named)})")  # noqa: T201 - the command's answer
 
 
-def _default_of(field: Any) -> Any:
-    return field.default if field.default is not dataclasses.MISSING else field.default_factory()
+def _arguments(config: Section, given: set[str]) -> TrainingArguments:
+    """Make the training arguments of a configuration.
+
+    Args:
+        config: The whole configuration.
+        given: Names of arguments that the user gave; a default gives way to an old name.
+    """
+    values = config["args"]
+    if given >= set(_FIELDS):  # a printed configuration holds the defaults as well
+        given = {name for name in given & set(_FIELDS) if values[name] != _default_of(_FIELDS[name])}
+    known = {name: value for name, value in values.items() if name in _FIELDS or name in OWN_ARGUMENTS}
+    old = {name: values[name] for name in OLD_NAMES if values.get(name) is not None}
+    args = join(config["trainer"], known, given)
+    left_out = {name for name in set(_FIELDS) - given if args[name] == _default_of(_FIELDS[name])}
+    return TrainingArguments(**{name: value for name, value in args.items() if name not in left_out}, **old)
 
 
-def _data(spec: Any, where: str) -> Any:
+def _default_of(field: dataclasses.Field[Any]) -> Value:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    assert field.default_factory is not dataclasses.MISSING  # every argument has a default
+    return field.default_factory()
+
+
+def _data(spec: Spec, where: str) -> Made:
     """Make a data set, collator or tokenizer: a text is the path of a function or class that is called."""
     if isinstance(spec, str):
         made = build_or_import(spec, where)
@@ -282,7 +293,7 @@ def _data(spec: Any, where: str) -> Any:
     return build(spec, where)
 
 
-def _function(spec: Any, where: str) -> Any:
+def _function(spec: Spec, where: str) -> Made:
     if where == "optimizer_cls_and_kwargs":
         kind, keywords = spec if isinstance(spec, (list, tuple)) else (spec["class_path"], spec.get("init_args", {}))
         return build_or_import(kind, where), dict(keywords)

@@ -1,4 +1,4 @@
-"""`hf-compat`: the command line. Text in, text out."""
+"""`hf-compat`: the command line, a function for each command. Text in, text out."""
 
 from __future__ import annotations
 
@@ -6,88 +6,139 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hf_compat.cli.fit import COMMANDS
 from hf_compat.cli.fit import main as run_configuration
 from hf_compat.cli.run import main as run_script
-from hf_compat.errors import HfCompatError
+from hf_compat.errors import ArgumentError, HfCompatError
+
+if TYPE_CHECKING:
+    from hf_compat.hf.arguments import TrainingArguments
+    from hf_compat.plan.explain import Explanation
+
+    # what `add_subparsers` returns; argparse has no public name for it
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="hf-compat", description="HF training scripts on Lightning's engine.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    explain = commands.add_parser("explain", help="say what training arguments become, without starting anything")
-    explain.add_argument("--json", action="store_true", help="print JSON")
-    explain.add_argument("--world-size", type=int, help="as if so many processes were launched; no GPU is needed")
-    explain.add_argument("--per-node", type=int, default=8, help="processes of a machine (default: 8)")
-    explain.add_argument("--parameters", type=float, help="of the model, 7e9 say: adds memory, traffic, checkpoints")
-    explain.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="name=value", help="e.g. bf16=true max_steps=10"
-    )
-    document = commands.add_parser("document", help="write the page on arguments from the code's tables")
-    document.add_argument("path", help="where the page goes")
-    convert = commands.add_parser(
-        "convert", help="convert a checkpoint: HF folder, Lightning .ckpt, ZeRO or DCP shards"
-    )
-    convert.add_argument("source", help="a .ckpt file, an HF checkpoint folder, or a folder of shards")
-    convert.add_argument("target", help="a new .ckpt file or folder; nothing is overwritten")
-    convert.add_argument("--keep-names", action="store_true", help="leave the weights' names as shards have them")
-    plot = commands.add_parser("plot", help="draw the curves of runs, finished or under way, as PNG and HTML page")
-    plot.add_argument("runs", nargs="+", metavar="RUN", help="output folder (or name=folder)")
-    plot.add_argument("-o", "--output", default="curves", help="path of the files, without suffix (default: curves)")
-    plot.add_argument("--kind", choices=("png", "html", "both"), default="both", help="what is written")
-    plot.add_argument("--by", choices=("step", "epoch"), default="step", help="what the curves run along")
-    plot.add_argument("--watch", type=float, metavar="SECONDS", help="draw again every so often until the runs end")
-    for name, meaning in COMMANDS.items():
-        commands.add_parser(name, help=f"{meaning}, as a configuration says", add_help=False)
-    commands.add_parser("run", help="run an HF script, unchanged; --devices N on several processes", add_help=False)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if words and words[0] in COMMANDS:
-            return run_configuration(words[0], words[1:])
-        if words and words[0] == "run":
-            return run_script(words[1:])
-        chosen = parser.parse_args(words)
-        if chosen.command == "explain":
-            return _explain(chosen)
-        if chosen.command == "plot":
-            return _plot(chosen)
-        if chosen.command == "convert":
-            return _convert(chosen.source, chosen.target, chosen.keep_names)
-        return _document(chosen.path)
+        return _run(words)
     except HfCompatError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the command's answer
         return 2
 
 
-def _explain(chosen: argparse.Namespace) -> int:
-    from hf_compat.hf.arguments import TrainingArguments
-    from hf_compat.plan.explain import explain
-    from hf_compat.runtime.launch import Launch, assuming
+def _run(words: list[str]) -> int:
+    first = words[0] if words else None
+    if first in COMMANDS:
+        return run_configuration(first, words[1:])
+    if first == "run":
+        return run_script(words[1:])
+    chosen = make_parser().parse_args(words)
+    execute: Callable[[argparse.Namespace], int] = chosen.execute
+    return execute(chosen)
 
-    values: dict[str, Any] = {}
-    for pair in chosen.arguments:
-        name, equals, text = pair.lstrip("-").partition("=")
-        if not equals:
-            print(f"{pair!r} is no name=value.\n\nHint: write e.g. learning_rate=1e-4.", file=sys.stderr)  # noqa: T201
-            return 2
-        values[name] = _value(text)
-    world = chosen.world_size
-    launch = Launch(world_size=world or 1, local_world_size=min(chosen.per_node, world or 1))
-    with assuming(launch, "cuda:0") if world else contextlib.nullcontext():
-        explanation = explain(TrainingArguments(**values), parameters=chosen.parameters)
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands; `fit` and its like, and `run`, read their own words."""
+    parser = argparse.ArgumentParser(prog="hf-compat", description="HF training scripts on Lightning's engine.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for add in (_add_explain, _add_document, _add_convert, _add_plot):
+        add(commands)
+    for name, meaning in COMMANDS.items():
+        commands.add_parser(name, help=f"{meaning}, as a configuration says", add_help=False)
+    commands.add_parser("run", help="run an HF script, unchanged; --devices N on several processes", add_help=False)
+    return parser
+
+
+def _add_explain(commands: Commands) -> None:
+    parser = commands.add_parser("explain", help="say what training arguments become, without starting anything")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--world-size", type=int, help="as if so many processes were launched; no GPU is needed")
+    parser.add_argument("--per-node", type=int, default=8, help="processes of a machine (default: 8)")
+    parser.add_argument("--parameters", type=float, help="of the model, 7e9 say: adds memory, traffic, checkpoints")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="name=value", help="e.g. bf16=true max_steps=10")
+    parser.set_defaults(execute=_explain)
+
+
+def _add_document(commands: Commands) -> None:
+    parser = commands.add_parser("document", help="write the page on arguments from the code's tables")
+    parser.add_argument("path", help="where the page goes")
+    parser.set_defaults(execute=_document)
+
+
+def _add_convert(commands: Commands) -> None:
+    parser = commands.add_parser("convert", help="convert a checkpoint: HF folder, Lightning .ckpt, ZeRO or DCP shards")
+    parser.add_argument("source", help="a .ckpt file, an HF checkpoint folder, or a folder of shards")
+    parser.add_argument("target", help="a new .ckpt file or folder; nothing is overwritten")
+    parser.add_argument("--keep-names", action="store_true", help="leave the weights' names as shards have them")
+    parser.set_defaults(execute=_convert)
+
+
+def _add_plot(commands: Commands) -> None:
+    parser = commands.add_parser("plot", help="draw the curves of runs, finished or under way, as PNG and HTML page")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="output folder (or name=folder)")
+    parser.add_argument("-o", "--output", default="curves", help="path of the files, without suffix (default: curves)")
+    parser.add_argument("--kind", choices=("png", "html", "both"), default="both", help="what is written")
+    parser.add_argument("--by", choices=("step", "epoch"), default="step", help="what the curves run along")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help="draw again every so often until the runs end")
+    parser.set_defaults(execute=_plot)
+
+
+def _explain(chosen: argparse.Namespace) -> int:
+    explanation = _explanation(chosen)
     print(explanation.to_json() if chosen.json else explanation)  # noqa: T201 - the command's answer
     return 0 if explanation.plan is not None else 1
 
 
-def _convert(source: str, target: str, keep_names: bool) -> int:
+def _explanation(chosen: argparse.Namespace) -> Explanation:
+    from hf_compat.plan.explain import explain
+    from hf_compat.runtime.launch import Launch, assuming
+
+    world = chosen.world_size
+    launch = Launch(world_size=world or 1, local_world_size=min(chosen.per_node, world or 1))
+    with assuming(launch, "cuda:0") if world else contextlib.nullcontext():
+        return explain(_training_arguments(chosen.arguments), parameters=chosen.parameters)
+
+
+def _training_arguments(pairs: Sequence[str]) -> TrainingArguments:
+    """Make training arguments from the words `name=value` of a command line."""
+    from hf_compat.hf.arguments import TrainingArguments
+
+    values: dict[str, object] = {}
+    for pair in pairs:
+        name, equals, text = pair.lstrip("-").partition("=")
+        if not equals:
+            raise ArgumentError(f"{pair!r} is no name=value.\n\nHint: write e.g. learning_rate=1e-4.")
+        values[name] = _value(text)
+    return TrainingArguments(**values)  # type: ignore[arg-type]  # it checks the values itself
+
+
+def _value(text: str) -> object:
+    """Read a value as JSON where it is, else as a string."""
+    try:
+        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
+    except json.JSONDecodeError:
+        return text
+
+
+def _document(chosen: argparse.Namespace) -> int:
+    from hf_compat.cli.document import arguments_page
+
+    Path(chosen.path).write_text(arguments_page(), encoding="utf-8")
+    print(f"written: {chosen.path}")  # noqa: T201 - the command's answer
+    return 0
+
+
+def _convert(chosen: argparse.Namespace) -> int:
     from hf_compat.checkpoint.convert import convert
 
-    print(convert(source, target, keep_names=keep_names))  # noqa: T201 - the command's answer
+    print(convert(chosen.source, chosen.target, keep_names=chosen.keep_names))  # noqa: T201 - the command's answer
     return 0
 
 
@@ -96,22 +147,6 @@ def _plot(chosen: argparse.Namespace) -> int:
 
     for file in plot(chosen.runs, chosen.output, chosen.kind, chosen.by, chosen.watch):
         print(f"written: {file}")  # noqa: T201 - the command's answer
-    return 0
-
-
-def _value(text: str) -> Any:
-    """Read a value as JSON where it is, else as a string."""
-    try:
-        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
-    except json.JSONDecodeError:
-        return text
-
-
-def _document(path: str) -> int:
-    from hf_compat.cli.document import arguments_page
-
-    Path(path).write_text(arguments_page(), encoding="utf-8")
-    print(f"written: {path}")  # noqa: T201 - the command's answer
     return 0
 
 

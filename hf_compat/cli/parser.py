@@ -5,32 +5,45 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import TYPE_CHECKING, Any, Literal, Union
 
-from hf_compat.errors import ArgumentError, MissingPackage, UnknownArgument
+import jsonargparse
+
+from hf_compat.errors import ArgumentError, UnknownArgument
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.runtime.text import bool_or_none
 
-_TRUE = ("yes", "true", "t", "y", "1")
-_FALSE = ("no", "false", "f", "n", "0")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    DataclassType = type[DataclassInstance]
+    DataclassField = dataclasses.Field[Any]
+    # what options are added to: a parser, or a group of it; argparse has no public name for both
+    Options = argparse._ActionsContainer
+
+Value = Any  # of a field: what its type hint says
+Hint = Any  # a type hint: a class, a union, a `Literal` …; typing has no common type of these
+Instances = tuple[Any, ...]  # of the user's dataclasses
 
 
 def HfArg(  # noqa: N802 - HF's name
     *,
     aliases: str | list[str] | None = None,
     help: str | None = None,
-    default: Any = dataclasses.MISSING,
-    default_factory: Callable[[], Any] = dataclasses.MISSING,  # type: ignore[assignment]  # as dataclasses has it
-    metadata: Mapping[str, Any] | None = None,
-    **kwargs: Any,
-) -> Any:
+    default: Value = dataclasses.MISSING,
+    default_factory: Callable[[], Value] = dataclasses.MISSING,  # type: ignore[assignment]  # as dataclasses has it
+    metadata: Mapping[str, object] | None = None,
+    **kwargs: Any,  # of `dataclasses.field`
+) -> Value:
     """Declare a dataclass field with a help text and further option names.
 
     Mirrors:
@@ -41,18 +54,15 @@ def HfArg(  # noqa: N802 - HF's name
 
 
 def read_bool(text: str | bool) -> bool:
-    """Read a truth value: yes, true, t, y, 1 or their opposites.
+    """Read a truth value: yes, true, t, y, on, 1 or their opposites.
 
     Raises:
         ArgumentTypeError: It is none of them.
     """
-    if isinstance(text, bool):
-        return text
-    if text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise argparse.ArgumentTypeError(f"{text!r} is no truth value; write true or false")
+    value = bool_or_none(text)
+    if value is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no truth value; write true or false")
+    return value
 
 
 class HfArgumentParser(argparse.ArgumentParser):
@@ -62,9 +72,6 @@ class HfArgumentParser(argparse.ArgumentParser):
         dataclass_types: One dataclass or several, `TrainingArguments` among them perhaps.
         kwargs: Options of `argparse.ArgumentParser`.
 
-    Raises:
-        MissingPackage: jsonargparse is not installed.
-
     Mirrors:
         `transformers.HfArgumentParser`, 5.23.
 
@@ -73,19 +80,19 @@ class HfArgumentParser(argparse.ArgumentParser):
         (`--options '{"a": {"b": 1}}'`), a list a JSON list; values are checked against the whole type hint.
     """
 
-    def __init__(self, dataclass_types: type | Iterable[type] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        dataclass_types: DataclassType | Iterable[DataclassType] | None = None,
+        **kwargs: Any,  # of argparse
+    ) -> None:
         kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
         super().__init__(**kwargs)
-        if dataclass_types is None:
-            dataclass_types = []
-        elif dataclasses.is_dataclass(dataclass_types) or not isinstance(dataclass_types, Iterable):
-            dataclass_types = [dataclass_types]
-        self.dataclass_types: list[Any] = list(dataclass_types)
+        self.dataclass_types = _as_list(dataclass_types)
         for kind in self.dataclass_types:
             self._add_dataclass_arguments(kind)
 
-    def _add_dataclass_arguments(self, dtype: Any) -> None:
-        group: Any = self
+    def _add_dataclass_arguments(self, dtype: DataclassType) -> None:
+        group: Options = self
         if hasattr(dtype, "_argument_group_name"):
             group = self.add_argument_group(dtype._argument_group_name)
         hints = _hints_of(dtype)
@@ -106,7 +113,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         look_for_args_file: bool = True,
         args_filename: str | None = None,
         args_file_flag: str | None = None,
-    ) -> tuple[Any, ...]:
+    ) -> Instances:
         """Parse a command line.
 
         Args:
@@ -130,12 +137,9 @@ class HfArgumentParser(argparse.ArgumentParser):
         elif look_for_args_file and sys.argv:
             files.append(Path(sys.argv[0]).with_suffix(".args"))
         if args_file_flag:
-            finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-            finder.add_argument(args_file_flag, action="append", default=[], dest="files")
-            named, words = finder.parse_known_args(words)
-            files.extend(Path(name) for name in named.files)
-        from_files = [word for file in files if file.exists() for word in file.read_text(encoding="utf-8").split()]
-        line = [*from_files, *words]
+            named, words = _take_files(words, args_file_flag)
+            files += named
+        line = [*_words_of(files), *words]
         namespace, remaining = self.parse_known_args(line)
         outputs = self._instances(self._without_defaults(namespace, line))
         if vars(namespace):
@@ -165,7 +169,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         options = {option for action in self._actions if action.dest == name for option in action.option_strings}
         return any(word.partition("=")[0] in options for word in line)
 
-    def _instances(self, namespace: argparse.Namespace) -> list[Any]:
+    def _instances(self, namespace: argparse.Namespace) -> list[Value]:
         outputs = []
         for kind in self.dataclass_types:
             names = [n for n in _names_of(kind) if hasattr(namespace, n)]
@@ -175,7 +179,7 @@ class HfArgumentParser(argparse.ArgumentParser):
             outputs.append(kind(**given))
         return outputs
 
-    def parse_dict(self, args: Mapping[str, Any], allow_extra_keys: bool = False) -> tuple[Any, ...]:
+    def parse_dict(self, args: Mapping[str, Value], allow_extra_keys: bool = False) -> Instances:
         """Make the instances from a dict.
 
         Raises:
@@ -191,11 +195,11 @@ class HfArgumentParser(argparse.ArgumentParser):
             raise UnusedWords(f"Some keys are not used by the HfArgumentParser: {sorted(unused)}")
         return tuple(outputs)
 
-    def parse_json_file(self, json_file: Any, allow_extra_keys: bool = False) -> tuple[Any, ...]:
+    def parse_json_file(self, json_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> Instances:
         """Make the instances from a JSON file."""
         return self.parse_dict(json.loads(Path(json_file).read_text(encoding="utf-8")), allow_extra_keys)
 
-    def parse_yaml_file(self, yaml_file: Any, allow_extra_keys: bool = False) -> tuple[Any, ...]:
+    def parse_yaml_file(self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> Instances:
         """Make the instances from a YAML file."""
         import yaml
 
@@ -206,7 +210,30 @@ class UnusedWords(ArgumentError, UnknownArgument):
     """Words or keys that no option takes."""
 
 
-def _hints_of(dtype: Any) -> dict[str, Any]:
+def _as_list(types: DataclassType | Iterable[DataclassType] | None) -> list[DataclassType]:
+    if types is None:
+        return []
+    # a class may be iterable, by its metaclass
+    if isinstance(types, type) or not isinstance(types, Iterable):
+        return [types]
+    return list(types)
+
+
+def _take_files(words: list[str], option: str) -> tuple[list[Path], list[str]]:
+    """Return the files that an option names, and the other words."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument(option, action="append", default=[], dest="files")
+    named, rest = finder.parse_known_args(words)
+    return [Path(name) for name in named.files], rest
+
+
+def _words_of(files: Iterable[Path]) -> Iterator[str]:
+    for file in files:
+        if file.exists():
+            yield from file.read_text(encoding="utf-8").split()
+
+
+def _hints_of(dtype: DataclassType) -> dict[str, Hint]:
     try:
         return typing.get_type_hints(dtype)
     except NameError as error:
@@ -216,16 +243,16 @@ def _hints_of(dtype: Any) -> dict[str, Any]:
         ) from error
 
 
-def _other_names(dtype: Any) -> list[str]:
+def _other_names(dtype: DataclassType) -> list[str]:
     """Names besides the fields: those of earlier releases, and our own."""
     return [*OLD_NAMES, *OWN_ARGUMENTS] if issubclass(dtype, TrainingArguments) else []
 
 
-def _names_of(dtype: Any) -> list[str]:
+def _names_of(dtype: DataclassType) -> list[str]:
     return [*(field.name for field in dataclasses.fields(dtype) if field.init), *_other_names(dtype)]
 
 
-def _add_field(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
+def _add_field(group: Options, field: DataclassField, hint: Hint) -> None:
     options = list(dict.fromkeys((f"--{field.name}", f"--{field.name.replace('_', '-')}")))
     keywords: dict[str, Any] = dict(field.metadata)
     aliases = keywords.pop("aliases", [])
@@ -242,7 +269,7 @@ def _add_field(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
         group.add_argument(*off, action="store_false", dest=field.name, default=False, help=keywords.get("help"))
 
 
-def _default(field: dataclasses.Field[Any]) -> dict[str, Any]:
+def _default(field: DataclassField) -> dict[str, Value]:
     if field.default is not dataclasses.MISSING:
         return {"default": field.default}
     if field.default_factory is not dataclasses.MISSING:
@@ -250,28 +277,32 @@ def _default(field: dataclasses.Field[Any]) -> dict[str, Any]:
     return {"default": False} if field.type in (bool, "bool") else {"required": True}
 
 
-def _without_none(hint: Any) -> tuple[Any, ...]:
-    if typing.get_origin(hint) in (Union, types.UnionType):
+def _origin_of(hint: Hint) -> object:
+    return typing.get_origin(hint)
+
+
+def _without_none(hint: Hint) -> tuple[Hint, ...]:
+    if _origin_of(hint) in (Union, types.UnionType):
         return tuple(part for part in typing.get_args(hint) if part is not type(None))
     return (hint,)
 
 
-def _reading(hint: Any, field: dataclasses.Field[Any]) -> dict[str, Any]:
-    """Say how argparse reads a value of a type: the function, and how many words."""
+def _reading(hint: Hint, field: DataclassField) -> dict[str, Any]:
+    """Return argparse's keywords for a value of a type: the function that reads it, and how many words it takes."""
     kinds = _without_none(hint)
     enums = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum)]
     if enums:
         return {"choices": [member.value for member in enums[0]]}
-    if typing.get_origin(kinds[0]) is Literal:
+    if _origin_of(kinds[0]) is Literal:
         return {"choices": [choice for choice in typing.get_args(kinds[0]) if choice is not None]}
     if bool in kinds:
         optional = field.default is None or (len(kinds) > 1 and str not in kinds)
         words = {} if optional and kinds == (bool,) else {"nargs": "?", "const": True}
         return {"type": _bool_or_text if str in kinds else read_bool, **words}
     if str in kinds:
-        lists = any(typing.get_origin(kind) is list for kind in kinds)
+        lists = any(_origin_of(kind) is list for kind in kinds)
         return {"type": _text_or_list if lists else str}
-    if len(kinds) == 1 and (kinds[0] is list or typing.get_origin(kinds[0]) is list):
+    if len(kinds) == 1 and (kinds[0] is list or _origin_of(kinds[0]) is list):
         element = (*typing.get_args(kinds[0]), str)[0]
         return {"nargs": "+", "type": str if element is str else _checked(element), "action": _OneListOrMany}
     return {"type": _checked(hint)}
@@ -280,32 +311,32 @@ def _reading(hint: Any, field: dataclasses.Field[Any]) -> dict[str, Any]:
 class _OneListOrMany(argparse.Action):
     """A list as several words, or as one word that is a JSON list."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.element = kwargs["type"]
+    def __init__(self, *args: Any, type: Callable[[str], Value], **kwargs: Any) -> None:  # of argparse
+        self.element = type
         super().__init__(*args, **{**kwargs, "type": str})
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        if len(values) == 1 and values[0].lstrip().startswith("["):
-            values = [v if isinstance(v, str) else json.dumps(v) for v in json.loads(values[0])]
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        words = list(values or ())
+        if len(words) == 1 and words[0].lstrip().startswith("["):
+            words = [v if isinstance(v, str) else json.dumps(v) for v in json.loads(words[0])]
         try:
-            setattr(namespace, self.dest, [self.element(value) for value in values])
+            setattr(namespace, self.dest, [self.element(word) for word in words])
         except (argparse.ArgumentTypeError, ValueError) as error:
             raise argparse.ArgumentError(self, str(error)) from error
 
 
-def _checked(hint: Any) -> Callable[[str], Any]:
+def _checked(hint: Hint) -> Callable[[str], Value]:
     """Return a function that reads one word as a type hint says, through jsonargparse."""
-    try:
-        from jsonargparse import ArgumentParser
-    except ImportError as error:
-        raise MissingPackage(
-            "HfArgumentParser reads values with jsonargparse, which is not installed.\n\n"
-            "Hint: pip install 'hf-compat[cli]'"
-        ) from error
-    reader = ArgumentParser(exit_on_error=False)
+    reader = jsonargparse.ArgumentParser(exit_on_error=False)
     reader.add_argument("--value", type=hint)
 
-    def read(word: str) -> Any:
+    def read(word: str) -> Value:
         try:
             return reader.parse_args([f"--value={word}"]).value
         except Exception as error:  # jsonargparse's own, by its several names
@@ -314,25 +345,25 @@ def _checked(hint: Any) -> Callable[[str], Any]:
     return read
 
 
-def _name_of(hint: Any) -> str:
-    return getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint).replace("typing.", "")  # type: ignore[return-value]
+def _name_of(hint: Hint) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
 
 
-def _choose(choices: Iterable[Any]) -> Callable[[str], Any]:
+def _choose(choices: Iterable[Value]) -> Callable[[str], Value]:
     by_name = {str(choice): choice for choice in choices}
     return lambda word: by_name.get(word, word)
 
 
 def _bool_or_text(word: str | bool) -> str | bool:
-    lowered = str(word).lower()
-    return lowered in _TRUE if lowered in (*_TRUE, *_FALSE) else word
+    value = bool_or_none(word)
+    return word if value is None else value
 
 
-def _text_or_list(word: str) -> Any:
+def _text_or_list(word: str) -> str | list[Value]:
     return json.loads(word) if word.lstrip().startswith("[") else word
 
 
-def read_plain(word: str | bool) -> Any:
+def read_plain(word: str | bool) -> bool | int | float | str:
     """Read the value of an old name: a truth value, a number, or text."""
     if isinstance(word, bool) or word.lower() in ("true", "false"):
         return str(word).lower() == "true"

@@ -12,10 +12,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, list_checkpoints
-from hf_compat.errors import ArgumentError, MissingPackage
+from hf_compat.errors import ArgumentError
+from hf_compat.runtime.text import need
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Written into every file, and looked for before one is written over.
 MARK = "drawn by hf-compat plot"
@@ -92,7 +97,7 @@ def panels_of(runs: Sequence[RunCurves]) -> list[tuple[str, list[str]]]:
     return ([("loss", losses)] if losses else []) + [(name, [name]) for name in ordered]
 
 
-def draw(runs: Sequence[RunCurves], by: str = "step") -> list[tuple[str, Any]]:
+def draw(runs: Sequence[RunCurves], by: str = "step") -> list[tuple[str, Figure]]:
     """Draw a matplotlib figure for each panel.
 
     Args:
@@ -110,38 +115,38 @@ def draw(runs: Sequence[RunCurves], by: str = "step") -> list[tuple[str, Any]]:
     return figures
 
 
-def _figure(panels: int) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackage(
-            "`hf-compat plot` draws with matplotlib, which is not installed.\n\nHint: pip install 'hf-compat[plot]'"
-        ) from error
+def _figure(panels: int) -> Figure:
+    matplotlib = need("matplotlib.figure", "'hf-compat[plot]'", "`hf-compat plot`")
     columns = min(panels, 3)
     rows = math.ceil(panels / columns)
-    return Figure(figsize=(5.2 * columns, 3.4 * rows), layout="constrained")
+    figure: Figure = matplotlib.Figure(figsize=(5.2 * columns, 3.4 * rows), layout="constrained")
+    return figure
 
 
-def _draw_panel(axes: Any, runs: Sequence[RunCurves], title: str, names: Sequence[str], by: str) -> None:
-    place = 1 if by == "epoch" else 0
+def _draw_panel(axes: Axes, runs: Sequence[RunCurves], title: str, names: Sequence[str], by: str) -> None:
     for index, run in enumerate(runs):
         for name in names:
-            points = [point for point in run.curves.get(name, []) if math.isfinite(point[2])]
-            if not points:
-                continue
             label = run.name if len(names) == 1 else f"{run.name}: {name}"
-            dashes = "-" if name == names[0] or len(names) == 1 else "--"
-            few = "o" if len(points) < 20 else ""
-            (line,) = axes.plot(
-                [point[place] for point in points], [point[2] for point in points],
-                color=f"C{index % 10}", linestyle=dashes, marker=few, markersize=3, linewidth=1.5, label=label,
-            )  # fmt: skip
-            line.set_gid(f"run-{index}-{re.sub('[^A-Za-z0-9]+', '-', name)}")
+            _draw_curve(axes, run, index, name, by, label, "-" if name == names[0] else "--")
     axes.set_title(title)
     axes.set_xlabel("epoch" if by == "epoch" else "update")
     axes.grid(alpha=0.3)
     if len(runs) > 1 or len(names) > 1:
         axes.legend(fontsize="small")
+
+
+def _draw_curve(axes: Axes, run: RunCurves, index: int, name: str, by: str, label: str, dashes: str) -> None:
+    """Draw one value of one run; points that are not finite are left out."""
+    points = [point for point in run.curves.get(name, []) if math.isfinite(point[2])]
+    if not points:
+        return
+    along = [point[1 if by == "epoch" else 0] for point in points]
+    (line,) = axes.plot(
+        along, [point[2] for point in points],
+        color=f"C{index % 10}", linestyle=dashes, marker="o" if len(points) < 20 else "", markersize=3, linewidth=1.5,
+        label=label,
+    )  # fmt: skip
+    line.set_gid(f"run-{index}-{re.sub('[^A-Za-z0-9]+', '-', name)}")
 
 
 def write_png(runs: Sequence[RunCurves], path: Path, by: str = "step") -> None:
@@ -226,7 +231,7 @@ def _row(run: RunCurves, names: Sequence[str]) -> str:
     return f"<tr><td>{html.escape(run.name)}</td><td>{done}</td>{''.join(f'<td>{v}</td>' for v in values)}</tr>"
 
 
-def _svg(figure: Any) -> str:
+def _svg(figure: Figure) -> str:
     import matplotlib
 
     buffer = io.StringIO()

@@ -76,17 +76,14 @@ def run_here(script: str, arguments: Sequence[str]) -> int:
 
 
 def _launch(chosen: argparse.Namespace, processes: int) -> int:
+    """Start the processes of this machine and wait for them; returns the exit status."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser
     from torch.distributed.run import run as elastic_run
 
-    place = ["--standalone"]
-    if chosen.nodes > 1 or chosen.main_port is not None:
-        port = chosen.main_port or 29500
-        place = ["--node_rank", str(chosen.node_rank), "--master_addr", chosen.main_address, "--master_port", str(port)]
     words = [
         "--nproc_per_node", str(processes), "--nnodes", str(chosen.nodes), "--max_restarts", str(chosen.restarts),
-        *place, "-m", "hf_compat.cli.main", "run", chosen.script, *chosen.arguments,
+        *_rendezvous(chosen), "-m", "hf_compat", "run", chosen.script, *chosen.arguments,
     ]  # fmt: skip
     try:
         elastic_run(get_args_parser().parse_args(words))  # type: ignore[no-untyped-call]  # torch's
@@ -97,3 +94,11 @@ def _launch(chosen: argparse.Namespace, processes: int) -> int:
         )
         return failure.exitcode if failure.exitcode > 0 else 1
     return 0
+
+
+def _rendezvous(chosen: argparse.Namespace) -> list[str]:
+    """Return the words that tell torch's launcher where the processes meet."""
+    if chosen.nodes == 1 and chosen.main_port is None:
+        return ["--standalone"]
+    port = chosen.main_port or 29500
+    return ["--node_rank", str(chosen.node_rank), "--master_addr", chosen.main_address, "--master_port", str(port)]

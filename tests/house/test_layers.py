@@ -28,6 +28,7 @@ ROOMS = (
     "native",
     "trainer",
     "cli",
+    "__main__",
 )
 # Rooms that name no Lightning at all.
 SPEAK_NO_LIGHTNING = {"errors", "runtime", "hf", "interop", "data", "optim", "plan"}

@@ -1,0 +1,65 @@
+"""The command line: every way to call it, its messages and its exit statuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hf_compat.cli.main import main
+
+
+def test_the_package_is_the_command():
+    def helped(*words):
+        command = [sys.executable, *words, "--help"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    own = helped("-m", "hf_compat")
+    assert own == helped("-m", "hf_compat.cli.main") and own.startswith("usage: hf-compat [-h]")
+    for name in ("explain", "document", "convert", "plot", "fit", "validate", "test", "predict", "run"):
+        assert f"\n    {name} " in own
+
+
+def test_explain_prints_the_plan(capsys):
+    assert main(["explain", "output_dir=out", "use_cpu=true", "max_steps=5", "learning_rate=1e-3"]) == 0
+    shown = capsys.readouterr().out
+    assert "max_steps=5" in shown and "learning_rate=0.001" in shown and "lightning.Trainer:" in shown
+
+
+def test_explain_prints_json_for_processes_that_are_not_there(capsys):
+    assert main(["explain", "--json", "--world-size", "16", "--parameters", "1e9", "bf16=True"]) == 0
+    explained = json.loads(capsys.readouterr().out)
+    assert explained["plan"]["world_size"] == 16 and explained["plan"]["device"] == "cuda:0"
+    assert explained["plan"]["precision"] == "bf16-mixed" and explained["sizes"]
+
+
+def test_explain_of_a_refused_argument_has_the_status_1(capsys):
+    assert main(["explain", "use_cpu=true", "push_to_hub=true"]) == 1
+    assert "pushing to the Hub is not supported yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["explain", "bf16"], "'bf16' is no name=value.\n\nHint: write e.g. learning_rate=1e-4.\n"),
+        (["explain", "lerning_rate=1"], "learning_rate"),
+        (["convert", "nowhere", "target"], "nowhere"),
+        (["plot", "nowhere"], "There is no run at nowhere.\n\nHint: name the output folder of a run.\n"),
+        (["run", "nowhere.py"], "There is no script nowhere.py."),
+        (["fit", "--lerning_rate", "1"], "Hint: `hf-compat fit --help` lists what there is."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_end_with_a_message_and_the_status_2(words, message, capsys):
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and not captured.out
+
+
+@pytest.mark.parametrize("words", [[], ["nonsense"], ["convert", "one"]])
+def test_words_that_are_no_command_show_the_usage(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2 and "usage: hf-compat" in capsys.readouterr().err
