@@ -297,7 +297,7 @@ class Trainer(
         self.callback_handler = CallbackHandler(
             [], self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
-        self.callback_handler.extra_kwargs["trainer"] = self
+        self.callback_handler.requestable_kwargs["trainer"] = self
         given = [callback() if isinstance(callback, type) else callback for callback in callbacks or []]
         for callback in [DefaultFlowCallback, *_not_among(given, reporting_callbacks(self.args)), *given]:
             self.add_callback(callback)

@@ -105,14 +105,14 @@ class HFBridge(pl.Callback):
         if self._order is None:
             self._fire(event)
             return
-        handler.only = self._order.segments(handler.callbacks)[segment]
+        handler.active_ids = self._order.segments(handler.callbacks)[segment]
         try:
             if segment == 0:
                 self._fire(event)
             else:  # the flags are reset once, by the handler's own method
                 session.control = handler.call_event(event, session.args, session.state, session.control)
         finally:
-            handler.only = None
+            handler.active_ids = None
 
     def _prepare(self, hook: str, batch: Any, outputs: Any) -> None:
         """Do what comes before an event's first callback."""
@@ -132,7 +132,7 @@ class HFBridge(pl.Callback):
         elif hook == "on_train_epoch_end":
             self._close_epoch()
         elif hook == "on_validation_batch_end" and self._requested_kwargs:
-            session.callback_handler.extra_kwargs.update(loss=outputs, inputs=getattr(batch, "inputs", batch))
+            session.callback_handler.requestable_kwargs.update(loss=outputs, inputs=getattr(batch, "inputs", batch))
 
     def find_requested_kwargs(self) -> None:
         """Find out whether a callback asks for losses, inputs or outputs; keeping them costs memory."""
@@ -168,7 +168,7 @@ class HFBridge(pl.Callback):
         session = self.hf_session
         session._tr_loss += self._countable(loss)
         if self._requested_kwargs:
-            session.callback_handler.extra_kwargs.update(loss=loss, inputs=inputs)
+            session.callback_handler.requestable_kwargs.update(loss=loss, inputs=inputs)
         session.current_flos += float(session.floating_point_ops(inputs))
         session._track_num_input_tokens(inputs)
 

@@ -157,7 +157,7 @@ class HFCallbackAdapter(pl.Callback):
             self._session.flags_decide = any(type(c).__name__ == DefaultFlowCallback.__name__ for c in callbacks)
         self._session = first._session
         self.handler.model = pl_module
-        self.handler.extra_kwargs["trainer"] = trainer
+        self.handler.requestable_kwargs["trainer"] = trainer
 
     def _fire(self, event: str, **extra: Any) -> None:
         """Tell an event to this adapter's callbacks; the first adapter's handler also resets the flags."""
@@ -238,7 +238,7 @@ class HFCallbackAdapter(pl.Callback):
             self._add_loss(outputs)
         stepped = trainer.global_step > session.updates_seen
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        self.handler.extra_kwargs.update(loss=loss, inputs=batch, outputs=outputs)
+        self.handler.requestable_kwargs.update(loss=loss, inputs=batch, outputs=outputs)
         if not stepped:
             if pl_module.automatic_optimization:
                 self._fire("on_substep_end")
@@ -282,7 +282,7 @@ class HFCallbackAdapter(pl.Callback):
         if not trainer.sanity_checking:
             loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
             self.handler.eval_dataloader = loaders
-            self.handler.extra_kwargs.update(loss=None, inputs=batch, outputs=outputs)
+            self.handler.requestable_kwargs.update(loss=None, inputs=batch, outputs=outputs)
             self._fire("on_prediction_step")
 
     on_test_batch_end = on_validation_batch_end

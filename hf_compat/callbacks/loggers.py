@@ -28,7 +28,7 @@ def reporting_callbacks(args: Args) -> list[Any]:
         MissingPackage: A tracker's package is not installed.
         ArgumentError: Something that is no tracker.
     """
-    return [_reporting_callback(wanted, args) for wanted in args.report_to]
+    return [_reporting_callback(wanted, args) for wanted in args.report_to or []]
 
 
 def _reporting_callback(wanted: Any, args: Args) -> Any:

@@ -64,7 +64,7 @@ class TensorBoardCallback(TrainerCallback):
             chosen = memory.read().get("logdir")
         if chosen is None:
             trial = (state.trial_name,) if state.is_hyper_param_search and state.trial_name else ()
-            chosen = os.path.join(args.output_dir, default_logdir(), *trial)
+            chosen = os.path.join(str(args.output_dir), default_logdir(), *trial)
         self.logging_dir = os.path.expanduser(chosen)
         purge = state.global_step + 1 if state.global_step > 0 else None
         self.tb_writer = SummaryWriter(log_dir=self.logging_dir, purge_step=purge)
@@ -226,7 +226,7 @@ class WandbCallback(TrainerCallback):
             return
         facts = self._summary() | {"model/num_parameters": self._wandb.config.get("model/num_parameters")}
         artifact = self._wandb.Artifact(name=self._artifact_name(args), type="model", metadata=facts)
-        artifact.add_dir(os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
+        artifact.add_dir(os.path.join(str(args.output_dir), f"checkpoint-{state.global_step}"))
         aliases = [f"epoch_{round(state.epoch, 2)}", f"checkpoint_global_step_{state.global_step}"]
         self._wandb.log_artifact(artifact, aliases=aliases)
 

@@ -9,7 +9,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from hf_compat.errors import UnmetRequirement
-from hf_compat.hf.callbacks import Args, TrainerCallback
+from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.state import ExportableState, TrainerControl, TrainerState
 from hf_compat.runtime.inspection import has_length
@@ -29,7 +29,7 @@ class DefaultFlowCallback(TrainerCallback):
         `transformers.DefaultFlowCallback`, 5.23: with the strategy `steps` the last update is evaluated and saved too.
     """
 
-    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         step = state.global_step
         is_last = step >= state.max_steps
         if args.logging_strategy == IntervalStrategy.STEPS and step % state.logging_steps == 0:
@@ -43,7 +43,7 @@ class DefaultFlowCallback(TrainerCallback):
         control.should_training_stop |= is_last
         return control
 
-    def on_epoch_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_epoch_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
         control.should_evaluate |= args.eval_strategy == IntervalStrategy.EPOCH and args.eval_delay <= state.epoch
         control.should_save |= args.save_strategy == SaveStrategy.EPOCH
@@ -66,17 +66,17 @@ class ProgressCallback(TrainerCallback):
         self.max_str_len = max_str_len
         self.current_step = 0
 
-    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if state.is_world_process_zero:
             self.training_bar = tqdm(total=state.max_steps, initial=state.global_step, dynamic_ncols=True)
         self.current_step = state.global_step
 
-    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if self.training_bar is not None:
             self.training_bar.update(state.global_step - self.current_step)
             self.current_step = state.global_step
 
-    def on_prediction_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_prediction_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         loader: Any = kwargs.get("eval_dataloader")
         if not state.is_world_process_zero or not has_length(loader):
             return
@@ -84,19 +84,19 @@ class ProgressCallback(TrainerCallback):
             self.prediction_bar = tqdm(total=len(loader), leave=self.training_bar is None, dynamic_ncols=True)
         self.prediction_bar.update(1)
 
-    def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         self._close_prediction_bar()
 
-    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         self._close_prediction_bar()
 
-    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if self.training_bar is None:
             return
         shown = {key: self._short(value) for key, value in kwargs["logs"].items() if key != "total_flos"}
         self.training_bar.write(str(shown))
 
-    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         self.close()
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class ProgressCallback(TrainerCallback):
 class PrinterCallback(TrainerCallback):
     """Print the logs. Mirrors `transformers.PrinterCallback`, 5.23."""
 
-    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         logs = kwargs["logs"]
         logs.pop("total_flos", None)
         if state.is_local_process_zero:
@@ -155,11 +155,11 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         else:
             self.early_stopping_patience_counter += 1
 
-    def _improves(self, value: float, best: float, greater_is_better: bool) -> bool:
+    def _improves(self, value: float, best: float, greater_is_better: bool | None) -> bool:
         is_better = value > best if greater_is_better else value < best
         return is_better and abs(value - best) > (self.early_stopping_threshold or 0.0)
 
-    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if not args.load_best_model_at_end:
             logger.warning(
                 "EarlyStoppingCallback without load_best_model_at_end=True keeps the last model, not the best."
@@ -175,8 +175,9 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
                 'Hint: set `eval_strategy="epoch"`, say.'
             )
 
-    def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         metrics = kwargs.get("metrics") or {}
+        assert args.metric_for_best_model is not None  # on_train_begin has seen to it
         name = eval_metric_name(args.metric_for_best_model)
         value = metrics.get(name)
         if value is None:

@@ -25,11 +25,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from hf_compat.errors import CallbackError
+from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.state import CONTROL_FLAGS, TrainerControl, TrainerState
-from hf_compat.runtime.inspection import _accepted
+from hf_compat.runtime.inspection import accepted_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +57,15 @@ EVENTS = (
     "on_push_begin",
 )
 
-# What a method gets only where its signature names it; HF's callbacks never see these.
-EYES = ("trainer", "loss", "inputs", "outputs")
+# What a method gets only where its signature names it; HF's callbacks do not get these.
+REQUESTABLE_KWARGS = ("trainer", "loss", "inputs", "outputs")
 
-# `args` of an event is a TrainingArguments of ours or one of the same shape, so the boundary is open here.
-Args = Any
+# What an event passes by keyword: the model, the optimizer, loaders, logs … in the user's own types.
+Kwarg: TypeAlias = Any
+Args: TypeAlias = TrainingArguments
 Answer = TrainerControl | Mapping[str, bool] | None
+# A `TrainerCallback`, or an object with a method for some event, of whatever class.
+Callback: TypeAlias = Any
 
 
 class TrainerCallback:
@@ -77,52 +85,54 @@ class TrainerCallback:
         A mapping of flags may be returned; `trainer`, `loss`, `inputs` and `outputs` are given where they are named.
     """
 
-    def on_init_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+    def on_init_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After the trainer was built."""
 
-    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """Before the first epoch."""
 
-    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After the last epoch, the summary and the loading of the best model."""
 
-    def on_epoch_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+    def on_epoch_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """Before an epoch's first batch is read."""
 
-    def on_epoch_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+    def on_epoch_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After an epoch's last update."""
 
-    def on_step_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+    def on_step_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """Before an update, its micro-batches being read."""
 
-    def on_pre_optimizer_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+    def on_pre_optimizer_step(
+        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
+    ) -> Answer:
         """After clipping, before the optimizer's step."""
 
-    def on_optimizer_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+    def on_optimizer_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After the optimizer's step, gradients still there."""
 
-    def on_substep_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+    def on_substep_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After a micro-batch that is not the last of its update."""
 
-    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After an update."""
 
-    def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+    def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After an evaluation; `metrics` holds its numbers."""
 
-    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After a prediction; `metrics` holds its numbers."""
 
-    def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+    def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After a checkpoint was written."""
 
-    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After numbers were logged; `logs` holds them."""
 
-    def on_prediction_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+    def on_prediction_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After a batch of an evaluation or prediction."""
 
-    def on_push_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Answer:
+    def on_push_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """Before a push to the Hub."""
 
 
@@ -138,37 +148,38 @@ class CallbackHandler(TrainerCallback):
 
     def __init__(
         self,
-        callbacks: Iterable[Any],
-        model: Any,
-        processing_class: Any,
-        optimizer: Any,
-        lr_scheduler: Any,
+        callbacks: Iterable[Callback | type],
+        model: nn.Module | None,
+        processing_class: object,
+        optimizer: Optimizer | None,
+        lr_scheduler: object,
     ) -> None:
-        self.callbacks: list[Any] = []
+        self.callbacks: list[Callback] = []
         for callback in callbacks:
             self.add_callback(callback)
         self.model = model
         self.processing_class = processing_class
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
-        self.train_dataloader: Any = None
-        self.eval_dataloader: Any = None
-        self.extra_kwargs: dict[str, Any] = dict.fromkeys(EYES)
-        # callbacks that are called now; None calls all (Lightning callbacks stand between some of them)
-        self.only: frozenset[int] | None = None
+        self.train_dataloader: DataLoader[Any] | Iterable[Any] | None = None
+        self.eval_dataloader: DataLoader[Any] | Iterable[Any] | None = None
+        self.requestable_kwargs: dict[str, Kwarg] = dict.fromkeys(REQUESTABLE_KWARGS)
+        # ids of the callbacks that are called now; None calls all (Lightning callbacks stand between some of them)
+        self.active_ids: frozenset[int] | None = None
 
     def requested_kwargs(self) -> set[str]:
         """Return which of `trainer`, `loss`, `inputs` and `outputs` some callback's method names."""
         methods = (getattr(callback, event, None) for callback in self.callbacks for event in EVENTS)
         functions = {getattr(method, "__func__", None) for method in methods} - {None}
-        return {name for function in functions for name in _accepted(function)[2] if name in EYES}
+        named = {name for function in functions for name in accepted_parameters(function).names}
+        return named & set(REQUESTABLE_KWARGS)
 
     @property
     def callback_list(self) -> str:
-        """The callbacks' class names, one a line."""
+        """The callbacks' class names, one on each line."""
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
-    def add_callback(self, callback: Any) -> None:
+    def add_callback(self, callback: Callback | type) -> None:
         """Append a callback; a class is instantiated.
 
         Raises:
@@ -177,28 +188,28 @@ class CallbackHandler(TrainerCallback):
         instance = callback() if isinstance(callback, type) else callback
         if not any(callable(getattr(instance, event, None)) for event in EVENTS):
             raise CallbackError(
-                f"{callback!r} is no callback: it has no method for any event.\n\n"
+                f"{callback!r} is not a callback: it has no method for any event.\n\n"
                 f"Hint: inherit TrainerCallback, or write one of {', '.join(EVENTS)}."
             )
         if type(instance) in {type(other) for other in self.callbacks}:
             logger.warning("There is a %s among the callbacks already; both are called.", type(instance).__name__)
         self.callbacks.append(instance)
 
-    def _find(self, callback: Any) -> Any:
+    def _find(self, callback: Callback | type) -> Callback | None:
         for candidate in self.callbacks:
             matches = isinstance(candidate, callback) if isinstance(callback, type) else candidate == callback
             if matches:
                 return candidate
         return None
 
-    def pop_callback(self, callback: Any) -> Any:
+    def pop_callback(self, callback: Callback | type) -> Callback | None:
         """Remove and return the first callback that is, or is of, `callback`; None where there is none."""
         found = self._find(callback)
         if found is not None:
             self.callbacks.remove(found)
         return found
 
-    def remove_callback(self, callback: Any) -> None:
+    def remove_callback(self, callback: Callback | type) -> None:
         """Remove a callback.
 
         Raises:
@@ -208,80 +219,105 @@ class CallbackHandler(TrainerCallback):
             raise ValueError(f"{callback!r} is not among the callbacks")
         self.pop_callback(callback)
 
-    def on_init_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_init_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         return self.call_event("on_init_end", args, state, control, **kwargs)
 
-    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_train_begin(
+        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
+    ) -> TrainerControl:
         control.should_training_stop = False
         return self.call_event("on_train_begin", args, state, control, **kwargs)
 
-    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         return self.call_event("on_train_end", args, state, control, **kwargs)
 
-    def on_epoch_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_epoch_begin(
+        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
+    ) -> TrainerControl:
         control.should_epoch_stop = False
         return self.call_event("on_epoch_begin", args, state, control, **kwargs)
 
-    def on_epoch_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_epoch_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         return self.call_event("on_epoch_end", args, state, control, **kwargs)
 
-    def on_step_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_step_begin(
+        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
+    ) -> TrainerControl:
         control.should_log = control.should_evaluate = control.should_save = False
         return self.call_event("on_step_begin", args, state, control, **kwargs)
 
     def on_pre_optimizer_step(
-        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
     ) -> TrainerControl:
         return self.call_event("on_pre_optimizer_step", args, state, control, **kwargs)
 
     def on_optimizer_step(
-        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
     ) -> TrainerControl:
         return self.call_event("on_optimizer_step", args, state, control, **kwargs)
 
-    def on_substep_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_substep_end(
+        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
+    ) -> TrainerControl:
         return self.call_event("on_substep_end", args, state, control, **kwargs)
 
-    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         return self.call_event("on_step_end", args, state, control, **kwargs)
 
     def on_evaluate(  # type: ignore[override]  # metrics is positional, as in HF
-        self, args: Args, state: TrainerState, control: TrainerControl, metrics: dict[str, float], **kwargs: Any
+        self,
+        args: Args,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **kwargs: Kwarg,
     ) -> TrainerControl:
         control.should_evaluate = False
         return self.call_event("on_evaluate", args, state, control, metrics=metrics, **kwargs)
 
     def on_predict(  # type: ignore[override]  # metrics is positional, as in HF
-        self, args: Args, state: TrainerState, control: TrainerControl, metrics: dict[str, float], **kwargs: Any
+        self,
+        args: Args,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **kwargs: Kwarg,
     ) -> TrainerControl:
         return self.call_event("on_predict", args, state, control, metrics=metrics, **kwargs)
 
-    def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         control.should_save = False
         return self.call_event("on_save", args, state, control, **kwargs)
 
     def on_log(  # type: ignore[override]  # logs is positional, as in HF
-        self, args: Args, state: TrainerState, control: TrainerControl, logs: dict[str, float], **kwargs: Any
+        self,
+        args: Args,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float],
+        **kwargs: Kwarg,
     ) -> TrainerControl:
         control.should_log = False
         return self.call_event("on_log", args, state, control, logs=logs, **kwargs)
 
     def on_prediction_step(
-        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
     ) -> TrainerControl:
         return self.call_event("on_prediction_step", args, state, control, **kwargs)
 
-    def on_push_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_push_begin(
+        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
+    ) -> TrainerControl:
         return self.call_event("on_push_begin", args, state, control, **kwargs)
 
     def call_event(
-        self, event: str, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, event: str, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
     ) -> TrainerControl:
         """Call one event of every callback and return the control that holds afterwards."""
         empty = _EMPTY[event]
-        visible: dict[str, Any] | None = None
+        visible: dict[str, Kwarg] | None = None
         for callback in list(self.callbacks):
-            if self.only is not None and id(callback) not in self.only:
+            if self.active_ids is not None and id(callback) not in self.active_ids:
                 continue
             method = getattr(callback, event, None)
             # Most callbacks watch a few events: the empty method of the base class is not worth a call on every step.
@@ -289,12 +325,12 @@ class CallbackHandler(TrainerCallback):
                 continue
             if visible is None:
                 visible = self._visible(kwargs)
-            answer = _call(method, (args, state, control), visible, self.extra_kwargs)
+            answer = _call(method, (args, state, control), visible, self.requestable_kwargs)
             if answer is not None:
                 control = _apply_answer(answer, control, callback, event)
         return control
 
-    def _visible(self, extra: dict[str, Any]) -> dict[str, Any]:
+    def _visible(self, extra: dict[str, Kwarg]) -> dict[str, Kwarg]:
         return {
             "model": self.model,
             "tokenizer": self.processing_class,
@@ -308,30 +344,34 @@ class CallbackHandler(TrainerCallback):
 
 
 def _call(
-    method: Callable[..., Any], args: tuple[Any, ...], visible: dict[str, Any], extra_kwargs: Mapping[str, Any]
-) -> Any:
+    method: Callable[..., Answer],
+    args: tuple[TrainingArguments, TrainerState, TrainerControl],
+    visible: dict[str, Kwarg],
+    requestable: Mapping[str, Kwarg],
+) -> Answer:
     function = getattr(method, "__func__", None)
     if function is None:
         return method(*args, **visible)
-    _, _, names, takes_any = _accepted(function)
-    asked = {name: extra_kwargs[name] for name in EYES if name in names}
-    if takes_any:
-        return method(*args, **{**visible, **asked})
-    return method(*args, **{name: value for name, value in {**visible, **asked}.items() if name in names})
+    accepted = accepted_parameters(function)
+    requested = {name: requestable[name] for name in REQUESTABLE_KWARGS if name in accepted.names}
+    kwargs = {**visible, **requested}
+    if not accepted.takes_any_keyword:
+        kwargs = {name: value for name, value in kwargs.items() if name in accepted.names}
+    return method(*args, **kwargs)
 
 
-def _apply_answer(answer: Any, control: TrainerControl, callback: Any, event: str) -> TrainerControl:
+def _apply_answer(answer: Answer, control: TrainerControl, callback: Callback, event: str) -> TrainerControl:
     if isinstance(answer, Mapping):
         unknown = set(answer) - CONTROL_FLAGS
         if unknown:
             raise CallbackError(
-                f"{type(callback).__name__}.{event} returned {dict(answer)!r}; {sorted(unknown)} are no flags.\n\n"
+                f"{type(callback).__name__}.{event} returned {dict(answer)!r}; {sorted(unknown)} are not flags.\n\n"
                 f"Hint: the flags are {', '.join(sorted(CONTROL_FLAGS))}."
             )
         for name, value in answer.items():
             setattr(control, name, bool(value))
         return control
-    if all(hasattr(answer, name) for name in CONTROL_FLAGS):
+    if answer is not None and all(hasattr(answer, name) for name in CONTROL_FLAGS):
         return answer
     raise CallbackError(
         f"{type(callback).__name__}.{event} returned {answer!r}.\n\n"

@@ -8,9 +8,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
+
+Answer = TypeVar("Answer")
 
 
 def find_labels(model_class: type[nn.Module]) -> list[str]:
@@ -25,7 +27,7 @@ def find_labels(model_class: type[nn.Module]) -> list[str]:
 
 
 def can_return_loss(model_class: type[nn.Module]) -> bool:
-    """Say whether `forward` has `return_loss=True` by default (CLIP-like models).
+    """Return whether `forward` has `return_loss=True` by default (CLIP-like models).
 
     Mirrors:
         `transformers.utils.can_return_loss`, 5.23.
@@ -34,13 +36,13 @@ def can_return_loss(model_class: type[nn.Module]) -> bool:
     return parameter is not None and parameter.default is True
 
 
-def has_var_keyword(function: Callable[..., Any]) -> bool:
-    """Say whether a function takes `**kwargs`."""
+def has_var_keyword(function: Callable[..., object]) -> bool:
+    """Return whether a function takes `**kwargs`."""
     kinds = (parameter.kind for parameter in inspect.signature(function).parameters.values())
     return any(kind is inspect.Parameter.VAR_KEYWORD for kind in kinds)
 
 
-def number_of_arguments(function: Callable[..., Any]) -> int:
+def number_of_arguments(function: Callable[..., object]) -> int:
     """Count the arguments that a function, or what is left of a partial, still takes.
 
     Mirrors:
@@ -52,44 +54,58 @@ def number_of_arguments(function: Callable[..., Any]) -> int:
     return len(inspect.signature(function).parameters)
 
 
+class AcceptedParameters(NamedTuple):
+    """What a plain function can be called with, `self` included.
+
+    Args:
+        positional: How many positional arguments.
+        takes_any_positional: Whether it has `*args`.
+        names: Names that can be given by keyword.
+        takes_any_keyword: Whether it has `**kwargs`.
+    """
+
+    positional: int
+    takes_any_positional: bool
+    names: frozenset[str]
+    takes_any_keyword: bool
+
+
 @functools.lru_cache(maxsize=1024)
-def _accepted(function: Callable[..., Any]) -> tuple[int, bool, frozenset[str], bool]:
-    """Return (positional places, takes *args, names, takes **kwargs) of a plain function, `self` included."""
+def accepted_parameters(function: Callable[..., object]) -> AcceptedParameters:
+    """Return what a plain function can be called with; a function is inspected once."""
     parameters = inspect.signature(function).parameters.values()
-    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    names = frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
     kinds = {p.kind for p in parameters}
-    return (
-        len(places),
-        inspect.Parameter.VAR_POSITIONAL in kinds,
-        names,
-        inspect.Parameter.VAR_KEYWORD in kinds,
+    return AcceptedParameters(
+        positional=sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters),
+        takes_any_positional=inspect.Parameter.VAR_POSITIONAL in kinds,
+        names=frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)),
+        takes_any_keyword=inspect.Parameter.VAR_KEYWORD in kinds,
     )
 
 
-def call_by_signature(method: Callable[..., Any], *args: Any, optional: dict[str, Any]) -> Any:
-    """Call a method of any HF era: `args` always, each of `optional` only where the signature has a place for it.
+def call_by_signature(method: Callable[..., Answer], *args: object, optional: dict[str, Any]) -> Answer:
+    """Call a method of any HF era: `args` always, each of `optional` only where the signature accepts it.
 
     A subclass written for an older release lacks the later parameters (`num_items_in_batch`, `start_time` …); newer
-    ones may take them under `**kwargs`. Inspected once a function, so this is cheap on the hot path.
+    ones may take them under `**kwargs`. A function is inspected once, so this is cheap at every step.
 
     Args:
         method: A bound method, or a plain callable.
         args: Positional arguments that every era has.
-        optional: Keyword arguments that came with later releases, in the order of their places.
+        optional: Keyword arguments that came with later releases, in the order of their parameters.
     """
     function = getattr(method, "__func__", None)
     if function is None:
         return method(*args, **_only_accepted(method, optional))
-    _, takes_more, names, takes_any = _accepted(function)
-    if takes_any:
+    accepted = accepted_parameters(function)
+    if accepted.takes_any_keyword:
         return method(*args, **optional)
-    if takes_more:
+    if accepted.takes_any_positional:
         return method(*args, *optional.values())
-    return method(*args, **{name: value for name, value in optional.items() if name in names})
+    return method(*args, **{name: value for name, value in optional.items() if name in accepted.names})
 
 
-def _only_accepted(function: Callable[..., Any], optional: dict[str, Any]) -> dict[str, Any]:
+def _only_accepted(function: Callable[..., object], optional: dict[str, Any]) -> dict[str, Any]:
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # builtins without a signature: they get what every era has
@@ -99,18 +115,18 @@ def _only_accepted(function: Callable[..., Any], optional: dict[str, Any]) -> di
     return {name: value for name, value in optional.items() if name in parameters}
 
 
-def fitting_arguments(method: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+def fitting_arguments(method: Callable[..., object], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Cut positional arguments to as many as a bound method takes (for parameters whose names changed over time)."""
     function = getattr(method, "__func__", None)
     if function is None:
         return args
-    places, takes_any, _, _ = _accepted(function)
-    return args if takes_any else args[: places - 1]
+    accepted = accepted_parameters(function)
+    return args if accepted.takes_any_positional else args[: accepted.positional - 1]
 
 
-def has_length(candidate: Any) -> bool:
-    """Say whether `len()` works on a data set or loader. Mirrors `transformers.trainer_utils.has_length`, 5.23."""
+def has_length(candidate: object) -> bool:
+    """Return whether `len()` works on a data set or loader. Mirrors `transformers.trainer_utils.has_length`, 5.23."""
     try:
-        return len(candidate) is not None
+        return len(candidate) is not None  # type: ignore[arg-type]  # asked here
     except (TypeError, AttributeError, NotImplementedError):
         return False

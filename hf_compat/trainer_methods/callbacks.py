@@ -27,10 +27,10 @@ class CallbackMethods(RunBase):
             self._outputs_hook.remove()
             self._outputs_hook = None
         if not wanted:
-            self.callback_handler.extra_kwargs.update(outputs=None)
+            self.callback_handler.requestable_kwargs.update(outputs=None)
 
     def _keep_outputs(self, module: Any, args: Any, outputs: Any) -> None:
-        self.callback_handler.extra_kwargs["outputs"] = nested_detach(outputs)
+        self.callback_handler.requestable_kwargs["outputs"] = nested_detach(outputs)
 
     def _loggers(self) -> list[Logger]:
         """Return what Lightning callbacks find to log to: the user's Lightning loggers, and HF's own logs."""

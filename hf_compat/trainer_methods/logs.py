@@ -161,11 +161,11 @@ class LogMethods(RunBase):
         self.state.log_history.append({**logs, "step": self.state.global_step})
         handler = self.callback_handler
         # Lightning loggers have it from the callback itself; flags stay as they are, a log may still be due
-        handler.only = frozenset(id(c) for c in handler.callbacks if not isinstance(c, LoggerCallback))
+        handler.active_ids = frozenset(id(c) for c in handler.callbacks if not isinstance(c, LoggerCallback))
         try:
             self.control = handler.call_event("on_log", self.args, self.state, self.control, logs=logs)
         finally:
-            handler.only = None
+            handler.active_ids = None
 
     def store_flos(self) -> None:
         """Move the operations counted since the last call into the state."""
