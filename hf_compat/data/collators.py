@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
 
+from hf_compat.data.types import Batch, Collator, Sample
 from hf_compat.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-Batch = Any  # a mapping of tensors, mostly; what a collator gives is the user's affair
-Collator = Callable[[list[Any]], Batch]
 
-
-def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -> dict[str, Any]:
+def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt") -> dict[str, Any]:
     """Join samples into a batch of tensors, key by key.
 
     `label` (a number) and `label_ids` (a list) become `labels`; strings and missing values are left out. What one
@@ -37,7 +35,7 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
         raise ValueError(f"`return_tensors={return_tensors!r}` is not known; choose 'pt' or 'np'.")
     rows = [row if isinstance(row, Mapping) else vars(row) for row in features]
     first = rows[0]
-    batch: dict[str, Any] = {}
+    batch: dict[str, torch.Tensor] = {}
     label_key = next((key for key in ("label", "label_ids") if first.get(key) is not None), None)
     if label_key is not None:
         batch["labels"] = _join_labels([row[label_key] for row in rows])
@@ -50,7 +48,7 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
     return batch
 
 
-def _join(values: list[Any]) -> torch.Tensor:
+def _join(values: list[Sample]) -> torch.Tensor:
     if isinstance(values[0], torch.Tensor):
         return torch.stack(values)
     if isinstance(values[0], np.ndarray):
@@ -58,7 +56,7 @@ def _join(values: list[Any]) -> torch.Tensor:
     return torch.tensor(values)
 
 
-def _join_labels(values: list[Any]) -> torch.Tensor:
+def _join_labels(values: list[Sample]) -> torch.Tensor:
     first = values[0]
     if isinstance(first, torch.Tensor) and first.ndim > 0:
         return torch.stack(values)
@@ -68,20 +66,27 @@ def _join_labels(values: list[Any]) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype)
 
 
+class Padder(Protocol):
+    """A tokenizer or feature extractor."""
+
+    def pad(self, features: list[Sample], *, padding: bool, return_tensors: str) -> Batch:
+        """Join samples into a batch, padded to the longest of them."""
+
+
 class PaddingCollator:
     """Pad samples with a tokenizer's (or feature extractor's) own `pad`, and name the labels `labels`.
 
     Args:
-        processing_class: Anything with a `pad(features, padding=True, return_tensors="pt")` method.
+        processing_class: Whose `pad` is called.
 
     Mirrors:
         `transformers.DataCollatorWithPadding`, 5.23.
     """
 
-    def __init__(self, processing_class: Any) -> None:
+    def __init__(self, processing_class: Padder) -> None:
         self.tokenizer = processing_class
 
-    def __call__(self, features: list[Any]) -> Batch:
+    def __call__(self, features: list[Sample]) -> Batch:
         warnings = getattr(self.tokenizer, "deprecation_warnings", None)
         if warnings is not None:  # fast tokenizers advise against `pad` once; here it is the point
             warnings["Asking-to-pad-a-fast-tokenizer"] = True
@@ -118,11 +123,11 @@ class RemoveColumnsCollator:
         self.description = description
         self.message_logged = False
 
-    def __call__(self, features: list[Any]) -> Batch:
+    def __call__(self, features: list[Sample]) -> Batch:
         kept = [self._keep(feature) for feature in features]
         return self.data_collator(kept)
 
-    def _keep(self, feature: Any) -> Any:
+    def _keep(self, feature: Sample) -> Sample:
         if not isinstance(feature, dict):
             return feature
         kept = {key: value for key, value in feature.items() if key in self.signature_columns}

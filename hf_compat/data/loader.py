@@ -6,20 +6,20 @@ random numbers (masking, say) draws those of the next batch before this one is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from itertools import islice
 from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 from tqdm.auto import tqdm
 
-from hf_compat.data.collators import Collator
-from hf_compat.data.rank_slices import ShardedBatches, ShardedStream, Share, dispatched
+from hf_compat.data.rank_slices import BatchSamplerSlice, IterableDatasetSlice, RankSlice, dispatched, set_epoch_of
 from hf_compat.data.samplers import SeededRandomSampler, SkipFirstBatches
 from hf_compat.data.tree import find_batch_size, move_to_device
+from hf_compat.data.types import Batch, Collator, DataSource, PositionState, Sample
 from hf_compat.interop.transformers_models import is_datasets_stream
 from hf_compat.runtime.collectives import broadcast_object
 from hf_compat.runtime.inspection import has_length
@@ -59,7 +59,7 @@ class LoaderOptions:
     in_order: bool = True
 
     @classmethod
-    def of(cls, loader: DataLoader[Any]) -> LoaderOptions:
+    def of(cls, loader: DataLoader[Batch]) -> LoaderOptions:
         """Return the options that a loader was made with."""
         return cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
 
@@ -80,18 +80,25 @@ class Resume:
     """
 
     skip: int
-    lookahead: Any
-    source: Any
+    lookahead: Batch | None
+    source: PositionState | None
     after_start: Callable[[], None]
 
 
-def read_and_drop(batches: Iterator[Any], skip: int) -> None:
+def read_and_drop(batches: Iterator[Batch], skip: int) -> None:
     """Read batches that are trained already, where there is no other way past them."""
     for _ in tqdm(islice(batches, skip), total=skip, desc="skipping trained batches", leave=False):
         pass
 
 
-class PreparedDataLoader(DataLoader[Any]):
+class _End:
+    """What a pass gives after its last batch."""
+
+
+_END = _End()
+
+
+class PreparedDataLoader(DataLoader[Batch]):
     """A torch `DataLoader` that reads one batch ahead, puts batches on the device and knows its epoch and its end.
 
     Args:
@@ -100,7 +107,7 @@ class PreparedDataLoader(DataLoader[Any]):
         non_blocking: Copy without waiting.
         seed: Seed of shuffling; None takes torch's seed in force.
         use_seedable_sampler: Give a random sampler a generator of its own.
-        share: How several processes share the data out.
+        rank_slice: Which part of the data this rank gets; None gives all of it.
         options: Keywords of `torch.utils.data.DataLoader`.
 
     Mirrors:
@@ -109,75 +116,82 @@ class PreparedDataLoader(DataLoader[Any]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: DataSource,
         *,
         device: torch.device | None = None,
         non_blocking: bool = False,
         seed: int | None = None,
         use_seedable_sampler: bool = True,
-        share: Share | None = None,
+        rank_slice: RankSlice | None = None,
         **options: Any,
     ) -> None:
-        sampler = options.get("sampler")
-        if use_seedable_sampler and type(sampler) is RandomSampler:
-            options["sampler"] = SeededRandomSampler(sampler, seed)
-        self.share = share or Share()
-        is_stream = isinstance(dataset, IterableDataset)
-        self.dispatches = self.share.world_size > 1 and (
-            is_stream if self.share.dispatch is None else self.share.dispatch
-        )
+        if use_seedable_sampler and type(options.get("sampler")) is RandomSampler:
+            options["sampler"] = SeededRandomSampler(options["sampler"], seed)
+        self.rank_slice = rank_slice or RankSlice()
+        self.dispatches = self.rank_slice.dispatches(isinstance(dataset, IterableDataset))
         self.samples_of_a_batch: int | None = options.get("batch_size", 1)
         self.drops_last = bool(options.get("drop_last", False))
-        if self.share.world_size > 1 and not self.dispatches:
-            dataset, options = self._sharded(dataset, options)
+        if self.rank_slice.world_size > 1 and not self.dispatches:
+            dataset, options = self._sliced(dataset, options)
+        self.target_device = device
+        self.non_blocking = non_blocking
+        self._start_over()
+        super().__init__(dataset, **options)
+
+    def _start_over(self) -> None:
         self.skip_batches = 0
         self.iteration = 0
-        self.lookahead: Any = None
+        self.lookahead: Batch | None = None
         self._resume: Resume | None = None
         self._skipping: SkipFirstBatches | None = None
         self.end_of_dataloader = False
         self.remainder = -1
-        self.target_device = device
-        self.non_blocking = non_blocking
-        super().__init__(dataset, **options)
 
-    def _sharded(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return data and options of torch's loader for this process's share."""
-        share, size = self.share, self.samples_of_a_batch
-        place = (share.rank, share.world_size)
+    def _sliced(self, dataset: DataSource, options: dict[str, Any]) -> tuple[DataSource, dict[str, Any]]:
+        """Return data and options of torch's loader for this rank's slice."""
         if isinstance(dataset, IterableDataset):
-            if size is None:  # batches are the data set's affair
-                return dataset, options
-            mine = size // share.world_size if share.split else size
-            if is_datasets_stream(dataset) and not share.split and dataset.num_shards >= share.world_size:  # type: ignore[attr-defined]  # theirs
-                return dataset.shard(num_shards=share.world_size, index=share.rank), options  # type: ignore[attr-defined]
-            stream = ShardedStream(dataset, mine, *place, drop_last=self.drops_last)
-            return stream, {**options, "batch_size": mine}
+            return self._sliced_stream(dataset, options)
         kept = {k: v for k, v in options.items() if k not in ("batch_size", "sampler", "drop_last", "batch_sampler")}
-        batches = options.get("batch_sampler")
-        if batches is None:
-            sampler = options.get("sampler")
-            if isinstance(sampler, RandomSampler) and sampler.generator is None:  # one order for all
-                sampler.generator = torch.Generator().manual_seed(broadcast_object(draw_seed()))
-            batches = BatchSampler(SequentialSampler(dataset) if sampler is None else sampler, size, self.drops_last)  # type: ignore[arg-type]
-        else:
+        return dataset, {**kept, "batch_sampler": BatchSamplerSlice(self._batches(dataset, options), self.rank_slice)}
+
+    def _sliced_stream(
+        self, dataset: IterableDataset[Sample], options: dict[str, Any]
+    ) -> tuple[IterableDataset[Sample], dict[str, Any]]:
+        ranks, size = self.rank_slice, self.samples_of_a_batch
+        if size is None:  # the data set makes its own batches
+            return dataset, options
+        if is_datasets_stream(dataset) and not ranks.split_batches and dataset.num_shards >= ranks.world_size:  # type: ignore[attr-defined]  # theirs
+            return dataset.shard(num_shards=ranks.world_size, index=ranks.rank), options  # type: ignore[attr-defined]  # theirs
+        own_size = size // ranks.world_size if ranks.split_batches else size
+        stream = IterableDatasetSlice(dataset, own_size, ranks, drop_last=self.drops_last)
+        return stream, {**options, "batch_size": own_size}
+
+    def _batches(self, dataset: DataSource, options: dict[str, Any]) -> Sampler[list[int]]:
+        """Return the batch sampler of all ranks' batches, in the same order on every rank."""
+        batches: Sampler[list[int]] | None = options.get("batch_sampler")
+        if batches is not None:
             self.samples_of_a_batch = getattr(batches, "batch_size", None)
-        return dataset, {**kept, "batch_sampler": ShardedBatches(batches, *place, share.split, share.even)}
+            return batches
+        sampler = options.get("sampler")
+        if isinstance(sampler, RandomSampler) and sampler.generator is None:
+            sampler.generator = torch.Generator().manual_seed(broadcast_object(draw_seed()))
+        order = SequentialSampler(dataset) if sampler is None else sampler
+        return BatchSampler(order, self.samples_of_a_batch, self.drops_last)  # type: ignore[arg-type]  # torch checks it
 
     @property
     def samples_of_a_round(self) -> int | None:
-        """Samples that all processes together get at a time; None where batches have no fixed size."""
+        """Samples that all ranks together get at a time; None where batches have no fixed size."""
         size = self.samples_of_a_batch
-        return size if size is None or self.share.split else size * self.share.world_size
+        return size if size is None or self.rank_slice.split_batches else size * self.rank_slice.world_size
 
     def __len__(self) -> int:
-        if not self.dispatches or self.share.split:
+        if not self.dispatches or self.rank_slice.split_batches:
             return super().__len__()
-        rounds, rest = divmod(super().__len__(), self.share.world_size)
+        rounds, rest = divmod(super().__len__(), self.rank_slice.world_size)
         return rounds + (rest > 0 and not self.drops_last)
 
     @property
-    def _index_sampler(self) -> Any:
+    def _index_sampler(self) -> Any:  # torch's property, whose type depends on the data set
         # torch reads its indices from here; skipping them costs no sample.
         indices = super()._index_sampler
         if not self.skip_batches or not self._is_map_style:
@@ -191,55 +205,49 @@ class PreparedDataLoader(DataLoader[Any]):
         return not isinstance(self.dataset, IterableDataset)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the sampler, and a data set that wants to know, which epoch comes next."""
+        """Set the epoch that comes next, also of the samplers and of a data set that has epochs."""
         self.iteration = epoch
-        for part in (self.batch_sampler, self.sampler, self.dataset):
-            tell = getattr(part, "set_epoch", None)
-            if callable(tell):
-                tell(epoch)
+        set_epoch_of((self.batch_sampler, self.sampler, self.dataset), epoch)
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator instead of torch's iterator class
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # a generator instead of torch's iterator class
         self.end_of_dataloader = False
         self.remainder = self._remainder()
         self.set_epoch(self.iteration)
         resume, self._resume = self._resume, None
-        if self.dispatches:
-            yield from self._dispatched(resume)
-            self.iteration += 1
+        batches = super().__iter__()  # on every rank: torch draws a seed here
+        # a generator: nothing above happens before the first batch is asked for, as in Accelerate
+        yield from self._dispatched(batches, resume) if self.dispatches else self._read_ahead(batches, resume)
+
+    def _read_ahead(self, batches: Iterator[Batch], resume: Resume | None) -> Iterator[Batch]:
+        """Yield this rank's batches, the next one having been read."""
+        current = self._first_batch(batches, resume)
+        if current is _END:
             return
-        behind = super().__iter__()
+        while current is not _END:
+            current = self._on_device(current)
+            following = next(batches, _END)
+            self.lookahead = None if following is _END else following
+            if following is _END:
+                self._reach_end(current)
+            yield current
+            current = following
+        self.iteration += 1
+
+    def _first_batch(self, batches: Iterator[Batch], resume: Resume | None) -> Batch | _End:
         if not self._is_map_style and self.skip_batches:
-            read_and_drop(behind, self.skip_batches)
+            read_and_drop(batches, self.skip_batches)
         if resume is not None:
             if self._skipping is not None:
                 self._skipping.prime()
             resume.after_start()
-        try:
-            current = next(behind) if resume is None or resume.lookahead is None else resume.lookahead
-        except StopIteration:
-            return
-        while True:
-            if self.target_device is not None:
-                current = move_to_device(current, self.target_device, self.non_blocking)
-            is_last = False
-            try:
-                self.lookahead = next(behind)
-            except StopIteration:
-                is_last = True
-                self.lookahead = None
-                self._reach_end(current)
-            yield current
-            if is_last:
-                break
-            current = self.lookahead
-        self.iteration += 1
+            if resume.lookahead is not None:
+                return resume.lookahead
+        return next(batches, _END)
 
-    def _dispatched(self, resume: Resume | None) -> Iterator[Any]:
-        """Yield this process's part of what the first one reads."""
-        share = self.share
-        behind = super().__iter__()  # on every process: torch draws a seed here
-        mine = behind if share.rank == 0 else None
-        rounds = dispatched(mine, share.rank, share.world_size, share.split, self.drops_last)
+    def _dispatched(self, batches: Iterator[Batch], resume: Resume | None) -> Iterator[Batch]:
+        """Yield this rank's part of what the first one reads."""
+        own = batches if self.rank_slice.rank == 0 else None
+        rounds = dispatched(own, self.rank_slice, self.drops_last)
         if self.skip_batches:
             read_and_drop(rounds, self.skip_batches)
         if resume is not None:
@@ -247,9 +255,11 @@ class PreparedDataLoader(DataLoader[Any]):
         for batch, samples, is_last in rounds:
             if is_last:
                 self.end_of_dataloader, self.remainder = True, samples
-            if self.target_device is not None:
-                batch = move_to_device(batch, self.target_device, self.non_blocking)
-            yield batch
+            yield self._on_device(batch)
+        self.iteration += 1
+
+    def _on_device(self, batch: Batch) -> Batch:
+        return batch if self.target_device is None else move_to_device(batch, self.target_device, self.non_blocking)
 
     def resume_at(self, resume: Resume) -> None:
         """Let the next pass begin after batches that are trained already."""
@@ -260,10 +270,10 @@ class PreparedDataLoader(DataLoader[Any]):
             load(resume.source)
             self.skip_batches = 0
 
-    def source_state(self) -> Any:
+    def source_state(self) -> PositionState | None:
         """Return the position of an iterable data set that knows its own, else None."""
         read = getattr(self.dataset, "state_dict", None)
-        alone = self.share.world_size == 1
+        alone = self.rank_slice.world_size == 1
         return read() if callable(read) and not self._is_map_style and not self.num_workers and alone else None
 
     def _remainder(self) -> int:
@@ -271,22 +281,22 @@ class PreparedDataLoader(DataLoader[Any]):
         size = self.samples_of_a_round
         if self.drops_last or not has_length(self.dataset) or size is None:
             return -1
-        if not self._is_map_style and self.share.world_size == 1:
+        if not self._is_map_style and self.rank_slice.world_size == 1:
             return -1
         return len(self._whole) % size
 
     @property
-    def _whole(self) -> Any:
-        """The data of all processes."""
-        return self.dataset.dataset if isinstance(self.dataset, ShardedStream) else self.dataset
+    def _whole(self) -> DataSource:
+        """The data of all ranks."""
+        return self.dataset.dataset if isinstance(self.dataset, IterableDatasetSlice) else self.dataset
 
-    def _reach_end(self, last_batch: Any) -> None:
+    def _reach_end(self, last_batch: Batch) -> None:
         self.end_of_dataloader = True
-        if not self._is_map_style and self.share.world_size == 1:
+        if not self._is_map_style and self.rank_slice.world_size == 1:
             self.remainder = find_batch_size(last_batch) or -1
 
 
-def skip_first_batches(loader: Any, skip: int) -> Any:
+def skip_first_batches(loader: Iterable[Batch], skip: int) -> Iterable[Batch]:
     """Return a loader that starts after `skip` batches, without reading their samples where that is possible.
 
     Args:
@@ -305,14 +315,14 @@ def skip_first_batches(loader: Any, skip: int) -> Any:
 class _ReadAndDrop:
     """Any iterable of batches without its first ones: they are read and thrown away."""
 
-    def __init__(self, loader: Any, skip: int) -> None:
+    def __init__(self, loader: Iterable[Batch], skip: int) -> None:
         self.loader = loader
         self.skip = skip
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # whatever the loader has
         return getattr(self.loader, name)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         batches = iter(self.loader)
         read_and_drop(batches, self.skip)
         return batches

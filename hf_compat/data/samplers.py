@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
+from hf_compat.data.types import DataSource
 from hf_compat.errors import DataError
 
 
@@ -69,7 +69,7 @@ class LengthGroupedSampler(Sampler[int]):
     def __init__(
         self,
         batch_size: int,
-        dataset: Any = None,
+        dataset: DataSource = None,
         lengths: Sequence[int] | torch.Tensor | None = None,
         model_input_name: str | None = None,
         generator: torch.Generator | None = None,
@@ -100,7 +100,7 @@ class LengthGroupedSampler(Sampler[int]):
         return (index for group in groups for index in group)
 
 
-def _measure(dataset: Any, name: str) -> list[int]:
+def _measure(dataset: DataSource, name: str) -> list[int]:
     first = dataset[0]
     if not isinstance(first, Mapping) or name not in first:
         raise DataError(
@@ -120,7 +120,7 @@ class _Rest:
         return self.indices
 
 
-def _late(sampler: Any, skip: int) -> Iterator[int]:
+def _late(sampler: Iterable[int], skip: int) -> Iterator[int]:
     """Begin a pass when its first index is asked for, as torch's batch sampler does: random numbers are drawn then."""
     yield from islice(iter(sampler), skip, None)
 
@@ -133,7 +133,7 @@ class SkipFirstBatches(Sampler[list[int]]):
         skip: Batches to leave out.
     """
 
-    def __init__(self, batches: Any, skip: int) -> None:
+    def __init__(self, batches: Sampler[list[int]] | Iterable[list[int]], skip: int) -> None:
         self.batches = batches
         self.skip = skip
         self._current: Iterator[list[int]] = iter(())
@@ -172,4 +172,4 @@ class SkipFirstBatches(Sampler[list[int]]):
         return iter(BatchSampler(_Rest(indices), self.batches.batch_size, self.batches.drop_last))
 
     def __len__(self) -> int:
-        return max(len(self.batches) - self.skip, 0)
+        return max(len(self.batches) - self.skip, 0)  # type: ignore[arg-type]  # of whoever asks for a length

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import methodcaller
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from hf_compat.errors import DataError
 from hf_compat.runtime.nested import Nested, is_namedtuple, join_nested, leaves, map_nested, of_same_type
 
 PADDING_INDEX = -100
+Array: TypeAlias = np.ndarray[Any, Any]
+TensorOrArray = TypeVar("TensorOrArray", torch.Tensor, np.ndarray[Any, Any])
 
 
 def nested_detach(data: Nested) -> Nested:
@@ -30,7 +32,7 @@ def nested_numpify(data: Nested) -> Nested:
     return map_nested(_numpify, data)
 
 
-def _numpify(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+def _numpify(tensor: torch.Tensor) -> Array:
     tensor = tensor.detach().cpu()
     return tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
@@ -108,7 +110,7 @@ def join_batches(batches: Sequence[Nested], padding_index: int = PADDING_INDEX) 
     return join_nested(partial(_join_leaves, padding_index=padding_index), batches)
 
 
-def _join_leaves(parts: Sequence[Nested], padding_index: int) -> torch.Tensor | np.ndarray[Any, Any]:
+def _join_leaves(parts: Sequence[Nested], padding_index: int) -> torch.Tensor | Array:
     if isinstance(parts[0], torch.Tensor):
         return _join_tensors([part if part.ndim else part.reshape(1) for part in parts], padding_index)
     if isinstance(parts[0], np.ndarray):
@@ -116,7 +118,7 @@ def _join_leaves(parts: Sequence[Nested], padding_index: int) -> torch.Tensor | 
     raise TypeError(f"predictions of type {type(parts[0]).__name__} cannot be joined")
 
 
-def _lengths(parts: Sequence[Any]) -> set[int]:
+def _lengths(parts: Sequence[torch.Tensor] | Sequence[Array]) -> set[int]:
     return {part.shape[1] for part in parts} if parts[0].ndim > 1 else set()
 
 
@@ -128,7 +130,7 @@ def _join_tensors(parts: list[torch.Tensor], padding_index: int) -> torch.Tensor
     return _fill(joined, parts)
 
 
-def _join_arrays(parts: list[np.ndarray[Any, Any]], padding_index: int) -> np.ndarray[Any, Any]:
+def _join_arrays(parts: list[Array], padding_index: int) -> Array:
     lengths = _lengths(parts)
     if len(lengths) <= 1:
         return np.concatenate(parts, axis=0)
@@ -136,7 +138,7 @@ def _join_arrays(parts: list[np.ndarray[Any, Any]], padding_index: int) -> np.nd
     return _fill(np.full_like(parts[0], padding_index, shape=shape), parts)
 
 
-def _fill(joined: Any, parts: Sequence[Any]) -> Any:
+def _fill(joined: TensorOrArray, parts: Sequence[TensorOrArray]) -> TensorOrArray:
     start = 0
     for part in parts:
         joined[start : start + len(part), : part.shape[1]] = part

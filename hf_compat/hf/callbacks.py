@@ -188,7 +188,7 @@ class CallbackHandler(TrainerCallback):
         instance = callback() if isinstance(callback, type) else callback
         if not any(callable(getattr(instance, event, None)) for event in EVENTS):
             raise CallbackError(
-                f"{callback!r} is not a callback: it has no method for any event.\n\n"
+                f"{callback!r} is no callback: it has no method for any event.\n\n"
                 f"Hint: inherit TrainerCallback, or write one of {', '.join(EVENTS)}."
             )
         if type(instance) in {type(other) for other in self.callbacks}:

@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 from torch.utils.data import Dataset
 
-from hf_compat.data.collators import Collator
+from hf_compat.data.types import Collator
 from hf_compat.engine.evaluation import EvaluationBatches
 from hf_compat.engine.internals import place_of
 from hf_compat.engine.windows import Windows

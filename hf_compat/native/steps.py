@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from hf_compat.data.collators import Collator, PaddingCollator, default_data_collator
+from hf_compat.data.collators import PaddingCollator, default_data_collator
+from hf_compat.data.types import Collator
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.interop.transformers_models import pads_itself

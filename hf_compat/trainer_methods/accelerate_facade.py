@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from hf_compat.data.loader import LoaderOptions, PreparedDataLoader
-from hf_compat.data.rank_slices import Share
+from hf_compat.data.rank_slices import RankSlice
 from hf_compat.data.tree import truncate_to
 from hf_compat.runtime import collectives as processes
 
@@ -22,7 +22,7 @@ from hf_compat.runtime import collectives as processes
 class AcceleratorFacade:
     """Answer like an `Accelerator` where subclasses of `transformers.Trainer` ask it something.
 
-    It also says how data is shared out over the processes.
+    It also says which slice of the data this rank gets.
 
     Args:
         args: The training arguments.
@@ -41,12 +41,12 @@ class AcceleratorFacade:
         kind = "NO" if args.world_size == 1 else f"MULTI_{'CPU' if args.device.type == 'cpu' else 'GPU'}"
         self.distributed_type = kind
         config = args.accelerator_config
-        self.share = Share(
+        self.rank_slice = RankSlice(
             rank=args.process_index,
             world_size=args.world_size,
-            split=config.split_batches,
-            even=config.even_batches,
-            dispatch=config.dispatch_batches,
+            split_batches=config.split_batches,
+            even_batches=config.even_batches,
+            dispatch_batches=config.dispatch_batches,
         )
         # the loader whose batches are gathered now: its last round may hold samples twice
         self.loader: Any = None
@@ -136,7 +136,7 @@ class AcceleratorFacade:
             non_blocking=config.non_blocking,
             seed=self._args.data_seed,
             use_seedable_sampler=config.use_seedable_sampler,
-            share=self.share,
+            rank_slice=self.rank_slice,
             **options.keywords(),
             **chosen,
         )

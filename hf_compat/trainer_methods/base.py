@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_compat.data.collators import Collator
+from hf_compat.data.types import Collator
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
-from hf_compat.data.collators import Collator, RemoveColumnsCollator, raise_no_columns
+from hf_compat.data.collators import RemoveColumnsCollator, raise_no_columns
 from hf_compat.data.loader import LoaderOptions, PreparedDataLoader
-from hf_compat.data.rank_slices import ShardedStream
+from hf_compat.data.rank_slices import IterableDatasetSlice
 from hf_compat.data.samplers import LengthGroupedSampler
+from hf_compat.data.types import Collator
 from hf_compat.errors import DataError
 from hf_compat.interop.transformers_models import is_datasets_dataset, unwrap_peft
 from hf_compat.runtime.inspection import fitting_arguments, has_length
@@ -93,7 +94,7 @@ class DataloaderMethods(TrainerBase):
     def num_examples(self, dataloader: Any) -> int:
         """Count the samples of a loader: its data set's, else its batches times their size."""
         dataset = getattr(dataloader, "dataset", None)
-        dataset = getattr(dataset, "dataset", dataset) if isinstance(dataset, ShardedStream) else dataset
+        dataset = getattr(dataset, "dataset", dataset) if isinstance(dataset, IterableDatasetSlice) else dataset
         if dataset is not None and has_length(dataset):
             return len(dataset)
         return len(dataloader) * int(self.args.per_device_train_batch_size)

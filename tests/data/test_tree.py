@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 from transformers import trainer_pt_utils
 
 from hf_compat import Trainer
-from hf_compat.data.rank_slices import dispatched
+from hf_compat.data.rank_slices import RankSlice, dispatched
 from hf_compat.data.tree import concatenate, find_batch_size, join_batches, move_to_device, nested_numpify, slice_nested
 from hf_compat.errors import DataError
 
@@ -96,7 +96,7 @@ def test_batches_read_for_all_processes_keep_named_tuples_and_lists_of_values():
     joined = concatenate(batches)
     assert joined["pair"].left.tolist() == [0, 0, 1, 1] and joined["pair"].right == 0
     assert joined["names"] == ["0a", "0b", "1a", "1b"]
-    ((first, samples, is_last),) = dispatched(batches, rank=0, world_size=2, split=False, drop_last=False)
+    ((first, samples, is_last),) = dispatched(batches, RankSlice(rank=0, world_size=2), drop_last=False)
     assert first["pair"].left.tolist() == [0, 0] and samples == 4 and is_last
     with pytest.raises(DataError, match=r"different shapes \[\(1, 2\), \(1, 3\)\]"):
         concatenate([Pair(torch.ones(1, 2), torch.ones(1)), Pair(torch.ones(1, 3), torch.ones(1))])

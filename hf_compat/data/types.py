@@ -1,0 +1,16 @@
+"""Names of what is the user's own: data sets, samples, batches. They say what a value is, and leave its type open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+# A map-style or iterable data set: torch's, a table or stream of `datasets`, a list.
+DataSource: TypeAlias = Any
+# What a data set gives for an index.
+Sample: TypeAlias = Any
+# What a collator makes of samples: a mapping of tensors, mostly.
+Batch: TypeAlias = Any
+Collator: TypeAlias = Callable[[list[Sample]], Batch]
+# The position that an iterable data set or a loader reports by `state_dict()`.
+PositionState: TypeAlias = Any
