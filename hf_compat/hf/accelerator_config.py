@@ -6,10 +6,17 @@ import copy
 import json
 import os
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 from hf_compat.errors import ArgumentError
 from hf_compat.runtime.text import did_you_mean
+
+
+class HasDict(Protocol):
+    """An object of the same options, such as `transformers`' own."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the options."""
 
 
 @dataclass
@@ -38,7 +45,7 @@ class AcceleratorConfig:
     use_configured_state: bool = False
 
     @classmethod
-    def from_any(cls, value: Any) -> AcceleratorConfig:
+    def from_any(cls, value: dict[str, Any] | str | os.PathLike[str] | HasDict | None) -> AcceleratorConfig:
         """Build the options from None, a mapping, a JSON file's path or an object of the same attributes.
 
         Raises:
@@ -54,7 +61,8 @@ class AcceleratorConfig:
             )
         if isinstance(value, (str, os.PathLike)):
             with open(value, encoding="utf-8") as file:
-                value = json.load(file)
+                read: dict[str, Any] = json.load(file)
+                value = read
         options = dict(value) if isinstance(value, dict) else dict(value.to_dict())
         known = [field.name for field in fields(cls)]
         for name in options:

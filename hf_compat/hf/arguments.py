@@ -20,16 +20,16 @@ from hf_compat.hf.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from hf_compat.hf.legacy import translate_legacy
+from hf_compat.hf.legacy import ArgumentValue, translate_legacy
 
 LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
 
 
-def _arg(default: Any, help: str, **metadata: Any) -> Any:  # Any: dataclass fields take the type of their annotation
+def _arg(default: ArgumentValue, help: str, **metadata: object) -> Any:  # dataclass fields have their annotation's type
     return field(default=default, metadata={"help": help, **metadata})
 
 
-# Arguments of hf_compat, by default off. No dataclass fields: those are upstream's, one by one.
+# Arguments of hf_compat, off by default. They are not dataclass fields: the fields are exactly upstream's.
 OWN_ARGUMENTS = {
     "async_save": "Write checkpoints in the background: training waits for the copy, not for the disk.",
 }
@@ -38,7 +38,7 @@ OWN_ARGUMENTS = {
 class AcceptOldNames(type):
     """Metaclass that lets every old argument name into the constructor, of subclasses too."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: ArgumentValue, **kwargs: ArgumentValue) -> Any:  # an instance of the class
         own = {name: kwargs.pop(name) for name in OWN_ARGUMENTS if name in kwargs}
         known = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]  # cls is a dataclass by then
         current, attributes = translate_legacy(kwargs, known)
@@ -173,7 +173,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, metaclass=AcceptOldNames
     metric_for_best_model: str | None = _arg(None, "Metric that says which checkpoint is best; `loss` by default.")
     greater_is_better: bool | None = _arg(None, "Whether that metric should grow; by default unless it ends in loss.")
 
-    ignore_data_skip: bool = _arg(False, "On resuming, start the epoch's data anew.")
+    ignore_data_skip: bool = _arg(False, "On resuming, start the epoch's data from its beginning.")
     restore_callback_states_from_checkpoint: bool = _arg(False, "On resuming, restore callbacks that save a state.")
 
     full_determinism: bool = _arg(False, "Switch on every deterministic mode.")

@@ -1,7 +1,7 @@
 """What `TrainingArguments` makes of its fields: normal forms, derived values, and everything that cannot work.
 
-HF words only. `normalise_arguments` never raises but for values outside a closed set; `check_arguments` collects all
-complaints and raises once.
+HF words only. `normalise_arguments` raises only where a field cannot be read at all (a value outside a closed set,
+broken JSON, two counts of accumulation); `check_arguments` collects all complaints and raises once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from typing import Any
+from enum import Enum
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -18,18 +19,20 @@ from hf_compat.errors import ArgumentError
 from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.enums import (
     DebugOption,
+    ExplicitEnum,
     HubStrategy,
     IntervalStrategy,
     OptimizerNames,
     SaveStrategy,
     SchedulerType,
 )
+from hf_compat.hf.legacy import ArgumentValue
 from hf_compat.hf.tracking import PACKAGES, available_trackers
 from hf_compat.runtime.launch import variable
 from hf_compat.runtime.text import parse_bool
 
-# `TrainingArguments` of arguments.py, which imports this module; its fields are set by dataclass machinery.
-Arguments = Any
+if TYPE_CHECKING:
+    from hf_compat.hf.arguments import TrainingArguments  # which imports this module
 
 JSON_FIELDS = (
     "lr_scheduler_kwargs",
@@ -42,15 +45,21 @@ JSON_FIELDS = (
 METRIC_SCHEDULES = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 
 
-def normalise_arguments(args: Arguments) -> None:
+Strategy = TypeVar("Strategy", bound=ExplicitEnum)
+
+
+def normalise_arguments(args: TrainingArguments) -> None:
     """Bring every field to its one form: enums, parsed JSON, resolved defaults."""
     args.output_dir = os.path.expanduser(args.output_dir) if args.output_dir is not None else "trainer_output"
     _parse_json_fields(args)
     _resolve_activation_checkpointing(args)
     _convert_enums(args)
     _derive_defaults(args)
-    args.accelerator_config = AcceleratorConfig.from_any(args.accelerator_config)
-    _resolve_accumulation(args)
+    _derive_metric(args)
+    _round_steps(args)
+    config = AcceleratorConfig.from_any(args.accelerator_config)
+    args.accelerator_config = config  # type: ignore[assignment]  # the field's type is what a command line gives
+    _resolve_accumulation(args, config)
     if args.fp16 or args.bf16:
         args.mixed_precision = "fp16" if args.fp16 else "bf16"
     else:  # what `accelerate launch --mixed_precision` has set
@@ -59,7 +68,7 @@ def normalise_arguments(args: Arguments) -> None:
         args.torch_compile = True
 
 
-def _parse_json_fields(args: Arguments) -> None:
+def _parse_json_fields(args: TrainingArguments) -> None:
     for name in JSON_FIELDS:
         value = getattr(args, name)
         if isinstance(value, str) and value.lstrip().startswith("{"):
@@ -69,7 +78,7 @@ def _parse_json_fields(args: Arguments) -> None:
                 raise ArgumentError(f"`{name}={value!r}` is not valid JSON: {error}.") from error
 
 
-def _typed(value: Any) -> Any:
+def _typed(value: ArgumentValue) -> ArgumentValue:
     """Turn the strings of command-line JSON into what they spell: booleans and numbers."""
     if isinstance(value, dict):
         return {key: _typed(item) for key, item in value.items()}
@@ -85,7 +94,7 @@ def _typed(value: Any) -> Any:
     return value
 
 
-def _resolve_activation_checkpointing(args: Arguments) -> None:
+def _resolve_activation_checkpointing(args: TrainingArguments) -> None:
     pairs = (
         ("gradient_checkpointing", "activation_checkpointing"),
         ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
@@ -98,25 +107,30 @@ def _resolve_activation_checkpointing(args: Arguments) -> None:
         args.activation_checkpointing = args.gradient_checkpointing = False
 
 
-def _convert_enums(args: Arguments) -> None:
+def _convert_enums(args: TrainingArguments) -> None:
     args.eval_strategy = _strategy(IntervalStrategy, args.eval_strategy)
     args.logging_strategy = _strategy(IntervalStrategy, args.logging_strategy)
     args.save_strategy = _strategy(SaveStrategy, args.save_strategy)
-    args.hub_strategy = HubStrategy(getattr(args.hub_strategy, "value", args.hub_strategy))
-    args.lr_scheduler_type = SchedulerType(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
-    args.optim = OptimizerNames(getattr(args.optim, "value", args.optim))
+    args.hub_strategy = HubStrategy(_value(args.hub_strategy))
+    args.lr_scheduler_type = SchedulerType(_value(args.lr_scheduler_type))
+    args.optim = OptimizerNames(_value(args.optim))
     debug = args.debug.split() if isinstance(args.debug, str) else (args.debug or [])
-    args.debug = [DebugOption(getattr(option, "value", option)) for option in debug]
+    args.debug = [DebugOption(_value(option)) for option in debug]
 
 
-def _strategy(kind: Any, value: Any) -> Any:
+def _strategy(kind: type[Strategy], value: str | bool | Enum) -> Strategy:
     # 3.x and 4.x scripts also passed booleans; members of the `transformers` enums bring their value along.
     if isinstance(value, bool):
         value = "steps" if value else "no"
-    return kind(getattr(value, "value", value))
+    return kind(_value(value))
 
 
-def _derive_defaults(args: Arguments) -> None:
+def _value(option: str | Enum) -> str:
+    """Return the value of a member of an enum, ours or `transformers`' own; a string is returned as it is."""
+    return str(option.value) if isinstance(option, Enum) else option
+
+
+def _derive_defaults(args: TrainingArguments) -> None:
     if args.disable_tqdm is None:
         args.disable_tqdm = False
     if isinstance(args.include_num_input_tokens_seen, bool):
@@ -127,22 +141,29 @@ def _derive_defaults(args: Arguments) -> None:
         args.do_eval = True
     if args.eval_strategy == IntervalStrategy.STEPS and not args.eval_steps:
         args.eval_steps = args.logging_steps
+    args.report_to = _trackers(args.report_to)
+    if args.use_cpu:
+        args.dataloader_pin_memory = False
+
+
+def _derive_metric(args: TrainingArguments) -> None:
     if args.metric_for_best_model is None and (
         args.load_best_model_at_end or args.lr_scheduler_type in METRIC_SCHEDULES
     ):
         args.metric_for_best_model = "loss"
     if args.greater_is_better is None and args.metric_for_best_model is not None:
         args.greater_is_better = not args.metric_for_best_model.endswith("loss")
-    args.report_to = _trackers(args.report_to)
-    if args.use_cpu:
-        args.dataloader_pin_memory = False
+
+
+def _round_steps(args: TrainingArguments) -> None:
+    """Make whole numbers of steps ints; a share below 1 stays."""
     for kind in ("logging", "eval", "save"):
         steps = getattr(args, f"{kind}_steps")
         if steps is not None and steps > 1 and steps == int(steps):
             setattr(args, f"{kind}_steps", int(steps))
 
 
-def _trackers(report_to: Any) -> list[Any]:
+def _trackers(report_to: str | list[str] | None) -> list[str]:
     """Return the trackers as a list: names, and Lightning loggers as they are."""
     names = list(report_to) if isinstance(report_to, (list, tuple)) else [] if report_to is None else [report_to]
     if names == ["all"]:
@@ -150,8 +171,8 @@ def _trackers(report_to: Any) -> list[Any]:
     return [] if names == ["none"] else names
 
 
-def _known_trackers(args: Arguments) -> Iterator[str]:
-    for name in args.report_to:
+def _known_trackers(args: TrainingArguments) -> Iterator[str]:
+    for name in args.report_to or []:
         if isinstance(name, str) and name not in PACKAGES:
             yield _problem(
                 f"`report_to` has {name!r}, which is not known.",
@@ -159,8 +180,8 @@ def _known_trackers(args: Arguments) -> Iterator[str]:
             )
 
 
-def _resolve_accumulation(args: Arguments) -> None:
-    options = args.accelerator_config.gradient_accumulation_kwargs or {}
+def _resolve_accumulation(args: TrainingArguments, config: AcceleratorConfig) -> None:
+    options = config.gradient_accumulation_kwargs or {}
     if "num_steps" not in options:
         return
     if args.gradient_accumulation_steps > 1:
@@ -171,7 +192,7 @@ def _resolve_accumulation(args: Arguments) -> None:
     args.gradient_accumulation_steps = options["num_steps"]
 
 
-def check_arguments(args: Arguments) -> None:
+def check_arguments(args: TrainingArguments) -> None:
     """Raise one error that lists everything that cannot work.
 
     Raises:
@@ -181,8 +202,10 @@ def check_arguments(args: Arguments) -> None:
         *_intervals(args),
         *_best_model(args),
         *_numbers(args),
+        *_workers(args),
         *_precision(args),
         *_choices(args),
+        *_metric_schedule(args),
         *_known_trackers(args),
     ]
     if problems:
@@ -193,7 +216,7 @@ def _problem(fact: str, hint: str) -> str:
     return f"{fact}\n\nHint: {hint}"
 
 
-def _intervals(args: Arguments) -> Iterator[str]:
+def _intervals(args: TrainingArguments) -> Iterator[str]:
     for kind, strategy in (
         ("logging", args.logging_strategy),
         ("eval", args.eval_strategy),
@@ -213,13 +236,13 @@ def _intervals(args: Arguments) -> Iterator[str]:
             yield _problem(f"`{kind}_steps={steps!r}` must be an integer if bigger than 1.", "round it.")
 
 
-def _best_model(args: Arguments) -> Iterator[str]:
+def _best_model(args: TrainingArguments) -> Iterator[str]:
     if not args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST:
         return
     if args.eval_strategy != args.save_strategy:
         yield _problem(
             "`load_best_model_at_end=True` needs the evaluation and the save strategy to match, got "
-            f"`eval_strategy={args.eval_strategy.value!r}` and `save_strategy={args.save_strategy.value!r}`.",
+            f"`eval_strategy={_value(args.eval_strategy)!r}` and `save_strategy={_value(args.save_strategy)!r}`.",
             "set both to 'steps' or both to 'epoch', or use `save_strategy='best'`.",
         )
     elif args.eval_strategy == IntervalStrategy.STEPS and not _is_multiple(args.save_steps, args.eval_steps):
@@ -230,7 +253,7 @@ def _best_model(args: Arguments) -> Iterator[str]:
         )
 
 
-def _is_multiple(save_steps: float, eval_steps: float) -> bool:
+def _is_multiple(save_steps: float, eval_steps: float | None) -> bool:
     if not eval_steps or save_steps % eval_steps == 0:
         return True
     if save_steps < 1 and eval_steps < 1:
@@ -239,7 +262,7 @@ def _is_multiple(save_steps: float, eval_steps: float) -> bool:
     return False
 
 
-def _numbers(args: Arguments) -> Iterator[str]:
+def _numbers(args: TrainingArguments) -> Iterator[str]:
     positive = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
     for name in positive:
         value = getattr(args, name)
@@ -257,6 +280,9 @@ def _numbers(args: Arguments) -> Iterator[str]:
         )
     if not 0 <= args.label_smoothing_factor < 1:
         yield _problem(f"`label_smoothing_factor={args.label_smoothing_factor!r}` is not in [0, 1).", "use 0.1, say.")
+
+
+def _workers(args: TrainingArguments) -> Iterator[str]:
     if args.dataloader_num_workers == 0 and args.dataloader_prefetch_factor is not None:
         yield _problem(
             f"`dataloader_prefetch_factor={args.dataloader_prefetch_factor!r}` has no workers to load ahead.",
@@ -269,7 +295,7 @@ def _numbers(args: Arguments) -> Iterator[str]:
         )
 
 
-def _precision(args: Arguments) -> Iterator[str]:
+def _precision(args: TrainingArguments) -> Iterator[str]:
     if args.fp16 and args.bf16:
         yield _problem("`fp16` and `bf16` are both on.", "at most one of fp16 and bf16 can be True.")
     if args.fp16_full_eval and args.bf16_full_eval:
@@ -291,7 +317,7 @@ def _precision(args: Arguments) -> Iterator[str]:
         yield _problem("`tf32=True` requires an Ampere or newer GPU.", "leave `tf32` out.")
 
 
-def _choices(args: Arguments) -> Iterator[str]:
+def _choices(args: TrainingArguments) -> Iterator[str]:
     for name in ("train_sampling_strategy", "log_level", "log_level_replica", "dataloader_multiprocessing_context"):
         allowed = args.__dataclass_fields__[name].metadata["choices"]
         value = getattr(args, name)
@@ -305,9 +331,12 @@ def _choices(args: Arguments) -> Iterator[str]:
     for name in args.include_for_metrics:
         if name not in ("inputs", "loss"):
             yield _problem(f"`include_for_metrics` has {name!r}, which is not known.", "choose from 'inputs', 'loss'.")
+
+
+def _metric_schedule(args: TrainingArguments) -> Iterator[str]:
     needs_metric = args.lr_scheduler_type in METRIC_SCHEDULES
     if needs_metric and args.eval_strategy == IntervalStrategy.NO:
         yield _problem(
-            f"`lr_scheduler_type={args.lr_scheduler_type.value!r}` requires an eval strategy: it follows a metric.",
+            f"`lr_scheduler_type={_value(args.lr_scheduler_type)!r}` requires an eval strategy: it follows a metric.",
             "set `eval_strategy` to 'steps' or 'epoch'.",
         )

@@ -6,7 +6,7 @@ constructor, so they check what they set themselves.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.enums import HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
@@ -17,7 +17,7 @@ Self = TypeVar("Self", bound="ArgumentSetters")
 class ArgumentSetters:
     """Group setters of `TrainingArguments`; each returns the arguments, so calls can be chained."""
 
-    def _set(self: Self, **values: Any) -> Self:
+    def _set(self: Self, **values: object) -> Self:
         for name, value in values.items():
             setattr(self, name, value)
         return self

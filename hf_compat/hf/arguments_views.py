@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import fields
 from datetime import timedelta
 from enum import Enum
-from typing import Any
 
 import torch
 
 from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.enums import ParallelMode
+from hf_compat.hf.legacy import ArgumentValue
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.launch import Launch, choose_device, read_launch
 
@@ -26,11 +26,12 @@ LEVELS = {name: int(getattr(logging, name.upper())) for name in _LEVEL_NAMES} | 
 
 
 class ArgumentViews:
-    """Properties and dumps of `TrainingArguments`, which adds the fields."""
+    """Properties and dumps of `TrainingArguments`; the class itself adds the fields."""
 
     # Fields of the dataclass that the views read.
     per_device_train_batch_size: int
     per_device_eval_batch_size: int
+    ddp_backend: str | None
     ddp_timeout: int
     use_cpu: bool
     log_on_each_node: bool
@@ -144,7 +145,7 @@ class ArgumentViews:
             if waits and first:
                 torch.distributed.barrier()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, ArgumentValue]:
         """Return the fields as plain values; secrets are masked.
 
         Mirrors:
@@ -156,7 +157,7 @@ class ArgumentViews:
         """Return the fields as JSON."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
-    def to_sanitized_dict(self) -> dict[str, Any]:
+    def to_sanitized_dict(self) -> dict[str, bool | float | str | torch.Tensor]:
         """Return the fields and batch sizes with values that TensorBoard's hparams take."""
         values = {
             **self.to_dict(),
@@ -172,18 +173,18 @@ class ArgumentViews:
 
     __repr__ = __str__
 
-    def __getstate__(self) -> dict[str, Any]:
-        # The launch and the device are found anew in the process that reads the arguments.
+    def __getstate__(self) -> dict[str, object]:
+        # The process that reads the arguments finds its own launch and device.
         return {name: value for name, value in self.__dict__.items() if name not in ("_launch", "device")}
 
 
-def _plain(name: str, value: Any) -> Any:
+def _plain(name: str, value: ArgumentValue) -> ArgumentValue:
     if name.endswith("_token"):
         return f"<{name.upper()}>"
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, AcceleratorConfig):
-        # a question to Accelerate, which upstream takes out as well
+        # not an option but a question to Accelerate; upstream leaves it out as well
         return {key: item for key, item in value.to_dict().items() if key != "use_configured_state"}
     if name == "report_to":  # Lightning loggers among the names
         return [item if isinstance(item, str) else type(item).__name__ for item in value]

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 from hf_compat.errors import UnmetRequirement
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
-from hf_compat.hf.state import ExportableState, TrainerControl, TrainerState
+from hf_compat.hf.state import ExportableState, ExportedState, TrainerControl, TrainerState
 from hf_compat.runtime.inspection import has_length
 
 logger = logging.getLogger(__name__)
@@ -61,8 +61,8 @@ class ProgressCallback(TrainerCallback):
     """
 
     def __init__(self, max_str_len: int = 100) -> None:
-        self.training_bar: Any = None
-        self.prediction_bar: Any = None
+        self.training_bar: tqdm[None] | None = None
+        self.prediction_bar: tqdm[None] | None = None
         self.max_str_len = max_str_len
         self.current_step = 0
 
@@ -111,7 +111,7 @@ class ProgressCallback(TrainerCallback):
             self.prediction_bar.close()
             self.prediction_bar = None
 
-    def _short(self, value: Any) -> Any:
+    def _short(self, value: object) -> object:
         if isinstance(value, float):
             return f"{value:.4g}"
         if isinstance(value, str) and len(value) > self.max_str_len:
@@ -189,7 +189,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> ExportedState:
         """Return patience, threshold and the count so far."""
         return {
             "args": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import NoReturn
 
 from hf_compat.errors import ArgumentError
 
@@ -17,7 +17,7 @@ class ExplicitEnum(str, Enum):  # noqa: UP042 - str() gives Class.MEMBER, as in 
     """
 
     @classmethod
-    def _missing_(cls, value: object) -> Any:
+    def _missing_(cls, value: object) -> NoReturn:
         allowed = ", ".join(repr(member.value) for member in cls)
         raise ArgumentError(f"{value!r} is not a valid {cls.__name__}.\n\nHint: choose one of {allowed}.")
 
@@ -92,7 +92,7 @@ class OptimizerNames(ExplicitEnum):
     SGD = "sgd"
     ADAGRAD = "adagrad"
     RMSPROP = "rmsprop"
-    # The rest is refused by plan/table.py, by name, until its machinery is here.
+    # The rest is refused by `optim/optimizers.py`, by name, until it is supported.
     ADALOMO = "adalomo"
     ADAMW_8BIT = "adamw_8bit"
     ADAMW_ANYPRECISION = "adamw_anyprecision"

@@ -10,13 +10,15 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnknownArgument
 from hf_compat.runtime.text import did_you_mean
 
+# The value of some argument: its type is the argument's.
+ArgumentValue: TypeAlias = Any
 # Keywords of today that an old value turns into; empty when the value asks for nothing.
-Translation = dict[str, Any]
+Translation: TypeAlias = dict[str, ArgumentValue]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,24 +35,24 @@ class OldName:
 
     lifetime: str
     means: str
-    translate: Callable[[Any], Translation]
+    translate: Callable[[ArgumentValue], Translation]
     inert: bool = False
-    harmless: tuple[Any, ...] = (None, False, "", "auto", -1, "O1", "last")
+    harmless: tuple[ArgumentValue, ...] = (None, False, "", "auto", -1, "O1", "last")
 
 
-def _renamed(new: str) -> Callable[[Any], Translation]:
+def _renamed(new: str) -> Callable[[ArgumentValue], Translation]:
     return lambda value: {} if value is None else {new: value}
 
 
-def _flag(new: str, when_true: Any) -> Callable[[Any], Translation]:
+def _flag(new: str, when_true: ArgumentValue) -> Callable[[ArgumentValue], Translation]:
     return lambda value: {new: when_true} if value else {}
 
 
-def _nothing(value: Any) -> Translation:
+def _nothing(value: ArgumentValue) -> Translation:
     return {}
 
 
-def _warmup_ratio(ratio: Any) -> Translation:
+def _warmup_ratio(ratio: ArgumentValue) -> Translation:
     if ratio is None or float(ratio) == 0.0:
         return {}
     if not 0.0 <= float(ratio) <= 1.0:
@@ -63,15 +65,15 @@ def _warmup_ratio(ratio: Any) -> Translation:
     return {"warmup_steps": min(float(ratio), math.nextafter(1.0, 0.0))}
 
 
-def _in_config(config: str, key: str) -> Callable[[Any], Translation]:
+def _in_config(config: str, key: str) -> Callable[[ArgumentValue], Translation]:
     return lambda value: {} if value is None else {config: {key: value}}
 
 
-def _evaluate_during_training(value: Any) -> Translation:
+def _evaluate_during_training(value: ArgumentValue) -> Translation:
     return {"eval_strategy": "steps"} if value else {}
 
 
-def _organization(value: Any) -> Translation:
+def _organization(value: ArgumentValue) -> Translation:
     if value is None:
         return {}
     raise ArgumentError(
@@ -191,7 +193,7 @@ OLD_NAMES: dict[str, OldName] = {
 ATTRIBUTES_ONLY = ("logging_dir", "overwrite_output_dir")
 
 
-def translate_legacy(given: dict[str, Any], known: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def translate_legacy(given: Translation, known: Iterable[str]) -> tuple[Translation, Translation]:
     """Turn a call's keywords of any era into today's.
 
     Args:
@@ -207,7 +209,7 @@ def translate_legacy(given: dict[str, Any], known: Iterable[str]) -> tuple[dict[
     """
     known = list(known)
     current = {name: value for name, value in given.items() if name in known}
-    attributes: dict[str, Any] = {}
+    attributes: dict[str, ArgumentValue] = {}
     for name, value in given.items():
         if name in current:
             continue
@@ -222,7 +224,7 @@ def translate_legacy(given: dict[str, Any], known: Iterable[str]) -> tuple[dict[
     return current, attributes
 
 
-def _merge(old: str, new: str, given: Any, translated: Any) -> Any:
+def _merge(old: str, new: str, given: ArgumentValue, translated: ArgumentValue) -> ArgumentValue:
     if given is None or given == translated:
         return translated
     if isinstance(given, dict) and isinstance(translated, dict):
@@ -237,10 +239,10 @@ def _merge(old: str, new: str, given: Any, translated: Any) -> Any:
     )
 
 
-def _unknown_message(name: str, value: Any, known: list[str]) -> str:
+def _unknown_message(name: str, value: ArgumentValue, known: list[str]) -> str:
     hint = did_you_mean(name, [*known, *OLD_NAMES], "see docs/arguments.md for the list of arguments.", cutoff=0.5)
     return f"TrainingArguments got an unknown argument `{name}={value!r}`.\n\nHint: {hint}"
 
 
-def _warn_inert(name: str, value: Any, means: str) -> None:
+def _warn_inert(name: str, value: ArgumentValue, means: str) -> None:
     warnings.warn(f"`{name}={value!r}` has no effect: {means}.", InertArgumentWarning, stacklevel=5)

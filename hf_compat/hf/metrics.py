@@ -5,12 +5,15 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from hf_compat.runtime.nested import Nested, map_nested
+
+# A number, or what a metric function of the user's returns for one.
+Metric: TypeAlias = Any
 
 
 def speed_metrics(
@@ -63,7 +66,7 @@ def _number_of_scalar(value: Nested) -> Nested:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def metrics_format(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     """Give metrics their human form: durations as h:mm:ss.cc, memory in MB, FLOPs in GF, floats to 4 digits.
 
     Mirrors:
@@ -72,7 +75,7 @@ def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _format_metric(key, value) for key, value in metrics.items()}
 
 
-def _format_metric(key: str, value: Any) -> Any:
+def _format_metric(key: str, value: Metric) -> Metric:
     if "_mem_" in key:
         return f"{value >> 20}MB"
     if "_runtime" in key:

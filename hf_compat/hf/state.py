@@ -6,11 +6,35 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
 
 from hf_compat.errors import CallbackError
+
+if TYPE_CHECKING:
+    from hf_compat.hf.arguments import TrainingArguments
+
+# Of a callback or the control: `args` and `attributes`, or a list of several; all of it JSON.
+ExportedState: TypeAlias = dict[str, Any]
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """A callback that can export its state."""
+
+    def state(self) -> ExportedState:
+        """Return what rebuilds this object."""
+
+
+class ProcessRole(Protocol):
+    """What a Trainer knows about its process."""
+
+    def is_local_process_zero(self) -> bool:
+        """Return whether this is the first process of its machine."""
+
+    def is_world_process_zero(self) -> bool:
+        """Return whether this is the first process of all."""
 
 
 class ExportableState:
@@ -22,12 +46,12 @@ class ExportableState:
         `transformers.trainer_callback.ExportableState`, 5.23.
     """
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> ExportedState:
         """Return what rebuilds this object."""
         raise NotImplementedError(f"{type(self).__name__} inherits ExportableState and needs a `state()` method")
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Any:
+    def from_state(cls, state: ExportedState) -> Self:
         """Build an object from what `state()` returned."""
         instance = cls(**state.get("args", {}))
         for name, value in state.get("attributes", {}).items():
@@ -35,16 +59,16 @@ class ExportableState:
         return instance
 
 
-def is_exportable(candidate: Any) -> bool:
-    """Say whether a callback has a state to save: ours, `transformers`' own, or one of the same shape."""
+def is_exportable(candidate: object) -> bool:
+    """Return whether a callback has a state to save: ours, `transformers`' own, or one of the same shape."""
     return callable(getattr(candidate, "state", None)) and callable(getattr(type(candidate), "from_state", None))
 
 
-def export_states(stateful: Iterable[Any]) -> dict[str, Any]:
+def export_states(stateful: Iterable[object]) -> ExportedState:
     """Collect states under their class names; several of one class become a list."""
-    exported: dict[str, Any] = {}
+    exported: ExportedState = {}
     for candidate in stateful:
-        if not is_exportable(candidate):
+        if not isinstance(candidate, HasState) or not is_exportable(candidate):
             raise CallbackError(
                 f"{type(candidate).__name__} has no state.\n\nHint: inherit ExportableState and write `state()`."
             )
@@ -106,7 +130,7 @@ class TrainerState:
     is_hyper_param_search: bool = False
     trial_name: str | None = None
     trial_params: dict[str, str | float | int | bool] | None = None
-    stateful_callbacks: Any = None
+    stateful_callbacks: Any = None  # a mapping of exported states, or the callbacks that are to be exported
 
     def __post_init__(self) -> None:
         if self.log_history is None:
@@ -128,14 +152,16 @@ class TrainerState:
         with open(json_path, encoding="utf-8") as file:
             return cls(**json.load(file))
 
-    def compute_steps(self, args: Any, max_steps: int) -> None:
+    def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
         """Take the three intervals from the arguments; shares below 1 become updates, rounded up."""
         for name in ("logging_steps", "eval_steps", "save_steps"):
             steps = getattr(args, name)
             if steps is not None:
                 setattr(self, name, math.ceil(max_steps * steps) if steps < 1 else steps)
 
-    def init_training_references(self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any) -> None:
+    def init_training_references(
+        self, trainer: ProcessRole, max_steps: int, num_train_epochs: int, trial: object
+    ) -> None:
         """Take what the trainer knows at the start of a run."""
         self.max_steps = max_steps
         self.num_train_epochs = num_train_epochs
@@ -174,7 +200,7 @@ class TrainerControl(ExportableState):
     def _new_step(self) -> None:
         self.should_save = self.should_evaluate = self.should_log = False
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> ExportedState:
         """Return the flags."""
         return {"args": dataclasses.asdict(self), "attributes": {}}
 

@@ -1,4 +1,4 @@
-"""Checkpoints written while training goes on: what is written is copied first, by one thread at a time."""
+"""Checkpoints written while training goes on: the state is copied first, then one thread writes it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hf_compat.runtime.nested import Nested, map_nested, of_same_type
 
 
 class BackgroundWriter:
-    """Run one write at a time beside training. Errors come out at the next call; the process waits at its end."""
+    """Run one write at a time beside training. The next call raises its error; the process exits after it."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def submit(self, write: Callable[[], None]) -> None:
-        """Start a write; waits for the one before, and raises what went wrong with it."""
+        """Start a write, after waiting for the one before; raise the error of that one."""
         self.wait()
         # no daemon: the interpreter does not exit before the checkpoint is whole
         self._thread = threading.Thread(target=self._run, args=(write,), name="hf_compat-checkpoint", daemon=False)
@@ -32,12 +32,12 @@ class BackgroundWriter:
             self._error = error
 
     def check(self) -> None:
-        """Raise what went wrong with a write that has ended."""
+        """Raise the error of a write that has ended."""
         if self._thread is not None and not self._thread.is_alive():
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the write under way, and raise what went wrong with it."""
+        """Wait for the write under way, and raise its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -1,46 +1,67 @@
-"""What the processes of a run say to each other. HF words and torch.distributed only.
+"""What the processes of a run exchange: tensors, objects, errors. torch.distributed only.
 
-Everything here is a question to one process where there is one. Lightning's strategies use the same process group: it
-is started by whoever comes first (`start_processes`), and Lightning takes one that is there.
+In a run of one process every function returns what that process has. Lightning's strategies use the same process group:
+`start_processes` makes it, or Lightning, whichever comes first.
 """
 
 from __future__ import annotations
 
 import atexit
 import datetime
-from typing import Any
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 from torch import distributed
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from hf_compat.errors import ProcessError
 from hf_compat.runtime.launch import has_rendezvous, main_address, variable
-from hf_compat.runtime.nested import map_nested
+from hf_compat.runtime.nested import Nested, map_nested
+
+Object = TypeVar("Object")
+
+
+class GroupArguments(Protocol):
+    """The training arguments that a process group is made from."""
+
+    ddp_backend: str | None
+    ddp_timeout: int
+
+    @property
+    def world_size(self) -> int:
+        """Processes that train together."""
+
+    @property
+    def process_index(self) -> int:
+        """Rank of this process."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of this process."""
 
 
 def is_distributed() -> bool:
-    """Say whether several processes train together, and can talk."""
+    """Return whether several processes train together and have a process group."""
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
-def start_processes(args: Any) -> None:
+def start_processes(args: GroupArguments) -> None:
     """Join the process group that the launcher has prepared; nothing happens in one process, or a second time.
 
     Args:
-        args: The training arguments: `world_size`, `device`, `ddp_backend`, `ddp_timeout` are read.
+        args: The training arguments.
     """
     if args.world_size <= 1 or distributed.is_initialized():
         return
     on_gpu = args.device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(args.device)
-    backend = args.ddp_backend or ("nccl" if on_gpu else "gloo")
     timeout = datetime.timedelta(seconds=args.ddp_timeout)
     distributed.init_process_group(
-        backend,
-        store=_meeting_place(args, timeout),
+        args.ddp_backend or ("nccl" if on_gpu else "gloo"),
+        store=_rendezvous_store(args, timeout),
         rank=args.process_index,
         world_size=args.world_size,
         timeout=timeout,
@@ -48,10 +69,10 @@ def start_processes(args: Any) -> None:
     atexit.register(_leave)
 
 
-def _meeting_place(args: Any, timeout: datetime.timedelta) -> Any:
+def _rendezvous_store(args: GroupArguments, timeout: datetime.timedelta) -> Store:
     """Return the store through which the processes find each other, another one at each start.
 
-    torch's elastic launcher keeps its store when it starts processes again; addresses of the last start lie there.
+    torch's elastic launcher keeps its store when it restarts processes; it still holds the last start's addresses.
     """
     address, port = main_address()
     method = "env://" if has_rendezvous() else f"tcp://{address}:{port}"
@@ -72,7 +93,7 @@ def barrier() -> None:
         distributed.barrier()
 
 
-def gather(data: Any) -> Any:
+def gather(data: Nested) -> Nested:
     """Join nested tensors of all processes along their first dimension, in the order of ranks.
 
     Shapes:
@@ -94,19 +115,19 @@ def _gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def gather_objects(data: Any) -> list[Any]:
+def gather_objects(data: Object) -> list[Object]:
     """Return an object of every process, in the order of ranks."""
     if not is_distributed():
         return [data]
-    parts: list[Any] = [None] * distributed.get_world_size()
+    parts = [data] * distributed.get_world_size()
     distributed.all_gather_object(parts, data)
     return parts
 
 
 class CPUAgreement:
-    """A number on which all processes agree, passed between CPUs: asking in every update leaves GPUs undisturbed.
+    """A number on which all processes agree, passed between CPUs: no GPU waits for it, though every update asks.
 
-    Every process has to make one, and to ask as often as the others.
+    Every process makes one, and asks as often as the others.
     """
 
     def __init__(self) -> None:
@@ -121,8 +142,8 @@ class CPUAgreement:
         return int(box)
 
 
-def broadcast_object(data: Any, source: int = 0) -> Any:
-    """Return what one process has, on all."""
+def broadcast_object(data: Object, source: int = 0) -> Object:
+    """Return one process's object on every process."""
     if not is_distributed():
         return data
     box = [data]
@@ -130,22 +151,22 @@ def broadcast_object(data: Any, source: int = 0) -> Any:
     return box[0]
 
 
-def reduce(data: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+def reduce(data: Nested, reduction: str = "sum", scale: float = 1.0) -> Nested:
     """Sum or average nested tensors over the processes. Mirrors `accelerate.utils.reduce`, 1.15."""
-    if not is_distributed():
-        return map_nested(lambda tensor: tensor * scale, data) if scale != 1.0 else data
-
-    def one(tensor: torch.Tensor) -> torch.Tensor:
-        total = tensor.detach().clone()
-        distributed.all_reduce(total)
-        if reduction == "mean":
-            total = total / distributed.get_world_size()
-        return total if scale == 1.0 else total * scale
-
-    return map_nested(one, data)
+    if is_distributed():
+        return map_nested(partial(_reduce_tensor, averages=reduction == "mean", scale=scale), data)
+    return map_nested(lambda tensor: tensor * scale, data) if scale != 1.0 else data
 
 
-def pad_across(data: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+def _reduce_tensor(tensor: torch.Tensor, averages: bool, scale: float) -> torch.Tensor:
+    total = tensor.detach().clone()
+    distributed.all_reduce(total)
+    if averages:
+        total = total / distributed.get_world_size()
+    return total if scale == 1.0 else total * scale
+
+
+def pad_across(data: Nested, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Nested:
     """Pad nested tensors to the longest of all processes in one dimension.
 
     Mirrors:
@@ -153,22 +174,22 @@ def pad_across(data: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = Fa
     """
     if not is_distributed():
         return data
+    return map_nested(partial(_pad_tensor, dim=dim, pad_index=pad_index, pad_first=pad_first), data)
 
-    def one(tensor: torch.Tensor) -> torch.Tensor:
-        if dim >= tensor.ndim or dim < -tensor.ndim:
-            return tensor
-        size = torch.tensor([tensor.shape[dim]], device=tensor.device)
-        longest = int(_gather_tensor(size).max())
-        if longest == tensor.shape[dim]:
-            return tensor
-        shape = list(tensor.shape)
-        shape[dim] = longest
-        padded = tensor.new_full(shape, pad_index)
-        start = longest - tensor.shape[dim] if pad_first else 0
-        padded.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
-        return padded
 
-    return map_nested(one, data)
+def _pad_tensor(tensor: torch.Tensor, dim: int, pad_index: int, pad_first: bool) -> torch.Tensor:
+    if dim >= tensor.ndim or dim < -tensor.ndim:
+        return tensor
+    size = torch.tensor([tensor.shape[dim]], device=tensor.device)
+    longest = int(_gather_tensor(size).max())
+    if longest == tensor.shape[dim]:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dim] = longest
+    padded = tensor.new_full(shape, pad_index)
+    start = longest - tensor.shape[dim] if pad_first else 0
+    padded.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
+    return padded
 
 
 def agree(error: BaseException | None) -> None:

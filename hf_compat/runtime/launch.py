@@ -1,6 +1,6 @@
 """What the launcher's environment says about processes, and which device this one uses. HF words only.
 
-The only place, with `runtime/seeding.py`, that reads or writes the process environment.
+Only this file and `runtime/seeding.py` read or write the process environment.
 """
 
 from __future__ import annotations
@@ -11,26 +11,30 @@ import re
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import overload
 
 import torch
 
 from hf_compat.runtime.text import parse_switch
 
 
-def variable(name: str, default: str | None = None) -> Any:
-    """Return a variable of the environment by which users speak to trackers and tools (`WANDB_PROJECT` …)."""
+@overload
+def variable(name: str) -> str | None: ...
+@overload
+def variable(name: str, default: str) -> str: ...
+def variable(name: str, default: str | None = None) -> str | None:
+    """Return a variable of the environment that trackers and tools are set by (`WANDB_PROJECT` …)."""
     return os.environ.get(name, default)  # noqa: TID251 - see above
 
 
 def launcher_variables() -> Mapping[str, str]:
-    """Return what `accelerate launch` tells about strategies and precision."""
+    """Return the variables that `accelerate launch` sets for strategies and precision."""
     return {k: v for k, v in os.environ.items() if k.startswith(("ACCELERATE_", "FSDP_"))}  # noqa: TID251 - see above
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """The place of this process among those that were launched together.
+    """Which process this is among those that were launched together.
 
     Args:
         process_index: Rank over all machines.
@@ -71,7 +75,7 @@ _ASSUMED: ContextVar[tuple[Launch, str] | None] = ContextVar("assumed launch", d
 
 @contextlib.contextmanager
 def assuming(launch: Launch, device: str) -> Iterator[None]:
-    """Let arguments that are made within this context belong to a launch elsewhere."""
+    """Let arguments that are made within this context belong to an assumed launch and device."""
     token = _ASSUMED.set((launch, device))
     try:
         yield
@@ -80,7 +84,7 @@ def assuming(launch: Launch, device: str) -> Iterator[None]:
 
 
 def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
-    """Read the place of this process from what torchrun and its kin set.
+    """Read which process this is from what torchrun, SLURM or MPI have set.
 
     Args:
         environment: The variables; None reads this process's own.
@@ -90,7 +94,7 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
         return assumed[0]
     variables = os.environ if environment is None else environment  # noqa: TID251 - launchers speak through it
     for rank, local_rank, size, local_size in _VARIABLES:
-        # `sbatch` alone sets SLURM_NTASKS, too: only `srun` starts a process a task
+        # `sbatch` alone sets SLURM_NTASKS too; only `srun` starts a process for each task
         if rank not in variables or size not in variables or _is_interactive(rank, variables):
             continue
         world = int(variables[size])
@@ -111,7 +115,7 @@ def _is_interactive(rank: str, variables: Mapping[str, str]) -> bool:
 
 
 def main_address() -> tuple[str, int]:
-    """Return where the processes meet: `MASTER_ADDR` and `MASTER_PORT`, or the first machine of a SLURM job."""
+    """Return address and port of the rendezvous: `MASTER_ADDR` and `MASTER_PORT`, or a SLURM job's first machine."""
     variables = os.environ  # noqa: TID251 - launchers speak through it
     address = variables.get("MASTER_ADDR")
     if address is None:
@@ -122,7 +126,7 @@ def main_address() -> tuple[str, int]:
 
 
 def has_rendezvous() -> bool:
-    """Say whether the launcher tells where processes meet in torch's own words."""
+    """Return whether the launcher has set torch's variables of the rendezvous."""
     return "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ  # noqa: TID251 - see above
 
 
@@ -133,13 +137,13 @@ def first_node(nodes: str) -> str:
 
 
 def wants_cpu(environment: Mapping[str, str] | None = None) -> bool:
-    """Say whether the launcher asked for the CPU (`accelerate launch --cpu`)."""
+    """Return whether the launcher asked for the CPU (`accelerate launch --cpu`)."""
     variables = os.environ if environment is None else environment  # noqa: TID251 - launchers speak through it
     return parse_switch(variables, "ACCELERATE_USE_CPU")
 
 
 def choose_device(use_cpu: bool, launch: Launch) -> torch.device:
-    """Choose this process's single device: its own CUDA device, Apple's, or the CPU. Several are never joined here."""
+    """Choose this process's single device: its own CUDA device, Apple's, or the CPU."""
     assumed = _ASSUMED.get()
     if assumed is not None:
         return torch.device("cpu") if use_cpu else torch.device(assumed[1])

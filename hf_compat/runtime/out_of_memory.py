@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import torch
 
@@ -18,16 +18,19 @@ _SIGNS = (
     "DefaultCPUAllocator: can't allocate memory",
 )
 SHRINK = 0.9
+Result = TypeVar("Result")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Say whether an error means that a batch was too large."""
+    """Return whether an error means that a batch was too large."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 
-def run_with_fitting_batch_size(run: Callable[..., Any], batch_size: int, search: bool, **keywords: Any) -> Any:
+def run_with_fitting_batch_size(
+    run: Callable[..., Result], batch_size: int, search: bool, **keywords: object
+) -> Result:
     """Call `run(batch_size=…, **keywords)`; with `search`, again with a tenth less while memory runs out.
 
     Raises:

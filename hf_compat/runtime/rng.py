@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+# By generator (`python`, `numpy`, `cpu`, `cuda`): its state, in a form that only it knows.
+RandomStates: TypeAlias = dict[str, Any]
 
-def read_rng() -> dict[str, Any]:
+
+def read_rng() -> RandomStates:
     """Return the states of Python's, NumPy's and torch's generators as numbers, lists and tensors."""
-    states: dict[str, Any] = {
+    states: RandomStates = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),  # noqa: NPY002 - the global generator is what user code draws from
         "cpu": torch.random.get_rng_state(),
@@ -21,7 +24,7 @@ def read_rng() -> dict[str, Any]:
     return pack_legacy_rng(states)
 
 
-def write_rng(states: dict[str, Any]) -> None:
+def write_rng(states: RandomStates) -> None:
     """Set all generators to states that `read_rng` returned."""
     legacy = unpack_rng(states)
     random.setstate(legacy["python"])
@@ -31,7 +34,7 @@ def write_rng(states: dict[str, Any]) -> None:
         torch.cuda.random.set_rng_state(states["cuda"])
 
 
-def unpack_rng(states: dict[str, Any]) -> dict[str, Any]:
+def unpack_rng(states: RandomStates) -> RandomStates:
     """Return states in the form that `transformers` keeps in `rng_state.pth`."""
     version, numbers, gauss = states["python"]
     name, keys, *rest = states["numpy"]
@@ -39,7 +42,7 @@ def unpack_rng(states: dict[str, Any]) -> dict[str, Any]:
     return {**legacy, **{device: states[device] for device in ("cpu", "cuda") if device in states}}
 
 
-def pack_legacy_rng(states: dict[str, Any]) -> dict[str, Any]:
+def pack_legacy_rng(states: RandomStates) -> RandomStates:
     """Return states that `transformers` kept in `rng_state.pth` as plain values."""
     version, numbers, gauss = states["python"]
     name, keys, *rest = states["numpy"]
@@ -50,7 +53,7 @@ def pack_legacy_rng(states: dict[str, Any]) -> dict[str, Any]:
     return {**plain, **{device: states[device] for device in ("cpu", "cuda") if device in states}}
 
 
-def legacy_globals() -> list[Any]:
+def legacy_globals() -> list[object]:
     """List what NumPy's random state consists of, for torch's allow-list."""
     # both names of NumPy's rebuild function: files written under NumPy 1 use the older one
     rebuild = np._core.multiarray._reconstruct  # type: ignore[attr-defined]  # private, and in every pickle of an array

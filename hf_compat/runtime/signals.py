@@ -1,4 +1,4 @@
-"""SIGTERM, Ctrl-C and SLURM's signal while training: noted, obeyed at the next update's end. Process signals only."""
+"""SIGTERM, Ctrl-C and SLURM's signal while training: noted, and obeyed at the next update's end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 from hf_compat.runtime.collectives import CPUAgreement
 
@@ -34,18 +33,18 @@ class StopSignals:
 
         Args:
             stop: Note SIGTERM and SIGINT.
-            requeue: Note SIGUSR1, with which SLURM asks a job to be ready to go (`#SBATCH --signal=SIGUSR1@90`).
+            requeue: Note SIGUSR1, by which SLURM announces the job's end (`#SBATCH --signal=SIGUSR1@90`).
         """
         self.received = None
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         watched = [signal.SIGTERM, signal.SIGINT] if stop else []
-        # Windows has none; a handler that is there already is the user's way, or their launcher's, to go on
+        # Windows lacks this signal; a handler that is there already is the user's or the launcher's own
         if requeue and hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
             watched.append(signal.SIGUSR1)
         self._agreement = CPUAgreement() if watched else None
-        before: dict[int, Any] = {number: signal.signal(number, self.note) for number in watched}
+        before = {number: signal.signal(number, self.note) for number in watched}
         try:
             yield
         finally:
@@ -54,7 +53,7 @@ class StopSignals:
                 signal.signal(number, handler)
 
     def agree(self) -> None:
-        """Take a signal that another process of the run has got for this one's: a checkpoint is written together."""
+        """Note a signal that another process of the run has received: all write the checkpoint together."""
         if self._agreement is not None:
             self.received = self._agreement.highest(self.received or 0) or None
 
@@ -64,7 +63,7 @@ class StopSignals:
         return self.received is not None and self.received == getattr(signal, "SIGUSR1", None)
 
     def obey(self) -> None:
-        """End the process's work as the noted signal asks: with its usual exit status."""
+        """End this process as the noted signal would have: with its usual exit status."""
         if self.received == signal.SIGINT:
             raise KeyboardInterrupt
         if self.received is not None:

@@ -1,4 +1,4 @@
-"""A SLURM job that is told to go: queued again, and taken up when its turn comes. SLURM's words only."""
+"""A SLURM job that ends before its training: queued again, and resumed when it runs again. SLURM's words only."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hf_compat.runtime.launch import slurm_job_id
 
 logger = logging.getLogger(__name__)
 
-# Beside the checkpoints: the job that has to go on from the newest of them.
+# Beside the checkpoints: the job that resumes from the newest of them.
 REQUEUED_NAME = "requeued.json"
 
 
 def requeue(folder: str) -> None:
-    """Ask SLURM to queue this job again, and note in the output folder that it has to go on.
+    """Ask SLURM to queue this job again, and note in the output folder that it resumes then.
 
-    A refusal is told, not raised: the checkpoint is written, and the job may be queued by hand.
+    A refusal is logged, not raised: the checkpoint is written, and the job may be queued by hand.
     """
     job = slurm_job_id()
     if job is None:
@@ -37,7 +37,7 @@ def requeue(folder: str) -> None:
 
 
 def is_requeued(folder: str) -> bool:
-    """Tell whether this job was put back into the queue while it trained into that folder."""
+    """Return whether this job was queued again while it trained into that folder."""
     path = os.path.join(folder, REQUEUED_NAME)
     if slurm_job_id() is None or not os.path.isfile(path):
         return False
@@ -45,11 +45,11 @@ def is_requeued(folder: str) -> bool:
         with open(path, encoding="utf-8") as file:
             return bool(json.load(file)["job"] == slurm_job_id())
     except (ValueError, KeyError, TypeError):
-        logger.warning("%s cannot be read; training starts anew.", path)
+        logger.warning("%s cannot be read; training starts from the beginning.", path)
         return False
 
 
 def forget(folder: str) -> None:
-    """Note that the job has nothing to go on with: its training has ended."""
+    """Remove the note of this job: its training has ended, and nothing is to be resumed."""
     if is_requeued(folder):
         os.unlink(os.path.join(folder, REQUEUED_NAME))
