@@ -24,7 +24,7 @@ from hf_compat.cli.parser import Value, read_plain
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
-from hf_compat.plan.lightning_equivalents import ELSEWHERE, PASSED_ON, TWINS, join
+from hf_compat.plan.lightning_equivalents import ELSEWHERE, EQUIVALENTS, PASSED_ON, join
 from hf_compat.runtime.seeding import set_seed
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def _add_trainer(parser: ArgumentParser) -> None:
-    for name in TWINS:
+    for name in EQUIVALENTS:
         parser.add_argument(f"--trainer.{name}", type=Any, default=None, help="as the argument that says the same")
     for name in PASSED_ON:
         parser.add_argument(f"--trainer.{name}", type=Any, default=None, help="handed to Lightning")

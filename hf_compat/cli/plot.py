@@ -89,7 +89,7 @@ def _state_file(path: str) -> Path:
 
 
 def panels_of(runs: Sequence[RunCurves]) -> list[tuple[str, list[str]]]:
-    """Say which values share a picture: the losses of training and evaluation, and every other value by itself."""
+    """Return which values share a picture: the losses of training and evaluation, and every other value by itself."""
     names = list(dict.fromkeys(name for run in runs for name in run.curves))
     losses = [name for name in names if name == "loss" or (name.startswith("eval") and name.endswith("_loss"))]
     rest = [name for name in names if name not in losses]

@@ -1,24 +1,25 @@
-"""What becomes of each of the 114 arguments: one row a field. Data, and one function that walks it.
+"""What becomes of each of the 114 arguments: one row a field, and the check of a run's arguments against the rows.
 
-A row either says where the value goes, or refuses any value but the default, with the reason and a way out. The
-documentation's table is printed from here.
+A row either says where the value goes, or refuses any value but the default, with the reason and a way out. The table
+in the documentation is made from here.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any
 
 from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
+from hf_compat.hf.arguments import TrainingArguments
 
 _ONE_PROCESS = "it only matters with several processes, and the launcher has started one"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One argument's fate.
+    """What becomes of one argument.
 
     Args:
         to: Where the value goes, in Lightning's or this package's words.
@@ -33,7 +34,7 @@ class Row:
     refuse: str | None = None
     hint: str = ""
     inert: str | None = None
-    refuses: Callable[[Any], bool] | None = None
+    refuses: Callable[[object], bool] | None = None
     alone_only: bool = False
 
 
@@ -193,45 +194,45 @@ _NORMAL_FORMS = {
 }
 
 
-def default_of(field: Any) -> Any:
+def default_of(field: Field[Any]) -> object:
     """Return a dataclass field's default, as it is after normalisation."""
     if field.default is not MISSING:
         return _NORMAL_FORMS.get(field.name, field.default)
-    return field.default_factory()
+    assert field.default_factory is not MISSING  # every argument has a default
+    default: object = field.default_factory()
+    return default
 
 
-def check_supported(args: Any) -> None:
-    """Refuse what has no machinery yet, and warn about what changes nothing.
+def check_supported(args: TrainingArguments) -> None:
+    """Refuse what is not supported, and warn about what changes nothing.
 
     Args:
-        args: The arguments; fields that a subclass adds are its own affair.
+        args: The arguments; fields that a subclass adds are not looked at.
 
     Raises:
         UnsupportedArgument: At least one field asks for something that is not here; all of them are listed.
     """
     refused: list[str] = []
-    for field in fields(args):
-        row = ROWS.get(field.name)
-        if row is None:
-            continue
-        value = getattr(args, field.name)
-        if not _is_set(row, value, default_of(field)):
-            continue
+    for name, row, value in _set_arguments(args):
         if row.refuse is not None:
-            refused.append(f"`{field.name}={_shown(value)}`: {row.refuse}.\n\nHint: {row.hint}.")
+            refused.append(f"`{name}={_shown(value)}`: {row.refuse}.\n\nHint: {row.hint}.")
         elif row.inert is not None and not (row.alone_only and args.world_size > 1):
-            warnings.warn(
-                f"`{field.name}={_shown(value)}` has no effect: {row.inert}.", InertArgumentWarning, stacklevel=4
-            )
+            warnings.warn(f"`{name}={_shown(value)}` has no effect: {row.inert}.", InertArgumentWarning, stacklevel=4)
     if refused:
         raise UnsupportedArgument("\n\n".join(refused))
 
 
-def _is_set(row: Row, value: Any, default: Any) -> bool:
-    if row.refuses is not None:
-        return row.refuses(value)
-    return bool(value != default)
+def _set_arguments(args: TrainingArguments) -> Iterator[tuple[str, Row, object]]:
+    """Yield name, row and value of the arguments that ask for something besides their default."""
+    for field in fields(args):
+        row, value = ROWS.get(field.name), getattr(args, field.name)
+        if row is not None and _is_set(row, value, default_of(field)):
+            yield field.name, row, value
 
 
-def _shown(value: Any) -> str:
+def _is_set(row: Row, value: object, default: object) -> bool:
+    return row.refuses(value) if row.refuses is not None else bool(value != default)
+
+
+def _shown(value: object) -> str:
     return repr(getattr(value, "value", value))

@@ -1,7 +1,7 @@
-"""A DeepSpeed configuration and the arguments: every `auto` resolved, every disagreement shown. Pure.
+"""A DeepSpeed configuration and the arguments: every `auto` resolved, every disagreement shown.
 
 The optimizer and the schedule are always the arguments' (torch's AdamW is DeepSpeed's); what their sections of the
-configuration say has to agree, or to be `auto`.
+configuration say has to agree, or to be `auto`. A configuration that is given as a path is read from there.
 """
 
 from __future__ import annotations
@@ -9,22 +9,29 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hf_compat.errors import ArgumentError, HfCompatWarning, InertArgumentWarning
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.runtime.text import parse_switch
+
+Config = dict[str, Any]  # DeepSpeed's, as JSON has it: sections within sections
+Setting = Any  # one of its values: a text, a number, a flag, a list
 
 # DeepSpeed's schedules, and what they are in HF's words.
 _SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 _ADAMS = ("adam", "adamw")
 
 
-def uses_deepspeed(args: Any, variables: Mapping[str, str]) -> bool:
-    """Say whether the arguments, or the launcher, ask for DeepSpeed."""
-    return bool(args.deepspeed) or variables.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+def uses_deepspeed(args: TrainingArguments, variables: Mapping[str, str]) -> bool:
+    """Return whether the arguments, or the launcher, ask for DeepSpeed."""
+    return bool(args.deepspeed) or parse_switch(variables, "ACCELERATE_USE_DEEPSPEED")
 
 
-def deepspeed_config(args: Any, variables: Mapping[str, str], model_config: Any = None) -> dict[str, Any]:
+def deepspeed_config(
+    args: TrainingArguments, variables: Mapping[str, str], model_config: object | None = None
+) -> Config:
     """Resolve a DeepSpeed configuration.
 
     Args:
@@ -38,21 +45,20 @@ def deepspeed_config(args: Any, variables: Mapping[str, str], model_config: Any 
     Mirrors:
         `transformers.integrations.HfTrainerDeepSpeedConfig`, 5.23.
     """
-    config = _read(args.deepspeed) if args.deepspeed else _of_accelerate(variables)
+    config = _read(args.deepspeed) if args.deepspeed else _config_of_accelerate(variables)
     table = _Table(config)
-    per_update = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    table.match("train_micro_batch_size_per_gpu", "per_device_train_batch_size", args.per_device_train_batch_size)
-    table.match("gradient_accumulation_steps", "gradient_accumulation_steps", args.gradient_accumulation_steps)
-    table.match("train_batch_size", "(batch size × accumulation × processes)", per_update)
-    table.match("gradient_clipping", "max_grad_norm", args.max_grad_norm)
-    table.match("bf16.enabled", "bf16", bool(args.mixed_precision == "bf16" or args.bf16_full_eval))
-    table.match("fp16.enabled", "fp16", bool(args.mixed_precision == "fp16" or args.fp16_full_eval))
+    _match_batches(table, args)
+    _match_precision(table, args)
     _match_optimizer(table, args)
     _match_scheduler(table, args)
-    _sizes(table, model_config)
-    left = table.autos()
-    if table.disagreements or left:
-        raise ArgumentError(table.message(left))
+    _fill_sizes(table, model_config)
+    table.check()
+    _leave_to_us(config, args)
+    return config
+
+
+def _leave_to_us(config: Config, args: TrainingArguments) -> None:
+    """Take out the sections that the arguments replace, and set what DeepSpeed needs to know then."""
     config.pop("optimizer", None)
     config.pop("scheduler", None)
     config.setdefault("zero_allow_untested_optimizer", True)
@@ -60,10 +66,9 @@ def deepspeed_config(args: Any, variables: Mapping[str, str], model_config: Any 
     config.setdefault("train_micro_batch_size_per_gpu", args.per_device_train_batch_size)
     config.setdefault("gradient_accumulation_steps", args.gradient_accumulation_steps)
     config.setdefault("gradient_clipping", args.max_grad_norm)
-    return config
 
 
-def zero_stage(config: Mapping[str, Any]) -> int:
+def zero_stage(config: Mapping[str, Setting]) -> int:
     """Return the ZeRO stage of a configuration: 0 where it has none."""
     return int((config.get("zero_optimization") or {}).get("stage", 0))
 
@@ -71,49 +76,42 @@ def zero_stage(config: Mapping[str, Any]) -> int:
 class _Table:
     """A configuration beside the arguments."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: Config) -> None:
         self.config = config
-        self.disagreements: list[tuple[str, Any, str, Any]] = []
+        self.disagreements: list[tuple[str, Setting, str, Setting]] = []
 
-    def find(self, path: str) -> tuple[dict[str, Any] | None, str]:
+    def _find(self, path: str) -> tuple[Config | None, str]:
+        """Return the section that holds a setting, and the setting's key there; no section where it is not set."""
         *parents, key = path.split(".")
-        place: Any = self.config
+        section: object = self.config
         for parent in parents:
-            place = place.get(parent) if isinstance(place, dict) else None
-        return (place, key) if isinstance(place, dict) and key in place else (None, key)
+            section = section.get(parent) if isinstance(section, dict) else None
+        return (section, key) if isinstance(section, dict) and key in section else (None, key)
 
-    def match(self, path: str, argument: str, value: Any) -> None:
+    def match(self, path: str, argument: str, value: Setting) -> None:
         """Put the argument's value in the place of `auto`; note a value that differs from it."""
-        place, key = self.find(path)
-        if place is None:
+        section, key = self._find(path)
+        if section is None:
             return
-        if place[key] == "auto":
-            place[key] = value
-        elif place[key] != value:
-            self.disagreements.append((path, place[key], argument, value))
+        if section[key] == "auto":
+            section[key] = value
+        elif section[key] != value:
+            self.disagreements.append((path, section[key], argument, value))
 
-    def fill(self, path: str, value: Any) -> None:
+    def fill(self, path: str, value: Setting) -> None:
         """Put a value in the place of `auto`; another one stays."""
-        place, key = self.find(path)
-        if place is not None and place[key] == "auto":
-            place[key] = value
+        section, key = self._find(path)
+        if section is not None and section[key] == "auto":
+            section[key] = value
 
-    def autos(self) -> list[str]:
-        """List what is `auto` still."""
-        found: list[str] = []
+    def check(self) -> None:
+        """Raise what is wrong: disagreements, and every `auto` that is left."""
+        left = list(_autos_of(self.config))
+        if self.disagreements or left:
+            raise ArgumentError(self._message(left))
 
-        def look(part: Any, path: str) -> None:
-            for key, value in part.items():
-                if isinstance(value, dict):
-                    look(value, f"{path}{key}.")
-                elif value == "auto":
-                    found.append(f"{path}{key}")
-
-        look(self.config, "")
-        return found
-
-    def message(self, left: list[str]) -> str:
-        """Say what is wrong, as a table of three columns."""
+    def _message(self, left: list[str]) -> str:
+        """Return what is wrong, as a table of three columns."""
         lines = []
         if self.disagreements:
             rows = [("DeepSpeed configuration", "arguments", "used"), *self._rows()]
@@ -132,7 +130,16 @@ class _Table:
         ]
 
 
-def _read(given: Any) -> dict[str, Any]:
+def _autos_of(section: Config, path: str = "") -> Iterator[str]:
+    """Yield the paths of the settings that are `auto`."""
+    for key, value in section.items():
+        if isinstance(value, dict):
+            yield from _autos_of(value, f"{path}{key}.")
+        elif value == "auto":
+            yield f"{path}{key}"
+
+
+def _read(given: Config | str) -> Config:
     if isinstance(given, dict):
         return copy.deepcopy(given)
     try:
@@ -142,29 +149,16 @@ def _read(given: Any) -> dict[str, Any]:
         raise ArgumentError(f"`deepspeed={given!r}` is no JSON file that can be read: {error}.") from error
 
 
-def _of_accelerate(variables: Mapping[str, str]) -> dict[str, Any]:
+def _config_of_accelerate(variables: Mapping[str, str]) -> Config:
     """Return the configuration that `accelerate launch` would have set up from its flags."""
     file = variables.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if file != "none":
         return _read(file)
-    stage = int(variables.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2))
-    zero: dict[str, Any] = {"stage": stage}
-    for part in ("optimizer", "param"):
-        device = variables.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part.upper()}_DEVICE", "none")
-        if device != "none":
-            zero[f"offload_{part}"] = {"device": device}
-            path = variables.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part.upper()}_NVME_PATH", "none")
-            if device == "nvme" and path != "none":
-                zero[f"offload_{part}"]["nvme_path"] = path
-    if stage == 3:
-        zero["stage3_gather_16bit_weights_on_model_save"] = (
-            variables.get("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", "false") == "true"
-        )
-    config: dict[str, Any] = {
+    config: Config = {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": _number(variables.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto"), int),
-        "zero_optimization": zero,
+        "zero_optimization": _zero_of_accelerate(variables),
         "bf16": {"enabled": "auto"},
         "fp16": {"enabled": "auto"},
     }
@@ -174,11 +168,46 @@ def _of_accelerate(variables: Mapping[str, str]) -> dict[str, Any]:
     return config
 
 
-def _number(text: str, kind: type) -> Any:
+def _zero_of_accelerate(variables: Mapping[str, str]) -> Config:
+    stage = int(variables.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2))
+    zero: Config = {"stage": stage}
+    for part in ("optimizer", "param"):
+        offload = _offload_of_accelerate(variables, f"ACCELERATE_DEEPSPEED_OFFLOAD_{part.upper()}")
+        if offload:
+            zero[f"offload_{part}"] = offload
+    if stage == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = parse_switch(
+            variables, "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"
+        )
+    return zero
+
+
+def _offload_of_accelerate(variables: Mapping[str, str], prefix: str) -> Config:
+    device = variables.get(f"{prefix}_DEVICE", "none")
+    path = variables.get(f"{prefix}_NVME_PATH", "none")
+    if device == "none":
+        return {}
+    return {"device": device, "nvme_path": path} if device == "nvme" and path != "none" else {"device": device}
+
+
+def _number(text: str, kind: Callable[[str], float]) -> float | str:
     return text if text == "auto" else kind(text)
 
 
-def _match_optimizer(table: _Table, args: Any) -> None:
+def _match_batches(table: _Table, args: TrainingArguments) -> None:
+    per_update = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    table.match("train_micro_batch_size_per_gpu", "per_device_train_batch_size", args.per_device_train_batch_size)
+    table.match("gradient_accumulation_steps", "gradient_accumulation_steps", args.gradient_accumulation_steps)
+    table.match("train_batch_size", "(batch size × accumulation × processes)", per_update)
+    table.match("gradient_clipping", "max_grad_norm", args.max_grad_norm)
+
+
+def _match_precision(table: _Table, args: TrainingArguments) -> None:
+    table.match("bf16.enabled", "bf16", bool(args.mixed_precision == "bf16" or args.bf16_full_eval))
+    table.match("fp16.enabled", "fp16", bool(args.mixed_precision == "fp16" or args.fp16_full_eval))
+
+
+def _match_optimizer(table: _Table, args: TrainingArguments) -> None:
     section = table.config.get("optimizer")
     if section is None:
         return
@@ -194,50 +223,59 @@ def _match_optimizer(table: _Table, args: Any) -> None:
     table.match("optimizer.params.weight_decay", "weight_decay", args.weight_decay)
 
 
-def _match_scheduler(table: _Table, args: Any) -> None:
+def _match_scheduler(table: _Table, args: TrainingArguments) -> None:
     section = table.config.get("scheduler")
     if section is None:
         return
-    name = _SCHEDULES.get(section.get("type", ""))
-    if name is None:
-        raise ArgumentError(
-            f"The DeepSpeed configuration has the schedule {section.get('type')!r}, which is not supported.\n\n"
-            f"Hint: leave the section `scheduler` out and set `lr_scheduler_type`; or use {', '.join(_SCHEDULES)}."
-        )
+    name = _hf_schedule(section)
     chosen = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     if chosen != name:
         table.disagreements.append(("scheduler.type", f"{section['type']} ({name})", "lr_scheduler_type", chosen))
-    _warn_of_rest(
-        "scheduler",
-        section,
-        ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"),
-        f"the schedule is HF's {name!r}",
-    )
-    if name != "cosine" and (section.get("params") or {}).get("warmup_type") != "linear":
-        warnings.warn(
-            f"DeepSpeed's {section['type']} warms up along a logarithm; the schedule here is HF's {name!r}, which "
-            'warms up linearly. Write `"warmup_type": "linear"` to agree, or leave the section out.',
-            HfCompatWarning,
-            stacklevel=5,
-        )
+    known = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
+    _warn_of_rest("scheduler", section, known, f"the schedule is HF's {name!r}")
+    _warn_of_warmup(section, name)
     table.fill("scheduler.params.warmup_min_lr", 0)
     table.match("scheduler.params.warmup_max_lr", "learning_rate", args.learning_rate)
     table.match("scheduler.params.warmup_num_steps", "warmup_steps", args.warmup_steps)
     table.fill("scheduler.params.total_num_steps", 0)
 
 
-def _warn_of_rest(name: str, section: Mapping[str, Any], known: tuple[str, ...], why: str) -> None:
+def _hf_schedule(section: Mapping[str, Setting]) -> str:
+    """Return HF's name of the schedule that a section asks for."""
+    name = _SCHEDULES.get(section.get("type", ""))
+    if name is None:
+        raise ArgumentError(
+            f"The DeepSpeed configuration has the schedule {section.get('type')!r}, which is not supported.\n\n"
+            f"Hint: leave the section `scheduler` out and set `lr_scheduler_type`; or use {', '.join(_SCHEDULES)}."
+        )
+    return name
+
+
+def _warn_of_warmup(section: Mapping[str, Setting], name: str) -> None:
+    """Warn where DeepSpeed's schedule warms up in another way than HF's of this name."""
+    if name == "cosine" or (section.get("params") or {}).get("warmup_type") == "linear":
+        return
+    warnings.warn(
+        f"DeepSpeed's {section['type']} warms up along a logarithm; the schedule here is HF's {name!r}, which "
+        'warms up linearly. Write `"warmup_type": "linear"` to agree, or leave the section out.',
+        HfCompatWarning,
+        stacklevel=7,
+    )
+
+
+def _warn_of_rest(name: str, section: Mapping[str, Setting], known: tuple[str, ...], why: str) -> None:
     """Warn about parameters of a section that have no counterpart among the arguments."""
     rest = sorted(set(section.get("params") or {}) - {*known, "warmup_type"})
     if rest:
         warnings.warn(
             f"The DeepSpeed configuration's {name} sets {', '.join(rest)}, which has no effect: {why}.",
             InertArgumentWarning,
-            stacklevel=6,
+            stacklevel=7,
         )
 
 
-def _sizes(table: _Table, model_config: Any) -> None:
+def _fill_sizes(table: _Table, model_config: object | None) -> None:
+    """Fill in the sizes that follow the model's hidden size, where its configuration says one."""
     sizes = getattr(model_config, "hidden_sizes", None)
     text = getattr(model_config, "text_config", None)
     hidden = getattr(model_config, "hidden_size", None) or (max(sizes) if sizes else getattr(text, "hidden_size", None))

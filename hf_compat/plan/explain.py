@@ -1,10 +1,10 @@
-"""`explain`: the plan for people. What each argument becomes, and what Lightning is told. Pure but for formatting."""
+"""`explain`: the plan for people. What each argument becomes, and what Lightning is told."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
 from hf_compat.errors import UnsupportedArgument
 from hf_compat.hf.arguments import TrainingArguments
@@ -26,7 +26,7 @@ class ExplainedArgument:
     """
 
     name: str
-    value: Any
+    value: object
     becomes: str
 
 
@@ -62,7 +62,7 @@ class Explanation:
         return "\n".join(["arguments set away from their defaults:", *(lines or ["  none"]), *told])
 
     def _plan_lines(self) -> list[str]:
-        assert self.plan is not None  # the only caller looked
+        assert self.plan is not None  # the only caller has looked
         told = {"precision": self.plan.precision, **self.plan.trainer_settings()}
         lines = [f"  {name}={value!r}" for name, value in told.items() if value is not None]
         window = f"one batch = one update = {self.plan.micro_batches_per_update} micro-batch(es)"
@@ -76,12 +76,12 @@ class Explanation:
         return [*lines, f"  {window} of {self.plan.micro_batch_size}; clipping by the module at {clip}"]
 
 
-def explain(args: TrainingArguments, schedule: RunCounts | None = None, parameters: float | None = None) -> Explanation:
+def explain(args: TrainingArguments, counts: RunCounts | None = None, parameters: float | None = None) -> Explanation:
     """Explain what arguments mean here: each one's destination, and the settings of the Lightning trainer.
 
     Args:
         args: The training arguments.
-        schedule: Counts of the run, where its data is known.
+        counts: Counts of the run, where its data is known.
         parameters: Of the model: adds what a run takes on each device.
 
     Returns:
@@ -92,27 +92,33 @@ def explain(args: TrainingArguments, schedule: RunCounts | None = None, paramete
         >>> [argument.name for argument in explanation.arguments if argument.value == 0.5]
         ['max_grad_norm']
     """
-    explained = []
+    plan: LightningPlan | None = None
+    refused = ""
+    try:
+        plan = translate(args, counts)
+    except UnsupportedArgument as error:
+        refused = str(error)
+    sizes = tuple(size_of_run(plan, parameters).lines()) if plan is not None and parameters else ()
+    return Explanation(arguments=tuple(_explained(args)), plan=plan, refused=refused, sizes=sizes)
+
+
+def _explained(args: TrainingArguments) -> Iterator[ExplainedArgument]:
+    """Yield the arguments that are set away from their defaults."""
     for field in fields(args):
         value = getattr(args, field.name)
         value = getattr(value, "value", value)
-        row = ROWS.get(field.name)
-        if field.name == "accelerator_config" and value == type(value)():
-            continue
-        if value == default_of(field):
-            continue
-        becomes = (
-            "a field of your subclass"
-            if row is None
-            else row.to
-            if row.alone_only and args.world_size > 1
-            else row.inert or row.to
-        )
-        shown = "<hidden>" if field.name.endswith("_token") else value
-        explained.append(ExplainedArgument(name=field.name, value=shown, becomes=becomes))
-    try:
-        plan, refused = translate(args, schedule), ""
-    except UnsupportedArgument as error:
-        plan, refused = None, str(error)
-    sizes = tuple(size_of_run(plan, parameters).lines()) if plan is not None and parameters else ()
-    return Explanation(arguments=tuple(explained), plan=plan, refused=refused, sizes=sizes)
+        is_default = value == default_of(field)
+        if field.name == "accelerator_config":  # an object by now
+            is_default = value == type(value)()
+        if not is_default:
+            shown = "<hidden>" if field.name.endswith("_token") else value
+            yield ExplainedArgument(name=field.name, value=shown, becomes=_destination(field.name, args.world_size))
+
+
+def _destination(name: str, world_size: int) -> str:
+    row = ROWS.get(name)
+    if row is None:
+        return "a field of your subclass"
+    if row.alone_only and world_size > 1:
+        return row.to
+    return row.inert or row.to

@@ -1,14 +1,18 @@
-"""What `fsdp` and `fsdp_config` ask for, in the spellings of 4.x and 5.x, and from `accelerate launch`. Pure."""
+"""What `fsdp` and `fsdp_config` ask for, in the spellings of 4.x and 5.x, and from `accelerate launch`."""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.runtime.text import bool_or_none, parse_switch
+
+Options = dict[str, Any]  # of `fsdp_config`: texts, numbers and flags, as JSON has them
 
 # `fsdp_config` key → variable that `accelerate launch` sets.
 _VARIABLES = {
@@ -27,7 +31,7 @@ _VARIABLES = {
     "cpu_ram_efficient_loading": "FSDP_CPU_RAM_EFFICIENT_LOADING",
     "activation_checkpointing": "FSDP_ACTIVATION_CHECKPOINTING",
 }
-# Of FSDP 1: FSDP 2 does these things by itself, or has no such choice.
+# Options of FSDP 1 only: FSDP 2 does these things by itself, or has no such choice.
 _FIRST_ONLY = ("backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states", "limit_all_gathers")
 _INERT = {
     **dict.fromkeys(_FIRST_ONLY, "FSDP 2 has no such option"),
@@ -42,6 +46,14 @@ _STRATEGIES = {
     "hybrid_shard_zero2": False,
     "no_shard": False,
 }
+# The numbers of FSDP 1's `ShardingStrategy`, as accelerate writes them.
+_NUMBERED_STRATEGIES = {
+    "1": "full_shard",
+    "2": "shard_grad_op",
+    "3": "no_shard",
+    "4": "hybrid_shard",
+    "5": "hybrid_shard_zero2",
+}
 _POLICIES = {"TRANSFORMER_BASED_WRAP": "class", "SIZE_BASED_WRAP": "size", "NO_WRAP": "none"}
 _KNOWN = {*_VARIABLES, *_INERT, "xla"}
 
@@ -55,9 +67,9 @@ class FsdpPlan:
         reshard_after_forward: Free gathered parameters after the forward pass; else they wait for the backward pass.
         hybrid: Shard within a machine, replicate over machines.
         cpu_offload: Keep shards on the CPU.
-        wrap: Which modules are sharded one by one: by `class`, by `size`, or `none` but the whole.
+        wrap: Which modules are sharded one by one: by `class`, by `size`, or `none` (the model as a whole).
         wrap_classes: Names of these classes; empty asks the model.
-        min_num_params: Parameters from which on a module is, by size.
+        min_num_params: Parameters that a module has at least to be sharded, by `size`.
         activation_checkpointing: Recompute the activations of wrapped modules.
         state_dict_type: How checkpoints hold weights: whole, or as shards.
     """
@@ -73,99 +85,97 @@ class FsdpPlan:
     state_dict_type: str = "FULL_STATE_DICT"
 
 
-def uses_fsdp(args: Any, variables: Mapping[str, str]) -> bool:
-    """Say whether the arguments, or the launcher, ask for FSDP."""
-    return bool(args.fsdp) or variables.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+def uses_fsdp(args: TrainingArguments, variables: Mapping[str, str]) -> bool:
+    """Return whether the arguments, or the launcher, ask for FSDP."""
+    return bool(args.fsdp) or parse_switch(variables, "ACCELERATE_USE_FSDP")
 
 
-def fsdp_plan(args: Any, variables: Mapping[str, str]) -> FsdpPlan:
+def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan:
     """Translate the arguments; what `accelerate launch` has set counts where they are silent.
 
     Args:
-        args: `fsdp` (a flag, or a list of words in 4.x) and `fsdp_config` (a dict, or a JSON file's path).
+        args: `fsdp` (a flag, or a list of words in 4.x) and `fsdp_config` (a dict, or a JSON file's path: it is read).
         variables: The launcher's environment.
 
     Raises:
         ArgumentError: An unknown option, or one that its version does not have.
     """
-    config = _config(args.fsdp_config)
-    _warn_of_inert(config)
-    # 4.x: a size alone means wrapping by size; accelerate always gives one
-    size_alone = bool(config.get("min_num_params")) and not config.get("transformer_layer_cls_to_wrap")
-    if args.fsdp is None or not args.fsdp:  # the launcher's own affair: without a policy it wraps the whole only
-        config.setdefault("auto_wrap_policy", variables.get("FSDP_AUTO_WRAP_POLICY", "NO_WRAP"))
-    for key, name in _VARIABLES.items():
-        if name in variables and key not in config:
-            config[key] = variables[name]
-    version = int(config.get("version", 2))
-    if version not in (1, 2):
-        raise ArgumentError(f"`fsdp_config` has version={version!r}.\n\nHint: leave it out: 2 is meant.")
-    _words(args.fsdp, config, version)
-    strategy = str(config.pop("sharding_strategy", "") or "").lower()
-    reshard = config.get("reshard_after_forward", strategy or True)
-    named = str(reshard).lower()
-    if named in ("1", "2", "3", "4", "5"):  # numbers of FSDP 1's strategies, as accelerate writes them
-        named = list(_STRATEGIES)[{"1": 0, "2": 1, "3": 4, "4": 2, "5": 3}[named]]
-    hybrid = named.startswith("hybrid")
-    if version == 2 and named == "no_shard":
-        raise ArgumentError("`fsdp='no_shard'` is FSDP 1's.\n\nHint: leave `fsdp` out: DDP keeps whole parameters.")
-    classes = config.get("transformer_layer_cls_to_wrap") or ()
-    if isinstance(classes, str):
-        classes = [name.strip() for name in classes.split(",")]
-    policy = str(config.get("auto_wrap_policy", "SIZE_BASED_WRAP" if size_alone else "TRANSFORMER_BASED_WRAP")).upper()
-    if policy not in _POLICIES:
-        raise ArgumentError(f"`fsdp_config` has auto_wrap_policy={policy!r}.\n\nHint: choose {', '.join(_POLICIES)}.")
-    size = int(config.get("min_num_params") or 0)
-    state_dict_type = str(config.get("state_dict_type", "FULL_STATE_DICT")).upper()
-    if state_dict_type not in _STATE_DICTS:
-        raise ArgumentError(
-            f"`fsdp_config` has state_dict_type={state_dict_type!r}.\n\nHint: choose {' or '.join(_STATE_DICTS)}."
-        )
+    options = _options_of(args.fsdp_config)
+    _warn_of_inert(options)
+    # 4.x: a size alone means wrapping by size; asked before the launcher's options come, which always hold a size
+    size_alone = bool(options.get("min_num_params")) and not options.get("transformer_layer_cls_to_wrap")
+    _add_launchers_options(options, variables, asked=bool(args.fsdp))
+    version = _version_of(options)
+    _add_words(args.fsdp, options)
+    reshard, hybrid = _sharding_of(options, version)
+    wrap = _wrap_of(options, "SIZE_BASED_WRAP" if size_alone else "TRANSFORMER_BASED_WRAP")
     return FsdpPlan(
         version=version,
-        reshard_after_forward=_STRATEGIES[named] if named in _STRATEGIES else _flag(reshard),
+        reshard_after_forward=reshard,
         hybrid=hybrid,
-        cpu_offload=_flag(config.get("cpu_offload", False)),
-        wrap=_POLICIES[policy],
-        wrap_classes=tuple(classes),
-        min_num_params=size if _POLICIES[policy] == "size" else 0,
-        activation_checkpointing=_flag(config.get("activation_checkpointing", False)),
-        state_dict_type=state_dict_type,
+        cpu_offload=_is_on(options.get("cpu_offload")),
+        wrap=wrap,
+        wrap_classes=_classes_of(options),
+        min_num_params=int(options.get("min_num_params") or 0) if wrap == "size" else 0,
+        activation_checkpointing=_is_on(options.get("activation_checkpointing")),
+        state_dict_type=_state_dict_type_of(options),
     )
 
 
-def _config(given: Any) -> dict[str, Any]:
-    if isinstance(given, str):
-        with open(given, encoding="utf-8") as file:
-            given = json.load(file)
-    config = {key.removeprefix("fsdp_"): value for key, value in (given or {}).items()}
-    unknown = sorted(set(config) - _KNOWN)
+def _options_of(given: Mapping[str, Any] | str | None) -> Options:
+    """Return the options of `fsdp_config` under their names of 5.x."""
+    options = {key.removeprefix("fsdp_"): value for key, value in _read(given).items()}
+    unknown = sorted(set(options) - _KNOWN)
     if unknown:
         raise ArgumentError(
             f"`fsdp_config` has no option {unknown}.\n\nHint: the options are {', '.join(sorted(_KNOWN))}."
         )
-    if config.get("xla"):
+    if options.get("xla"):
         raise ArgumentError("`fsdp_config={'xla': True}` is for TPUs, which are not supported.")
-    return config
+    return options
 
 
-def _warn_of_inert(config: Mapping[str, Any]) -> None:
-    """Warn about what the user's own configuration sets without effect; a launcher's defaults are nobody's wish."""
+def _read(given: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
+    if not isinstance(given, str):
+        return given or {}
+    with open(given, encoding="utf-8") as file:
+        options: Options = json.load(file)
+    return options
+
+
+def _warn_of_inert(options: Options) -> None:
+    """Warn about what the user's own configuration sets without effect; nobody chose a launcher's defaults."""
     for key, why in _INERT.items():
-        if config.get(key) not in (None, False, "false", "False"):
+        if options.get(key) not in (None, False, "false", "False"):
             warnings.warn(
-                f"`fsdp_config={{{key!r}: {config[key]!r}}}` has no effect: {why}.", InertArgumentWarning, stacklevel=5
+                f"`fsdp_config={{{key!r}: {options[key]!r}}}` has no effect: {why}.", InertArgumentWarning, stacklevel=6
             )
 
 
-def _words(fsdp: Any, config: dict[str, Any], version: int) -> None:
-    """Take the words of 4.x over: `full_shard auto_wrap offload`."""
+def _add_launchers_options(options: Options, variables: Mapping[str, str], asked: bool) -> None:
+    """Add what `accelerate launch` has set; without a policy it wraps the whole model, unless the arguments ask."""
+    if not asked:
+        options.setdefault("auto_wrap_policy", variables.get("FSDP_AUTO_WRAP_POLICY", "NO_WRAP"))
+    for key, name in _VARIABLES.items():
+        if name in variables:
+            options.setdefault(key, variables[name])
+
+
+def _version_of(options: Options) -> int:
+    version = int(options.get("version", 2))
+    if version not in (1, 2):
+        raise ArgumentError(f"`fsdp_config` has version={version!r}.\n\nHint: leave it out: 2 is meant.")
+    return version
+
+
+def _add_words(fsdp: bool | str | Sequence[object] | None, options: Options) -> None:
+    """Add what the words of 4.x say: `full_shard auto_wrap offload`."""
     words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, (list, tuple)) else []
     for word in (str(getattr(word, "value", word)).lower() for word in words):
         if word in _STRATEGIES:
-            config.setdefault("reshard_after_forward", word)
+            options.setdefault("reshard_after_forward", word)
         elif word == "offload":
-            config.setdefault("cpu_offload", True)
+            options.setdefault("cpu_offload", True)
         elif word not in ("auto_wrap", "true", ""):
             raise ArgumentError(
                 f"`fsdp={fsdp!r}` has {word!r}, which is not known.\n\n"
@@ -173,5 +183,36 @@ def _words(fsdp: Any, config: dict[str, Any], version: int) -> None:
             )
 
 
-def _flag(value: Any) -> bool:
-    return str(value).lower() in ("1", "true", "yes", "y", "on", "t")
+def _sharding_of(options: Options, version: int) -> tuple[bool, bool]:
+    """Return whether parameters are freed after the forward pass, and whether machines hold replicas."""
+    strategy = str(options.get("sharding_strategy") or "").lower()
+    reshard = options.get("reshard_after_forward", strategy or True)
+    name = str(reshard).lower()
+    name = _NUMBERED_STRATEGIES.get(name, name)
+    if version == 2 and name == "no_shard":
+        raise ArgumentError("`fsdp='no_shard'` is FSDP 1's.\n\nHint: leave `fsdp` out: DDP keeps whole parameters.")
+    return _STRATEGIES.get(name, _is_on(reshard)), name.startswith("hybrid")
+
+
+def _wrap_of(options: Options, default: str) -> str:
+    policy = str(options.get("auto_wrap_policy", default)).upper()
+    if policy not in _POLICIES:
+        raise ArgumentError(f"`fsdp_config` has auto_wrap_policy={policy!r}.\n\nHint: choose {', '.join(_POLICIES)}.")
+    return _POLICIES[policy]
+
+
+def _classes_of(options: Options) -> tuple[str, ...]:
+    classes = options.get("transformer_layer_cls_to_wrap") or ()
+    return tuple(name.strip() for name in classes.split(",")) if isinstance(classes, str) else tuple(classes)
+
+
+def _state_dict_type_of(options: Options) -> str:
+    kind = str(options.get("state_dict_type", "FULL_STATE_DICT")).upper()
+    if kind not in _STATE_DICTS:
+        raise ArgumentError(f"`fsdp_config` has state_dict_type={kind!r}.\n\nHint: choose {' or '.join(_STATE_DICTS)}.")
+    return kind
+
+
+def _is_on(value: object) -> bool:
+    """Return whether an option is on: a flag, or a word for one; other words are not."""
+    return bool(bool_or_none(str(value)))

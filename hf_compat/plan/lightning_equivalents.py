@@ -1,16 +1,21 @@
-"""Settings that Lightning's Trainer and HF's arguments both have: one row each. Data, and what walks it."""
+"""Settings that Lightning's Trainer and HF's arguments both have: one row each, and what compares the two."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import fields
+from typing import Any, cast
 
 import torch
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning
+from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.argument_support import default_of
+from hf_compat.plan.lightning_plan import PrecisionName
+
+Setting = Any  # a value of Lightning's Trainer or of an argument: a text, a number, a flag
+Values = dict[str, Setting]  # of arguments, by name
 
 # Lightning's precision → HF's `mixed_precision`; of several spellings the first is the one Lightning is given.
 PRECISIONS = {
@@ -23,27 +28,17 @@ PRECISIONS = {
 }
 
 
-def lightning_precision(mixed_precision: str) -> str:
+def lightning_precision(mixed_precision: str) -> PrecisionName:
     """Return Lightning's word for HF's `mixed_precision`."""
-    return {hf_word: precision for precision, hf_word in reversed(PRECISIONS.items())}[mixed_precision]
+    first_spellings = {hf_word: precision for precision, hf_word in reversed(PRECISIONS.items())}
+    return cast(PrecisionName, first_spellings[mixed_precision])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Twin:
-    """What a setting of `trainer:` is among the arguments.
-
-    Args:
-        means: The arguments that it stands for.
-    """
-
-    means: Callable[[Any], dict[str, Any]]
+def _same(name: str) -> Callable[[Setting], Values]:
+    return lambda value: {name: value}
 
 
-def _same(name: str) -> Twin:
-    return Twin(means=lambda value: {name: value})
-
-
-def _precision(value: Any) -> dict[str, Any]:
+def _precision(value: Setting) -> Values:
     try:
         mixed_precision = PRECISIONS[str(value)]
         return {"bf16": mixed_precision == "bf16", "fp16": mixed_precision == "fp16"}
@@ -54,7 +49,7 @@ def _precision(value: Any) -> dict[str, Any]:
         ) from None
 
 
-def _interval(value: Any) -> dict[str, Any]:
+def _interval(value: Setting) -> Values:
     if isinstance(value, float) and value <= 1.0:
         raise ArgumentError(
             f"`trainer.val_check_interval={value!r}` is a share of an epoch, HF's `eval_steps` below 1 of the run.\n\n"
@@ -63,7 +58,7 @@ def _interval(value: Any) -> dict[str, Any]:
     return {"eval_strategy": "steps", "eval_steps": int(value)}
 
 
-def _every_epoch(value: Any) -> dict[str, Any]:
+def _every_epoch(value: Setting) -> Values:
     if value == 1:
         return {"eval_strategy": "epoch"}
     raise ArgumentError(
@@ -72,7 +67,7 @@ def _every_epoch(value: Any) -> dict[str, Any]:
     )
 
 
-def _accelerator(value: Any) -> dict[str, Any]:
+def _accelerator(value: Setting) -> Values:
     if value == "cpu":
         return {"use_cpu": True}
     if value in ("gpu", "cuda") and torch.cuda.is_available():
@@ -85,29 +80,30 @@ def _accelerator(value: Any) -> dict[str, Any]:
     )
 
 
-def _determinism(value: Any) -> dict[str, Any]:
+def _determinism(value: Setting) -> Values:
     if isinstance(value, bool):
         return {"full_determinism": value}
     raise ArgumentError(f"`trainer.deterministic={value!r}` has no counterpart in HF.\n\nHint: true, or leave it out.")
 
 
-def _bar(value: Any) -> dict[str, Any]:
+def _bar(value: Setting) -> Values:
     return {"disable_tqdm": not value}
 
 
-TWINS: dict[str, Twin] = {
+# A setting of `trainer:` → from its value to the arguments that say the same.
+EQUIVALENTS: dict[str, Callable[[Setting], Values]] = {
     "max_epochs": _same("num_train_epochs"),
     "max_steps": _same("max_steps"),
     "accumulate_grad_batches": _same("gradient_accumulation_steps"),
     "gradient_clip_val": _same("max_grad_norm"),
     "log_every_n_steps": _same("logging_steps"),
     "default_root_dir": _same("output_dir"),
-    "deterministic": Twin(means=_determinism),
-    "precision": Twin(means=_precision),
-    "val_check_interval": Twin(means=_interval),
-    "check_val_every_n_epoch": Twin(means=_every_epoch),
-    "accelerator": Twin(means=_accelerator),
-    "enable_progress_bar": Twin(means=_bar),
+    "deterministic": _determinism,
+    "precision": _precision,
+    "val_check_interval": _interval,
+    "check_val_every_n_epoch": _every_epoch,
+    "accelerator": _accelerator,
+    "enable_progress_bar": _bar,
 }
 
 # Handed to Lightning as they are: they change nothing that HF has a word for.
@@ -141,7 +137,7 @@ ELSEWHERE = {
 }
 
 
-def join(trainer: Mapping[str, Any], args: Mapping[str, Any], given: set[str]) -> dict[str, Any]:
+def join(trainer: Mapping[str, Setting], args: Mapping[str, Setting], given: set[str]) -> Values:
     """Return the arguments that a `trainer` section and an `args` section ask for together.
 
     Args:
@@ -150,7 +146,7 @@ def join(trainer: Mapping[str, Any], args: Mapping[str, Any], given: set[str]) -
         given: Names of arguments that the user set.
 
     Raises:
-        ArgumentError: One setting has two values, or is another section's affair; all are listed.
+        ArgumentError: One setting has two values, or another section decides it; all are listed.
     """
     joined, problems = dict(args), []
     for name, value in trainer.items():
@@ -161,21 +157,24 @@ def join(trainer: Mapping[str, Any], args: Mapping[str, Any], given: set[str]) -
                 f"`trainer.{name}={value!r}` is not set here.\n\nHint: it is the affair of {ELSEWHERE[name]}."
             )
             continue
-        for argument, wanted in TWINS[name].means(value).items():
-            has = args.get(argument)
-            if argument in given and _differs(has, wanted):
-                problems.append(
-                    f"`trainer.{name}={value!r}` and `args.{argument}={has!r}` set the same thing to two values.\n\n"
-                    "Hint: keep one of them."
-                )
-            joined[argument] = wanted
+        wanted = EQUIVALENTS[name](value)
+        contradicted = [n for n in wanted if n in given and _differs(args.get(n), wanted[n])]
+        problems += [_contradiction(name, value, n, args.get(n)) for n in contradicted]
+        joined |= wanted
     if problems:
         raise ArgumentError("\n\n".join(problems))
     return joined
 
 
-def _differs(a: Any, b: Any) -> bool:
-    return str(getattr(a, "value", a)) != str(b) if isinstance(b, str) else a != b
+def _contradiction(name: str, value: Setting, argument: str, has: Setting) -> str:
+    return (
+        f"`trainer.{name}={value!r}` and `args.{argument}={has!r}` set the same thing to two values.\n\n"
+        "Hint: keep one of them."
+    )
+
+
+def _differs(a: Setting, b: Setting) -> bool:
+    return str(getattr(a, "value", a)) != str(b) if isinstance(b, str) else bool(a != b)
 
 
 # Arguments that a Lightning trainer of the user's own decides: what to set there.
@@ -197,7 +196,7 @@ _NATIVE_INERT = {
 }
 
 
-def check_native(args: Any, trainer: Mapping[str, Any]) -> None:
+def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> None:
     """Compare arguments with a Lightning trainer of the user's own, in which a native module trains.
 
     Args:
@@ -210,22 +209,27 @@ def check_native(args: Any, trainer: Mapping[str, Any]) -> None:
     defaults = {field.name: default_of(field) for field in fields(args)}
     problems = []
     for name, value in trainer.items():
-        for argument, means in TWINS[name].means(value).items():
+        for argument, wanted in EQUIVALENTS[name](value).items():
             has = getattr(args, argument)
-            if has != defaults[argument] and _differs(has, means):
+            if has != defaults[argument] and _differs(has, wanted):
                 problems.append(
                     f"`{argument}={has!r}` of the arguments and `{name}={value!r}` of lightning.Trainer set the same "
                     "thing to two values.\n\nHint: a native module trains as its trainer says; set it there."
                 )
     if problems:
         raise ArgumentError("\n\n".join(problems))
+    _warn_of_native_inert(args, defaults)
+
+
+def _warn_of_native_inert(args: TrainingArguments, defaults: Mapping[str, object]) -> None:
     inert = [name for name in _NATIVE_INERT if getattr(args, name) != defaults[name]]
     # evaluating by steps without a number of them takes over `logging_steps`
-    inert = [name for name in inert if not (name == "eval_steps" and args.eval_steps == defaults["logging_steps"])]
+    if "eval_steps" in inert and args.eval_steps == defaults["logging_steps"]:
+        inert.remove("eval_steps")
     if inert:
         ways = ", ".join(f"`{name}` ({_NATIVE_INERT[name]})" for name in inert)
         warnings.warn(
             f"A Lightning trainer of your own decides what these arguments say; they have no effect: {ways}.",
             InertArgumentWarning,
-            stacklevel=2,
+            stacklevel=3,
         )

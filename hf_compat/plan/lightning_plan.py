@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+StrategyName = Literal["one_device", "ddp", "fsdp2", "deepspeed"]
+PrecisionName = Literal["32-true", "bf16-mixed", "16-mixed"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LightningPlan:
@@ -31,7 +34,7 @@ class LightningPlan:
     """
 
     device: str = "cpu"
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    precision: PrecisionName = "32-true"
     max_epochs: int = -1
     default_root_dir: str = "trainer_output"
     log_every_n_steps: int = 50
@@ -40,30 +43,17 @@ class LightningPlan:
     gradient_clip_norm: float | None = 1.0
     validate_every_updates: int | None = None
     deterministic: bool = False
-    strategy: Literal["one_device", "ddp", "fsdp2", "deepspeed"] = "one_device"
+    strategy: StrategyName = "one_device"
     strategy_options: Mapping[str, Any] = field(default_factory=dict)
     exchange_every_micro_batch: bool = False
     world_size: int = 1
     devices_per_node: int = 1
 
-    def _devices(self, accelerator: str, index: str) -> Any:
-        if self.world_size > 1:
-            return list(range(self.devices_per_node)) if accelerator == "gpu" else self.devices_per_node
-        return [int(index or 0)] if accelerator == "gpu" else 1
-
     def trainer_settings(self) -> dict[str, Any]:
         """Return the keywords of `lightning.Trainer`, all but callbacks and strategy."""
-        kind, _, index = self.device.partition(":")
-        accelerator = {"cuda": "gpu"}.get(kind, kind)
-        validation: dict[str, Any] = {}
-        if self.validate_every_updates is not None:
-            # an interval in batches, so that callbacks which monitor a metric look at it after validations
-            validation = {"val_check_interval": self.validate_every_updates, "check_val_every_n_epoch": None}
         return {
-            **validation,
-            "accelerator": accelerator,
-            "devices": self._devices(accelerator, index),
-            "num_nodes": max(self.world_size // self.devices_per_node, 1),
+            **self._validation_settings(),
+            **self._device_settings(),
             "max_epochs": self.max_epochs,
             "max_steps": -1,
             "default_root_dir": self.default_root_dir,
@@ -74,3 +64,18 @@ class LightningPlan:
             "use_distributed_sampler": False,
             "inference_mode": False,
         }
+
+    def _validation_settings(self) -> dict[str, int | None]:
+        if self.validate_every_updates is None:
+            return {}
+        # an interval in batches, so that callbacks which monitor a metric look at it after validations
+        return {"val_check_interval": self.validate_every_updates, "check_val_every_n_epoch": None}
+
+    def _device_settings(self) -> dict[str, Any]:
+        kind, _, index = self.device.partition(":")
+        on_gpu = kind == "cuda"
+        devices: int | list[int] = self.devices_per_node if self.world_size > 1 else 1
+        if on_gpu:
+            devices = list(range(self.devices_per_node)) if self.world_size > 1 else [int(index or 0)]
+        nodes = max(self.world_size // self.devices_per_node, 1)
+        return {"accelerator": "gpu" if on_gpu else kind, "devices": devices, "num_nodes": nodes}

@@ -1,4 +1,4 @@
-"""What a run takes on each device, by arithmetic: memory, communication, checkpoints. Pure.
+"""What a run takes on each device, by arithmetic: memory, communication, checkpoints.
 
 Counted are parameters, gradients and Adam's two states in float32, as HF trains under autocast (16 bytes a parameter);
 under DeepSpeed's bf16, halves of 2 bytes and float32 masters. Activations come on top: they depend on the model, the
@@ -7,9 +7,7 @@ batch and the sequence length, and on activation checkpointing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from hf_compat.plan.deepspeed import zero_stage
 from hf_compat.plan.lightning_plan import LightningPlan
@@ -43,7 +41,7 @@ class RunSize:
         return self.parameters + self.gradients + self.optimizer
 
     def lines(self, write_speed: float = 1e9) -> list[str]:
-        """Say it in words; `write_speed` in bytes a second gives the time of a checkpoint."""
+        """Return the sizes in words; `write_speed` in bytes a second gives the time of a checkpoint."""
         files = self.weights_file + self.optimizer_file
         return [
             f"each device holds {self.on_device / GIB:.1f} GiB and activations: "
@@ -56,38 +54,56 @@ class RunSize:
 
 
 def size_of_run(plan: LightningPlan, parameters: float) -> RunSize:
-    """Work out the sizes of a run.
+    """Return the sizes of a run.
 
     Args:
-        plan: The plan; its strategy says what is cut into parts.
+        plan: The plan; its strategy says what is sharded.
         parameters: Trained parameters of the model.
     """
-    world, micro_batches = plan.world_size, plan.micro_batches_per_update
-    halves = plan.strategy == "deepspeed" and plan.precision != "32-true"
-    kept, master = (2, 4) if halves else (4, 0)
-    cut = _cut(plan.strategy, plan.strategy_options)
-    share = {part: 1 / world if part in cut else 1.0 for part in ("parameters", "gradients", "optimizer")}
-    every = plan.exchange_every_micro_batch or plan.strategy == "deepspeed"
-    if plan.strategy == "fsdp2" and micro_batches > 1 and not every:
-        share["gradients"] = 1.0  # they wait whole for the window's last micro-batch
-    wire = 2 if plan.precision != "32-true" and ("parameters" in cut or halves) else 4
-    exchanges = micro_batches if every else 1
-    if "parameters" in cut:  # gathered forward and backward, by every micro-batch; gradients are reduced
-        sent = parameters * (2 * micro_batches * wire + exchanges * (2 if halves else 4))
-    else:  # an all-reduce is a reduce-scatter and an all-gather
-        sent = parameters * 2 * wire * (micro_batches if plan.exchange_every_micro_batch else 1)
+    kept, master = (2, 4) if _keeps_halves(plan) else (4, 0)
+    share = _shares(plan)
     return RunSize(
         parameters=parameters * kept * share["parameters"],
         gradients=parameters * kept * share["gradients"],
         optimizer=parameters * (8 + master) * share["optimizer"],
-        sent=sent * (world - 1) / world,
+        sent=parameters * _bytes_sent(plan) * (plan.world_size - 1) / plan.world_size,
         weights_file=parameters * kept,
         optimizer_file=parameters * (8 + master),
     )
 
 
-def _cut(strategy: str, options: Mapping[str, Any]) -> set[str]:
-    if strategy == "fsdp2":
+def _keeps_halves(plan: LightningPlan) -> bool:
+    """Return whether parameters and gradients have 2 bytes; float32 masters are beside them then."""
+    return plan.strategy == "deepspeed" and plan.precision != "32-true"
+
+
+def _exchanges_every_micro_batch(plan: LightningPlan) -> bool:
+    return plan.exchange_every_micro_batch or plan.strategy == "deepspeed"
+
+
+def _shares(plan: LightningPlan) -> dict[str, float]:
+    """Return which share of the parameters, the gradients and the optimizer's states a device holds."""
+    sharded = _sharded(plan)
+    share = {part: 1 / plan.world_size if part in sharded else 1.0 for part in ("parameters", "gradients", "optimizer")}
+    if plan.strategy == "fsdp2" and plan.micro_batches_per_update > 1 and not _exchanges_every_micro_batch(plan):
+        share["gradients"] = 1.0  # they wait whole for the window's last micro-batch
+    return share
+
+
+def _bytes_sent(plan: LightningPlan) -> float:
+    """Return the bytes that a device sends in an update for each parameter, before the factor of ring algorithms."""
+    micro_batches, halves = plan.micro_batches_per_update, _keeps_halves(plan)
+    in_halves = plan.precision != "32-true"
+    if "parameters" in _sharded(plan):  # gathered forward and backward, by every micro-batch; gradients are reduced
+        exchanges = micro_batches if _exchanges_every_micro_batch(plan) else 1
+        return 2 * micro_batches * (2 if in_halves else 4) + exchanges * (2 if halves else 4)
+    # an all-reduce is a reduce-scatter and an all-gather
+    return 2 * (2 if halves else 4) * (micro_batches if plan.exchange_every_micro_batch else 1)
+
+
+def _sharded(plan: LightningPlan) -> set[str]:
+    """Return what each device holds a slice of: parameters, gradients, the optimizer's states."""
+    if plan.strategy == "fsdp2":
         return {"parameters", "gradients", "optimizer"}
-    stage = zero_stage(options["config"]) if strategy == "deepspeed" else 0
-    return {part for part, at in (("optimizer", 1), ("gradients", 2), ("parameters", 3)) if stage >= at}
+    stage = zero_stage(plan.strategy_options["config"]) if plan.strategy == "deepspeed" else 0
+    return {part for part, first in (("optimizer", 1), ("gradients", 2), ("parameters", 3)) if stage >= first}

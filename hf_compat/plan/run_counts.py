@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 from hf_compat.errors import ArgumentError, DataError
+from hf_compat.hf.arguments import TrainingArguments
 
 ENDLESS_EPOCHS = sys.maxsize
 
@@ -36,14 +36,14 @@ class RunCounts:
 
 
 def make_run_counts(
-    args: Any,  # TrainingArguments, or an object of the same fields
+    args: TrainingArguments,
     *,
     micro_batches: int | None,
     num_examples: int | None,
     micro_batch_size: int,
     world_size: int = 1,
 ) -> RunCounts:
-    """Work out the counts of a run.
+    """Return the counts of a run.
 
     Args:
         args: The arguments: `max_steps`, `num_train_epochs`, `gradient_accumulation_steps` are read.
@@ -69,19 +69,26 @@ def make_run_counts(
             "Hint: check its length; with `dataloader_drop_last=True` it must hold at least one full batch."
         )
     updates_per_epoch = math.ceil(micro_batches / window)
-    by_updates = args.max_steps > 0
-    max_updates = args.max_steps if by_updates else math.ceil(args.num_train_epochs * updates_per_epoch)
-    epochs = math.ceil(max_updates / updates_per_epoch) if by_updates else math.ceil(args.num_train_epochs)
-    examples = num_examples if num_examples is not None else 0
+    epochs, updates, samples = _planned(args, updates_per_epoch, samples_per_update, num_examples or 0)
     return RunCounts(
         num_train_epochs=epochs,
         updates_per_epoch=updates_per_epoch,
-        num_examples=examples,
-        num_train_samples=max_updates * samples_per_update if by_updates else examples * args.num_train_epochs,
+        num_examples=num_examples or 0,
+        num_train_samples=samples,
         total_train_batch_size=samples_per_update,
         micro_batches_per_epoch=micro_batches,
-        max_updates=max_updates,
+        max_updates=updates,
     )
+
+
+def _planned(
+    args: TrainingArguments, updates_per_epoch: int, samples_per_update: int, num_examples: int
+) -> tuple[int, int, float]:
+    """Return the epochs that begin, the updates and the samples of a run: `max_steps` goes before the epochs."""
+    if args.max_steps > 0:
+        return math.ceil(args.max_steps / updates_per_epoch), args.max_steps, args.max_steps * samples_per_update
+    epochs = args.num_train_epochs
+    return math.ceil(epochs), math.ceil(epochs * updates_per_epoch), num_examples * epochs
 
 
 def _endless(max_steps: int, window: int, samples_per_update: int) -> RunCounts:

@@ -1,0 +1,118 @@
+"""From arguments to a plan: what Lightning is told, and what is refused."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from hf_compat import TrainingArguments, translate
+from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
+from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.plan.run_counts import make_run_counts
+
+
+def plan_of(counts=None, **values) -> LightningPlan:
+    return translate(TrainingArguments("out", use_cpu=True, **values), counts)
+
+
+def counts_of(**values):
+    args = TrainingArguments("out", use_cpu=True, **values)
+    return make_run_counts(args, micro_batches=10, num_examples=40, micro_batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, {"precision": "32-true", "max_epochs": 3, "strategy": "one_device", "device": "cpu"}),
+        ({"bf16": True}, {"precision": "bf16-mixed"}),
+        ({"num_train_epochs": 1.2}, {"max_epochs": 2}),
+        ({"num_train_epochs": 0.1}, {"max_epochs": 1}),
+        ({"max_steps": 7}, {"max_epochs": -1}),
+        ({"max_grad_norm": 0.0}, {"gradient_clip_norm": None}),
+        ({"gradient_accumulation_steps": 4}, {"micro_batches_per_update": 4}),
+        ({"full_determinism": True}, {"deterministic": True}),
+        ({"logging_steps": 7}, {"log_every_n_steps": 7}),
+        ({"logging_steps": 0.1}, {"log_every_n_steps": 1}),
+        ({"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}},
+         {"exchange_every_micro_batch": True}),
+    ],
+)  # fmt: skip
+def test_arguments_alone(values, expected):
+    plan = plan_of(**values)
+    assert {name: getattr(plan, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"eval_strategy": "epoch"}, {"validate_every_updates": 10, "max_epochs": 3}),
+        ({"eval_strategy": "steps", "eval_steps": 4}, {"validate_every_updates": 4}),
+        ({"eval_strategy": "steps", "eval_steps": 0.25}, {"validate_every_updates": 8}),  # 7.5 of 30 updates
+        ({"logging_steps": 0.1}, {"log_every_n_steps": 3}),
+        ({"max_steps": 15}, {"max_epochs": 2, "validate_every_updates": None}),
+    ],
+)
+def test_arguments_and_counts(values, expected):
+    plan = plan_of(counts_of(**values), **values)
+    assert {name: getattr(plan, name) for name in expected} == expected
+
+
+def test_data_without_a_length_leaves_the_epochs_open():
+    args = TrainingArguments("out", use_cpu=True, max_steps=4)
+    counts = make_run_counts(args, micro_batches=None, num_examples=None, micro_batch_size=4)
+    assert translate(args, counts).max_epochs == -1
+
+
+def test_lightning_takes_the_settings():
+    plan = plan_of(counts_of(eval_strategy="epoch"), eval_strategy="epoch")
+    trainer = pl.Trainer(**plan.trainer_settings(), enable_checkpointing=False, enable_progress_bar=False)
+    assert (trainer.max_epochs, trainer.val_check_batch, trainer.check_val_every_n_epoch) == (3, None, None)
+    assert trainer.strategy.root_device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("world", "per_node", "device", "expected"),
+    [
+        (1, 1, "cpu", {"accelerator": "cpu", "devices": 1, "num_nodes": 1}),
+        (1, 1, "mps", {"accelerator": "mps", "devices": 1, "num_nodes": 1}),
+        (1, 1, "cuda:3", {"accelerator": "gpu", "devices": [3], "num_nodes": 1}),
+        (4, 2, "cuda:0", {"accelerator": "gpu", "devices": [0, 1], "num_nodes": 2}),
+        (2, 2, "cpu", {"accelerator": "cpu", "devices": 2, "num_nodes": 1}),
+    ],
+)
+def test_devices_of_the_lightning_trainer(world, per_node, device, expected):
+    settings = LightningPlan(device=device, world_size=world, devices_per_node=per_node).trainer_settings()
+    assert {name: settings[name] for name in expected} == expected
+
+
+def test_several_processes_train_with_ddp_and_its_options(args_of):
+    plan = translate(args_of(world=2, ddp_find_unused_parameters=True, ddp_bucket_cap_mb=10))
+    assert (plan.strategy, plan.world_size) == ("ddp", 2)
+    assert plan.strategy_options == {"find_unused_parameters": True, "bucket_cap_mb": 10}
+
+
+def test_refused_arguments_are_listed_together():
+    with pytest.raises(UnsupportedArgument) as raised:
+        plan_of(neftune_noise_alpha=5.0, torch_compile=True, optim="galore_adamw")
+    for name in ("neftune_noise_alpha", "torch_compile", "optim"):
+        assert f"`{name}=" in str(raised.value)
+
+
+def test_arguments_for_several_processes_are_warned_of_in_one():
+    with pytest.warns(InertArgumentWarning, match="`ddp_find_unused_parameters=True` has no effect"):
+        plan_of(ddp_find_unused_parameters=True)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "flag"),
+    [
+        ("ACCELERATE_DYNAMO_BACKEND", "inductor", "--dynamo_backend inductor"),
+        ("ACCELERATE_USE_MEGATRON_LM", "true", "--use_megatron_lm"),
+        ("ACCELERATE_USE_PARALLELISM_CONFIG", "1", "--use_parallelism_config"),
+    ],
+)
+def test_options_of_accelerate_launch_that_nothing_carries_out_are_refused(monkeypatch, variable, value, flag):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(UnsupportedArgument, match=f"`accelerate launch {flag}` is not supported yet"):
+        plan_of()
