@@ -6,14 +6,14 @@ evaluation, checkpoints).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import logging
 import os
 import tempfile
-import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import hf_compat.engine  # noqa: F401 - loads Lightning
 
@@ -25,18 +25,13 @@ from torch import nn
 
 from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.callbacks.event_order import CallbackOrder, check_lightning_callback
+from hf_compat.callbacks.lightning_states import give_back_states
 from hf_compat.callbacks.loggers import LoggerCallback, reporting_callbacks
 from hf_compat.callbacks.startup_log import show_logs, startup_lines
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.lightning_io import to_hf
 from hf_compat.checkpoint.reading import read_torch_file
-from hf_compat.checkpoint.run_state import (
-    fits,
-    give_back_callbacks,
-    give_back_losses,
-    place_by_samples,
-    read_run_state,
-)
+from hf_compat.checkpoint.run_state import DataCut, RunState, resume_point
 from hf_compat.data.collators import PaddingCollator, default_data_collator
 from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
 from hf_compat.engine.internals import (
@@ -83,6 +78,7 @@ from hf_compat.runtime.seeding import enable_full_determinism, set_seed
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.runtime.text import did_you_mean
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
+from hf_compat.trainer_methods.base import Loader, Trial
 from hf_compat.trainer_methods.callbacks import CallbackMethods
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods, read_state
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
@@ -92,6 +88,8 @@ from hf_compat.trainer_methods.logs import LogMethods
 from hf_compat.trainer_methods.model import ModelMethods
 from hf_compat.trainer_methods.optimization import OptimizationMethods
 from hf_compat.trainer_methods.steps import StepMethods
+from hf_compat.training_run.loss_log import LossLog, LossLogState
+from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.step_averages import StepAverages
 from hf_compat.training_run.summary import run_summary
 
@@ -223,8 +221,8 @@ class Trainer(
             and self._uses_own("get_eval_dataloader")
         ):
             raise ArgumentError(
-                f"You have set `args.eval_strategy` to {args.eval_strategy.value!r} but you didn't pass an "
-                "`eval_dataset` to `Trainer`.\n\nHint: pass one, or set `eval_strategy='no'`."
+                f"You have set `args.eval_strategy` to {IntervalStrategy(args.eval_strategy).value!r} but you didn't "
+                "pass an `eval_dataset` to `Trainer`.\n\nHint: pass one, or set `eval_strategy='no'`."
             )
         if args.save_strategy == SaveStrategy.BEST and args.metric_for_best_model is None:
             raise ArgumentError(
@@ -271,23 +269,14 @@ class Trainer(
         self._train_batch_size = self.args.train_batch_size
         self._created_lr_scheduler = False
         self._is_prepared = False
-        self._total_loss_scalar = 0.0
-        self._globalstep_last_logged = 0
-        self._nonfinite_steps: Any = 0
-        self._step_averages, self._evaluation_averages = StepAverages(), StepAverages()
-        self._initial_num_input_tokens_seen = 0
+        self._evaluation_averages = StepAverages()
         self.gather_function = self.accelerator.gather_for_metrics
         self.lightning_trainer: pl.Trainer | None = None
         # further settings of Lightning's trainer: a profiler, say
         self.lightning_options: dict[str, Any] = {}
-        self._fit_module: WindowModule | None = None
-        self._fit_windows: Windows | None = None
-        self._run_state: dict[str, Any] | None = None
-        self._fit_loader: Any = None
+        self._run = TrainingRun(losses=LossLog(self.args.device, 0, self.args.logging_nan_inf_filter))
         self._background = BackgroundWriter()
         self.stop_signals = StopSignals()
-        self._resume_checkpoint: str | None = None
-        self._converted: tempfile.TemporaryDirectory[str] | None = None
 
     def _set_callbacks(self, callbacks: list[Any] | None) -> None:
         if callbacks is not None and not isinstance(callbacks, (list, tuple)):
@@ -360,7 +349,7 @@ class Trainer(
     def train(
         self,
         resume_from_checkpoint: str | bool | None = None,
-        trial: Any = None,
+        trial: Trial = None,
         ignore_keys_for_eval: list[str] | None = None,
         model_path: str | None = None,
     ) -> TrainOutput:
@@ -384,31 +373,43 @@ class Trainer(
         self._background.wait()
         self.is_in_train = True
         try:
-            checkpoint = self._resolve_checkpoint(resume_from_checkpoint or model_path)
-            if self.model_init is not None:
-                self._init_model_again(trial)
-            elif not self.place_model_on_device and getattr(self.model, "hf_device_map", None) is None:
-                self._move_model_to_device(self.model, self.args.device)
-            self._enable_activation_checkpointing()
-            align_special_tokens(self.model, self.processing_class)
-            if checkpoint is not None:
-                self._load_from_checkpoint(checkpoint)
-                if self.args.auto_find_batch_size:
-                    self._train_batch_size = read_state(checkpoint).train_batch_size or self._train_batch_size
-            return run_with_fitting_batch_size(
-                self._inner_training_loop,
-                self._train_batch_size,
-                self.args.auto_find_batch_size,
-                args=self.args,
-                resume_from_checkpoint=checkpoint,
-                trial=trial,
-                ignore_keys_for_eval=ignore_keys_for_eval,
-            )
+            with self._resolved_checkpoint(resume_from_checkpoint or model_path) as checkpoint:
+                self._prepare_model_for_training(checkpoint, trial)
+                return run_with_fitting_batch_size(
+                    self._inner_training_loop,
+                    self._train_batch_size,
+                    self.args.auto_find_batch_size,
+                    args=self.args,
+                    resume_from_checkpoint=checkpoint,
+                    trial=trial,
+                    ignore_keys_for_eval=ignore_keys_for_eval,
+                )
         finally:
             self.is_in_train = False
-            if self._converted is not None:
-                self._converted.cleanup()
-                self._converted = None
+
+    def _prepare_model_for_training(self, checkpoint: str | None, trial: Trial) -> None:
+        """Make the model where `model_init` does, put it in its place, and load the checkpoint's weights."""
+        if self.model_init is not None:
+            self._init_model_again(trial)
+        elif not self.place_model_on_device and getattr(self.model, "hf_device_map", None) is None:
+            self._move_model_to_device(self.model, self.args.device)
+        self._enable_activation_checkpointing()
+        align_special_tokens(self.model, self.processing_class)
+        if checkpoint is not None:
+            self._load_from_checkpoint(checkpoint)
+            if self.args.auto_find_batch_size:
+                self._train_batch_size = read_state(checkpoint).train_batch_size or self._train_batch_size
+
+    @contextlib.contextmanager
+    def _resolved_checkpoint(self, wanted: str | bool | None) -> Iterator[str | None]:
+        """Give the folder to go on from; one that is made of a Lightning checkpoint is there while it is read from."""
+        if isinstance(wanted, bool) or not wanted or not os.path.isfile(str(wanted)):
+            yield self._resolve_checkpoint(wanted)
+            return
+        with tempfile.TemporaryDirectory(prefix="hf_compat_") as place:
+            folder = os.path.join(place, "checkpoint")
+            to_hf(read_torch_file(str(wanted)), folder)
+            yield folder
 
     def _resolve_checkpoint(self, wanted: str | bool | None) -> str | None:
         if not wanted and slurm.is_requeued(str(self.args.output_dir)):
@@ -425,11 +426,6 @@ class Trainer(
                     "Hint: train without `resume_from_checkpoint`, or name a folder."
                 )
             return last
-        if os.path.isfile(str(wanted)):  # a Lightning checkpoint
-            self._converted = tempfile.TemporaryDirectory(prefix="hf_compat_")  # kept while it is read from
-            folder = os.path.join(self._converted.name, "checkpoint")
-            to_hf(read_torch_file(str(wanted)), folder)
-            return folder
         wrong = manifest.problems(str(wanted))
         if wrong:
             raise CheckpointError(
@@ -462,6 +458,11 @@ class Trainer(
             world_size=args.world_size,
         )
 
+    @property
+    def _samples_per_micro_batch(self) -> int:
+        """Samples of a micro-batch of all processes together."""
+        return self._train_batch_size * self.args.world_size
+
     def get_total_train_batch_size(self, args: Any) -> int:
         """Return the samples of one update over all processes."""
         return int(self._train_batch_size * args.gradient_accumulation_steps * args.world_size)
@@ -479,55 +480,58 @@ class Trainer(
         if args.auto_find_batch_size and batch_size is not None:
             self._train_batch_size = batch_size
         loader = self.get_train_dataloader()
-        schedule = self.set_initial_training_values(args, loader)
-        first_epoch, skip = self._init_training_state(schedule, resume_from_checkpoint, trial)
+        counts = self.set_initial_training_values(args, loader)
+        self._init_training_state(counts, resume_from_checkpoint, trial)
         if self._created_lr_scheduler:  # its length may be another one this time
             self.lr_scheduler, self._created_lr_scheduler = None, False
-        self._resume_checkpoint, self._fit_loader = resume_from_checkpoint, loader
-        start_time = time.time()
-        self._reset_counters()
-        windows = self._make_windows(loader, schedule, first_epoch, skip)
-        self._run_state = (
-            None
-            if resume_from_checkpoint is None
-            else read_run_state(resume_from_checkpoint, args.process_index, args.world_size)
+        self._run = run = self._begin_run(loader, counts, resume_from_checkpoint)
+        run.trial, run.ignore_keys_for_eval = trial, ignore_keys_for_eval
+        self._fit(run, counts)
+        return self._finalize_training(trial, counts.num_train_samples, run.start_time)
+
+    def _begin_run(self, loader: Loader, counts: RunCounts, checkpoint: str | None) -> TrainingRun:
+        """Say where a run goes on, and cut its data into updates from there."""
+        args, updates_done = self.args, self.state.global_step
+        run = TrainingRun(
+            losses=LossLog(args.device, updates_done, args.logging_nan_inf_filter),
+            counts=counts,
+            loader=loader,
+            checkpoint=checkpoint,
+            updates_before=updates_done,
+            tokens_before=self.state.num_input_tokens_seen,
         )
-        together = self._train_batch_size * args.world_size
-        if self._run_state is not None and not fits(self._run_state, windows, args.world_size, together):
-            if not args.ignore_data_skip:
-                place_by_samples(self._run_state, self.state.global_step, windows, together)
-                first_epoch = windows.next_epoch
-        elif self._run_state is not None:
-            give_back_losses(self, self._run_state)
-            if not args.ignore_data_skip:
-                windows.load_state_dict(self._run_state["windows"])
-                first_epoch = windows.next_epoch
-        finished = first_epoch >= schedule.num_train_epochs
-        bridge = HFBridge(self, windows, first_epoch, start_time, ignore_keys_for_eval, trial, finished)
-        self._fit(schedule, windows, bridge, first_epoch)
-        return self._finalize_training(trial, schedule.num_train_samples, start_time)
+        if checkpoint is not None:
+            ranks = (args.process_index, args.world_size)
+            run.resumed = RunState.load(checkpoint, *ranks, ended_by_callback=self.state.was_leaving_epoch)
+            run.start = resume_point(run.resumed, updates_done, self._data_cut(counts), args.ignore_data_skip)
+            if run.resumed is not None and run.start.is_exact:
+                run.losses.load_state_dict(cast(LossLogState, run.resumed.losses))
+        run.windows = self._make_windows(run, counts)
+        return run
 
-    def _init_training_state(self, schedule: RunCounts, checkpoint: str | None, trial: Any) -> tuple[int, int]:
-        """Set the state of a run, from a checkpoint where there is one.
+    def _data_cut(self, counts: RunCounts) -> DataCut:
+        return DataCut(
+            counts=counts,
+            window_size=self.args.gradient_accumulation_steps,
+            world_size=self.args.world_size,
+            samples_per_micro_batch=self._samples_per_micro_batch,
+        )
 
-        Returns:
-            The epoch to begin with, and the micro-batches of it that are trained already.
-        """
+    def _init_training_state(self, counts: RunCounts, checkpoint: str | None, trial: Trial) -> None:
+        """Set the state of a run, from a checkpoint where there is one."""
         stateful = [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
         self.state = TrainerState(stateful_callbacks=stateful)
         self.state.train_batch_size = self._train_batch_size
         self.state.is_hyper_param_search = trial is not None
-        self.state.compute_steps(self.args, schedule.max_updates)
-        epoch = skip = 0
+        self.state.compute_steps(self.args, counts.max_updates)
         if checkpoint is not None:
             intervals = (self.state.logging_steps, self.state.eval_steps, self.state.save_steps)
             self.state = read_state(checkpoint)
             self._compare_with_checkpoint(intervals)
             self._load_callback_state()
-            epoch, updates = divmod(self.state.global_step, schedule.updates_per_epoch)
-            skip = 0 if self.args.ignore_data_skip else updates * self.args.gradient_accumulation_steps
-        self.state.init_training_references(self, schedule.max_updates, schedule.num_train_epochs, trial)
-        return epoch, skip
+            # whatever these flags asked for was done before the checkpoint was complete
+            self.control.should_log = self.control.should_evaluate = self.control.should_save = False
+        self.state.init_training_references(self, counts.max_updates, counts.num_train_epochs, trial)
 
     def _compare_with_checkpoint(self, intervals: tuple[float, float, float]) -> None:
         saved = (self.state.logging_steps, self.state.eval_steps, self.state.save_steps)
@@ -542,37 +546,44 @@ class Trainer(
             logger.warning("The best checkpoint %s of the resumed state does not exist anymore.", best)
             self.state.best_model_checkpoint = None
 
-    def _reset_counters(self) -> None:
-        self._tr_loss = torch.tensor(0.0, device=self.args.device)
-        self._total_loss_scalar = 0.0
-        self._nonfinite_steps, self._step_averages = 0, StepAverages()
-        self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
-        self._session_first_update = self._initial_global_step = self._globalstep_last_logged = self.state.global_step
-
-    def _make_windows(self, loader: Any, schedule: RunCounts, first_epoch: int, skip: int) -> Windows:
-        checkpoint = self._resume_checkpoint
+    def _make_windows(self, run: TrainingRun, counts: RunCounts) -> Windows:
+        checkpoint = run.checkpoint
         # before 4.50 the method took no device
         return Windows(
-            loader,
+            run.loader,
             read_window=lambda *parts: self.get_batch_samples(*fitting_arguments(self.get_batch_samples, parts)),
             window_size=self.args.gradient_accumulation_steps,
-            windows_per_epoch=schedule.updates_per_epoch,
-            micro_batches_per_epoch=schedule.micro_batches_per_epoch,
+            counts=counts,
             device=self.args.device,
-            first_epoch=first_epoch,
-            skip_micro_batches=skip,
-            after_skip=None if checkpoint is None else lambda: self._load_rng_state(checkpoint),
+            start=run.start,
+            load_folder_rng=None if checkpoint is None else lambda: self._load_rng_state(checkpoint),
         )
 
-    def _fit(self, schedule: RunCounts, windows: Windows, bridge: HFBridge, first_epoch: int) -> None:
-        plan = self._with_model_options(translate(self.args, schedule, getattr(self.model, "config", None)))
-        if bridge.is_finished:  # Lightning would not even begin with as many epochs done as there may be
+    def _fit(self, run: TrainingRun, counts: RunCounts) -> None:
+        plan = self._with_model_options(translate(self.args, counts, getattr(self.model, "config", None)))
+        if run.start.is_finished:  # Lightning would not even begin with as many epochs done as there may be
             plan = dataclasses.replace(plan, max_epochs=-1)
         wrap_forward(self.model, plan.precision, self.args.device.type)
         self._is_prepared = True
+        bridge = HFBridge(self, run, self._background)
         module = self._make_module(plan)
-        module.num_training_updates = schedule.max_updates
+        module.num_training_updates = counts.max_updates
         module.observer = bridge
+        trainer = self._build_fitting_trainer(plan, bridge, run)
+        for line in startup_lines(plan, counts, self.get_num_trainable_parameters(), self.state.global_step):
+            logger.info(line)
+        self.lightning_trainer = run.lightning_trainer = trainer
+        run.module = module
+        try:
+            with self.stop_signals.watched(self.args.enable_jit_checkpoint, slurm_job_id() is not None):
+                run_fit(trainer, module, run.windows, NO_BATCHES)
+        finally:
+            run.module = run.lightning_trainer = None
+            self.accelerator.run_backward = None
+            self.model_wrapped = self.model
+            self._watch_outputs(False)
+
+    def _build_fitting_trainer(self, plan: LightningPlan, bridge: HFBridge, run: TrainingRun) -> pl.Trainer:
         trainer = build_trainer(
             plan,
             bridge.lightning_callback_list(self._lightning_callbacks, self._callback_order),
@@ -583,20 +594,10 @@ class Trainer(
         leave_validation_to_flags(trainer)
         accept_modules_in_eval_mode(trainer)
         keep_step_signature(trainer)
-        start_from(trainer, first_epoch, self.state.global_step)
+        start_from(trainer, run.start.epoch, self.state.global_step)
         precision = trainer.precision_plugin
         self.accelerator.scaler = precision.scaler if isinstance(precision, ForwardPrecision) else None
-        for line in startup_lines(plan, schedule, self.get_num_trainable_parameters(), self.state.global_step):
-            logger.info(line)
-        self.lightning_trainer, self._fit_module, self._fit_windows = trainer, module, windows
-        try:
-            with self.stop_signals.watched(self.args.enable_jit_checkpoint, slurm_job_id() is not None):
-                run_fit(trainer, module, windows, NO_BATCHES)
-        finally:
-            self._fit_module = self._fit_windows = None
-            self.accelerator.run_backward = None
-            self.model_wrapped = self.model
-            self._watch_outputs(False)
+        return trainer
 
     def _make_module(self, plan: LightningPlan) -> WindowModule:
         return make_module(plan, self.model, self)
@@ -613,27 +614,26 @@ class Trainer(
 
     def _take_up_optimizer(self) -> None:
         """Load optimizer states, and show callbacks what the run works with; Lightning has just had it made."""
-        assert self.lightning_trainer is not None  # it is fitting
-        self.model_wrapped = wrapped_model(self.lightning_trainer.strategy, self.model)
-        self._fit_model_state = model_state_of(self.lightning_trainer.strategy, self.model)
-        if self._resume_checkpoint is not None:
-            self._load_optimizer_and_scheduler(self._resume_checkpoint)
-            self._load_scaler(self._resume_checkpoint)
-        if self._run_state is not None:
-            assert self.lightning_trainer is not None and self._fit_module is not None  # it is fitting
-            give_back_callbacks(self._lightning_callbacks, self._run_state, self.lightning_trainer, self._fit_module)
+        run = self._run
+        assert run.lightning_trainer is not None and run.module is not None  # it is fitting
+        self.model_wrapped = wrapped_model(run.lightning_trainer.strategy, self.model)
+        self._fit_model_state = model_state_of(run.lightning_trainer.strategy, self.model)
+        if run.checkpoint is not None:
+            self._load_optimizer_and_scheduler(run.checkpoint)
+            self._load_scaler(run.checkpoint)
+        if run.resumed is not None:
+            give_back_states(self._lightning_callbacks, run.resumed, run.lightning_trainer, run.module)
         handler = self.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
-        handler.train_dataloader = self._fit_loader
+        handler.train_dataloader = run.loader
 
     def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the run's summary, load the best model, rotate, and tell that training is over."""
         self._background.wait()
         if self.is_world_process_zero():
             slurm.forget(str(self.args.output_dir))
-        self._total_loss_scalar += self._tr_loss.item()
-        train_loss = self._total_loss_scalar / max(self.state.global_step - self._initial_global_step, 0.001)
-        updates = self.state.global_step - self._session_first_update  # durations are this call's alone
+        train_loss = self._run.losses.mean(self.state.global_step)
+        updates = self.state.global_step - self._run.updates_before  # durations are this call's alone
         samples = num_train_samples * updates / max(self.state.max_steps, 1)
         self.store_flos()
         metrics = run_summary(start_time, samples, updates, self.state.total_flos, train_loss)

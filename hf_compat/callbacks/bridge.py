@@ -6,9 +6,9 @@ Both vocabularies. Lightning things are prefixed `pl_`, HF things `hf_` where bo
     on_train_start                 on_train_begin (then the evaluation of eval_on_start)
     on_train_epoch_start           on_epoch_begin
     on_train_batch_start           on_step_begin
-    (told by the module)           on_substep_end
+    (the module reports)           on_substep_end
     on_before_optimizer_step       on_pre_optimizer_step
-    (told by the module)           on_optimizer_step
+    (the module reports)           on_optimizer_step
     on_train_batch_end             on_step_end, then log → evaluate → save as the flags say
     on_validation_batch_end        on_prediction_step
     on_train_epoch_end             on_epoch_end, then log → evaluate → save as the flags say
@@ -17,67 +17,101 @@ Both vocabularies. Lightning things are prefixed `pl_`, HF things `hf_` where bo
 from __future__ import annotations
 
 import logging
-import math
-from typing import Any
+from typing import Any, Protocol
 
 import lightning.pytorch as pl
 import torch
+from torch import nn
 
 from hf_compat.callbacks.event_order import PAIRS, CallbackOrder, HFEvents
-from hf_compat.callbacks.session import Session
-from hf_compat.engine.windows import Window, Windows
+from hf_compat.checkpoint.run_state import Moment
+from hf_compat.engine.windows import Batch, Window
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.callbacks import CallbackHandler
+from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime import slurm
+from hf_compat.runtime.background import BackgroundWriter
 from hf_compat.runtime.inspection import call_by_signature
+from hf_compat.runtime.signals import StopSignals
+from hf_compat.training_run.run import TrainingRun, Trial
 
 logger = logging.getLogger(__name__)
+
+# Observes what a step returns: Lightning's own type is as wide.
+StepOutput = Any
+
+
+class BridgedTrainer(Protocol):
+    """What the bridge asks of the Trainer: state, control, callbacks, and the override points around an update."""
+
+    args: TrainingArguments
+    model: nn.Module
+    state: TrainerState
+    control: TrainerControl
+    callback_handler: CallbackHandler
+    current_flos: float
+    stop_signals: StopSignals
+
+    def _save_checkpoint(self, model: nn.Module, trial: Trial) -> None: ...
+
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: torch.Tensor,
+        grad_norm: torch.Tensor | float | None,
+        model: nn.Module,
+        trial: Trial,
+        epoch: float,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float,
+        learning_rate: float | None = None,
+    ) -> None: ...
+
+    def _evaluate(
+        self, trial: Trial, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]: ...
+
+    def _watch_outputs(self, wanted: bool) -> None: ...
+
+    def _take_up_optimizer(self) -> None: ...
+
+    def floating_point_ops(self, inputs: Batch) -> int: ...
+
+    def _track_num_input_tokens(self, inputs: Batch) -> None: ...
 
 
 class HFBridge(pl.Callback):
     """Fire the HF events of a run and obey the flags that its callbacks set.
 
     Args:
-        hf_session: The run: a Trainer.
-        windows: The windows of the fit, which end an epoch when asked; None where nothing is trained.
-        first_epoch: Epoch that the fit begins with.
-        start_time: `time.time()` at the start of training, in seconds.
-        ignore_keys_for_eval: Outputs that evaluations within the fit leave out.
-        trial: The hyperparameter search's trial.
-        is_finished: Nothing is left to train: the run begins and ends (it was resumed at its end).
+        hf_trainer: Whose events they are.
+        run: The run that is trained; None where nothing is.
+        writer: Writes checkpoints in the background; its errors come out at the next update.
     """
 
     def __init__(
-        self,
-        hf_session: Session,
-        windows: Windows | None = None,
-        first_epoch: int = 0,
-        start_time: float = 0.0,
-        ignore_keys_for_eval: list[str] | None = None,
-        trial: Any = None,
-        is_finished: bool = False,
+        self, hf_trainer: BridgedTrainer, run: TrainingRun | None = None, writer: BackgroundWriter | None = None
     ) -> None:
-        self.hf_session = hf_session
-        self.windows = windows
-        self.epoch = first_epoch - 1
-        self.start_time = start_time
-        self.ignore_keys_for_eval = ignore_keys_for_eval
-        self.trial = trial
-        self.is_finished = is_finished
-        self._grad_norm: Any = None
-        self._learning_rate: float | None = None
+        self.hf_trainer = hf_trainer
+        self.run = run
+        self.epoch = run.start.epoch - 1 if run is not None else -1
+        self._writer = writer
         self._stepped = False
         self._last_saved = -1
-        self._taken_up = False
+        self._took_up_optimizer = False
         self._requested_kwargs: set[str] = set()
-        # whether the filter has hidden a loss within this update: False, True, or a tensor on the loss's device
-        self._hides: Any = False
         self._order: CallbackOrder | None = None
         self._last_segment = 0
 
+    @property
+    def _running(self) -> TrainingRun:
+        assert self.run is not None  # the hooks of training come in a fit only
+        return self.run
+
     # Events are fired through here, so that a callback may replace the control.
-    def _fire(self, event: str, **extra: Any) -> None:
-        session = self.hf_session
-        fire = getattr(session.callback_handler, event)
-        session.control = fire(session.args, session.state, session.control, **extra)
+    def _fire(self, event: str) -> None:
+        trainer = self.hf_trainer
+        fire = getattr(trainer.callback_handler, event)
+        trainer.control = fire(trainer.args, trainer.state, trainer.control)
 
     def lightning_callback_list(
         self, lightning_callbacks: list[pl.Callback], order: CallbackOrder
@@ -87,232 +121,233 @@ class HFBridge(pl.Callback):
         self._last_segment = len(lightning_callbacks)
         return order.arrange(lightning_callbacks, self, lambda segment: HFEvents(self, segment))
 
-    def fire_for_hook(self, hook: str, segment: int, batch: Any = None, outputs: Any = None) -> None:
-        """Tell the event that goes with a hook to one run of the HF callbacks; the first one prepares it.
+    def fire_for_hook(self, hook: str, segment: int, batch: Any = None, outputs: StepOutput = None) -> None:
+        """Fire the event that goes with a hook for one segment of the HF callbacks; the first one prepares it.
 
         Args:
             hook: Lightning's hook.
             segment: Which segment of the HF callbacks: 0 stands before the first Lightning callback.
-            batch: The batch, where the hook has one.
+            batch: The batch, where the hook has one: a window, or a batch of an evaluation.
             outputs: What the step returned, where the hook has it.
         """
-        session, event = self.hf_session, PAIRS[hook]
-        handler = session.callback_handler
         if segment == 0:
             self._prepare(hook, batch, outputs)
         if hook == "on_train_batch_end" and not self._stepped:
             return
         if self._order is None:
-            self._fire(event)
-            return
-        handler.active_ids = self._order.segments(handler.callbacks)[segment]
+            self._fire(PAIRS[hook])
+        else:
+            self._fire_for_segment(PAIRS[hook], segment, self._order)
+
+    def _fire_for_segment(self, event: str, segment: int, order: CallbackOrder) -> None:
+        trainer = self.hf_trainer
+        handler = trainer.callback_handler
+        handler.active_ids = order.segments(handler.callbacks)[segment]
         try:
             if segment == 0:
                 self._fire(event)
             else:  # the flags are reset once, by the handler's own method
-                session.control = handler.call_event(event, session.args, session.state, session.control)
+                trainer.control = handler.call_event(event, trainer.args, trainer.state, trainer.control)
         finally:
             handler.active_ids = None
 
-    def _prepare(self, hook: str, batch: Any, outputs: Any) -> None:
+    def _prepare(self, hook: str, batch: Any, outputs: StepOutput) -> None:
         """Do what comes before an event's first callback."""
-        session = self.hf_session
+        trainer = self.hf_trainer
         if hook == "on_train_start":
             self.find_requested_kwargs()
         elif hook == "on_train_epoch_start":
-            self.epoch += 1
-            self._grad_norm = self._learning_rate = None
-            self.find_requested_kwargs()
+            self._begin_epoch()
         elif hook == "on_train_batch_start":
             self._stepped = False
+            self._running.moment = Moment.UPDATE
         elif hook == "on_train_batch_end" and self._stepped:
             assert isinstance(batch, Window)  # the data module yields nothing else
-            session.state.global_step += 1
-            session.state.epoch = self.epoch + batch.epoch_progress
+            trainer.state.global_step += 1
+            trainer.state.epoch = self.epoch + batch.epoch_progress
         elif hook == "on_train_epoch_end":
             self._close_epoch()
         elif hook == "on_validation_batch_end" and self._requested_kwargs:
-            session.callback_handler.requestable_kwargs.update(loss=outputs, inputs=getattr(batch, "inputs", batch))
+            trainer.callback_handler.requestable_kwargs.update(loss=outputs, inputs=getattr(batch, "inputs", batch))
 
     def find_requested_kwargs(self) -> None:
         """Find out whether a callback asks for losses, inputs or outputs; keeping them costs memory."""
-        self._requested_kwargs = self.hf_session.callback_handler.requested_kwargs() - {"trainer"}
-        self.hf_session._watch_outputs("outputs" in self._requested_kwargs)
+        self._requested_kwargs = self.hf_trainer.callback_handler.requested_kwargs() - {"trainer"}
+        self.hf_trainer._watch_outputs("outputs" in self._requested_kwargs)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let the run take up optimizer and schedule, which Lightning has just had made."""
-        if not self._taken_up:
-            self._taken_up = True
-            self.hf_session._take_up_optimizer()
+        if not self._took_up_optimizer:
+            self._took_up_optimizer = True
+            self.hf_trainer._take_up_optimizer()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin the run."""
+        hf_trainer, run = self.hf_trainer, self._running
         self.fire_for_hook("on_train_start", self._last_segment)
-        if self.hf_session.args.eval_on_start:
-            self.hf_session._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
-        if self.is_finished:
+        if hf_trainer.args.eval_on_start:
+            hf_trainer._evaluate(run.trial, run.ignore_keys_for_eval, skip_scheduler=True)
+        if run.start.is_finished:
             trainer.should_stop = True
+        elif hf_trainer.state.global_step >= hf_trainer.state.max_steps:  # resumed before the end of its last epoch
+            hf_trainer.control.should_training_stop = True
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin an epoch."""
         self.fire_for_hook("on_train_epoch_start", self._last_segment)
 
+    def _begin_epoch(self) -> None:
+        self.epoch += 1
+        self._running.begin_epoch(is_first=self.epoch == self._running.start.epoch)
+        self.find_requested_kwargs()
+
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Window, batch_idx: int
     ) -> None:
         """Begin an update."""
         self.fire_for_hook("on_train_batch_start", self._last_segment)
 
-    def micro_batch_done(self, loss: torch.Tensor, inputs: Any) -> None:
+    def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
         """Take a micro-batch's loss, operations and tokens into account."""
-        session = self.hf_session
-        session._tr_loss += self._countable(loss)
+        trainer = self.hf_trainer
+        self._running.losses.add(loss, trainer.state.global_step)
         if self._requested_kwargs:
-            session.callback_handler.requestable_kwargs.update(loss=loss, inputs=inputs)
-        session.current_flos += float(session.floating_point_ops(inputs))
-        session._track_num_input_tokens(inputs)
-
-    def _countable(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss, or in its place the mean so far where it is not finite and the filter is on."""
-        session = self.hf_session
-        if not session.args.logging_nan_inf_filter:
-            return loss
-        steps = 1 + session.state.global_step - session._globalstep_last_logged
-        if loss.device.type == "cpu":
-            if math.isfinite(loss.item()):
-                return loss
-            self._hides = True
-            return session._tr_loss / steps
-        # on a device the choice is made there: asking for the value would wait for it at every step
-        finite = torch.isfinite(loss)
-        self._hides = ~finite if self._hides is False else self._hides | ~finite
-        return torch.where(finite, loss, session._tr_loss / steps)
+            trainer.callback_handler.requestable_kwargs.update(loss=loss, inputs=inputs)
+        trainer.current_flos += float(trainer.floating_point_ops(inputs))
+        trainer._track_num_input_tokens(inputs)
 
     def substep_ended(self) -> None:
-        """Tell that a micro-batch other than the last has ended."""
+        """Fire `on_substep_end`: a micro-batch other than the last has ended."""
         self._fire("on_substep_end")
 
     def should_break(self) -> bool:
-        """Say whether a flag asks to leave the window."""
-        control = self.hf_session.control
+        """Whether a flag asks to leave the window."""
+        control = self.hf_trainer.control
         return control.should_epoch_stop or control.should_training_stop
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Tell that gradients are clipped and the optimizer is about to step."""
+        """Fire `on_pre_optimizer_step`: gradients are clipped and the optimizer is about to step."""
         self.fire_for_hook("on_before_optimizer_step", self._last_segment)
 
-    def optimizer_stepped(self, grad_norm: Any) -> None:
-        """Tell that the optimizer has stepped."""
-        self._grad_norm = grad_norm
+    def optimizer_stepped(self, grad_norm: torch.Tensor | float | None) -> None:
+        """Fire `on_optimizer_step`."""
+        self._running.grad_norm = grad_norm
         self._stepped = True
         self._fire("on_optimizer_step")
 
     def learning_rate_read(self, learning_rate: float) -> None:
         """Keep the learning rate of the update that was just made."""
-        self._learning_rate = learning_rate
+        self._running.learning_rate = learning_rate
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: StepOutput, batch: Window, batch_idx: int
     ) -> None:
         """End an update: count it, then log, evaluate and save as the flags say."""
-        session = self.hf_session
-        session._check_background()
+        control = self.hf_trainer.control
+        if self._writer is not None:
+            self._writer.check()
         if trainer.should_stop:  # a Lightning callback asks to stop
-            session.control.should_training_stop = True
+            control.should_training_stop = True
         self.fire_for_hook("on_train_batch_end", self._last_segment, batch)
         if self._stepped:
-            self._count_hidden()
+            self._running.losses.end_update()
             self._act_on_flags(trainer)
             self._obey_signals()
         if self.should_break():
-            trainer.should_stop = session.control.should_training_stop
-            if self.windows is not None:
-                self.windows.close_epoch()
+            self._leave_epoch(trainer, batch)
 
-    def _count_hidden(self) -> None:
-        """Count the update where the filter has hidden a loss that was not finite."""
-        if self._hides is not False:
-            self.hf_session._nonfinite_steps += self._hides
-            self._hides = False
+    def _leave_epoch(self, trainer: pl.Trainer, window: Window) -> None:
+        """Let no further window begin."""
+        control, windows = self.hf_trainer.control, self._running.windows
+        trainer.should_stop = control.should_training_stop
+        if windows is None:
+            return
+        if window.is_complete and not self._stepped and not control.should_epoch_stop:
+            windows.rewind(window)  # a run that goes on from here makes this update
+        windows.leave_epoch(is_over=control.should_epoch_stop)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End an epoch: then log, evaluate and save as the flags say."""
-        session = self.hf_session
+        hf_trainer, run = self.hf_trainer, self._running
         self.fire_for_hook("on_train_epoch_end", self._last_segment)
         if trainer.should_stop:  # a Lightning callback asks to stop, at the end of this epoch
-            session.control.should_training_stop = True
+            hf_trainer.control.should_training_stop = True
+        run.moment = Moment.EPOCH_END
+        if run.windows is not None:
+            run.windows.finish_epoch()
         self._act_on_flags(trainer)
-        trainer.should_stop = session.control.should_training_stop
+        trainer.should_stop = hf_trainer.control.should_training_stop
 
     def _close_epoch(self) -> None:
-        session, trainer = self.hf_session, self.hf_session.lightning_trainer
-        if self.windows is not None:
-            self.windows.finish_epoch()
-        if self.windows is not None and not self.windows.saw_data:
+        hf_trainer, run = self.hf_trainer, self._running
+        if run.windows is not None and not run.windows.saw_data:
             logger.warning(
                 "The training data gave no sample in epoch %d; training stops at update %d of %d.",
                 self.epoch,
-                session.state.global_step,
-                session.state.max_steps,
+                hf_trainer.state.global_step,
+                hf_trainer.state.max_steps,
             )
-            session.control.should_training_stop = True
-        if trainer is not None:
-            trainer.should_stop = False  # the control says it too; an HF callback of this event may take it back
+            hf_trainer.control.should_training_stop = True
+        if run.lightning_trainer is not None:
+            # the control says it too; an HF callback of this event may take it back
+            run.lightning_trainer.should_stop = False
 
     def _obey_signals(self) -> None:
         """Write a checkpoint where a signal has asked to stop, then stop."""
-        session = self.hf_session
-        session.stop_signals.agree()
-        if session.stop_signals.received is None:
+        trainer = self.hf_trainer
+        signals = trainer.stop_signals
+        signals.agree()
+        if signals.received is None:
             return
-        if self._last_saved != session.state.global_step:
-            session._save_checkpoint(session.model, self.trial)
+        if self._last_saved != trainer.state.global_step:
+            trainer._save_checkpoint(trainer.model, self._running.trial)
             self._fire("on_save")
-        session._background.wait()
-        if session.stop_signals.asks_for_requeue and session.state.is_world_process_zero:
-            slurm.requeue(str(session.args.output_dir))
-        session.stop_signals.obey()
+        if self._writer is not None:
+            self._writer.wait()
+        if signals.asks_for_requeue and trainer.state.is_world_process_zero:
+            slurm.requeue(str(trainer.args.output_dir))
+        signals.obey()
 
     def _act_on_flags(self, trainer: pl.Trainer) -> None:
-        session = self.hf_session
-        if session.control.should_save:
-            self._last_saved = session.state.global_step
+        hf_trainer, run = self.hf_trainer, self._running
+        if hf_trainer.control.should_save:
+            self._last_saved = hf_trainer.state.global_step
         # by name: older overrides lack the learning rate, the start time or the gradient norm
         call_by_signature(
-            session._maybe_log_save_evaluate,
+            hf_trainer._maybe_log_save_evaluate,
             optional={
-                "tr_loss": session._tr_loss,
-                "grad_norm": self._grad_norm,
-                "model": session.model,
-                "trial": self.trial,
+                "tr_loss": run.losses.since_last_log,
+                "grad_norm": run.grad_norm,
+                "model": hf_trainer.model,
+                "trial": run.trial,
                 "epoch": self.epoch,
-                "ignore_keys_for_eval": self.ignore_keys_for_eval,
-                "start_time": self.start_time,
-                "learning_rate": self._learning_rate,
+                "ignore_keys_for_eval": run.ignore_keys_for_eval,
+                "start_time": run.start_time,
+                "learning_rate": run.learning_rate,
             },
         )
         if trainer.should_stop:  # a Lightning callback asks to stop after the evaluation
-            session.control.should_training_stop = True
+            hf_trainer.control.should_training_stop = True
 
     def on_validation_batch_end(
         self,
         trainer: pl.Trainer,
         pl_module: pl.LightningModule,
-        outputs: Any,
+        outputs: StepOutput,
         batch: Any,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Tell that a batch was predicted."""
+        """Fire `on_prediction_step`: a batch was predicted."""
         self.fire_for_hook("on_validation_batch_end", self._last_segment, batch, outputs)
 
     on_test_batch_end = on_validation_batch_end
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Close progress bars, so that the error stands on a line of its own."""
-        for callback in self.hf_session.callback_handler.callbacks:
+        for callback in self.hf_trainer.callback_handler.callbacks:
             close = getattr(callback, "close", None)
             if callable(close) and hasattr(callback, "training_bar"):
                 close()

@@ -25,17 +25,18 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.reading import COMPILED, read_torch_file, read_weights
+from hf_compat.checkpoint.run_state import RUN_STATE_NAME, DataPosition, Moment, RunState
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.rng import legacy_globals, pack_legacy_rng, unpack_rng
 
+LightningCheckpoint = dict[str, Any]  # what Lightning saves: its own keys, and what callbacks and modules add
+
 PREFIX = "model."
-RUN_STATE_NAME = "run_state.pt"
-RUN_STATE_VERSION = 1
 OWN_KEY = "hf_compat"
 
 
-def from_hf(folder: str) -> dict[str, Any]:
+def from_hf(folder: str) -> LightningCheckpoint:
     """Read an HF folder as a Lightning checkpoint.
 
     Args:
@@ -48,7 +49,7 @@ def from_hf(folder: str) -> dict[str, Any]:
     if wrong:
         raise CheckpointError(f"{folder} is not a whole checkpoint: {'; '.join(wrong)}.")
     state = TrainerState.load_from_json(os.path.join(folder, names.TRAINER_STATE_NAME))
-    checkpoint: dict[str, Any] = {
+    checkpoint: LightningCheckpoint = {
         "pytorch-lightning_version": lightning.__version__,
         "global_step": state.global_step,
         "epoch": int(state.epoch),
@@ -60,26 +61,25 @@ def from_hf(folder: str) -> dict[str, Any]:
     if os.path.isfile(optimizer):
         checkpoint["optimizer_states"] = [read_torch_file(optimizer)]
         checkpoint["lr_schedulers"] = [read_torch_file(os.path.join(folder, names.SCHEDULER_NAME))]
-    own = os.path.join(folder, RUN_STATE_NAME)
-    if os.path.isfile(own):
-        run_state = read_torch_file(own)
-        checkpoint["callbacks"] = run_state["callbacks"]
-        checkpoint[OWN_KEY]["windows"] = run_state["windows"]
-    else:
-        checkpoint[OWN_KEY]["windows"] = _windows_of_transformers(folder, state)
+    own = os.path.join(folder, RUN_STATE_NAME)  # of one process: each of several has a position of its own
+    run_state = RunState.load(folder, ended_by_callback=state.was_leaving_epoch) if os.path.isfile(own) else None
+    if run_state is not None:
+        checkpoint["callbacks"] = run_state.callbacks
+    data = _position_of_transformers(folder, state) if run_state is None else run_state.data
+    checkpoint[OWN_KEY]["windows"] = data.to_plain()
     return checkpoint
 
 
-def _windows_of_transformers(folder: str, state: TrainerState) -> dict[str, Any]:
-    """Work out where the data stood from what `transformers` writes: the epoch, and the random states."""
+def _position_of_transformers(folder: str, state: TrainerState) -> DataPosition:
+    """Work out where the data stood from what `transformers` writes: the updates, and the random states."""
     updates_per_epoch = round(state.global_step / state.epoch) if state.epoch else max(state.global_step, 1)
     epoch, updates = divmod(state.global_step, updates_per_epoch)
     path = os.path.join(folder, names.RNG_STATE_NAME)
     rng = pack_legacy_rng(read_torch_file(path, allowed=legacy_globals())) if os.path.isfile(path) else None
-    return {"epoch": epoch, "updates_done": updates, "rng": rng}
+    return DataPosition(epoch=epoch, updates_done=updates, rng=rng)
 
 
-def to_hf(checkpoint: dict[str, Any], folder: str) -> None:
+def to_hf(checkpoint: LightningCheckpoint, folder: str) -> None:
     """Write a Lightning checkpoint of an `HFModule` as an HF folder, sealed.
 
     Args:
@@ -101,52 +101,49 @@ def to_hf(checkpoint: dict[str, Any], folder: str) -> None:
     for key, name in (("optimizer_states", names.OPTIMIZER_NAME), ("lr_schedulers", names.SCHEDULER_NAME)):
         if checkpoint.get(key):
             torch.save(checkpoint[key][0], os.path.join(partial, name))
-    windows = _windows_of_lightning(checkpoint)
+    data = _position_of_lightning(checkpoint)
     state = TrainerState(
         global_step=int(checkpoint["global_step"]),
-        epoch=_epoch_of(checkpoint, windows),
+        epoch=_epoch_of(checkpoint, data),
         # transformers compares it with its own and takes no None
-        train_batch_size=(windows or {}).get("micro_batch_size") or 0,
+        train_batch_size=(data.micro_batch_size if data is not None else None) or 0,
         stateful_callbacks=[TrainerControl()],
     )
     state.save_to_json(os.path.join(partial, names.TRAINER_STATE_NAME))
-    if windows is not None:
-        torch.save(_run_state(checkpoint, windows), os.path.join(partial, RUN_STATE_NAME))
-        if windows.get("rng") is not None:
-            torch.save(unpack_rng(windows["rng"]), os.path.join(partial, names.RNG_STATE_NAME))
+    if data is not None:
+        _run_state(checkpoint, data).save(partial)
+        if data.rng is not None:
+            torch.save(unpack_rng(data.rng), os.path.join(partial, names.RNG_STATE_NAME))
     manifest.seal(partial)
     manifest.put_in_place(partial, folder)
 
 
-def _windows_of_lightning(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
-    """Return where the data stood: ours as we saved it, else from the loader's state that Lightning saved."""
+def _position_of_lightning(checkpoint: LightningCheckpoint) -> DataPosition | None:
+    """Return where the data stood: as we saved it, else from the loader's state that Lightning saved."""
     own = checkpoint.get(OWN_KEY, {}).get("windows")
     if own is not None:
-        return dict(own)
+        return DataPosition.from_plain(own)
     loops = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
     loaders = loops.get("combined_loader") or []
-    return dict(loaders[0]) if loaders and "epoch" in loaders[0] else None
+    return DataPosition.from_plain(loaders[0]) if loaders and "epoch" in loaders[0] else None
 
 
-def _epoch_of(checkpoint: dict[str, Any], windows: dict[str, Any] | None) -> float:
-    if windows is None or not windows.get("is_open"):
+def _epoch_of(checkpoint: LightningCheckpoint, data: DataPosition | None) -> float:
+    if data is None or not data.is_open or not data.micro_batches_per_epoch:
         return float(checkpoint["epoch"])
-    return float(windows["epoch"] + windows["micro_batches_done"] / windows["micro_batches_per_epoch"])
+    return float(data.epoch + data.micro_batches_done / data.micro_batches_per_epoch)
 
 
-def _run_state(checkpoint: dict[str, Any], windows: dict[str, Any]) -> dict[str, Any]:
+def _run_state(checkpoint: LightningCheckpoint, data: DataPosition) -> RunState:
     step = int(checkpoint["global_step"])
-    return {
-        "version": RUN_STATE_VERSION,
-        "lightning_version": checkpoint.get("pytorch-lightning_version", lightning.__version__),
-        "windows": windows,
-        "tr_loss": torch.tensor(0.0),
-        "total_loss": 0.0,
-        "last_logged": step,
-        "first_update": step,
-        "callbacks": checkpoint.get("callbacks", {}),
-        "current_epoch": int(checkpoint["epoch"]),
-    }
+    return RunState(
+        data=data,
+        moment=Moment.UPDATE if data.is_open else Moment.EPOCH_END,
+        losses={"tr_loss": 0.0, "total_loss": 0.0, "last_logged": step, "first_update": step},
+        callbacks=checkpoint.get("callbacks", {}),
+        current_epoch=int(checkpoint["epoch"]),
+        lightning_version=checkpoint.get("pytorch-lightning_version", lightning.__version__),
+    )
 
 
 def write_weights(weights: dict[str, torch.Tensor], path: str) -> None:

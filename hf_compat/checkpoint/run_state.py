@@ -1,169 +1,325 @@
-"""What a run needs to go on as if it had not stopped, beyond HF's files: `run_state.pt`. Both vocabularies.
+"""`RunState`: what a run needs to go on as if it had not stopped, beyond HF's files; and where a run goes on.
 
-Plain values and tensors only, so that it loads with `weights_only=True`: where the data stands (random states and the
-batch that was read ahead included), the loss since the last log, Lightning's progress and its callbacks' states.
+`run_state.pt` holds plain values and tensors only, so that it loads with `weights_only=True`. One class writes and
+reads it, and `resume_point` is the one answer to "where does this run go on?", whoever wrote the checkpoint.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
-import lightning
-import lightning.pytorch as pl
+import torch
 
 from hf_compat.checkpoint.layout import of_rank
-from hf_compat.checkpoint.lightning_io import RUN_STATE_NAME, RUN_STATE_VERSION
 from hf_compat.checkpoint.reading import read_torch_file
-from hf_compat.engine.internals import loops_state
-from hf_compat.engine.windows import Windows
 from hf_compat.errors import CheckpointError
+from hf_compat.plan.run_counts import RunCounts
 
 logger = logging.getLogger(__name__)
 
+RUN_STATE_NAME = "run_state.pt"
+RUN_STATE_VERSION = 2
 
-def collect_run_state(run: Any, trainer: pl.Trainer, windows: Windows, closing: bool) -> dict[str, Any]:
-    """Return the state of a run that is under way.
-
-    Args:
-        run: The Trainer.
-        trainer: Its Lightning trainer.
-        windows: Its data.
-        closing: The epoch is about to be left.
-    """
-    return {
-        "version": RUN_STATE_VERSION,
-        "lightning_version": lightning.__version__,
-        "world_size": run.args.world_size,
-        "samples_of_a_micro_batch": run._train_batch_size * run.args.world_size,
-        "windows": windows.state_dict(closing),
-        "tr_loss": run._tr_loss.detach().cpu().clone(),
-        "total_loss": run._total_loss_scalar,
-        "last_logged": run._globalstep_last_logged,
-        "first_update": run._initial_global_step,
-        "nonfinite_steps": int(run._nonfinite_steps),
-        "scalars": run._step_averages.state_dict(),
-        "loops": loops_state(trainer),
-        "callbacks": {callback.state_key: callback.state_dict() for callback in run._lightning_callbacks},
-        "current_epoch": trainer.current_epoch,
-    }
+PlainState = dict[str, Any]  # dicts, lists, numbers, strings and tensors, nested: what `weights_only=True` loads
 
 
-def read_run_state(checkpoint: str, rank: int = 0, world_size: int = 1) -> dict[str, Any] | None:
-    """Read a checkpoint's run state of a process; None where it has none (it is another program's).
+class Moment(StrEnum):
+    """When a checkpoint was written: what came before is not repeated, what comes after is complete."""
 
-    Raises:
-        CheckpointError: There is one, and it is not readable.
-    """
-    path = os.path.join(checkpoint, of_rank(RUN_STATE_NAME, rank, world_size))
-    if not os.path.isfile(path):
-        # of another number of processes: the first one's says how far they were together
-        others = sorted(
-            name for name in os.listdir(checkpoint) if name.startswith("run_state") and name.endswith(".pt")
-        )
-        if not others:
-            return None
-        path = os.path.join(checkpoint, others[0])
-    state = read_torch_file(path)
-    if not isinstance(state, dict) or state.get("version") != RUN_STATE_VERSION:
-        raise CheckpointError(f"{path} is of another version of hf_compat, or no run state at all.")
-    return state
+    UPDATE = "update"  # after an update's log and evaluation; the epoch's end is still to come
+    EPOCH_END = "epoch_end"  # after the log and evaluation of the epoch's end
 
 
-def fits(state: dict[str, Any], windows: Windows, world_size: int, samples_of_a_micro_batch: int) -> bool:
-    """Say whether a run's data can go on from a state: it has to be cut into the same windows, for as many processes.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataPosition:
+    """Where the training data of one rank stands.
 
     Args:
-        state: The run state of the checkpoint.
-        windows: The data now.
-        world_size: Processes now.
-        samples_of_a_micro_batch: Samples of a micro-batch of all processes together, now.
+        epoch: The epoch that is under way; where none is, the one that comes next.
+        is_open: Windows of `epoch` are trained already.
+        is_over: No window of `epoch` is left: its data has ended, or a callback has ended it.
+        micro_batches_done: Micro-batches of `epoch` that are trained.
+        window_size: Micro-batches of an update.
+        micro_batches_per_epoch: Micro-batches of an epoch; for endless data those of the whole run.
+        micro_batch_size: Samples of a micro-batch of this rank, where the loader says.
+        lookahead: The batch that the loader has read ahead.
+        source: The state of a data set, or loader, that knows its own position.
+        epoch_rng: The random states from which the epoch's order was drawn.
+        rng: The random states at this moment.
+        updates_done: Updates of `epoch`, where nothing else is known: `transformers` writes no more.
     """
-    before = state.get("world_size", 1), state.get("samples_of_a_micro_batch", samples_of_a_micro_batch)
-    if before != (world_size, samples_of_a_micro_batch):
+
+    epoch: int
+    is_open: bool = False
+    is_over: bool = False
+    micro_batches_done: int = 0
+    window_size: int | None = None
+    micro_batches_per_epoch: int | None = None
+    micro_batch_size: int | None = None
+    lookahead: Any = None  # a batch of the user's, as plain values
+    source: Any = None  # what the user's data set keeps
+    epoch_rng: PlainState | None = None
+    rng: PlainState | None = None
+    updates_done: int = 0
+
+    def to_plain(self) -> PlainState:
+        """Return this position as a dict."""
+        return {
+            "version": RUN_STATE_VERSION,
+            **{part.name: getattr(self, part.name) for part in dataclasses.fields(self)},
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> DataPosition:
+        """Read a position that this version or the first one wrote.
+
+        The first version said `is_closed`, also where training had only stopped within the epoch.
+        """
+        known = {part.name for part in dataclasses.fields(cls)}
+        values = {name: value for name, value in plain.items() if name in known}
+        if "is_closed" in plain:
+            done, whole = int(plain["micro_batches_done"]), int(plain["micro_batches_per_epoch"])
+            values["is_over"] = bool(plain["is_closed"]) and done >= whole
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunState:
+    """A run that is under way, as `run_state.pt` holds it.
+
+    Args:
+        data: Where the data of this rank stands.
+        moment: When it was written.
+        world_size: Processes.
+        samples_per_micro_batch: Samples of a micro-batch of all processes together; None where it is not known.
+        losses: The loss log's state (`LossLog.state_dict`).
+        grad_norm: Norm of the last update's gradients, which the log of the epoch's end repeats.
+        learning_rate: Learning rate of the last update.
+        loops: Progress of Lightning's loops.
+        callbacks: States of Lightning callbacks by `state_key`.
+        extras: What Lightning callbacks have put into the checkpoint.
+        current_epoch: Lightning's epoch.
+        lightning_version: The Lightning that wrote it.
+        knows_epoch_end: The first version took an epoch for over where training had only stopped within it. False
+            where that is possible.
+    """
+
+    data: DataPosition
+    moment: Moment = Moment.UPDATE
+    world_size: int = 1
+    samples_per_micro_batch: int | None = None
+    losses: PlainState = field(default_factory=dict)
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    loops: PlainState = field(default_factory=dict)
+    callbacks: PlainState = field(default_factory=dict)
+    extras: PlainState = field(default_factory=dict)
+    current_epoch: int = 0
+    lightning_version: str = ""
+    knows_epoch_end: bool = True
+
+    def to_plain(self) -> PlainState:
+        """Return this state as nested dicts: the content of `run_state.pt`."""
+        values = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
+        values |= {"data": self.data.to_plain(), "moment": self.moment.value}
+        return {"version": RUN_STATE_VERSION, **values}
+
+    def save(self, folder: str, rank: int = 0, world_size: int = 1) -> None:
+        """Write this state into a checkpoint folder."""
+        torch.save(self.to_plain(), os.path.join(folder, of_rank(RUN_STATE_NAME, rank, world_size)))
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any], ended_by_callback: bool = False) -> RunState:
+        """Read what `to_plain` of this version or the first one returned.
+
+        Args:
+            plain: The content of `run_state.pt`.
+            ended_by_callback: The checkpoint's `TrainerControl` says that a callback was ending the epoch. Only the
+                first version needs it: it did not tell that from training that stopped.
+        """
+        if plain["version"] == 1:
+            return _from_version_1(plain, ended_by_callback)
+        values = {part.name: plain[part.name] for part in dataclasses.fields(cls) if part.name in plain}
+        return cls(**{**values, "data": DataPosition.from_plain(plain["data"]), "moment": Moment(plain["moment"])})
+
+    @classmethod
+    def load(
+        cls, checkpoint: str, rank: int = 0, world_size: int = 1, ended_by_callback: bool = False
+    ) -> RunState | None:
+        """Read a rank's state from a checkpoint folder; None where it has none (another program wrote it).
+
+        A checkpoint of another number of processes has no file of this rank's: the first file says how far all were.
+
+        Raises:
+            CheckpointError: There is a state, and it cannot be read.
+        """
+        path = os.path.join(checkpoint, of_rank(RUN_STATE_NAME, rank, world_size))
+        if not os.path.isfile(path):
+            stem, suffix = os.path.splitext(RUN_STATE_NAME)
+            others = sorted(n for n in os.listdir(checkpoint) if n.startswith(stem) and n.endswith(suffix))
+            if not others:
+                return None
+            path = os.path.join(checkpoint, others[0])
+        plain = read_torch_file(path)
+        if not isinstance(plain, dict) or plain.get("version") not in (1, RUN_STATE_VERSION):
+            raise CheckpointError(f"{path} was written by another version of hf_compat, or it is not a run state.")
+        try:
+            return cls.from_plain(plain, ended_by_callback)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path} is not a readable run state: {type(error).__name__}: {error}.") from error
+
+
+def _from_version_1(plain: Mapping[str, Any], ended_by_callback: bool) -> RunState:
+    data = DataPosition.from_plain(plain["windows"])
+    if data.is_open and ended_by_callback:
+        data = dataclasses.replace(data, is_over=True)
+    kept = ("tr_loss", "total_loss", "last_logged", "first_update", "nonfinite_steps", "scalars")
+    return RunState(
+        data=data,
+        moment=Moment.UPDATE if data.is_open else Moment.EPOCH_END,
+        world_size=plain.get("world_size", 1),
+        samples_per_micro_batch=plain.get("samples_of_a_micro_batch"),
+        losses={name: plain[name] for name in kept if name in plain},
+        loops=plain.get("loops", {}),
+        callbacks=plain.get("callbacks", {}),
+        extras=plain.get("extras") or {},
+        current_epoch=plain.get("current_epoch", 0),
+        lightning_version=plain.get("lightning_version", ""),
+        knows_epoch_end=data.is_open or ended_by_callback,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataCut:
+    """How a run cuts its data into updates.
+
+    Args:
+        counts: The run's counts.
+        window_size: Micro-batches of an update.
+        world_size: Processes.
+        samples_per_micro_batch: Samples of a micro-batch of all processes together.
+    """
+
+    counts: RunCounts
+    window_size: int
+    world_size: int = 1
+    samples_per_micro_batch: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumePoint:
+    """Where a run goes on.
+
+    Args:
+        epoch: The epoch that comes first.
+        skip_micro_batches: Micro-batches of it that are passed over.
+        position: The exact position of the data in that epoch, random states included.
+        epoch_is_over: Of that epoch only its end is left.
+        is_finished: Nothing is left: the run begins and ends.
+        restores_folder_rng: The checkpoint's `rng_state.pth` is loaded once the data is in place, as upstream does.
+        is_exact: The run goes on as if it had not stopped, so its loss sums go on, too.
+    """
+
+    epoch: int = 0
+    skip_micro_batches: int = 0
+    position: DataPosition | None = None
+    epoch_is_over: bool = False
+    is_finished: bool = False
+    restores_folder_rng: bool = False
+    is_exact: bool = False
+
+
+def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore_data_skip: bool) -> ResumePoint:
+    """Say where a run goes on, whoever wrote its checkpoint.
+
+    Args:
+        state: The run state of the checkpoint; None where `transformers` wrote it.
+        updates_done: `global_step` of the checkpoint.
+        cut: How the data is cut now.
+        ignore_data_skip: The argument of that name: the epoch's data starts at its beginning.
+    """
+    same_cut = state is not None and _is_cut_alike(state, cut)
+    if state is None or ignore_data_skip:
+        point = _by_updates(updates_done, cut, ignore_data_skip)
+    elif not same_cut:
+        point = _by_samples(state, updates_done, cut)
+    else:
+        point = _by_position(state, updates_done, cut)
+    return dataclasses.replace(point, is_exact=same_cut)
+
+
+def _by_updates(updates_done: int, cut: DataCut, ignore_data_skip: bool) -> ResumePoint:
+    """Count updates, as upstream does."""
+    epoch, updates = divmod(updates_done, cut.counts.updates_per_epoch)
+    return ResumePoint(
+        epoch=epoch,
+        skip_micro_batches=0 if ignore_data_skip else updates * cut.window_size,
+        is_finished=_is_finished(epoch, updates_done, cut.counts),
+        restores_folder_rng=True,
+    )
+
+
+def _by_samples(state: RunState, updates_done: int, cut: DataCut) -> ResumePoint:
+    """Count samples: the data goes on after as many as were trained, however they were cut."""
+    before, size = state.data, state.samples_per_micro_batch or cut.samples_per_micro_batch
+    if before.window_size is None or before.micro_batches_per_epoch is None:
+        return _by_updates(updates_done, cut, ignore_data_skip=False)
+    updates_per_epoch = -(-before.micro_batches_per_epoch // before.window_size)
+    epoch, updates = (0, updates_done) if cut.counts.is_endless else divmod(updates_done, updates_per_epoch)
+    return ResumePoint(
+        epoch=epoch,
+        skip_micro_batches=updates * before.window_size * size // cut.samples_per_micro_batch,
+        is_finished=_is_finished(epoch, updates_done, cut.counts),
+        restores_folder_rng=True,
+    )
+
+
+def _by_position(state: RunState, updates_done: int, cut: DataCut) -> ResumePoint:
+    """Take the very position that the state holds."""
+    data, counts = state.data, cut.counts
+    finished = _is_finished(data.epoch, updates_done, counts)
+    if not state.knows_epoch_end and updates_done < data.epoch * counts.updates_per_epoch:
+        return _by_updates(updates_done, cut, ignore_data_skip=False)
+    at_the_end = updates_done == counts.max_updates and data.epoch < counts.num_train_epochs
+    if finished and not (data.is_open and state.moment is Moment.UPDATE and at_the_end):
+        return ResumePoint(epoch=data.epoch, position=data, is_finished=True)
+    is_over = data.is_over or finished or data.micro_batches_done >= counts.micro_batches_per_epoch
+    return ResumePoint(epoch=data.epoch, position=data, epoch_is_over=data.is_open and is_over)
+
+
+def _is_finished(epoch: int, updates_done: int, counts: RunCounts) -> bool:
+    return updates_done >= counts.max_updates or epoch >= counts.num_train_epochs
+
+
+def _is_cut_alike(state: RunState, cut: DataCut) -> bool:
+    """Say whether the data is cut into the same updates as before, and warn where it is not."""
+    now = cut.world_size, cut.samples_per_micro_batch
+    before = state.world_size, state.samples_per_micro_batch or cut.samples_per_micro_batch
+    if before != now:
         logger.warning(
             "The checkpoint is of %d process(es) with micro-batches of %d samples in all, now there are %d with %d: "
             "the data goes on after as many samples; random numbers are not those of the uninterrupted run.",
             *before,
-            world_size,
-            samples_of_a_micro_batch,
+            *now,
         )
         return False
-    then = state["windows"].get("micro_batches_per_epoch"), state["windows"].get("window_size")
-    same = then == (windows.micro_batches_per_epoch, windows.window_size)
-    if not same:
+    epoch_now, epoch_before = cut.counts.micro_batches_per_epoch, state.data.micro_batches_per_epoch
+    if cut.counts.is_endless:  # its only epoch is as long as the run
+        epoch_now = epoch_before = 0
+    if (epoch_before, state.data.window_size) != (epoch_now, cut.window_size):
         logger.warning(
             "The checkpoint's epochs had %s micro-batches in windows of %s, now they have %s in windows of %s: "
             "the data goes on after as many updates, but the run is not the one that was interrupted.",
-            *then,
-            windows.micro_batches_per_epoch,
-            windows.window_size,
+            epoch_before,
+            state.data.window_size,
+            epoch_now,
+            cut.window_size,
         )
-    return same
-
-
-def place_by_samples(state: dict[str, Any], updates: int, windows: Windows, samples_of_a_micro_batch: int) -> None:
-    """Let the data go on after as many samples as were trained, however they were cut.
-
-    Args:
-        state: The run state of the checkpoint.
-        updates: Updates done.
-        windows: The data now.
-        samples_of_a_micro_batch: Samples of a micro-batch of all processes together, now.
-    """
-    cut = state["windows"]
-    size = state.get("samples_of_a_micro_batch", samples_of_a_micro_batch)
-    updates_of_an_epoch = -(-cut["micro_batches_per_epoch"] // cut["window_size"])
-    epoch, rest = divmod(updates, updates_of_an_epoch)
-    windows.next_epoch = epoch
-    windows.skip_micro_batches = rest * cut["window_size"] * size // samples_of_a_micro_batch
-
-
-def give_back_losses(run: Any, state: dict[str, Any]) -> None:
-    """Let a run go on summing up its loss where it stood, so that its logs go on too."""
-    run._tr_loss = state["tr_loss"].to(run.args.device)
-    run._total_loss_scalar = state["total_loss"]
-    run._globalstep_last_logged = state["last_logged"]
-    run._initial_global_step = state["first_update"]
-    run._nonfinite_steps = state.get("nonfinite_steps", 0)
-    if "scalars" in state:
-        run._step_averages.load_state_dict(state["scalars"])
-
-
-def give_back_callbacks(
-    callbacks: list[pl.Callback], state: dict[str, Any], trainer: pl.Trainer, module: pl.LightningModule
-) -> None:
-    """Give Lightning callbacks the states that they had, and what they had put into the checkpoint."""
-    extras = state.get("extras")
-    for callback in callbacks:
-        saved = state["callbacks"].get(callback.state_key)
-        if saved:
-            callback.load_state_dict(saved)
-        if extras and _overrides(callback, "on_load_checkpoint"):
-            callback.on_load_checkpoint(trainer, module, {"state_dict": module.state_dict(), **extras})
-
-
-def ask_callbacks(
-    callbacks: list[pl.Callback], trainer: pl.Trainer, module: pl.LightningModule
-) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Let Lightning callbacks add to a checkpoint, and change its weights: averages are what should be used.
-
-    Returns:
-        The model's weights where a callback has put others in their place, else None; and what was added.
-    """
-    asked = [callback for callback in callbacks if _overrides(callback, "on_save_checkpoint")]
-    if not asked:
-        return None, {}
-    weights = module.state_dict()
-    checkpoint: dict[str, Any] = {"state_dict": weights}
-    for callback in asked:
-        callback.on_save_checkpoint(trainer, module, checkpoint)
-    replaced = checkpoint.pop("state_dict")
-    if replaced is weights:
-        return None, checkpoint
-    return {name.removeprefix("model."): value for name, value in replaced.items()}, checkpoint
-
-
-def _overrides(callback: pl.Callback, hook: str) -> bool:
-    return getattr(type(callback), hook) is not getattr(pl.Callback, hook) or hook in vars(callback)
+        return False
+    return True

@@ -1,17 +1,24 @@
-"""Windows: the micro-batches of one update, which are one batch to Lightning. Lightning words only."""
+"""Windows: the micro-batches of one update, which are one batch to Lightning."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from hf_compat.checkpoint.run_state import DataPosition, PlainState, ResumePoint
 from hf_compat.data.loader import PreparedDataLoader, Resume, skip_first_batches
 from hf_compat.data.samplers import SkipFirstBatches
 from hf_compat.errors import DataError
+from hf_compat.plan.run_counts import RunCounts
 from hf_compat.runtime.nested import Nested, as_plain_type, map_nested
 from hf_compat.runtime.rng import read_rng, write_rng
+
+Loader = Any  # HF lets `get_train_dataloader` return any iterable of batches
+Batch = Any  # what the user's collator gives
+NumItems = torch.Tensor | int | None
 
 
 class Window:
@@ -27,7 +34,9 @@ class Window:
 
     __slots__ = ("epoch_progress", "is_complete", "micro_batches", "num_items")
 
-    def __init__(self, micro_batches: list[Any], num_items: Any, is_complete: bool, epoch_progress: float) -> None:
+    def __init__(
+        self, micro_batches: list[Batch], num_items: NumItems, is_complete: bool, epoch_progress: float
+    ) -> None:
         self.micro_batches = micro_batches
         self.num_items = num_items
         self.is_complete = is_complete
@@ -47,104 +56,137 @@ class Windows:
         loader: The training loader.
         read_window: Reads up to so many micro-batches and counts their items (`get_batch_samples`).
         window_size: Micro-batches of an update.
-        windows_per_epoch: Updates of an epoch.
-        micro_batches_per_epoch: Micro-batches of an epoch.
-        device: Where counts go.
-        first_epoch: Epoch that comes first.
-        skip_micro_batches: Micro-batches of the first epoch that are trained already.
-        after_skip: Called once the first window after a skip is read, or before an epoch that starts at its beginning;
-            random states are restored there, as HF does for folders that say no more.
+        counts: The run's counts: the windows and micro-batches of an epoch.
+        device: Where counts of items go.
+        start: Where the run begins.
+        load_folder_rng: Loads the random states of the checkpoint's own file, for checkpoints that say no more: once
+            the first window after a skip is read, or before an epoch that starts at its beginning, as HF does.
     """
 
     def __init__(
         self,
-        loader: Any,
+        loader: Loader,
         *,
-        read_window: Callable[[Iterator[Any], int, torch.device], tuple[list[Any], Any]],
+        read_window: Callable[[Iterator[Batch], int, torch.device], tuple[list[Batch], NumItems]],
         window_size: int,
-        windows_per_epoch: int,
-        micro_batches_per_epoch: int,
+        counts: RunCounts,
         device: torch.device,
-        first_epoch: int = 0,
-        skip_micro_batches: int = 0,
-        after_skip: Callable[[], None] | None = None,
+        start: ResumePoint | None = None,
+        load_folder_rng: Callable[[], None] | None = None,
     ) -> None:
         self.loader = loader
         self.read_window = read_window
         self.window_size = window_size
-        self.windows_per_epoch = windows_per_epoch
-        self.micro_batches_per_epoch = micro_batches_per_epoch
+        self.counts = counts
         self.device = device
-        self.next_epoch = first_epoch
-        self.skip_micro_batches = skip_micro_batches
-        self.after_skip = after_skip
         self.saw_data = False
-        self._resume: dict[str, Any] | None = None
-        self._epoch = first_epoch
-        self._done = 0
-        self._closed = False
-        self._epoch_rng: dict[str, Any] | None = None
+        self._load_folder_rng = load_folder_rng
+        self.start_at(start or ResumePoint())
 
     def __len__(self) -> int:
-        return self.windows_per_epoch
+        return self.counts.updates_per_epoch
 
-    def close_epoch(self) -> None:
-        """End the epoch before its next window."""
-        self._closed = True
+    def start_at(self, start: ResumePoint) -> None:
+        """Begin the next pass at a point of a run."""
+        self._start: ResumePoint | None = start
+        self.next_epoch = self._epoch = start.epoch
+        self._done = 0
+        self._is_leaving = self._is_over = self._is_rewound = False
+        self._epoch_rng: PlainState | None = None
 
-    def finish_epoch(self) -> None:
-        """Say that the epoch is over: a state that is taken from now on begins with the next one."""
-        self._epoch_rng = None
-
-    def state_dict(self, closing: bool = False) -> dict[str, Any]:
-        """Return where the data stands, in plain values.
+    def leave_epoch(self, is_over: bool) -> None:
+        """End the pass before its next window.
 
         Args:
-            closing: The epoch is about to be left: what is left of it is not part of the run.
+            is_over: The epoch itself is over (a callback has ended it); else training stops within it.
         """
-        cut = {
-            "micro_batch_size": getattr(self.loader, "batch_size", None),
-            "window_size": self.window_size,
-            "micro_batches_per_epoch": self.micro_batches_per_epoch,
-        }
-        if self._epoch_rng is None:
-            return {**cut, "epoch": self.next_epoch, "is_open": False, "rng": read_rng()}
-        prepared = isinstance(self.loader, PreparedDataLoader)
-        source = self.loader.source_state() if prepared else _state_of(self.loader)
-        lookahead = as_plain(self.loader.lookahead) if prepared else None
-        return {
-            **cut,
-            "epoch": self._epoch,
-            "is_open": True,
-            "is_closed": closing or self._closed or (prepared and self.loader.end_of_dataloader),
-            "micro_batches_done": self._done,
-            "lookahead": lookahead,
-            "source": as_plain(source),
-            "epoch_rng": self._epoch_rng,
-            "rng": read_rng(),
-        }
+        self._is_leaving = True
+        self._is_over |= is_over
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Begin where a state says, not where the arguments did."""
-        self._resume = state_dict if "is_open" in state_dict else None
-        self.skip_micro_batches, self.after_skip = 0, None
-        rng = state_dict.get("rng")
-        if self._resume is None:  # of transformers, which says no more than the update
-            self.skip_micro_batches = int(state_dict["updates_done"]) * self.window_size
-            self.after_skip = None if rng is None else lambda: write_rng(rng)
-        self.next_epoch = int(state_dict["epoch"])
+    def rewind(self, window: Window) -> None:
+        """Take the last window for not trained: its update was never made."""
+        self._done -= len(window)
+        self._is_rewound = True
+
+    def finish_epoch(self) -> None:
+        """Let a position that is asked for from now on begin with the next epoch, where this one is over."""
+        if self._is_over or self._is_at_end_of_data:
+            self._epoch_rng = None
+
+    @property
+    def _is_at_end_of_data(self) -> bool:
+        if isinstance(self.loader, PreparedDataLoader) and self.loader.end_of_dataloader:
+            return not self._is_rewound
+        return not self.counts.is_endless and self._done >= self.counts.micro_batches_per_epoch
+
+    def position(self, epoch_is_over: bool = False) -> DataPosition:
+        """Return where the data stands.
+
+        Args:
+            epoch_is_over: A callback is ending the epoch.
+        """
+        if self._start is not None and self._start.position is not None:  # the first pass has not begun
+            return self._start.position
+        cut = DataPosition(
+            epoch=self.next_epoch,
+            window_size=self.window_size,
+            micro_batches_per_epoch=self.counts.micro_batches_per_epoch,
+            micro_batch_size=getattr(self.loader, "batch_size", None),
+            rng=read_rng(),
+        )
+        if self._epoch_rng is None:
+            return cut
+        lookahead, source = (None, None) if self._is_rewound else self._read_ahead()
+        return dataclasses.replace(
+            cut,
+            epoch=self._epoch,
+            is_open=True,
+            is_over=epoch_is_over or self._is_over or self._is_at_end_of_data,
+            micro_batches_done=self._done,
+            lookahead=lookahead,
+            source=source,
+            epoch_rng=self._epoch_rng,
+        )
+
+    def _read_ahead(self) -> tuple[PlainState | None, PlainState | None]:
+        """Return the batch that was read ahead, and the state of a source that knows its own position."""
+        if isinstance(self.loader, PreparedDataLoader):
+            return as_plain(self.loader.lookahead), as_plain(self.loader.source_state())
+        return None, as_plain(_state_of(self.loader))
+
+    def state_dict(self) -> PlainState:
+        """Return where the data stands, for Lightning's own checkpoints."""
+        return self.position().to_plain()
+
+    def load_state_dict(self, state_dict: PlainState) -> None:
+        """Begin where a state of Lightning's own checkpoint says."""
+        data = DataPosition.from_plain(state_dict)
+        if data.updates_done:  # of transformers, which writes no more than that
+            skip, rng = data.updates_done * self.window_size, data.rng
+            self._load_folder_rng = None if rng is None else lambda: write_rng(rng)
+            self.start_at(ResumePoint(epoch=data.epoch, skip_micro_batches=skip, restores_folder_rng=True))
+            return
+        is_over = data.is_over or data.micro_batches_done >= self.counts.micro_batches_per_epoch
+        self.start_at(ResumePoint(epoch=data.epoch, position=data, epoch_is_over=data.is_open and is_over))
 
     def __iter__(self) -> Iterator[Window]:
         # A generator, so that nothing is read, and no random number drawn, before Lightning asks for the first window.
-        self._closed = False
+        start, self._start = self._start or ResumePoint(epoch=self.next_epoch), None
+        self._is_leaving = self._is_over = self._is_rewound = False
         self._epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
-        state, self._resume = self._resume, None
-        if state is not None:
-            yield from self._resumed_epoch(state)
+        position = start.position
+        if position is None:
+            restore = self._load_folder_rng if start.restores_folder_rng else None
+            yield from self._new_epoch(start.skip_micro_batches, restore)
+        elif not position.is_open:
+            yield from self._new_epoch(0, _writes(position.rng))
+        elif start.epoch_is_over:
+            self._enter(position)
+            self._is_leaving = self._is_over = True
+            _writes(position.rng)()
         else:
-            skip, self.skip_micro_batches = self.skip_micro_batches, 0
-            restore, self.after_skip = self.after_skip, None
-            yield from self._new_epoch(skip, restore)
+            self._enter(position)
+            yield from self._rest_of_epoch(position)
 
     def _new_epoch(self, skip: int, restore: Callable[[], None] | None) -> Iterator[Window]:
         loader = skip_first_batches(self.loader, skip) if skip else self.loader
@@ -155,66 +197,62 @@ class Windows:
         micro_batches = self._begin(loader)
         yield from self._windows(micro_batches, skip, restore)
 
-    def _resumed_epoch(self, state: dict[str, Any]) -> Iterator[Window]:
-        if not state["is_open"]:
-            yield from self._new_epoch(0, lambda: write_rng(state["rng"]))
-            return
-        self._epoch_rng, done = state["epoch_rng"], int(state["micro_batches_done"])
-        self._done, self.saw_data = done, True
-        if state["is_closed"] or done >= self.micro_batches_per_epoch:
-            write_rng(state["rng"])
-            self._closed = True
-            return
+    def _enter(self, position: DataPosition) -> None:
+        self._epoch_rng, self._done, self.saw_data = position.epoch_rng, position.micro_batches_done, True
+
+    def _rest_of_epoch(self, position: DataPosition) -> Iterator[Window]:
         # the order of the epoch is drawn again from the states that it was drawn from
-        write_rng(state["epoch_rng"])
-        loader = self._position(state, done)
+        _writes(position.epoch_rng)()
+        loader = self._move_to(position)
         micro_batches = self._begin(loader)
         if not isinstance(loader, PreparedDataLoader):
             sampler = getattr(loader, "batch_sampler", None)
             if isinstance(sampler, SkipFirstBatches):
                 sampler.prime()
-            write_rng(state["rng"])
-        yield from self._windows(micro_batches, done, None)
+            _writes(position.rng)()
+        yield from self._windows(micro_batches, position.micro_batches_done, None)
 
-    def _position(self, state: dict[str, Any], done: int) -> Any:
+    def _move_to(self, position: DataPosition) -> Loader:
+        done = position.micro_batches_done
         if isinstance(self.loader, PreparedDataLoader):
             self.loader.resume_at(
                 Resume(
                     skip=done,
-                    lookahead=state["lookahead"],
-                    source=state["source"],
-                    after_start=lambda: write_rng(state["rng"]),
+                    lookahead=position.lookahead,
+                    source=position.source,
+                    after_start=_writes(position.rng),
                 )
             )
             return self.loader
-        if state["source"] is not None:
-            self.loader.load_state_dict(state["source"])
+        if position.source is not None:
+            self.loader.load_state_dict(position.source)
             return self.loader
         return skip_first_batches(self.loader, done)
 
-    def _begin(self, loader: Any) -> Iterator[Any]:
+    def _begin(self, loader: Loader) -> Iterator[Batch]:
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(self._epoch)
         return iter(loader)
 
-    def _windows(self, micro_batches: Iterator[Any], done: int, restore: Callable[[], None] | None) -> Iterator[Window]:
+    def _windows(
+        self, micro_batches: Iterator[Batch], done: int, restore: Callable[[], None] | None
+    ) -> Iterator[Window]:
         self._done, began = done, done
         self.saw_data = done > 0
         made = False
-        for update in range(done // self.window_size, self.windows_per_epoch):
+        for update in range(done // self.window_size, len(self)):
             batches, num_items = self.read_window(micro_batches, self._size_of(update), self.device)
             if restore is not None:
                 restore()
                 restore = None
             self._forget_skip()
             if not batches:
+                self._is_over = True
                 break
-            self.saw_data = True
-            self._done += len(batches)
-            complete = self._done % self.window_size == 0 or self._done == self.micro_batches_per_epoch
-            made |= complete
-            yield Window(batches, num_items, complete, self._done / self.micro_batches_per_epoch)
-            if self._closed:
+            window = self._next_window(batches, num_items)
+            made |= window.is_complete
+            yield window
+            if self._is_leaving:
                 return
         if self.saw_data and not made and not began:
             raise DataError(
@@ -223,14 +261,26 @@ class Windows:
                 "Hint: accumulate fewer, use a smaller batch, or give the data set a length."
             )
 
+    def _next_window(self, batches: list[Batch], num_items: NumItems) -> Window:
+        whole = self.counts.micro_batches_per_epoch
+        self.saw_data = True
+        self._done += len(batches)
+        is_complete = self._done % self.window_size == 0 or self._done == whole
+        return Window(batches, num_items, is_complete, self._done / whole)
+
     def _size_of(self, update: int) -> int:
-        if update != self.windows_per_epoch - 1:
+        if update != len(self) - 1:
             return self.window_size
-        return self.micro_batches_per_epoch % self.window_size or self.window_size
+        return self.counts.micro_batches_per_epoch % self.window_size or self.window_size
 
     def _forget_skip(self) -> None:
         if isinstance(self.loader, PreparedDataLoader):
             self.loader.skip_batches = 0
+
+
+def _writes(rng: PlainState | None) -> Callable[[], None]:
+    """Return what sets the random states; nothing where none were kept."""
+    return lambda: None if rng is None else write_rng(rng)
 
 
 def _state_of(loader: Any) -> Any:

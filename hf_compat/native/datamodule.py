@@ -63,7 +63,7 @@ class HFDataModule(pl.LightningDataModule):
         steps = self.steps
         loader = steps.get_train_dataloader()
         micro_batches = len(loader) if has_length(loader) else None
-        schedule = make_run_counts(
+        counts = make_run_counts(
             steps.args,
             micro_batches=micro_batches,
             num_examples=steps.num_examples(loader) if micro_batches else None,
@@ -73,8 +73,7 @@ class HFDataModule(pl.LightningDataModule):
             loader,
             read_window=steps.get_batch_samples,
             window_size=steps.args.gradient_accumulation_steps,
-            windows_per_epoch=schedule.updates_per_epoch,
-            micro_batches_per_epoch=schedule.micro_batches_per_epoch,
+            counts=counts,
             device=steps.args.device,
         )
 

@@ -34,6 +34,11 @@ class RunCounts:
     micro_batches_per_epoch: int
     max_updates: int
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether the data has no length: the run is one epoch, and only its updates end it."""
+        return self.num_train_epochs == ENDLESS_EPOCHS
+
 
 def make_run_counts(
     args: TrainingArguments,

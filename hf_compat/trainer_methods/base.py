@@ -1,44 +1,68 @@
-"""What the parts of a steps share: the attributes that HF's Trainer has and others read or write. HF words only."""
+"""The one declaration of the Trainer's shape: attributes and methods that the method groups ask of each other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers import Logger
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from hf_compat.callbacks.event_order import CallbackOrder
 from hf_compat.data.types import Collator
+from hf_compat.engine.module import WindowModule
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.callbacks import CallbackHandler
+from hf_compat.hf.outputs import EvalLoopOutput, EvalPrediction
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.optim.label_smoothing import LabelSmoother
+from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.runtime.background import BackgroundWriter
+from hf_compat.runtime.signals import StopSignals
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
+from hf_compat.training_run.run import TrainingRun
+from hf_compat.training_run.step_averages import StepAverages
+
+Batch = Any  # what the user's collator gives: a mapping of tensors, mostly
+ModelOutput = Any  # what the user's model returns
+Dataset = Any  # anything with `__getitem__` and `__len__`, or an iterable; a dict of these for evaluation
+Loader = Any  # HF lets overridden methods return any iterable of batches
+ProcessingClass = Any  # a tokenizer, a processor, or anything of their shape
+Trial = Any  # what a hyperparameter search's library calls a trial
+Scheduler = LRScheduler | ReduceLROnPlateau
+Metrics = dict[str, float]
 
 
 class TrainerBase:
-    """Attributes of a steps. All are plain and writable, and read at the moment of use.
+    """Attributes and methods that more than one group uses; a group overrides its own methods.
+
+    The attributes are plain and writable, and they are read at the moment of use: subclasses replace them.
 
     Mirrors:
         The attributes of `transformers.Trainer`, 5.23.
     """
 
-    args: Any  # TrainingArguments, or an object of the same shape
+    args: TrainingArguments
     model: nn.Module
     model_wrapped: nn.Module
     accelerator: AcceleratorFacade
     state: TrainerState
     control: TrainerControl
-    optimizer: Any
-    lr_scheduler: Any
-    processing_class: Any
+    optimizer: Any  # torch's or anybody's optimizer; None before there is one
+    lr_scheduler: Any  # a `Scheduler` or an object of its shape; None before there is one
+    processing_class: ProcessingClass
     data_collator: Collator
-    train_dataset: Any
-    eval_dataset: Any
+    train_dataset: Dataset
+    eval_dataset: Dataset
     label_names: list[str]
     label_smoother: LabelSmoother | None
     can_return_loss: bool
     model_accepts_loss_kwargs: bool
     compute_loss_func: Callable[..., torch.Tensor] | None
-    compute_metrics: Any  # a function, a torchmetrics object, or a dict of these
+    compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]] | Mapping[str, Any] | Any  # or a torchmetrics object
     preprocess_logits_for_metrics: Callable[..., Any] | None
     optimizer_cls_and_kwargs: tuple[type, dict[str, Any]] | None
 
@@ -54,3 +78,118 @@ class TrainerBase:
     _signature_columns: list[str] | None
     _train_batch_size: int
     _created_lr_scheduler: bool
+
+    # of a Trainer; native mode has none of these
+    callback_handler: CallbackHandler
+    lightning_trainer: pl.Trainer | None
+    lightning_options: dict[str, Any]
+    stop_signals: StopSignals
+    _run: TrainingRun
+    _background: BackgroundWriter
+    _lightning_callbacks: list[pl.Callback]
+    _callback_order: CallbackOrder
+    _evaluation_averages: StepAverages
+    _is_prepared: bool
+
+    # What `transformers` keeps on its Trainer and subclasses read or write there: it belongs to the run.
+    @property
+    def _tr_loss(self) -> torch.Tensor:
+        return self._run.losses.since_last_log
+
+    @_tr_loss.setter
+    def _tr_loss(self, loss: torch.Tensor) -> None:
+        self._run.losses.since_last_log = loss
+
+    @property
+    def _total_loss_scalar(self) -> float:
+        return self._run.losses.total
+
+    @_total_loss_scalar.setter
+    def _total_loss_scalar(self, total: float) -> None:
+        self._run.losses.total = total
+
+    @property
+    def _globalstep_last_logged(self) -> int:
+        return self._run.losses.last_logged
+
+    @_globalstep_last_logged.setter
+    def _globalstep_last_logged(self, update: int) -> None:
+        self._run.losses.last_logged = update
+
+    @property
+    def _initial_num_input_tokens_seen(self) -> int:
+        return self._run.tokens_before
+
+    @_initial_num_input_tokens_seen.setter
+    def _initial_num_input_tokens_seen(self, tokens: int) -> None:
+        self._run.tokens_before = tokens
+
+    def evaluate(
+        self, eval_dataset: Dataset = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> Metrics:
+        raise NotImplementedError
+
+    def evaluation_loop(
+        self,
+        dataloader: Loader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        raise NotImplementedError
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        raise NotImplementedError
+
+    def _log_of_lightning(self, metrics: Mapping[str, Any], step: int | None) -> None:
+        raise NotImplementedError
+
+    def store_flos(self) -> None:
+        raise NotImplementedError
+
+    def get_eval_dataloader(self, eval_dataset: Dataset = None) -> Loader:
+        raise NotImplementedError
+
+    def get_test_dataloader(self, test_dataset: Dataset) -> Loader:
+        raise NotImplementedError
+
+    def floating_point_ops(self, inputs: Batch) -> int:
+        raise NotImplementedError
+
+    def _track_num_input_tokens(self, inputs: Batch) -> None:
+        raise NotImplementedError
+
+    def _get_learning_rate(self) -> float:
+        raise NotImplementedError
+
+    def _save_checkpoint(self, model: nn.Module, trial: Trial) -> None:
+        raise NotImplementedError
+
+    def _evaluate(self, trial: Trial, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False) -> Metrics:
+        raise NotImplementedError
+
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: torch.Tensor,
+        grad_norm: torch.Tensor | float | None,
+        model: nn.Module,
+        trial: Trial,
+        epoch: float,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float,
+        learning_rate: float | None = None,
+    ) -> None:
+        raise NotImplementedError
+
+    def _make_module(self, plan: LightningPlan) -> WindowModule:
+        raise NotImplementedError
+
+    def _loggers(self) -> list[Logger]:
+        raise NotImplementedError
+
+    def _take_up_optimizer(self) -> None:
+        raise NotImplementedError
+
+    def _watch_outputs(self, wanted: bool) -> None:
+        raise NotImplementedError

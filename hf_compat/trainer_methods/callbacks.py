@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import lightning.pytorch as pl
 from lightning.pytorch.loggers import Logger
 
 from hf_compat.callbacks.loggers import HistoryLogger, LoggerCallback
 from hf_compat.data.tree import nested_detach
-from hf_compat.trainer_methods.logs import LogMethods
-from hf_compat.trainer_methods.run_base import RunBase
+from hf_compat.trainer_methods.base import TrainerBase
 
 
-class CallbackMethods(RunBase):
+class CallbackMethods(TrainerBase):
     """The parts of a run that callbacks look at."""
 
-    _lightning_callbacks: list[pl.Callback]
     _outputs_hook: Any = None
 
     def _watch_outputs(self, wanted: bool) -> None:
@@ -36,6 +33,5 @@ class CallbackMethods(RunBase):
         """Return what Lightning callbacks find to log to: the user's Lightning loggers, and HF's own logs."""
         if not self._lightning_callbacks:
             return []
-        log: Any = LogMethods._log_of_lightning.__get__(self)  # a subclass's `log` is HF's affair
         given = [c.logger for c in self.callback_handler.callbacks if isinstance(c, LoggerCallback)]
-        return [*given, HistoryLogger(log)]
+        return [*given, HistoryLogger(self._log_of_lightning)]

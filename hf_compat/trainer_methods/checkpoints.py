@@ -15,27 +15,26 @@ import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import lightning.pytorch as pl
 import safetensors
 import safetensors.torch
 import torch
 from torch import nn
 
+from hf_compat.callbacks.lightning_states import ask_callbacks
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.lightning_io import RUN_STATE_NAME, write_weights
+from hf_compat.checkpoint.lightning_io import write_weights
 from hf_compat.checkpoint.model_state import ModelState, make_model_state
 from hf_compat.checkpoint.reading import COMPILED, LoadResult, Weights, plain_names, read_torch_file
-from hf_compat.checkpoint.run_state import ask_callbacks, collect_run_state
-from hf_compat.engine.module import WindowModule
-from hf_compat.engine.windows import Windows, as_plain
+from hf_compat.checkpoint.run_state import RUN_STATE_NAME, RunState
+from hf_compat.engine.windows import as_plain
 from hf_compat.errors import CheckpointError, CheckpointWriteError, ProcessError, warn_once
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
-from hf_compat.runtime.background import BackgroundWriter, frozen_copy
+from hf_compat.runtime.background import frozen_copy
 from hf_compat.runtime.collectives import agree, barrier
 from hf_compat.runtime.rng import legacy_globals, pack_legacy_rng, read_rng, unpack_rng, write_rng
-from hf_compat.trainer_methods.run_base import RunBase
+from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.training_run.best_metric import note_best_checkpoint
 from hf_compat.training_run.rotation import checkpoints_to_delete, checkpoints_to_delete_at_end
 
@@ -51,14 +50,9 @@ _WRITERS = (
 )
 
 
-class CheckpointMethods(RunBase):
+class CheckpointMethods(TrainerBase):
     """The public methods and override points of saving and resuming."""
 
-    lightning_trainer: pl.Trainer | None
-    _fit_windows: Windows | None
-    _fit_module: WindowModule | None
-    _lightning_callbacks: list[pl.Callback]
-    _background: BackgroundWriter
     _other_weights: dict[str, Any] | None = None
     _extras: dict[str, Any] = {}
     # of the last fit; it outlives the fit, as DeepSpeed's engine goes on holding the weights
@@ -69,10 +63,6 @@ class CheckpointMethods(RunBase):
         """What reads and writes the state of the model, as the last fit or nobody has wrapped it."""
         state = self._fit_model_state
         return state if state is not None and state.model is self.model else make_model_state(self.model)
-
-    def _check_background(self) -> None:
-        """Raise what went wrong with a checkpoint that was written in the background."""
-        self._background.check()
 
     def _get_output_dir(self, trial: Any) -> str:
         """Return the folder that checkpoints go to."""
@@ -166,7 +156,7 @@ class CheckpointMethods(RunBase):
             files[names.RNG_STATE_NAME] = unpack_rng(read_rng())
             run_state = self._run_state_now()
             if run_state is not None:
-                files[RUN_STATE_NAME] = frozen_copy(run_state)
+                files[RUN_STATE_NAME] = frozen_copy(run_state.to_plain())
         self.state.stateful_callbacks = export_states(self._stateful())
         state = copy.deepcopy(self.state)
 
@@ -206,26 +196,25 @@ class CheckpointMethods(RunBase):
         """Write `run_state.pt`: what it takes to go on as if the run had not stopped."""
         state = self._run_state_now()
         if state is not None and (self.args.should_save or self.args.world_size > 1):
-            torch.save(state, os.path.join(output_dir, self._own(RUN_STATE_NAME)))
+            state.save(output_dir, self.args.process_index, self.args.world_size)
 
     def _own(self, name: str) -> str:
         """Return the name of a file that every process has its own of."""
         return names.of_rank(name, self.args.process_index, self.args.world_size)
 
-    def _run_state_now(self) -> dict[str, Any] | None:
-        if self._fit_windows is None or self.lightning_trainer is None:
-            return None
-        closing = self.control.should_epoch_stop or self.control.should_training_stop
-        state = collect_run_state(self, self.lightning_trainer, self._fit_windows, closing)
-        return {**state, "extras": self._extras}
+    def _run_state_now(self) -> RunState | None:
+        together = self._train_batch_size * self.args.world_size
+        return self._run.state(
+            self.control.should_epoch_stop, self.args.world_size, together, self._lightning_callbacks, self._extras
+        )
 
     def _ask_lightning_callbacks(self) -> None:
         """Let Lightning callbacks add to the checkpoint; what is no plain value or tensor could not be read back."""
         self._other_weights, self._extras = None, {}
-        if self._fit_module is None or self.lightning_trainer is None:
+        run = self._run
+        if run.module is None or run.lightning_trainer is None:
             return
-        lightning_callbacks = self._lightning_callbacks
-        self._other_weights, extras = ask_callbacks(lightning_callbacks, self.lightning_trainer, self._fit_module)
+        self._other_weights, extras = ask_callbacks(self._lightning_callbacks, run.lightning_trainer, run.module)
         for name, value in extras.items():
             plain = as_plain(value)
             if plain is None and value is not None:

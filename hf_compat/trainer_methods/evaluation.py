@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 
 from hf_compat.callbacks.bridge import HFBridge
@@ -18,7 +17,6 @@ from hf_compat.data.tree import join_batches
 from hf_compat.engine.build import build_trainer, quietly
 from hf_compat.engine.evaluation import EvaluationBatches, EvaluationRun, EvaluationSettings
 from hf_compat.engine.internals import is_validating_within_fit, run_validation
-from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import wrap_forward
 from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.outputs import EvalLoopOutput, PredictionOutput
@@ -26,18 +24,12 @@ from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.translate import translate
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.inspection import call_by_signature
-from hf_compat.trainer_methods.run_base import RunBase
-from hf_compat.training_run.step_averages import StepAverages
+from hf_compat.trainer_methods.base import TrainerBase
 
 
-class EvaluationMethods(RunBase):
+class EvaluationMethods(TrainerBase):
     """The public methods and override points of evaluation."""
 
-    lightning_trainer: pl.Trainer | None
-    _fit_module: WindowModule | None
-    _lightning_callbacks: list[pl.Callback]
-    _is_prepared: bool
-    _evaluation_averages: StepAverages
     _evaluated_name: str | None = None
     model_preparation_time: float
 
@@ -180,7 +172,7 @@ class EvaluationMethods(RunBase):
     def _metrics_in_force(self) -> Any:
         """Return what computes the metrics of this evaluation; with several data sets each may have its own."""
         if isinstance(self.compute_metrics, Mapping):
-            return self.compute_metrics.get(self._evaluated_name)
+            return self.compute_metrics.get(str(self._evaluated_name))
         return self.compute_metrics
 
     def _gather_of_evaluation(self, loader: Any) -> Any:
@@ -212,21 +204,20 @@ class EvaluationMethods(RunBase):
         """Let Lightning run an evaluation: in the fit that is under way, or in a trainer of its own."""
         batches = EvaluationBatches(run.loader)
         batches.start_if_empty()
-        module, trainer = self._fit_module, self.lightning_trainer
+        module, trainer = self._run.module, self._run.lightning_trainer
         if module is not None and trainer is not None and not is_validating_within_fit(trainer):
             with module.evaluating(run):
                 run_validation(trainer, batches)
             return
-        whole: Any = self  # the Trainer, which has all the method groups
-        bridge = HFBridge(whole)
+        bridge = HFBridge(self)
         alone = build_trainer(
             plan,
-            bridge.lightning_callback_list(self._lightning_callbacks, whole._callback_order),
-            whole._loggers(),
+            bridge.lightning_callback_list(self._lightning_callbacks, self._callback_order),
+            self._loggers(),
             self.args._launch,
-            **whole.lightning_options,
+            **self.lightning_options,
         )
-        if self._fit_module is None:
+        if self._run.module is None:
             self.lightning_trainer = alone
         validate = alone.test if run.settings.is_prediction else alone.validate
         module = self._make_module(plan)
@@ -235,4 +226,4 @@ class EvaluationMethods(RunBase):
             with module.evaluating(run), quietly():
                 validate(module, dataloaders=batches, verbose=False)
         finally:
-            whole._watch_outputs(False)
+            self._watch_outputs(False)

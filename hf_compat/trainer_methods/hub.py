@@ -6,10 +6,11 @@ import os
 from typing import Any, NoReturn
 
 from hf_compat.errors import UnsupportedArgument
-from hf_compat.trainer_methods.run_base import RunBase
+from hf_compat.hf.enums import OptimizerNames, SchedulerType
+from hf_compat.trainer_methods.base import TrainerBase
 
 
-class HubMethods(RunBase):
+class HubMethods(TrainerBase):
     """The public methods around sharing and searching."""
 
     def create_model_card(
@@ -29,10 +30,11 @@ class HubMethods(RunBase):
         Mirrors:
             `transformers.Trainer.create_model_card`, 5.23.
         """
-        path = os.path.join(self.args.output_dir, "README.md")
+        output_dir = str(self.args.output_dir)
+        path = os.path.join(output_dir, "README.md")
         if not self.args.should_save or os.path.exists(path):
             return
-        os.makedirs(self.args.output_dir, exist_ok=True)
+        os.makedirs(output_dir, exist_ok=True)
         facts = {
             "language": language,
             "license": license,
@@ -41,7 +43,7 @@ class HubMethods(RunBase):
             "pipeline_tag": _listed(tasks)[:1],
             "datasets": _listed(dataset_tags) or _listed(dataset),
         }
-        name = model_name or os.path.basename(os.path.abspath(self.args.output_dir))
+        name = model_name or os.path.basename(os.path.abspath(output_dir))
         with open(path, "w", encoding="utf-8") as file:
             file.write(_card(facts, name, _listed(dataset_args), self._shown_arguments(), self.state.log_history))
 
@@ -49,7 +51,10 @@ class HubMethods(RunBase):
         args = self.args
         shown = ("learning_rate", "train_batch_size", "eval_batch_size", "gradient_accumulation_steps", "seed")
         values = {name: getattr(args, name) for name in shown}
-        return values | {"optimizer": args.optim.value, "schedule": args.lr_scheduler_type.value}
+        return values | {
+            "optimizer": OptimizerNames(args.optim).value,
+            "schedule": SchedulerType(args.lr_scheduler_type).value,
+        }
 
     def end(self) -> None:
         """Finish what a script's end should finish; Lightning has done so with each call."""

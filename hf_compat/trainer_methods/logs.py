@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from torch import nn
 
@@ -19,29 +19,17 @@ from hf_compat.engine.internals import note_metrics
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.metrics import metrics_format, speed_metrics
 from hf_compat.optim.lr_schedulers import follows_metric
-from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.inspection import call_by_signature
-from hf_compat.trainer_methods.run_base import RunBase
+from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.training_run.best_metric import note_best_metric, tracked_value
 from hf_compat.training_run.flags import log_evaluate_save
-from hf_compat.training_run.step_averages import StepAverages
 
 # What the log of training holds already.
 _TAKEN = frozenset({"loss", "grad_norm", "learning_rate", "epoch", "step", "nonfinite_steps"})
 
 
-class LogMethods(RunBase):
+class LogMethods(TrainerBase):
     """The override points around the end of an update, and the public methods for results."""
-
-    lightning_trainer: pl.Trainer | None
-    _lightning_callbacks: list[pl.Callback]
-    _nonfinite_steps: Any
-    _step_averages: StepAverages
-    _evaluation_averages: StepAverages
-    _tr_loss: torch.Tensor
-    _total_loss_scalar: float
-    _globalstep_last_logged: int
-    _initial_num_input_tokens_seen: int
 
     def _maybe_log_save_evaluate(
         self,
@@ -78,18 +66,8 @@ class LogMethods(RunBase):
     def _log_training(
         self, tr_loss: torch.Tensor, grad_norm: Any, start_time: float, learning_rate: float | None
     ) -> None:
-        loss_sum = self.accelerator.gather(tr_loss).mean().item()
-        tr_loss -= tr_loss  # in place: the run goes on adding to this tensor
-        logs = {"loss": loss_sum / (self.state.global_step - self._globalstep_last_logged)}
-        if grad_norm is not None:
-            logs["grad_norm"] = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
-        logs["learning_rate"] = self._get_learning_rate() if learning_rate is None else learning_rate
-        hidden = max(gather_objects(int(self._nonfinite_steps)))
-        if hidden:
-            logs["nonfinite_steps"] = hidden
-        logs |= self._step_averages.take()
-        self._total_loss_scalar += loss_sum
-        self._globalstep_last_logged = self.state.global_step
+        rate = self._get_learning_rate() if learning_rate is None else learning_rate
+        logs = self._run.losses.take(self.state.global_step, grad_norm, rate, self.accelerator.gather, summed=tr_loss)
         self.store_flos()
         call_by_signature(self.log, logs, optional={"start_time": start_time})
 
@@ -99,7 +77,7 @@ class LogMethods(RunBase):
         """Evaluate within training, and step a schedule that follows a metric."""
         metrics: dict[str, float] = self.evaluate(ignore_keys=ignore_keys_for_eval)
         if follows_metric(self.lr_scheduler) and not skip_scheduler:
-            self.lr_scheduler.step(tracked_value(metrics, self.args.metric_for_best_model))
+            self.lr_scheduler.step(tracked_value(metrics, str(self.args.metric_for_best_model)))
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
@@ -152,9 +130,9 @@ class LogMethods(RunBase):
         """
         if name in _TAKEN:
             raise ArgumentError(f"`log_metric({name!r}, …)`: the log has {name!r} already.\n\nHint: use another name.")
-        (self._step_averages if self.model.training else self._evaluation_averages).add(name, value, weight)
+        (self._run.losses.averages if self.model.training else self._evaluation_averages).add(name, value, weight)
 
-    def _log_of_lightning(self, metrics: dict[str, Any], step: int | None) -> None:
+    def _log_of_lightning(self, metrics: Mapping[str, Any], step: int | None) -> None:
         """Pass on what a Lightning callback logs: into the history, and to the HF callbacks that report."""
         logs = {name: float(value) for name, value in metrics.items() if name != "epoch"}
         logs["epoch"] = self.state.epoch
@@ -205,17 +183,17 @@ class LogMethods(RunBase):
         """
         if not self.is_world_process_zero():
             return
-        os.makedirs(self.args.output_dir, exist_ok=True)
-        _write_json(os.path.join(self.args.output_dir, f"{split}_results.json"), metrics)
+        os.makedirs(str(self.args.output_dir), exist_ok=True)
+        _write_json(os.path.join(str(self.args.output_dir), f"{split}_results.json"), metrics)
         if combined:
-            path = os.path.join(self.args.output_dir, "all_results.json")
+            path = os.path.join(str(self.args.output_dir), "all_results.json")
             _write_json(path, {**_read_json(path), **metrics})
 
     def save_state(self) -> None:
         """Write the state to `trainer_state.json` in the output folder."""
         if self.is_world_process_zero():
-            os.makedirs(self.args.output_dir, exist_ok=True)
-            self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
+            os.makedirs(str(self.args.output_dir), exist_ok=True)
+            self.state.save_to_json(os.path.join(str(self.args.output_dir), TRAINER_STATE_NAME))
 
     def is_local_process_zero(self) -> bool:
         """Say whether this is the first process of its machine."""

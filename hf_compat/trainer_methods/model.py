@@ -39,7 +39,7 @@ class ModelMethods(TrainerBase):
     def _enable_activation_checkpointing(self) -> None:
         if not self.args.activation_checkpointing:
             return
-        options = dict(self.args.activation_checkpointing_kwargs or {})
+        options = dict(self.args.activation_checkpointing_kwargs or {})  # type: ignore[arg-type]  # a dict once normalised
         enable = getattr(self.model, "activation_checkpointing_enable", None)
         if callable(enable):
             enable(

@@ -62,7 +62,7 @@ class OptimizationMethods(TrainerBase):
                 optimizer=self.optimizer if optimizer is None else optimizer,
                 num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
                 num_training_steps=num_training_steps,
-                scheduler_specific_kwargs=self.args.lr_scheduler_kwargs,
+                scheduler_specific_kwargs=self.args.lr_scheduler_kwargs,  # type: ignore[arg-type]  # a dict once normalised
             )
             self._created_lr_scheduler = True
         return self.lr_scheduler

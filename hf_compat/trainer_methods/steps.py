@@ -244,7 +244,7 @@ class StepMethods(TrainerBase):
 
     def _track_num_input_tokens(self, inputs: Inputs) -> None:
         """Add a micro-batch's tokens to `state.num_input_tokens_seen`, where the arguments ask for it."""
-        how = self.args.include_num_input_tokens_seen
+        how = str(self.args.include_num_input_tokens_seen)
         if how == "no":
             return
         name = getattr(self.model, "main_input_name", "input_ids")

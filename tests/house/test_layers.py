@@ -32,8 +32,6 @@ ROOMS = (
 )
 # Rooms that name no Lightning at all.
 SPEAK_NO_LIGHTNING = {"errors", "runtime", "hf", "interop", "data", "optim", "plan"}
-# Until RunState is a dataclass of its own.
-EXCEPTIONS = {("checkpoint/run_state.py", "engine")}
 # Where transformers may be named at all: in functions, after it was found loaded.
 MAY_NAME_GUESTS = {"interop"}
 GUESTS = {"transformers", "peft", "datasets", "accelerate"}
@@ -67,8 +65,7 @@ def test_a_file_imports_only_what_its_layer_may(path):
     for name, _ in imports(path):
         parts = name.split(".")
         if parts[0] == "hf_compat" and len(parts) > 1:
-            allowed = parts[1] in may or (str(path.relative_to(PACKAGE)), parts[1]) in EXCEPTIONS
-            assert allowed, f"{path} imports {name}"
+            assert parts[1] in may, f"{path} imports {name}"
         if parts[0] in ("lightning", "lightning_utilities"):
             assert layer not in SPEAK_NO_LIGHTNING, f"{path} imports {name}"
         if parts[0] in GUESTS:

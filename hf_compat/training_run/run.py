@@ -1,0 +1,110 @@
+"""`TrainingRun`: everything that is born and dies with one `train()`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import hf_compat.upstream  # noqa: F401 - loads Lightning
+
+# isort: split
+import lightning
+import lightning.pytorch as pl
+import torch
+
+from hf_compat.checkpoint.run_state import Moment, PlainState, ResumePoint, RunState
+from hf_compat.engine.internals import loops_state
+from hf_compat.engine.module import WindowModule
+from hf_compat.engine.windows import Loader, Windows
+from hf_compat.plan.run_counts import RunCounts
+from hf_compat.training_run.loss_log import LossLog
+
+Trial = Any  # what a hyperparameter search's library calls a trial
+
+
+@dataclass(kw_only=True)
+class TrainingRun:
+    """One call of `train()`: what it counts, reads, sums up and goes on from.
+
+    Args:
+        losses: The loss since the last log and of the whole run; the named values beside it.
+        counts: Updates, epochs and samples.
+        loader: The training loader.
+        windows: The loader's micro-batches, an update at a time.
+        checkpoint: The folder that the run goes on from.
+        resumed: The run state of that folder; None where it has none.
+        start: Where the run goes on.
+        trial: The hyperparameter search's trial.
+        ignore_keys_for_eval: Outputs that evaluations within the run leave out.
+        start_time: `time.time()` when the run began, in seconds.
+        updates_before: Updates that are done already when this call begins.
+        tokens_before: Input tokens that are seen already when this call begins.
+
+    Attributes:
+        moment: What a checkpoint that is written now comes after.
+        grad_norm: Norm of the last update's gradients; None where the epoch has no update yet.
+        learning_rate: Learning rate of the last update, read before the schedule moved on.
+        lightning_trainer: Lightning's trainer while it fits, else None.
+        module: Lightning's module while it fits, else None.
+    """
+
+    losses: LossLog
+    counts: RunCounts | None = None
+    loader: Loader = None
+    windows: Windows | None = None
+    checkpoint: str | None = None
+    resumed: RunState | None = None
+    start: ResumePoint = field(default_factory=ResumePoint)
+    trial: Trial = None
+    ignore_keys_for_eval: list[str] | None = None
+    start_time: float = field(default_factory=time.time)
+    updates_before: int = 0
+    tokens_before: int = 0
+
+    moment: Moment = field(default=Moment.UPDATE, init=False)
+    grad_norm: torch.Tensor | float | None = field(default=None, init=False)
+    learning_rate: float | None = field(default=None, init=False)
+    lightning_trainer: pl.Trainer | None = field(default=None, init=False)
+    module: WindowModule | None = field(default=None, init=False)
+
+    def begin_epoch(self, is_first: bool) -> None:
+        """Forget the last update's figures, but for an epoch that is resumed: its log may need them."""
+        resumed = self.resumed if is_first and self.start.is_exact else None
+        self.grad_norm = None if resumed is None else resumed.grad_norm
+        self.learning_rate = None if resumed is None else resumed.learning_rate
+
+    def state(
+        self,
+        epoch_is_over: bool,
+        world_size: int,
+        samples_per_micro_batch: int,
+        lightning_callbacks: Sequence[pl.Callback],
+        extras: PlainState,
+    ) -> RunState | None:
+        """Return what this run needs to go on from here; None where nothing is being trained.
+
+        Args:
+            epoch_is_over: A callback is ending the epoch.
+            world_size: Processes.
+            samples_per_micro_batch: Samples of a micro-batch of all processes together.
+            lightning_callbacks: Lightning callbacks, whose states are kept.
+            extras: What they have put into the checkpoint.
+        """
+        if self.lightning_trainer is None or self.windows is None:
+            return None
+        return RunState(
+            data=self.windows.position(epoch_is_over),
+            moment=self.moment,
+            world_size=world_size,
+            samples_per_micro_batch=samples_per_micro_batch,
+            losses=dict(self.losses.state_dict()),
+            grad_norm=None if self.grad_norm is None else float(self.grad_norm),
+            learning_rate=None if self.learning_rate is None else float(self.learning_rate),
+            loops=loops_state(self.lightning_trainer),
+            callbacks={callback.state_key: callback.state_dict() for callback in lightning_callbacks},
+            extras=extras,
+            current_epoch=self.lightning_trainer.current_epoch,
+            lightning_version=lightning.__version__,
+        )
