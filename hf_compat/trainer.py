@@ -529,8 +529,6 @@ class Trainer(
             self.state = read_state(checkpoint)
             self._compare_with_checkpoint(intervals)
             self._load_callback_state()
-            # whatever these flags asked for was done before the checkpoint was complete
-            self.control.should_log = self.control.should_evaluate = self.control.should_save = False
         self.state.init_training_references(self, counts.max_updates, counts.num_train_epochs, trial)
 
     def _compare_with_checkpoint(self, intervals: tuple[float, float, float]) -> None:

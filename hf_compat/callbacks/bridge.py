@@ -198,7 +198,13 @@ class HFBridge(pl.Callback):
 
     def _begin_epoch(self) -> None:
         self.epoch += 1
-        self._running.begin_epoch(is_first=self.epoch == self._running.start.epoch)
+        start = self._running.start
+        is_first = self.epoch == start.epoch
+        self._running.begin_epoch(is_first)
+        if is_first and start.epoch_is_over:
+            # what restored flags ask for was done before the checkpoint was whole, and no update will reset them
+            control = self.hf_trainer.control
+            control.should_log = control.should_evaluate = control.should_save = False
         self.find_requested_kwargs()
 
     def on_train_batch_start(
