@@ -95,8 +95,9 @@ def test_native_module_and_data_in_somebodys_trainer(make_args):
     reference = Trainer(native, args, train_dataset=toy.rows(), eval_dataset=toy.rows(9))
     start = {name: tensor.clone() for name, tensor in native.state_dict().items()}
     reference.train()
+    evaluated = reference.evaluate()
     expected = {name: tensor.clone() for name, tensor in native.state_dict().items()}
-    native.load_state_dict(start)
+    native.train().load_state_dict(start)
     pl.seed_everything(args.seed, verbose=False)
     module, data = HFModule(native, args), HFDataModule(args, toy.rows(), toy.rows(9))
     trainer = pl.Trainer(
@@ -105,7 +106,7 @@ def test_native_module_and_data_in_somebodys_trainer(make_args):
     )  # fmt: skip
     trainer.fit(module, data)
     assert trainer.global_step == 5
-    assert float(trainer.callback_metrics["eval_loss"]) > 0
+    assert float(trainer.callback_metrics["eval_loss"]) == pytest.approx(evaluated["eval_loss"], rel=1e-6)
     for name, tensor in native.state_dict().items():
         assert tensor.equal(expected[name]), name
 

@@ -100,7 +100,16 @@ def test_sequences_of_any_length_need_no_padding(make_args):
     given = {"model": tagger_with_config(), "eval_dataset": sequences(20), "data_collator": pad}
     trainer = trainer_of(make_args, metric, given=given)
     trainer.preprocess_logits_for_metrics = lambda logits, labels: logits.argmax(-1)
-    assert 0 <= trainer.evaluate()["eval_MulticlassAccuracy"] <= 1
+    found = trainer.evaluate()
+    guesses, labels = zip(*(guess_and_labels(trainer.model, row) for row in sequences(20)), strict=True)
+    right = (torch.cat(guesses) == torch.cat(labels)).float().mean().item()
+    assert found["eval_MulticlassAccuracy"] == pytest.approx(right, rel=1e-6)
+
+
+def guess_and_labels(model, row):
+    with torch.no_grad():
+        logits = model(torch.tensor([row["input_ids"]]))["logits"]
+    return logits.argmax(-1).flatten(), torch.tensor(row["labels"])
 
 
 def test_several_outputs_are_told_apart_by_the_user(make_args):
@@ -148,5 +157,13 @@ def test_a_native_module_computes_them_too(make_args, tmp_path):
     )  # fmt: skip
     data = HFDataModule(args, train_dataset=rows(8), eval_dataset=rows(10, seed=1), test_dataset=rows(6, seed=2))
     trainer.fit(module, data)
-    assert 0 <= float(trainer.callback_metrics["eval_acc"]) <= 1
-    assert "test_acc" in trainer.test(module, data, verbose=False)[0]
+    assert float(trainer.callback_metrics["eval_acc"]) == pytest.approx(accuracy_of(module.model, rows(10, seed=1)))
+    assert trainer.test(module, data, verbose=False)[0]["test_acc"] == pytest.approx(
+        accuracy_of(module.model, rows(6, seed=2))
+    )
+
+
+def accuracy_of(model, samples):
+    with torch.no_grad():
+        guesses = model.eval()(torch.stack([row["x"] for row in samples]))["logits"].argmax(-1)
+    return (guesses == torch.tensor([row["labels"] for row in samples])).float().mean().item()

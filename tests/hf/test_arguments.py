@@ -72,7 +72,6 @@ def test_no_old_name_is_a_name_of_today():
         ({"overwrite_output_dir": True}, {"overwrite_output_dir": True}),
         ({"warmup_ratio": 0.1, "warmup_steps": 7}, {"warmup_steps": 7}),
         ({"xpu_backend": "gloo"}, {"ddp_backend": "gloo"}),
-        ({"fp16_opt_level": "O1", "sharded_ddp": "", "use_ipex": False}, {}),
         ({"gradient_checkpointing": True}, {"activation_checkpointing": True, "gradient_checkpointing": True}),
         ({"include_num_input_tokens_seen": True}, {"include_num_input_tokens_seen": "all"}),
         ({"report_to": None}, {"report_to": []}),
@@ -82,6 +81,11 @@ def test_old_names_and_values(old, new):
     args = TrainingArguments("out", use_cpu=True, **old)
     for name, value in new.items():
         assert getattr(args, name) == value
+
+
+def test_old_names_without_a_meaning_change_nothing():
+    args = TrainingArguments("out", use_cpu=True, fp16_opt_level="O1", sharded_ddp="", use_ipex=False)
+    assert args.to_dict() == TrainingArguments("out", use_cpu=True).to_dict()
 
 
 def test_a_ratio_of_one_warms_up_all_the_way():

@@ -1,4 +1,4 @@
-"""Equality to the last bit, of everything a case records."""
+"""Equality to the last bit, of everything a case records: type, dtype, shape and bits."""
 
 from __future__ import annotations
 
@@ -7,19 +7,37 @@ import torch
 
 
 def same(left, right) -> bool:
-    """Say whether two nested results are equal bit for bit (NaN equals NaN)."""
-    if isinstance(left, dict):
-        return isinstance(right, dict) and left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
+    """Return whether two nested results are equal bit for bit, down to their types (NaN equals the same NaN)."""
+    if _is_namedtuple(left) and _is_namedtuple(right):  # each package has its own PredictionOutput
+        return left._fields == right._fields and all(map(same, left, right))
+    if isinstance(left, dict) and isinstance(right, dict):  # ordered ones, too
+        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
+    if type(left) is not type(right):
+        return False
     if isinstance(left, (list, tuple)):
-        is_list = isinstance(right, (list, tuple))
-        return is_list and len(left) == len(right) and all(map(same, left, right))
+        return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, torch.Tensor):
-        return isinstance(right, torch.Tensor) and same(left.float().numpy(), right.float().numpy())
+        is_alike = left.dtype == right.dtype and left.shape == right.shape
+        return is_alike and torch.equal(_bytes(left), _bytes(right))
     if isinstance(left, np.ndarray):
-        if not isinstance(right, np.ndarray) or left.dtype != right.dtype or left.shape != right.shape:
-            return False
-        return np.array_equal(left, right, equal_nan=left.dtype.kind == "f")
+        return _same_arrays(left, right)
     return left == right or (left != left and right != right)
+
+
+def _is_namedtuple(value) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _same_arrays(left: np.ndarray, right: np.ndarray) -> bool:
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    if left.dtype.hasobject:  # addresses are no content
+        return all(map(same, left.ravel().tolist(), right.ravel().tolist()))
+    return left.tobytes() == right.tobytes()
 
 
 def first_difference(left, right, path: str = "") -> str:
@@ -32,5 +50,11 @@ def first_difference(left, right, path: str = "") -> str:
         for index, (a, b) in enumerate(zip(left, right, strict=False)):
             if not same(a, b):
                 return first_difference(a, b, f"{path}[{index}]")
-        return f"{path}: {len(left)} and {len(right)} entries"
-    return f"{path}: transformers {str(left)[:300]} | hf_compat {str(right)[:300]}"
+        if len(left) != len(right):
+            return f"{path}: {len(left)} and {len(right)} entries"
+    return f"{path}: transformers {_shown(left)} | hf_compat {_shown(right)}"
+
+
+def _shown(value) -> str:
+    form = f"{value.dtype} {tuple(value.shape)} " if isinstance(value, (torch.Tensor, np.ndarray)) else ""
+    return f"{type(value).__name__} {form}{str(value)[:300]}"

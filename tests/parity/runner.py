@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from cases import CASES
+from differences import MENDED
 from toy import EVENTS, FLAGS
 
 # Durations, and rates over them, are the machine's.
@@ -51,7 +52,8 @@ def without_times(value):
             {"timed": sorted(keys)} if keys else {}
         )
     if isinstance(value, (list, tuple)):
-        return [without_times(item) for item in value]
+        items = [without_times(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 
@@ -78,12 +80,14 @@ def run_case(api, case: dict, folder: Path) -> dict:
     trainer = trainer_class(args=args, **keywords)
     before = case["before"](trainer) if "before" in case else None
     output = trainer.train()
+    first_log = without_times(trainer.state.log_history)
     after = case["after"](trainer) if "after" in case else None
     state = trainer.state
     if torch.distributed.is_initialized():
         torch.distributed.barrier()  # all files are written
     return {
         "log_history": without_times(state.log_history),
+        "first_log": first_log,  # of the first `train`, where `after` trains again
         "output": without_times([output.global_step, output.training_loss, output.metrics]),
         "weights": {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()},
         "before": without_times(before),
@@ -104,7 +108,7 @@ def run_in_this_process(api_name: str, name: str, folder: Path, place: str) -> N
     try:
         warnings.simplefilter("ignore")
         api = importlib.import_module(api_name)
-        result = run_case(api, CASES[name], folder / name)
+        result = run_case(api, {**CASES, **MENDED}[name], folder / name)
         (folder / f"{name}{place}.pickle").write_bytes(pickle.dumps(result))
         status = 0
     except BaseException:
