@@ -2,8 +2,9 @@
 
     job.py FOLDER [name=value …]
 
-`model` and `samples` choose what is trained; `resume`, `raise_at` and `exit_at` what happens; all else is a training
-argument. The first process writes `result.json` (log history, digest of the weights, order of the samples).
+`model`, `samples` and `eval_samples` choose what is trained; `resume`, `raise_at` and `exit_at` what happens; all else
+is a training argument. The first process writes `result.json` (log history, digest of the weights, order of the
+samples).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def value(text):
 def main():
     folder, *words = sys.argv[1:]
     given = {name: value(text) for name, text in (word.split("=", 1) for word in words)}
-    resume, samples = given.pop("resume", None), given.pop("samples", 40)
+    resume, samples, evaluated = given.pop("resume", None), given.pop("samples", 40), given.pop("eval_samples", 9)
     model_name, stream = given.pop("model", "Classifier"), given.pop("stream", False)
     fail = Fail(given.pop("raise_at", None), given.pop("exit_at", None), given.pop("once", False))
     (Path(folder) / "pids").mkdir(parents=True, exist_ok=True)
@@ -76,7 +77,7 @@ def main():
     model = MODELS[model_name]()
     rows = toy.blocks(samples) if model_name == "gpt2" else toy.rows(samples)
     data = toy.SizedStream(rows) if stream else rows
-    evaluation = toy.blocks(9, seed=4) if model_name == "gpt2" else toy.rows(9, seed=4)
+    evaluation = toy.blocks(evaluated, seed=4) if model_name == "gpt2" else toy.rows(evaluated, seed=4)
     trainer = Trainer(model, args, train_dataset=data, eval_dataset=evaluation, callbacks=[fail])
     if resume == "auto":  # as scripts do that may be started again
         resume = get_last_checkpoint(folder) is not None
