@@ -16,32 +16,26 @@ on_train_end                        on_log (the summary), on_train_end
 
 from __future__ import annotations
 
-import glob
-import os
-import sys
-import time
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
-from torch import nn
+from lightning.pytorch.utilities.types import STEP_OUTPUT
 
-from hf_compat.engine.internals import (
-    end_epoch_after_this_batch,
-    leave_validation_to_flags,
-    metrics_of_running_loop,
-    run_own_validation,
-    warn_of_newer_lightning,
-)
-from hf_compat.errors import ArgumentError, warn_once
+from hf_compat.callbacks.adapted_run import AdaptedRun, AdapterState, arguments_of, loss_of
+from hf_compat.data.collators import Batch
+from hf_compat.engine.internals import end_epoch_after_this_batch, leave_validation_to_flags, metrics_of_running_loop
+from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, eval_metric_name
-from hf_compat.hf.callbacks import CallbackHandler, TrainerCallback
-from hf_compat.hf.enums import IntervalStrategy
-from hf_compat.hf.metrics import speed_metrics
+from hf_compat.hf.builtin_callbacks import DefaultFlowCallback
+from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
 from hf_compat.interop.arguments import adopt_arguments
+from hf_compat.training_run.flags import log_evaluate_save
+
+# An HF callback, instance or class: ours, transformers' own, or of the same shape.
+AnyCallback = Any
 
 # Prefixes under which Lightning modules log validation metrics; HF's is `eval_`.
 _VALIDATION_PREFIXES = ("validation_", "validation/", "valid_", "valid/", "val_", "val/", "eval/")
@@ -58,34 +52,16 @@ def hf_metric_name(name: str, prefix: str = "eval") -> str:
     return f"{prefix}_{name}"
 
 
-class _Session:
-    """State, control and arguments that all adapters of one Lightning trainer share."""
-
-    def __init__(self, args: TrainingArguments) -> None:
-        self.args = args
-        self.state, self.control = TrainerState(), TrainerControl()
-        self.loss_sum: torch.Tensor | float = 0.0
-        self.total_loss = 0.0
-        self.last_logged = 0
-        self.first_update = 0
-        self.updates_seen = 0
-        self.in_window = False
-        self.grad_norm: float | None = None
-        self.learning_rate: float | None = None
-        self.start_time = 0.0
-        self.samples = 0
-        self.flags_decide = False
-
-
 class HFCallbackAdapter(pl.Callback):
-    """Let HF callbacks ride in a Lightning trainer that knows nothing of HF.
+    """Call HF callbacks in a Lightning trainer that knows nothing of HF.
 
-    `TrainerState` is filled from Lightning's progress; the flags of `TrainerControl` are obeyed: stop, stop the epoch,
+    `TrainerState` is filled from Lightning's progress. The flags of `TrainerControl` are obeyed: stop, stop the epoch,
     log, evaluate (Lightning's own validation loop on its own loaders) and save (`checkpoint-<updates>.ckpt`). Several
     adapters in one trainer share state and control.
 
     With a `DefaultFlowCallback` among the callbacks, the arguments say when to log, evaluate and save, and Lightning's
-    own validation interval is off; without one, Lightning's intervals count and the events follow them.
+    own validation interval is off. Without one, Lightning's intervals count and the events follow them. Logs, the best
+    metric, `save_strategy="best"`, rotation and the summary are the Trainer's.
 
     Args:
         callbacks: HF callbacks (instances or classes): ours, `transformers`' own, or of the same shape; one or a list.
@@ -93,10 +69,13 @@ class HFCallbackAdapter(pl.Callback):
         args: Arguments that the callbacks see; made from the Lightning trainer where none are given.
         processing_class: What callbacks get as `processing_class`.
 
+    Raises:
+        ArgumentError: There is no callback.
+
     Not given, and why:
         `on_substep_end` in manual optimization (Lightning does not tell micro-batches apart there); clipped gradients
-        in `on_pre_optimizer_step` (Lightning clips after its hook); `total_flos`; `num_input_tokens_seen`;
-        `load_best_model_at_end` (Lightning's ModelCheckpoint keeps the best; a warning says so).
+        in `on_pre_optimizer_step` (Lightning clips after its hook); `total_flos` and `num_input_tokens_seen`, which
+        stay 0; `load_best_model_at_end` (Lightning's ModelCheckpoint keeps the best; a warning says so).
 
     Example:
         `lightning.Trainer(callbacks=[HFCallbackAdapter(EarlyStoppingCallback(2))])`
@@ -104,10 +83,10 @@ class HFCallbackAdapter(pl.Callback):
 
     def __init__(
         self,
-        callbacks: TrainerCallback | list[TrainerCallback] | Any = (),
-        *more: Any,
+        callbacks: AnyCallback | list[AnyCallback] = (),
+        *more: AnyCallback,
         args: TrainingArguments | None = None,
-        processing_class: Any = None,
+        processing_class: object = None,
     ) -> None:
         given = [*(callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]), *more]
         if not given:
@@ -115,284 +94,215 @@ class HFCallbackAdapter(pl.Callback):
         self._given_args = None if args is None else adopt_arguments(args)
         self._processing_class = processing_class
         self.handler = CallbackHandler(given, None, processing_class, None, None)
-        self._session: _Session | None = None
+        self._shared_run: AdaptedRun | None = None
         self._is_first = self._is_last = True
-        self._restored: dict[str, Any] | None = None
+        self._restored: AdapterState | None = None
 
     @property
     def state(self) -> TrainerState:
         """HF's state of the run."""
-        return TrainerState() if self._session is None else self._session.state
+        return TrainerState() if self._shared_run is None else self._shared_run.state
 
     @property
     def control(self) -> TrainerControl:
         """HF's flags."""
-        return TrainerControl() if self._session is None else self._session.control
+        return TrainerControl() if self._shared_run is None else self._shared_run.control
 
     @property
     def state_key(self) -> str:
         """Key of this callback's state: its HF callbacks' names."""
         return f"HFCallbackAdapter[{','.join(type(c).__name__ for c in self.handler.callbacks)}]"
 
+    @property
+    def _run(self) -> AdaptedRun:
+        assert self._shared_run is not None  # setup came first
+        return self._shared_run
+
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Join the other adapters of this trainer."""
-        warn_of_newer_lightning()
-        adapters: list[HFCallbackAdapter] = [
-            c for c in getattr(trainer, "callbacks", []) if isinstance(c, HFCallbackAdapter)
-        ]
-        first = adapters[0]
-        self._is_first, self._is_last = first is self, adapters[-1] is self
+        """Join the other adapters of this trainer; the first one brings the run that all share."""
+        adapters = _adapters(trainer)
+        self._is_first, self._is_last = adapters[0] is self, adapters[-1] is self
         if self._is_first:
-            if self._session is None:
-                told = [a._given_args for a in adapters if a._given_args is not None]
-                if any(args is not told[0] and args.to_dict() != told[0].to_dict() for args in told):
-                    raise ArgumentError(
-                        "Several HFCallbackAdapters of one Lightning trainer have different `args`.\n\n"
-                        "Hint: give them to one; all share its state."
-                    )
-                given = told[0] if told else None
-                self._session = _Session(given or _arguments_of(trainer))
-            callbacks = [callback for adapter in adapters for callback in adapter.handler.callbacks]
-            # transformers' own has the same name
-            self._session.flags_decide = any(type(c).__name__ == DefaultFlowCallback.__name__ for c in callbacks)
-        self._session = first._session
+            if self._shared_run is None:
+                given = _agreed_arguments(adapters)
+                self._shared_run = AdaptedRun(given or arguments_of(trainer), given is not None)
+            self._run.flags_decide = _has_default_flow(adapters)
+        self._shared_run = adapters[0]._run
         self.handler.model = pl_module
         self.handler.requestable_kwargs["trainer"] = trainer
 
-    def _fire(self, event: str, **extra: Any) -> None:
-        """Tell an event to this adapter's callbacks; the first adapter's handler also resets the flags."""
-        session = self._running
-        tell = getattr(self.handler, event) if self._is_first else None
-        if tell is not None:
-            session.control = tell(session.args, session.state, session.control, **extra)
+    def _fire(self, event: str, **extra: object) -> None:
+        """Fire an event for this adapter's callbacks; the first adapter's handler also resets the flags."""
+        run = self._run
+        fire = getattr(self.handler, event) if self._is_first else None
+        if fire is not None:
+            run.control = fire(run.args, run.state, run.control, **extra)
         else:
-            session.control = self.handler.call_event(event, session.args, session.state, session.control, **extra)
-
-    @property
-    def _running(self) -> _Session:
-        assert self._session is not None  # setup came first
-        return self._session
+            run.control = self.handler.call_event(event, run.args, run.state, run.control, **extra)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        session = self._running
+        """Begin the run."""
+        run = self._run
         if self._is_first:
-            self._begin(trainer)
+            run.begin(trainer)
+            if run.flags_decide:
+                leave_validation_to_flags(trainer)
+        self._show(trainer)
+        if self._restored is not None:
+            self._restore(self._restored)
+        run.control = self.handler.call_event("on_init_end", run.args, run.state, run.control)
+        self._fire("on_train_begin")
+        if self._is_last and run.args.eval_on_start:
+            run.evaluate(trainer, "start")
+
+    def _show(self, trainer: pl.Trainer) -> None:
+        """Give the callbacks what Lightning has made for the fit."""
         optimizers, schedules = trainer.optimizers, trainer.lr_scheduler_configs
         self.handler.optimizer = optimizers[0] if optimizers else None
         self.handler.lr_scheduler = schedules[0].scheduler if schedules else None
         self.handler.train_dataloader = trainer.train_dataloader
-        if self._restored is not None:
-            self._restore(self._restored)
-        session.control = self.handler.call_event("on_init_end", session.args, session.state, session.control)
-        self._fire("on_train_begin")
-
-    def _begin(self, trainer: pl.Trainer) -> None:
-        session = self._running
-        state = session.state = TrainerState()
-        updates = trainer.estimated_stepping_batches
-        state.max_steps = int(updates) if updates != float("inf") and updates > 0 else sys.maxsize
-        state.num_train_epochs = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else sys.maxsize  # type: ignore[assignment]
-        state.compute_steps(session.args, state.max_steps)
-        state.global_step = session.first_update = session.last_logged = session.updates_seen = trainer.global_step
-        state.epoch = float(trainer.current_epoch)
-        state.is_world_process_zero = trainer.is_global_zero
-        state.is_local_process_zero = trainer.local_rank == 0
-        state.train_batch_size = session.args.per_device_train_batch_size
-        session.start_time, session.samples, session.total_loss = time.time(), 0, 0.0
-        session.loss_sum = 0.0
-        if session.flags_decide:
-            leave_validation_to_flags(trainer)
-        if session.args.load_best_model_at_end:
-            warn_once(
-                "HFCallbackAdapter: `load_best_model_at_end=True` has no effect in a Lightning trainer; "
-                "ModelCheckpoint keeps the best model."
-            )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._running.in_window = False
+        """Begin an epoch."""
+        self._run.in_update = False
         self._fire("on_epoch_begin")
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
     ) -> None:
-        if not self._running.in_window:
+        """Begin an update, at its first micro-batch."""
+        if not self._run.in_update:
             self._fire("on_step_begin")
         if self._is_last:
-            self._running.in_window = True
+            self._run.in_update = True
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        session = self._running
+        """Keep the learning rate and the norm of the gradients for the log."""
         if self._is_first:
-            session.learning_rate = float(optimizer.param_groups[0]["lr"])
-            if session.flags_decide:
-                session.grad_norm = _norm_of_gradients(pl_module)
+            self._run.note_update(pl_module, optimizer)
         self._fire("on_pre_optimizer_step")
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
-        session = self._running
+        """End a micro-batch; where Lightning has made an update, end that."""
+        run = self._run
         if self._is_first:
-            self._add_loss(outputs)
-        stepped = trainer.global_step > session.updates_seen
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        self.handler.requestable_kwargs.update(loss=loss, inputs=batch, outputs=outputs)
-        if not stepped:
-            if pl_module.automatic_optimization:
-                self._fire("on_substep_end")
+            run.add_loss(outputs)
+        self.handler.requestable_kwargs.update(loss=loss_of(outputs), inputs=batch, outputs=outputs)
+        if trainer.global_step > run.updates_done:
+            self._end_update(trainer, batch_idx)
+        elif pl_module.automatic_optimization:
+            self._fire("on_substep_end")
+        if self._is_last:
             self._obey(trainer)
-            return
-        session.state.global_step = session.updates_seen  # HF counts the update after this event
+
+    def _end_update(self, trainer: pl.Trainer, batch_idx: int) -> None:
+        run = self._run
+        run.state.global_step = run.updates_done  # HF counts the update after this event
         self._fire("on_optimizer_step")
-        batches = trainer.num_training_batches
-        within = (batch_idx + 1) / batches if batches != float("inf") else 0.0
-        session.state.global_step, session.state.epoch = trainer.global_step, trainer.current_epoch + within
+        run.count_update(trainer, batch_idx)
         self._fire("on_step_end")
         if self._is_last:
-            session.updates_seen = trainer.global_step
-            session.in_window = False
+            run.updates_done = trainer.global_step
+            run.in_update = False
             self._act_on_flags(trainer)
-            self._obey(trainer)
-
-    def _add_loss(self, outputs: Any) -> None:
-        session = self._running
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if isinstance(loss, torch.Tensor):  # Lightning has divided it by the accumulation
-            session.loss_sum = session.loss_sum + loss.detach().float()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._is_first and self._running.flags_decide:
+        """End an epoch: then log, evaluate and save as the flags say."""
+        if self._is_first and self._run.flags_decide:
             trainer.should_stop = False  # the control says it too; a callback of this event may take it back
         self._fire("on_epoch_end")
         if self._is_last:
             self._act_on_flags(trainer)
             self._obey(trainer)
 
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin an evaluation."""
+        self._run.begin_evaluation()
+
+    on_test_start = on_validation_start
+
     def on_validation_batch_end(
         self,
         trainer: pl.Trainer,
         pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
+        outputs: STEP_OUTPUT,
+        batch: Batch,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if not trainer.sanity_checking:
-            loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
-            self.handler.eval_dataloader = loaders
-            self.handler.requestable_kwargs.update(loss=None, inputs=batch, outputs=outputs)
-            self._fire("on_prediction_step")
+        """End a batch of an evaluation."""
+        if trainer.sanity_checking:
+            return
+        if self._is_first:
+            self._run.count_evaluation_batch()
+        self.handler.eval_dataloader = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+        self.handler.requestable_kwargs.update(loss=None, inputs=batch, outputs=outputs)
+        self._fire("on_prediction_step")
 
     on_test_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """End an evaluation: log it, and compare it with the best one of the run."""
         if trainer.sanity_checking:
             return
-        session = self._running
-        found = metrics_of_running_loop(trainer)
-        metrics = {hf_metric_name(name): value for name, value in found.items()}
+        run = self._run
         if self._is_first:
-            session.state.log_history.append(
-                {**metrics, "epoch": session.state.epoch, "step": session.state.global_step}
-            )
-        self._fire("on_log", logs={**metrics, "epoch": session.state.epoch})
-        self._fire("on_evaluate", metrics={**metrics, "epoch": session.state.epoch})
-        if self._is_last:
-            self._note_best(metrics)
-            if trainer.state.fn == "fit":
-                self._obey(trainer)
+            run.evaluated = run.log(self._metrics(trainer, "eval"))
+        self._fire("on_log", logs=run.evaluated)
+        self._fire("on_evaluate", metrics=run.evaluated)
+        if self._is_last and trainer.state.fn == "fit" and run.evaluation_cause != "start":
+            run.note_evaluation(run.evaluated)
+            if run.evaluation_cause == "interval" and run.control.should_save:
+                self._save(trainer)
+            self._obey(trainer)
+
+    def _metrics(self, trainer: pl.Trainer, prefix: str) -> dict[str, float]:
+        metrics = {hf_metric_name(name, prefix): value for name, value in metrics_of_running_loop(trainer).items()}
+        loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+        return metrics | self._run.evaluation_speeds(prefix, loaders, trainer.world_size)
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        found = metrics_of_running_loop(trainer)
-        self._fire("on_predict", metrics={hf_metric_name(name, "test"): value for name, value in found.items()})
+        """End a prediction."""
+        self._fire("on_predict", metrics=self._metrics(trainer, "test"))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        session = self._running
-        updates = session.state.global_step - session.first_update
+        """Log the summary of the run, and end it."""
+        run = self._run
         if self._is_first:
-            session.total_loss += float(session.loss_sum)
-            session.loss_sum = 0.0
-            summary = speed_metrics("train", session.start_time, num_steps=updates)
-            session.state.log_history.append(
-                {
-                    **summary,
-                    "train_loss": session.total_loss / max(updates, 1),
-                    "epoch": session.state.epoch,
-                    "step": session.state.global_step,
-                }
-            )
-        logs = {name: value for name, value in session.state.log_history[-1].items() if name != "step"}
-        self._fire("on_log", logs=logs)
+            run.summary = run.summarize(trainer)
+        self._fire("on_log", logs=run.summary)
+        if self._is_first:
+            run.rotate_at_end(trainer)
         self._fire("on_train_end")
 
     def _act_on_flags(self, trainer: pl.Trainer) -> None:
-        """Log, evaluate and save, in this order, as the flags say."""
-        session, control = self._running, self._running.control
-        if control.should_log:
-            self._log_training(trainer)
-        if control.should_evaluate and not run_own_validation(trainer):
-            warn_once(
-                "HFCallbackAdapter: a callback asks to evaluate, but the Lightning trainer has no validation data."
-            )
-        session.control.should_evaluate = False
-        if session.control.should_save:
-            self._save(trainer)
-            for adapter in _adapters(trainer):
-                adapter._fire("on_save")
+        log_evaluate_save(
+            self._run,
+            log=lambda: self._log_training(trainer),
+            evaluate=lambda: self._run.evaluate(trainer, "flag"),
+            save=lambda: self._save(trainer),
+        )
 
     def _log_training(self, trainer: pl.Trainer) -> None:
-        session = self._running
-        state = session.state
-        updates = state.global_step - session.last_logged
-        session.control.should_log = False
-        if updates <= 0:
-            return
-        total = float(session.loss_sum)
-        logs: dict[str, Any] = {"loss": total / updates}
-        if session.grad_norm is not None:
-            logs["grad_norm"] = session.grad_norm
-        if session.learning_rate is not None:
-            logs["learning_rate"] = session.learning_rate
-        logs["epoch"] = state.epoch
-        session.total_loss += total
-        session.loss_sum, session.last_logged = 0.0, state.global_step
-        state.log_history.append({**logs, "step": state.global_step})
-        for adapter in _adapters(trainer):
-            adapter._fire("on_log", logs=logs)
+        run = self._run
+        run.control.should_log = False
+        logs = run.take_logs()
+        if logs:
+            for adapter in _adapters(trainer):
+                adapter._fire("on_log", logs=logs)
 
     def _save(self, trainer: pl.Trainer) -> None:
-        """Write `checkpoint-<updates>.ckpt`, and keep as many as the arguments allow."""
-        session = self._running
-        folder = str(session.args.output_dir)
-        path = os.path.join(folder, f"checkpoint-{session.state.global_step}.ckpt")
-        trainer.save_checkpoint(path)
-        if session.state.best_global_step == session.state.global_step:
-            session.state.best_model_checkpoint = path
-        limit = session.args.save_total_limit
-        if limit and limit > 0 and trainer.is_global_zero:
-            kept = {path, session.state.best_model_checkpoint}
-            written = sorted(glob.glob(os.path.join(glob.escape(folder), "checkpoint-*.ckpt")), key=_step_of)
-            for old in [p for p in written if p not in kept][: max(len(written) - max(limit, len(kept)), 0)]:
-                os.unlink(old)
-
-    def _note_best(self, metrics: dict[str, float]) -> None:
-        session = self._running
-        args, state = session.args, session.state
-        if args.metric_for_best_model is None:
-            return
-        value = metrics.get(eval_metric_name(args.metric_for_best_model))
-        if value is None:
-            return
-        better = state.best_metric is None or (
-            value > state.best_metric if args.greater_is_better else value < state.best_metric
-        )
-        if better:
-            state.best_metric, state.best_global_step = value, state.global_step
+        self._run.save(trainer)
+        for adapter in _adapters(trainer):
+            adapter._fire("on_save")
 
     def _obey(self, trainer: pl.Trainer) -> None:
-        control = self._running.control
+        """Stop the run or the epoch where a flag says so."""
+        control = self._run.control
         if control.should_training_stop:
             trainer.should_stop = True
         if control.should_epoch_stop:
@@ -400,26 +310,24 @@ class HFCallbackAdapter(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return HF's state and the states of callbacks that have one, in plain values."""
-        session = self._session
+        run = self._shared_run
         stateful = [callback for callback in self.handler.callbacks if is_exportable(callback)]
-        return {
-            "state": None if session is None else asdict(session.state),
+        saved: AdapterState = {
+            "state": None if run is None else asdict(run.state),
             "callbacks": export_states(stateful),
-            "loss_sum": 0.0 if session is None else float(session.loss_sum),
-            "last_logged": 0 if session is None else session.last_logged,
         }
+        if run is not None:
+            saved["losses"] = run.losses.state_dict()
+        return dict(saved)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep a state until training starts."""
-        self._restored = state_dict
+        self._restored = cast(AdapterState, state_dict)
 
-    def _restore(self, saved: dict[str, Any]) -> None:
+    def _restore(self, saved: AdapterState) -> None:
         self._restored = None
-        session, known = self._running, saved["state"]
-        if self._is_first and known is not None:
-            for name in ("log_history", "best_metric", "best_global_step", "best_model_checkpoint"):
-                setattr(session.state, name, known[name])
-            session.loss_sum, session.last_logged = saved["loss_sum"], saved["last_logged"]
+        if self._is_first:
+            self._run.restore(saved)
         for index, callback in enumerate(self.handler.callbacks):
             exported = saved["callbacks"].get(type(callback).__name__)
             if isinstance(exported, dict):
@@ -430,32 +338,21 @@ def _adapters(trainer: pl.Trainer) -> list[HFCallbackAdapter]:
     return [c for c in trainer.callbacks if isinstance(c, HFCallbackAdapter)]  # type: ignore[attr-defined]
 
 
-def _arguments_of(trainer: pl.Trainer) -> TrainingArguments:
-    """Make HF arguments that say what a Lightning trainer does."""
-    epochs = trainer.max_epochs or -1
-    by_epoch = trainer.check_val_every_n_epoch is not None
-    interval = trainer.val_check_interval
-    steps = int(interval) if not by_epoch and isinstance(interval, (int, float)) and interval >= 1 else None
-    return TrainingArguments(
-        output_dir=trainer.default_root_dir,
-        max_steps=trainer.max_steps,
-        num_train_epochs=epochs if epochs > 0 else sys.maxsize,
-        gradient_accumulation_steps=trainer.accumulate_grad_batches,
-        logging_steps=max(trainer.log_every_n_steps, 1),  # type: ignore[attr-defined]  # set by a connector
-        eval_strategy=IntervalStrategy.EPOCH if steps is None else IntervalStrategy.STEPS,
-        eval_steps=steps,
-        save_strategy="no",
-        metric_for_best_model="loss",
-        max_grad_norm=trainer.gradient_clip_val or 0.0,
-        use_cpu=trainer.strategy.root_device.type == "cpu",
-    )
+def _has_default_flow(adapters: list[HFCallbackAdapter]) -> bool:
+    names = {type(callback).__name__ for adapter in adapters for callback in adapter.handler.callbacks}
+    return DefaultFlowCallback.__name__ in names  # transformers' own has the same name
 
 
-def _norm_of_gradients(module: nn.Module) -> float:
-    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
-    return float(torch.nn.utils.get_total_norm(gradients))
+def _agreed_arguments(adapters: list[HFCallbackAdapter]) -> TrainingArguments | None:
+    """Return the arguments that the adapters were given, if any.
 
-
-def _step_of(path: str) -> int:
-    digits = os.path.basename(path).removeprefix("checkpoint-").removesuffix(".ckpt")
-    return int(digits) if digits.isdigit() else -1
+    Raises:
+        ArgumentError: They were given different ones.
+    """
+    given = [adapter._given_args for adapter in adapters if adapter._given_args is not None]
+    if any(args is not given[0] and args.to_dict() != given[0].to_dict() for args in given):
+        raise ArgumentError(
+            "Several HFCallbackAdapters of one Lightning trainer have different `args`.\n\n"
+            "Hint: give them to one; all share its state."
+        )
+    return given[0] if given else None

@@ -9,35 +9,13 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import transformers
+from handwritten import ARGS, HandWritten, bare_trainer, data, loaders
 from lightning.pytorch import callbacks as plc
-from torch.utils.data import DataLoader
-from toy import EVENTS, FLAGS, Classifier, rows
+from toy import EVENTS, FLAGS, Classifier
 
 import hf_compat
 from hf_compat import HFCallbackAdapter, LightningCallbackAdapter
 from hf_compat.errors import ArgumentError, CallbackError, HfCompatWarning
-
-ARGS = {
-    "per_device_train_batch_size": 4,
-    "per_device_eval_batch_size": 4,
-    "num_train_epochs": 6,
-    "gradient_accumulation_steps": 2,
-    "learning_rate": 0.05,
-    "lr_scheduler_type": "linear",
-    "logging_steps": 2,
-    "logging_first_step": True,
-    "eval_strategy": "steps",
-    "eval_steps": 2,
-    "save_strategy": "steps",
-    "save_steps": 4,
-    "metric_for_best_model": "loss",
-    "greater_is_better": False,
-    "use_cpu": True,
-    "disable_tqdm": True,
-    "train_sampling_strategy": "sequential",
-    "optim": "adamw_torch",
-    "report_to": "none",
-}
 
 
 def tracer(api, trace, logs):
@@ -52,31 +30,6 @@ def tracer(api, trace, logs):
     return type("Tracer", (api.TrainerCallback,), {event: record(event) for event in EVENTS})()
 
 
-class HandWritten(pl.LightningModule):
-    """A LightningModule that never heard of us."""
-
-    def __init__(self, model, updates):
-        super().__init__()
-        self.model, self.updates = model, updates
-
-    def training_step(self, batch, batch_idx):
-        return self.model(**batch)["loss"]
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.model(**batch)["loss"], batch_size=len(batch["labels"]))
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05, weight_decay=0.0)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / self.updates))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-def data():
-    # the loss rises again after a while: labels of the evaluation are turned round
-    train = rows(24, seed=0)
-    return train, [{"x": row["x"], "labels": (row["labels"] + 1) % 3} for row in train[:8]]
-
-
 def run_hf(api, folder, model):
     trace, logs = [], []
     train, evaluation = data()
@@ -89,26 +42,6 @@ def run_hf(api, folder, model):
     )
     trainer.train()
     return trace, logs, trainer.state
-
-
-def bare_trainer(callbacks, folder, **options):
-    settings = {"accelerator": "cpu", "max_epochs": 6, "accumulate_grad_batches": 2, "gradient_clip_val": 1.0}
-    return pl.Trainer(
-        callbacks=callbacks,
-        default_root_dir=folder,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        **{**settings, **options},
-    )
-
-
-def loaders():
-    collate = hf_compat.default_data_collator
-    train, evaluation = data()
-    return DataLoader(train, 4, collate_fn=collate), DataLoader(evaluation, 4, collate_fn=collate)
 
 
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")

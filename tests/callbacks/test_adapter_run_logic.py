@@ -1,0 +1,205 @@
+"""A LightningModule under `HFCallbackAdapter` and the same model under `Trainer`: one run logic, one history."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from handwritten import ARGS, HandWritten, bare_trainer, data, loaders
+from toy import Classifier, NanAt
+
+import hf_compat
+from hf_compat import HFCallbackAdapter
+from hf_compat.errors import MissingMetric
+
+pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+
+UPDATES = 18
+SPEEDS = ("_runtime", "_per_second")
+
+
+class Scored(HandWritten):
+    """Logs an accuracy, too."""
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        hits = (self.model(**batch)["logits"].argmax(-1) == batch["labels"]).float().mean()
+        self.log("val_accuracy", hits, batch_size=len(batch["labels"]))
+
+
+def accuracy(prediction):
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
+def under_trainer(folder, model, callbacks=(), resume=None, **arguments):
+    """Train with the Trainer; return its state."""
+    train, evaluation = data()
+    trainer = hf_compat.Trainer(
+        model,
+        hf_compat.TrainingArguments(str(folder), **{**ARGS, **arguments}),
+        train_dataset=train,
+        eval_dataset=evaluation,
+        compute_metrics=accuracy,
+        callbacks=[copy.deepcopy(callback) for callback in callbacks],
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer.state
+
+
+def under_adapter(folder, model, callbacks=(), resume=None, module=Scored, trainer=None, **arguments):
+    """Train with a Lightning trainer; return the adapter's state."""
+    args = hf_compat.TrainingArguments(str(folder), **{**ARGS, **arguments})
+    given = [hf_compat.DefaultFlowCallback(), *(copy.deepcopy(callback) for callback in callbacks)]
+    adapter = HFCallbackAdapter(given, args=args)
+    options = {"gradient_clip_val": args.max_grad_norm or None, "max_epochs": int(args.num_train_epochs)}
+    bare = bare_trainer([adapter], folder, **options, **(trainer or {}))
+    bare.fit(module(model, updates=UPDATES), *loaders(), ckpt_path=resume, weights_only=True if resume else None)
+    return adapter.state
+
+
+def assert_same_history(mine, theirs):
+    assert len(mine) == len(theirs)
+    for own, other in zip(mine, theirs, strict=True):
+        assert list(own) == list(other), "the same entries, in the same order"
+        for name, value in other.items():
+            if name.endswith(SPEEDS):
+                assert own[name] >= 0
+            else:
+                assert own[name] == pytest.approx(value, rel=1e-4, nan_ok=True), name
+
+
+def nan_at(*passes):
+    model = NanAt(passes)
+    model.body.dropout.p = 0.0
+    return model
+
+
+def saved(folder):
+    return sorted(path.name.removesuffix(".ckpt") for path in folder.glob("checkpoint-*"))
+
+
+def crossed(tmp_path, model=None, **options):
+    """Train the same model both ways; compare histories, the best evaluation and the checkpoints; return the state."""
+    torch.manual_seed(0)
+    model = Classifier(dropout=0.0) if model is None else model
+    theirs = under_trainer(tmp_path / "trainer", copy.deepcopy(model), **options)
+    mine = under_adapter(tmp_path / "adapter", copy.deepcopy(model), **options)
+    assert_same_history(mine.log_history, theirs.log_history)
+    assert saved(tmp_path / "adapter") == saved(tmp_path / "trainer")
+    assert (mine.best_metric is None) == (theirs.best_metric is None)
+    assert mine.best_metric is None or mine.best_metric == pytest.approx(theirs.best_metric, rel=1e-5)
+    assert mine.best_global_step == theirs.best_global_step
+    best = [state.best_model_checkpoint for state in (mine, theirs)]
+    assert len({path and path.rpartition("/")[2].removesuffix(".ckpt") for path in best}) == 1
+    return mine
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"logging_strategy": "epoch", "eval_strategy": "epoch", "save_strategy": "epoch"},
+        {"save_strategy": "no"},
+        {"metric_for_best_model": None, "greater_is_better": None},
+        {"metric_for_best_model": "accuracy", "greater_is_better": True},
+        {"save_total_limit": 2},
+        {"save_total_limit": 1},
+        {"max_grad_norm": 0.0},
+        {"eval_on_start": True},
+        {"logging_steps": 5, "eval_steps": 7, "save_steps": 7},
+        {"save_strategy": "best"},
+        {"save_strategy": "best", "metric_for_best_model": "accuracy", "greater_is_better": True},
+        {"save_strategy": "best", "save_total_limit": 1},
+    ],
+    ids=str,
+)
+def test_both_tell_the_same(tmp_path, arguments):
+    crossed(tmp_path, **arguments)
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+def test_losses_that_are_not_finite(tmp_path, filtered):
+    state = crossed(tmp_path, nan_at(3, 4, 9), logging_nan_inf_filter=filtered)
+    told = [log.get("nonfinite_steps") for log in state.log_history if "loss" in log]
+    assert told[-1] == (2 if filtered else None)  # updates 2 (both micro-batches) and 5
+
+
+def test_with_the_strategy_best_an_improvement_is_saved(tmp_path):
+    state = crossed(tmp_path, save_strategy="best")
+    best, improvements = float("inf"), []
+    for log in state.log_history:
+        if log.get("eval_loss", best) < best:
+            best = log["eval_loss"]
+            improvements.append(f"checkpoint-{log['step']}")
+    assert 0 < len(improvements) < 9 and saved(tmp_path / "adapter") == sorted(improvements)
+
+
+def test_at_the_end_a_limit_of_one_leaves_the_best(tmp_path):
+    state = crossed(tmp_path, save_total_limit=1, save_steps=2)
+    assert saved(tmp_path / "adapter") == [f"checkpoint-{state.best_global_step}"]
+
+
+def test_lightnings_own_interval_saves_the_best_too(tmp_path):
+    args = hf_compat.TrainingArguments(
+        str(tmp_path), save_strategy="best", eval_strategy="epoch", metric_for_best_model="loss", use_cpu=True
+    )
+    torch.manual_seed(0)
+    adapter = HFCallbackAdapter(hf_compat.TrainerCallback(), args=args)
+    trainer = bare_trainer([adapter], tmp_path, log_every_n_steps=1)
+    trainer.fit(HandWritten(Classifier(dropout=0.0), updates=UPDATES), *loaders())
+    assert adapter.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{adapter.state.best_global_step}.ckpt")
+    assert f"checkpoint-{adapter.state.best_global_step}" in saved(tmp_path)
+
+
+def test_the_best_checkpoint_knows_that_it_is_the_best(tmp_path):
+    state = crossed(tmp_path, save_strategy="best")
+    written = torch.load(state.best_model_checkpoint, weights_only=True)
+    (key,) = [key for key in written["callbacks"] if key.startswith("HFCallbackAdapter")]
+    assert written["callbacks"][key]["state"]["best_model_checkpoint"] == state.best_model_checkpoint
+
+
+class Stop(hf_compat.TrainerCallback):
+    """Stops and saves at an update."""
+
+    def __init__(self, update):
+        self.update = update
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.update:
+            control.should_save = control.should_training_stop = True
+
+
+def test_a_resumed_run_goes_on_with_its_loss_and_its_mean(tmp_path):
+    """Update 6 lies between two logs."""
+    torch.manual_seed(0)
+    model = nan_at(3)
+    options = {"logging_steps": 4, "save_strategy": "no"}
+    whole = under_adapter(tmp_path / "whole", copy.deepcopy(model), [Stop(99)], **options)
+    under_adapter(tmp_path / "parts", copy.deepcopy(model), [Stop(6)], **options)
+    again = copy.deepcopy(model)
+    again.steps = set()  # the loss that is not finite is behind it
+    resumed = under_adapter(
+        tmp_path / "parts", again, [Stop(99)], resume=tmp_path / "parts/checkpoint-6.ckpt", **options
+    )
+    assert resumed.log_history[-1]["train_loss"] == pytest.approx(whole.log_history[-1]["train_loss"], rel=1e-5)
+    assert_same_history(resumed.log_history, whole.log_history)
+
+
+def test_a_metric_that_no_evaluation_has_is_an_error_as_in_the_trainer(tmp_path):
+    with pytest.raises(MissingMetric, match="eval_f1"):
+        under_adapter(tmp_path, Classifier(), metric_for_best_model="f1")
+
+
+def test_an_evaluation_outside_of_training_is_not_the_best(tmp_path):
+    args = hf_compat.TrainingArguments(str(tmp_path), metric_for_best_model="loss", use_cpu=True)
+    adapter = HFCallbackAdapter(hf_compat.TrainerCallback(), args=args)
+    bare_trainer([adapter], tmp_path).validate(HandWritten(Classifier(), 1), loaders()[1], verbose=False)
+    assert adapter.state.best_metric is None
+    assert "eval_loss" in adapter.state.log_history[0]
+
+
+def test_files_of_other_names_are_not_rotated(tmp_path):
+    (tmp_path / "checkpoint-mine.ckpt").write_text("the user's own")
+    under_adapter(tmp_path, Classifier(), save_total_limit=1, save_steps=2, metric_for_best_model=None)
+    assert saved(tmp_path) == ["checkpoint-18", "checkpoint-mine"]
