@@ -16,11 +16,12 @@ import torch
 torch.set_num_threads(1)
 import lightning.pytorch as pl
 import toy
-from hf_compat import HFDataModule, HFModule, TrainingArguments
+from hf_compat import DefaultFlowCallback, HFCallbackAdapter, HFDataModule, HFModule, TrainingArguments
 
 devices, size = int(sys.argv[1]), int(sys.argv[2])
 args = TrainingArguments("out", per_device_train_batch_size=size, use_cpu=True, learning_rate=1e-2,
-                         gradient_accumulation_steps=2, train_sampling_strategy="sequential")
+                         gradient_accumulation_steps=2, train_sampling_strategy="sequential", logging_steps=1)
+adapter = HFCallbackAdapter(DefaultFlowCallback(), args=args)
 losses, seen = [], []
 
 class Watch(pl.Callback):
@@ -33,7 +34,7 @@ pl.seed_everything(1, verbose=False)
 module = HFModule(toy.Classifier(dropout=0.0), args)
 trainer = pl.Trainer(
     accelerator="cpu", devices=devices, strategy="ddp" if devices > 1 else "auto", max_epochs=1, logger=False,
-    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=[Watch()],
+    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=[Watch(), adapter],
     use_distributed_sampler=False, num_sanity_val_steps=0,
 )
 trainer.fit(module, HFDataModule(args, train_dataset=toy.rows(32)))
@@ -44,7 +45,8 @@ if devices > 1:
 else:
     parts = [(seen, total)]
 if trainer.is_global_zero:
-    print("FOUND" + json.dumps([losses, parts]), flush=True)
+    logged = [log["loss"] for log in adapter.state.log_history if "loss" in log]
+    print("FOUND" + json.dumps([losses, parts, logged]), flush=True)
 if devices > 1:
     torch.distributed.destroy_process_group()
 """
@@ -67,3 +69,4 @@ def test_two_processes_of_lightnings_own_launcher(tmp_path):
     assert sorted(first + second) == sorted(one[1][0][0]) and not set(first) & set(second)
     assert total == other and total == pytest.approx(one[1][0][1], rel=1e-5)
     assert two[0] == pytest.approx(one[0], rel=1e-5)
+    assert two[2] == pytest.approx(two[0], rel=1e-5), "the adapter logs the mean over the processes"
