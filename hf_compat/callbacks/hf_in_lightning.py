@@ -114,7 +114,7 @@ class HFCallbackAdapter(pl.Callback):
         return f"HFCallbackAdapter[{','.join(type(c).__name__ for c in self.handler.callbacks)}]"
 
     @property
-    def _run(self) -> AdaptedRun:
+    def _adapted_run(self) -> AdaptedRun:
         assert self._shared_run is not None  # setup came first
         return self._shared_run
 
@@ -126,14 +126,14 @@ class HFCallbackAdapter(pl.Callback):
             if self._shared_run is None:
                 given = _agreed_arguments(adapters)
                 self._shared_run = AdaptedRun(given or arguments_of(trainer), given is not None)
-            self._run.flags_decide = _has_default_flow(adapters)
-        self._shared_run = adapters[0]._run
+            self._adapted_run.flags_decide = _has_default_flow(adapters)
+        self._shared_run = adapters[0]._adapted_run
         self.handler.model = pl_module
         self.handler.requestable_kwargs["trainer"] = trainer
 
     def _fire(self, event: str, **extra: object) -> None:
         """Fire an event for this adapter's callbacks; the first adapter's handler also resets the flags."""
-        run = self._run
+        run = self._adapted_run
         fire = getattr(self.handler, event) if self._is_first else None
         if fire is not None:
             run.control = fire(run.args, run.state, run.control, **extra)
@@ -142,7 +142,7 @@ class HFCallbackAdapter(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin the run."""
-        run = self._run
+        run = self._adapted_run
         if self._is_first:
             run.begin(trainer)
             if run.flags_decide:
@@ -164,31 +164,31 @@ class HFCallbackAdapter(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin an epoch."""
-        self._run.in_update = False
+        self._adapted_run.in_update = False
         self._fire("on_epoch_begin")
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
     ) -> None:
         """Begin an update, at its first micro-batch."""
-        if not self._run.in_update:
+        if not self._adapted_run.in_update:
             self._fire("on_step_begin")
         if self._is_last:
-            self._run.in_update = True
+            self._adapted_run.in_update = True
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Keep the learning rate and the norm of the gradients for the log."""
         if self._is_first:
-            self._run.note_update(pl_module, optimizer)
+            self._adapted_run.note_update(pl_module, optimizer)
         self._fire("on_pre_optimizer_step")
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         """End a micro-batch; where Lightning has made an update, end that."""
-        run = self._run
+        run = self._adapted_run
         if self._is_first:
             run.add_loss(outputs)
         self.handler.requestable_kwargs.update(loss=loss_of(outputs), inputs=batch, outputs=outputs)
@@ -200,7 +200,7 @@ class HFCallbackAdapter(pl.Callback):
             self._obey(trainer)
 
     def _end_update(self, trainer: pl.Trainer, batch_idx: int) -> None:
-        run = self._run
+        run = self._adapted_run
         run.state.global_step = run.updates_done  # HF counts the update after this event
         self._fire("on_optimizer_step")
         run.count_update(trainer, batch_idx)
@@ -212,7 +212,7 @@ class HFCallbackAdapter(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End an epoch: then log, evaluate and save as the flags say."""
-        if self._is_first and self._run.flags_decide:
+        if self._is_first and self._adapted_run.flags_decide:
             trainer.should_stop = False  # the control says it too; a callback of this event may take it back
         self._fire("on_epoch_end")
         if self._is_last:
@@ -221,7 +221,7 @@ class HFCallbackAdapter(pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin an evaluation."""
-        self._run.begin_evaluation()
+        self._adapted_run.begin_evaluation()
 
     on_test_start = on_validation_start
 
@@ -238,7 +238,7 @@ class HFCallbackAdapter(pl.Callback):
         if trainer.sanity_checking:
             return
         if self._is_first:
-            self._run.count_evaluation_batch()
+            self._adapted_run.count_evaluation_batch()
         self.handler.eval_dataloader = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
         self.handler.requestable_kwargs.update(loss=None, inputs=batch, outputs=outputs)
         self._fire("on_prediction_step")
@@ -249,7 +249,7 @@ class HFCallbackAdapter(pl.Callback):
         """End an evaluation: log it, and compare it with the best one of the run."""
         if trainer.sanity_checking:
             return
-        run = self._run
+        run = self._adapted_run
         if self._is_first:
             run.evaluated = run.log(self._metrics(trainer, "eval"))
         self._fire("on_log", logs=run.evaluated)
@@ -263,7 +263,7 @@ class HFCallbackAdapter(pl.Callback):
     def _metrics(self, trainer: pl.Trainer, prefix: str) -> dict[str, float]:
         metrics = {hf_metric_name(name, prefix): value for name, value in metrics_of_running_loop(trainer).items()}
         loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
-        return metrics | self._run.evaluation_speeds(prefix, loaders, trainer.world_size)
+        return metrics | self._adapted_run.evaluation_speeds(prefix, loaders, trainer.world_size)
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End a prediction."""
@@ -271,7 +271,7 @@ class HFCallbackAdapter(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the summary of the run, and end it."""
-        run = self._run
+        run = self._adapted_run
         if self._is_first:
             run.summary = run.summarize(trainer)
         self._fire("on_log", logs=run.summary)
@@ -281,14 +281,14 @@ class HFCallbackAdapter(pl.Callback):
 
     def _act_on_flags(self, trainer: pl.Trainer) -> None:
         log_evaluate_save(
-            self._run,
+            self._adapted_run,
             log=lambda: self._log_training(trainer),
-            evaluate=lambda: self._run.evaluate(trainer, "flag"),
+            evaluate=lambda: self._adapted_run.evaluate(trainer, "flag"),
             save=lambda: self._save(trainer),
         )
 
     def _log_training(self, trainer: pl.Trainer) -> None:
-        run = self._run
+        run = self._adapted_run
         run.control.should_log = False
         logs = run.take_logs()
         if logs:
@@ -296,13 +296,13 @@ class HFCallbackAdapter(pl.Callback):
                 adapter._fire("on_log", logs=logs)
 
     def _save(self, trainer: pl.Trainer) -> None:
-        self._run.save(trainer)
+        self._adapted_run.save(trainer)
         for adapter in _adapters(trainer):
             adapter._fire("on_save")
 
     def _obey(self, trainer: pl.Trainer) -> None:
         """Stop the run or the epoch where a flag says so."""
-        control = self._run.control
+        control = self._adapted_run.control
         if control.should_training_stop:
             trainer.should_stop = True
         if control.should_epoch_stop:
@@ -327,7 +327,7 @@ class HFCallbackAdapter(pl.Callback):
     def _restore(self, saved: AdapterState) -> None:
         self._restored = None
         if self._is_first:
-            self._run.restore(saved)
+            self._adapted_run.restore(saved)
         for index, callback in enumerate(self.handler.callbacks):
             exported = saved["callbacks"].get(type(callback).__name__)
             if isinstance(exported, dict):

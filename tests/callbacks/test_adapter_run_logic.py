@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from toy import Classifier, NanAt
 
 import hf_compat
 from hf_compat import HFCallbackAdapter
+from hf_compat.callbacks.adapted_run import AdaptedRun
 from hf_compat.errors import MissingMetric
+from hf_compat.hf.state import TrainerState
 
 pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 
@@ -203,3 +206,11 @@ def test_files_of_other_names_are_not_rotated(tmp_path):
     (tmp_path / "checkpoint-mine.ckpt").write_text("the user's own")
     under_adapter(tmp_path, Classifier(), save_total_limit=1, save_steps=2, metric_for_best_model=None)
     assert saved(tmp_path) == ["checkpoint-18", "checkpoint-mine"]
+
+
+def test_a_checkpoint_of_the_first_versions_is_read(tmp_path):
+    run = AdaptedRun(hf_compat.TrainingArguments(str(tmp_path), use_cpu=True), has_own_arguments=True)
+    state = {**asdict(TrainerState()), "best_metric": 0.5, "log_history": [{"loss": 1.0, "step": 4}]}
+    run.restore({"state": state, "callbacks": {}, "loss_sum": 1.5, "last_logged": 4})
+    assert (run.losses.since_last_log.item(), run.losses.last_logged) == (1.5, 4)
+    assert run.state.best_metric == 0.5 and run.state.log_history == state["log_history"]
