@@ -24,7 +24,7 @@ import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from hf_compat.callbacks.adapted_run import AdaptedRun, AdapterState, arguments_of, loss_of
-from hf_compat.data.collators import Batch
+from hf_compat.data.types import Batch
 from hf_compat.engine.internals import end_epoch_after_this_batch, leave_validation_to_flags, metrics_of_running_loop
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments import TrainingArguments
