@@ -12,5 +12,7 @@ Sample: TypeAlias = Any
 # What a collator makes of samples: a mapping of tensors, mostly.
 Batch: TypeAlias = Any
 Collator: TypeAlias = Callable[[list[Sample]], Batch]
+# What a model's forward returns: a mapping or object with names, or a tuple, of tensors mostly.
+ModelOutput: TypeAlias = Any
 # The position that an iterable data set or a loader reports by `state_dict()`.
 PositionState: TypeAlias = Any

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from typing import Any
 
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments import TrainingArguments
@@ -12,7 +11,7 @@ from hf_compat.hf.arguments import TrainingArguments
 _DERIVED = frozenset({"distributed_state", "deepspeed_plugin", "hf_deepspeed_config", "fsdp_plugin_args", "device"})
 
 
-def adopt_arguments(args: Any) -> TrainingArguments:
+def adopt_arguments(args: object) -> TrainingArguments:
     """Return arguments as ours: ours as they are, `transformers`' own field by field.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 from hf_compat.errors import UnsupportedArgument
 from hf_compat.runtime.text import need
@@ -24,7 +23,7 @@ def _refusing(name: str) -> type:
     class Refusing:
         """Stands in for a class that is not here yet, so that nothing trains elsewhere unnoticed."""
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, *args: object, **kwargs: object) -> None:
             raise UnsupportedArgument(
                 f"`{name}` is not supported by `hf-compat run` yet.\n\n"
                 "Hint: use Trainer, or run the script with transformers itself."
@@ -34,7 +33,7 @@ def _refusing(name: str) -> type:
     return Refusing
 
 
-def patch_transformers(replacements: dict[str, Any]) -> None:
+def patch_transformers(replacements: dict[str, type]) -> None:
     """Put classes of the same names in the place of transformers' own; scripts that import them later get these.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any
 
 from torch import nn
 
@@ -17,7 +16,7 @@ def loaded(package: str) -> ModuleType | None:
     return sys.modules.get(package)
 
 
-def _is_instance(candidate: Any, package: str, *names: str) -> bool:
+def _is_instance(candidate: object, package: str, *names: str) -> bool:
     module = loaded(package)
     if module is None:
         return False
@@ -25,25 +24,26 @@ def _is_instance(candidate: Any, package: str, *names: str) -> bool:
     return isinstance(candidate, classes)
 
 
-def is_peft_model(model: Any) -> bool:
-    """Say whether a model is wrapped by `peft`."""
+def is_peft_model(model: nn.Module) -> bool:
+    """Return whether a model is wrapped by `peft`."""
     return _is_instance(model, "peft", "PeftModel", "PeftMixedModel")
 
 
-def is_pretrained_model(model: Any) -> bool:
-    """Say whether a model saves itself as `transformers` or `peft` models do."""
+def is_pretrained_model(model: nn.Module) -> bool:
+    """Return whether a model saves itself as `transformers` or `peft` models do."""
     return _is_instance(model, "transformers", "PreTrainedModel") or is_peft_model(model)
 
 
-def unwrap_peft(model: Any) -> Any:
+def unwrap_peft(model: nn.Module) -> nn.Module:
     """Return the model inside a `peft` wrapper, or the model itself."""
     if not is_peft_model(model):
         return model
-    return model.get_base_model() if hasattr(model, "get_base_model") else model.base_model.model
+    inner: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model.base_model.model  # type: ignore[operator,union-attr,assignment]  # peft's
+    return inner
 
 
-def loss_shifts_labels(model: Any) -> bool:
-    """Say whether the model's loss predicts the next token, so the first label of each row is no target.
+def loss_shifts_labels(model: nn.Module) -> bool:
+    """Return whether the model's loss predicts the next token, so the first label of each row is no target.
 
     Mirrors:
         The test that `transformers.Trainer` makes on `model.loss_type`, 5.23.
@@ -57,8 +57,8 @@ def loss_shifts_labels(model: Any) -> bool:
     return shifts and not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
 
 
-def is_causal_lm(model: Any) -> bool:
-    """Say whether the model's class is one that `transformers` lists for causal language modelling."""
+def is_causal_lm(model: nn.Module) -> bool:
+    """Return whether the model's class is one that `transformers` lists for causal language modelling."""
     if loaded("transformers") is None:
         return False
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -66,11 +66,11 @@ def is_causal_lm(model: Any) -> bool:
     return type(unwrap_peft(model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
-def check_trainable(model: Any) -> None:
+def check_trainable(model: object) -> None:
     """Refuse models that `transformers` knows cannot be trained as they are.
 
     Raises:
-        ArgumentError: It is no module.
+        ArgumentError: It is not a module.
         UnsupportedArgument: Its parameters are spread over processes already.
         ValueError: A quantized model without adapters.
     """
@@ -94,15 +94,15 @@ def check_trainable(model: Any) -> None:
     validate_quantization_for_training(model)
 
 
-def pads_itself(processing_class: Any) -> bool:
-    """Say whether a processing class pads samples: a tokenizer or feature extractor."""
+def pads_itself(processing_class: object) -> bool:
+    """Return whether a processing class pads samples: a tokenizer or feature extractor."""
     if loaded("transformers") is not None:
         return _is_instance(processing_class, "transformers", "PreTrainedTokenizerBase", "SequenceFeatureExtractor")
     return callable(getattr(processing_class, "pad", None))
 
 
-def align_special_tokens(model: Any, processing_class: Any) -> None:
-    """Give a model's configuration the special tokens of its tokenizer, as `transformers` does before training."""
+def align_special_tokens(model: nn.Module, processing_class: object) -> None:
+    """Copy the special tokens of a tokenizer into the model's configuration, as `transformers` does before training."""
     is_text = _is_instance(processing_class, "transformers", "PreTrainedTokenizerBase", "ProcessorMixin")
     if is_text and hasattr(model, "config"):
         from transformers.trainer_utils import align_special_tokens as align
@@ -110,13 +110,13 @@ def align_special_tokens(model: Any, processing_class: Any) -> None:
         align(model, processing_class)
 
 
-def is_datasets_dataset(dataset: Any) -> bool:
-    """Say whether a data set is a table of the `datasets` library."""
+def is_datasets_dataset(dataset: object) -> bool:
+    """Return whether a data set is a table of the `datasets` library."""
     return _is_instance(dataset, "datasets", "Dataset")
 
 
-def is_datasets_stream(dataset: Any) -> bool:
-    """Say whether a data set is a stream of the `datasets` library, which knows its shards."""
+def is_datasets_stream(dataset: object) -> bool:
+    """Return whether a data set is a stream of the `datasets` library, which knows its shards."""
     return _is_instance(dataset, "datasets", "IterableDataset")
 
 

@@ -6,12 +6,16 @@ The order of floating-point operations is upstream's: parity is bit for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
+# torch's own form of a parameter group and of a parameter's state: options and tensors by name.
+Group: TypeAlias = dict[str, Any]
+State: TypeAlias = dict[str, Any]
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
@@ -39,7 +43,7 @@ class Adafactor(Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: ParamsT,
         lr: float | None = None,
         eps: tuple[float, float] = (1e-30, 1e-3),
         clip_threshold: float = 1.0,
@@ -60,7 +64,7 @@ class Adafactor(Optimizer):
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # as torch's do
         """Do one update of every parameter that has a gradient."""
         loss = closure() if closure is not None else None
         for group in self.param_groups:
@@ -69,9 +73,9 @@ class Adafactor(Optimizer):
                     self._update(parameter, group)
         return loss
 
-    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+    def _update(self, parameter: torch.Tensor, group: Group) -> None:
         gradient = parameter.grad
-        assert gradient is not None  # step() looked
+        assert gradient is not None  # step() has seen to it
         if gradient.is_sparse:
             raise RuntimeError("Adafactor does not support sparse gradients.")
         gradient = gradient.float() if gradient.dtype in HALF_PRECISION else gradient
@@ -79,19 +83,22 @@ class Adafactor(Optimizer):
         state = self._state_of(parameter, gradient, group)
         state["step"] += 1
         state["RMS"] = _root_mean_square(weights)
+        self._apply(weights, _scaled_gradient(gradient, group, state), group, state)
+        if weights is not parameter:
+            parameter.copy_(weights)
+
+    def _apply(self, weights: torch.Tensor, update: torch.Tensor, group: Group, state: State) -> None:
+        """Scale, clip and smooth the update, and subtract it from the weights."""
         lr = _learning_rate(group, state)
-        update = _scaled_gradient(gradient, group, state)
         update.div_((_root_mean_square(update) / group["clip_threshold"]).clamp_(min=1.0)).mul_(lr)
         if group["beta1"] is not None:
             update = state["exp_avg"].mul_(group["beta1"]).add_(update, alpha=1 - group["beta1"])
         if group["weight_decay"] != 0:
             weights.add_(weights, alpha=-group["weight_decay"] * lr)
         weights.add_(-update)
-        if weights is not parameter:
-            parameter.copy_(weights)
 
-    def _state_of(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[parameter]
+    def _state_of(self, parameter: torch.Tensor, gradient: torch.Tensor, group: Group) -> State:
+        state: State = self.state[parameter]
         if state:
             for name in ("exp_avg", "exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col"):
                 if name in state:
@@ -115,7 +122,7 @@ def _root_mean_square(tensor: torch.Tensor) -> torch.Tensor:
     return norm / (tensor.numel() ** 0.5)
 
 
-def _learning_rate(group: dict[str, Any], state: dict[str, Any]) -> Any:
+def _learning_rate(group: Group, state: State) -> float | torch.Tensor:
     lr = group["lr"]
     if group["relative_step"]:
         lowest = 1e-6 * state["step"] if group["warmup_init"] else 1e-2
@@ -124,7 +131,7 @@ def _learning_rate(group: dict[str, Any], state: dict[str, Any]) -> Any:
     return scale * lr
 
 
-def _scaled_gradient(gradient: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> torch.Tensor:
+def _scaled_gradient(gradient: torch.Tensor, group: Group, state: State) -> torch.Tensor:
     """Divide the gradient by the root of the (factored) second moment, which takes this gradient in first."""
     decay = 1.0 - math.pow(state["step"], group["decay_rate"])
     squared = (gradient**2) + group["eps"][0]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch.optim import Optimizer
 
+# What `state_dict` gives: numbers, strings and lists of numbers by name.
+ScheduleState: TypeAlias = dict[str, Any]
+# torch's own form of a parameter group.
+Group: TypeAlias = dict[str, Any]
 _COUNTERS = (
     "factor",
     "min_lrs",
@@ -50,11 +54,11 @@ class RunningMean:
             self.sum -= self.values.popleft()
         return self.sum / len(self.values)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> ScheduleState:
         """Return what `load_state_dict` takes."""
         return {"window_size": self.window_size, "values": list(self.values), "sum": self.sum}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: ScheduleState) -> None:
         """Take a state back."""
         self.window_size, self.sum = state["window_size"], state["sum"]
         self.values = deque(state["values"])
@@ -72,8 +76,8 @@ class GreedyLR:
         threshold_mode: `abs` or `rel`: how `threshold` is meant.
         cooldown: Steps to wait after lowering.
         warmup: Steps to wait after raising.
-        min_lr: Lowest learning rate, one or one a parameter group.
-        max_lr: Highest learning rate, one or one a parameter group.
+        min_lr: Lowest learning rate: one number, or one for each parameter group.
+        max_lr: Highest learning rate: one number, or one for each parameter group.
         eps: Smaller changes of the learning rate are not made.
         verbose: Print changes.
         smooth: Follow the running mean of the metric.
@@ -119,14 +123,14 @@ class GreedyLR:
         self.cooldown, self.warmup, self.eps, self.verbose = cooldown, warmup, eps, verbose
         self.smooth, self.window_size = smooth, window_size
         self.reset_start = self.reset_start_original = reset_start
-        self.min_lrs = self._one_a_group(min_lr, "min_lrs")
-        self.max_lrs = self._one_a_group(max_lr, "max_lrs")
+        self.min_lrs = self._per_group(min_lr, "min_lrs")
+        self.max_lrs = self._per_group(max_lr, "max_lrs")
         self._init_lrs = [group["lr"] for group in optimizer.param_groups]
         self._last_lr = list(self._init_lrs)
         self.last_epoch = 0
         self._forget()
 
-    def _one_a_group(self, value: float | list[float], name: str) -> list[float]:
+    def _per_group(self, value: float | list[float], name: str) -> list[float]:
         groups = len(self.optimizer.param_groups)
         if not isinstance(value, (list, tuple)):
             return [value] * groups
@@ -173,7 +177,7 @@ class GreedyLR:
             self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
 
     def is_better(self, current: float, best: float) -> bool:
-        """Say whether a value improves on the best by more than the threshold."""
+        """Return whether a value improves on the best by more than the threshold."""
         relative = self.threshold_mode == "rel"
         if self.mode == "min":
             return current < (best * (1.0 - self.threshold) if relative else best - self.threshold)
@@ -193,7 +197,7 @@ class GreedyLR:
             self._change(index, group, min(float(group["lr"]) / self.factor, highest))
         self.reset_start = self.reset_start_original
 
-    def _change(self, index: int, group: dict[str, Any], new: float) -> None:
+    def _change(self, index: int, group: Group, new: float) -> None:
         old = float(group["lr"])
         # A learning rate outside its bounds is not moved against the tendency, hence no abs() here.
         grows = new > old
@@ -215,14 +219,14 @@ class GreedyLR:
         """Return the learning rates of the groups."""
         return self._last_lr
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> ScheduleState:
         """Return what `load_state_dict` takes."""
         state = {name: getattr(self, name) for name in _COUNTERS}
         if self._mean is not None:
             state["_streaming_avg"] = self._mean.state_dict()
         return state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: ScheduleState) -> None:
         """Take a state back, learning rates included."""
         for name in _COUNTERS:
             if name in state_dict:

@@ -1,12 +1,13 @@
-"""Label smoothing and which models' losses shift their labels. HF words and torch only."""
+"""Label smoothing. HF words and torch only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
+
+from hf_compat.data.types import ModelOutput
 
 
 @dataclass
@@ -29,7 +30,7 @@ class LabelSmoother:
 
     def __call__(
         self,
-        model_output: Any,
+        model_output: ModelOutput,
         labels: torch.Tensor,
         shift_labels: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
@@ -51,7 +52,7 @@ class LabelSmoother:
         return (1 - self.epsilon) * target_loss + self.epsilon * uniform_loss
 
     @staticmethod
-    def _count(ignored: torch.Tensor, num_items: torch.Tensor | int | None, device: torch.device) -> Any:
+    def _count(ignored: torch.Tensor, num_items: torch.Tensor | int | None, device: torch.device) -> torch.Tensor | int:
         """Items that the loss is divided by: those of the whole window where known, else of this micro-batch."""
         if num_items is None:
             return ignored.numel() - ignored.long().sum()

@@ -9,16 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.enums import SchedulerType
 from hf_compat.optim.greedy_lr import GreedyLR
 
 Factor = Callable[[int], float]
+Built = TypeVar("Built")
+# The value of some option of a schedule, as `lr_scheduler_kwargs` gives it.
+Option: TypeAlias = Any
 WSD_SHAPES = ("linear", "cosine", "1-sqrt")
 
 
@@ -248,8 +251,8 @@ def get_scheduler(
     optimizer: Optimizer,
     num_warmup_steps: int | None = None,
     num_training_steps: int | None = None,
-    scheduler_specific_kwargs: dict[str, Any] | None = None,
-) -> Any:
+    scheduler_specific_kwargs: dict[str, Option] | None = None,
+) -> LRScheduler | GreedyLR:
     """Build a learning-rate schedule by its name.
 
     Args:
@@ -289,7 +292,9 @@ def _one(_: int) -> float:
     return 1
 
 
-def _with_options(kind: SchedulerType, build: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _with_options(
+    kind: SchedulerType, build: Callable[..., Built], *args: Optimizer | int | None, **options: Option
+) -> Built:
     try:
         return build(*args, **options)
     except TypeError as error:
@@ -298,6 +303,6 @@ def _with_options(kind: SchedulerType, build: Callable[..., Any], *args: Any, **
         ) from error
 
 
-def follows_metric(scheduler: Any) -> bool:
-    """Say whether a schedule is stepped with a metric after evaluations, not after updates."""
+def follows_metric(scheduler: object) -> bool:
+    """Return whether a schedule is stepped with a metric after evaluations, not after updates."""
     return isinstance(scheduler, ReduceLROnPlateau) or type(scheduler).__name__ == "GreedyLR"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from hf_compat.errors import ArgumentError, UnsupportedArgument
+from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames
 from hf_compat.optim.adafactor import Adafactor
 from hf_compat.runtime.text import parse_bool
@@ -20,7 +21,11 @@ NO_DECAY_NAMES = tuple(
     re.compile(pattern) for pattern in (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
 )
 
-Keywords = dict[str, Any]
+# An optimizer's options, of types that differ by optimizer.
+Keywords: TypeAlias = dict[str, Any]
+ClassAndKeywords: TypeAlias = tuple[type[torch.optim.Optimizer], Keywords]
+# From the arguments and the options in `optim_args` to an optimizer's class and keywords.
+Chooser = Callable[[TrainingArguments, dict[str, str]], ClassAndKeywords]
 
 
 def get_decay_parameter_names(model: nn.Module) -> list[str]:
@@ -61,21 +66,21 @@ def parse_optim_args(optim_args: str | None) -> dict[str, str]:
     return parsed
 
 
-def _adamw(args: Any, options: dict[str, str]) -> tuple[type, Keywords]:
+def _adamw(args: TrainingArguments, options: dict[str, str]) -> ClassAndKeywords:
     keywords: Keywords = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
     if args.optim == OptimizerNames.ADAMW_TORCH_FUSED:
         keywords["fused"] = True
     return torch.optim.AdamW, keywords
 
 
-def _adafactor(args: Any, options: dict[str, str]) -> tuple[type, Keywords]:
+def _adafactor(args: TrainingArguments, options: dict[str, str]) -> ClassAndKeywords:
     return Adafactor, {"scale_parameter": False, "relative_step": False}
 
 
 def _with_options(
-    optimizer: type, numbers: tuple[str, ...], switches: tuple[str, ...] = ()
-) -> Callable[[Any, dict[str, str]], tuple[type, Keywords]]:
-    def choose(args: Any, options: dict[str, str]) -> tuple[type, Keywords]:
+    optimizer: type[torch.optim.Optimizer], numbers: tuple[str, ...], switches: tuple[str, ...] = ()
+) -> Chooser:
+    def choose(args: TrainingArguments, options: dict[str, str]) -> ClassAndKeywords:
         keywords: Keywords = {name: float(options[name]) for name in numbers if name in options}
         keywords |= {name: parse_bool(options[name], f"optim_args: {name}") for name in switches if name in options}
         return optimizer, keywords
@@ -84,7 +89,7 @@ def _with_options(
 
 
 # Options that each optimizer takes from `optim_args`; the functions above take none, as in HF.
-OPTIMIZERS: dict[OptimizerNames, tuple[Callable[[Any, dict[str, str]], tuple[type, Keywords]], tuple[str, ...]]] = {
+OPTIMIZERS: dict[OptimizerNames, tuple[Chooser, tuple[str, ...]]] = {
     OptimizerNames.ADAMW_TORCH: (_adamw, ()),
     OptimizerNames.ADAMW_TORCH_FUSED: (_adamw, ()),
     OptimizerNames.ADAFACTOR: (_adafactor, ()),
@@ -103,7 +108,7 @@ OPTIMIZERS: dict[OptimizerNames, tuple[Callable[[Any, dict[str, str]], tuple[typ
 }
 
 
-def get_optimizer_cls_and_kwargs(args: Any, model: nn.Module | None = None) -> tuple[type, Keywords]:
+def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> ClassAndKeywords:
     """Return the class and keywords that `optim` and `optim_args` ask for.
 
     Raises:
@@ -116,19 +121,20 @@ def get_optimizer_cls_and_kwargs(args: Any, model: nn.Module | None = None) -> t
     Differs:
         A switch may be any truth value (`nesterov=on`), and a word that is none is refused: both are False there.
     """
-    if args.optim not in OPTIMIZERS:
-        names = ", ".join(name.value for name in OPTIMIZERS)
+    name = OptimizerNames(args.optim)
+    if name not in OPTIMIZERS:
+        names = ", ".join(known.value for known in OPTIMIZERS)
         raise UnsupportedArgument(
-            f"`optim={args.optim.value!r}` is not supported yet.\n\n"
+            f"`optim={name.value!r}` is not supported yet.\n\n"
             f"Hint: use one of {names}, or pass `optimizers=(…)` or `optimizer_cls_and_kwargs=(…)` to the Trainer."
         )
-    choose, known = OPTIMIZERS[args.optim]
+    choose, known = OPTIMIZERS[name]
     options = parse_optim_args(args.optim_args)
     unknown = sorted(set(options) - set(known))
     if unknown:
         takes = f"takes {', '.join(known)}" if known else "takes no options"
         raise ArgumentError(
-            f"`optim_args={args.optim_args!r}` has {', '.join(unknown)}, but `optim={args.optim.value!r}` {takes}.\n\n"
+            f"`optim_args={args.optim_args!r}` has {', '.join(unknown)}, but `optim={name.value!r}` {takes}.\n\n"
             "Hint: betas and epsilon of Adam are arguments of their own."
         )
     optimizer, keywords = choose(args, options)

@@ -18,7 +18,7 @@ from hf_compat.data.collators import RemoveColumnsCollator, raise_no_columns
 from hf_compat.data.loader import LoaderOptions, PreparedDataLoader
 from hf_compat.data.rank_slices import IterableDatasetSlice
 from hf_compat.data.samplers import LengthGroupedSampler
-from hf_compat.data.types import Collator
+from hf_compat.data.types import Batch, Collator, DataSource
 from hf_compat.errors import DataError
 from hf_compat.interop.transformers_models import is_datasets_dataset, unwrap_peft
 from hf_compat.runtime.inspection import fitting_arguments, has_length
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class DataloaderMethods(TrainerBase):
     """The override points of data loading."""
 
-    def get_train_dataloader(self) -> Any:
+    def get_train_dataloader(self) -> DataLoader[Batch]:
         """Return the loader of training micro-batches.
 
         Raises:
@@ -47,7 +47,7 @@ class DataloaderMethods(TrainerBase):
             is_training=True,
         )
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+    def get_eval_dataloader(self, eval_dataset: DataSource | str | None = None) -> DataLoader[Batch]:
         """Return the loader of evaluation batches.
 
         Args:
@@ -59,7 +59,7 @@ class DataloaderMethods(TrainerBase):
         if eval_dataset is None and self.eval_dataset is None:
             raise DataError("Trainer: evaluation requires an eval_dataset.\n\nHint: pass `eval_dataset=…`.")
         key = eval_dataset if isinstance(eval_dataset, str) else "eval"
-        kept: dict[str, Any] = self.__dict__.setdefault("_eval_dataloaders", {})
+        kept: dict[str, DataLoader[Batch]] = self.__dict__.setdefault("_eval_dataloaders", {})
         # workers that persist are started once, not at every evaluation
         if self.args.dataloader_persistent_workers and key in kept and not _is_other(eval_dataset, kept[key]):
             return kept[key]
@@ -73,7 +73,7 @@ class DataloaderMethods(TrainerBase):
             kept[key] = loader
         return loader
 
-    def _named_eval_dataset(self, eval_dataset: Any) -> Any:
+    def _named_eval_dataset(self, eval_dataset: DataSource | str | None) -> DataSource:
         if not isinstance(eval_dataset, str):
             return self.eval_dataset if eval_dataset is None else eval_dataset
         try:
@@ -82,7 +82,7 @@ class DataloaderMethods(TrainerBase):
             names = list(self.eval_dataset) if isinstance(self.eval_dataset, dict) else []
             raise DataError(f"There is no evaluation data set named {eval_dataset!r}; there are {names}.") from error
 
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
+    def get_test_dataloader(self, test_dataset: DataSource) -> DataLoader[Batch]:
         """Return the loader of batches to predict."""
         return self._get_dataloader(
             dataset=test_dataset,
@@ -91,7 +91,7 @@ class DataloaderMethods(TrainerBase):
             sampler_fn=self._get_eval_sampler,
         )
 
-    def num_examples(self, dataloader: Any) -> int:
+    def num_examples(self, dataloader: DataLoader[Batch]) -> int:
         """Count the samples of a loader: its data set's, else its batches times their size."""
         dataset = getattr(dataloader, "dataset", None)
         dataset = getattr(dataset, "dataset", dataset) if isinstance(dataset, IterableDatasetSlice) else dataset
@@ -101,10 +101,10 @@ class DataloaderMethods(TrainerBase):
 
     def _get_dataloader(
         self,
-        dataset: Any,
+        dataset: DataSource,
         description: str,
         batch_size: int,
-        sampler_fn: Callable[[Any], Sampler[int] | None] | None = None,
+        sampler_fn: Callable[[DataSource], Sampler[int] | None] | None = None,
         is_training: bool = False,
         dataloader_key: str | None = None,
     ) -> PreparedDataLoader:
@@ -139,12 +139,12 @@ class DataloaderMethods(TrainerBase):
             worker_init_fn=seed if seeds_workers else None,
         )
 
-    def _call_train_sampler(self, dataset: Any) -> Sampler[int] | None:
+    def _call_train_sampler(self, dataset: DataSource) -> Sampler[int] | None:
         # before 4.52 the method took no data set
         method = self._get_train_sampler
         return method(*fitting_arguments(method, (dataset,)))
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+    def _get_train_sampler(self, train_dataset: DataSource | None = None) -> Sampler[int] | None:
         """Return the order of training samples that `train_sampling_strategy` asks for.
 
         Mirrors:
@@ -160,8 +160,8 @@ class DataloaderMethods(TrainerBase):
             )
         return SequentialSampler(dataset) if strategy == "sequential" else RandomSampler(dataset)
 
-    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
-        """Return the order of evaluation samples: theirs, or grouped by length with a seeded generator."""
+    def _get_eval_sampler(self, eval_dataset: DataSource) -> Sampler[int] | None:
+        """Return the order of evaluation samples: as they come, or grouped by length with a seeded generator."""
         if eval_dataset is None or not has_length(eval_dataset):
             return None
         if self.args.train_sampling_strategy == "group_by_length":
@@ -171,7 +171,7 @@ class DataloaderMethods(TrainerBase):
             )
         return SequentialSampler(eval_dataset)
 
-    def _length_sampler(self, dataset: Any, batch_size: int, generator: torch.Generator | None) -> Sampler[int]:
+    def _length_sampler(self, dataset: DataSource, batch_size: int, generator: torch.Generator | None) -> Sampler[int]:
         column = self.args.length_column_name
         has_column = is_datasets_dataset(dataset) and column in dataset.column_names
         names = getattr(self.processing_class, "model_input_names", None)
@@ -190,7 +190,7 @@ class DataloaderMethods(TrainerBase):
             extra = dict.fromkeys(["label", "label_ids", *self.label_names])
             self._signature_columns = [*parameters, *extra]
 
-    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+    def _remove_unused_columns(self, dataset: DataSource, description: str | None = None) -> DataSource:
         """Drop columns of a `datasets` table that the model does not take.
 
         Raises:
@@ -225,6 +225,6 @@ class DataloaderMethods(TrainerBase):
         )
 
 
-def _is_other(dataset: Any, loader: DataLoader[Any]) -> bool:
-    """Say whether a data set given by hand is another one than a kept loader reads."""
+def _is_other(dataset: DataSource | str | None, loader: DataLoader[Batch]) -> bool:
+    """Return whether a data set was given that a kept loader does not read."""
     return dataset is not None and not isinstance(dataset, str) and loader.dataset is not dataset

@@ -1,4 +1,4 @@
-"""What the steps reads off a model, and what the arguments change about one. HF's method names, torch only."""
+"""What the Trainer finds out about a model, and what the arguments change in one. HF's method names, torch only."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hf_compat.trainer_methods.base import TrainerBase
 
 
 class ModelMethods(TrainerBase):
-    """The model's side of a steps."""
+    """What depends on the model."""
 
     def _introspect(self) -> None:
-        """Read off the model what it takes and returns."""
+        """Find out what the model takes and returns."""
         model = unwrap_peft(self.accelerator.unwrap_model(self.model))
         accepts = getattr(model, "accepts_loss_kwargs", None)
         self.model_accepts_loss_kwargs = has_var_keyword(model.forward) if accepts is None else accepts
@@ -31,7 +31,7 @@ class ModelMethods(TrainerBase):
                 self.label_smoother = LabelSmoother(epsilon=self.args.label_smoothing_factor)
 
     def _set_use_cache(self) -> None:
-        """Say in the model's configuration whether keys and values are cached; it changes gradients' last bits."""
+        """Set in the model's configuration whether keys and values are cached; it changes gradients' last bits."""
         config = getattr(self.model, "config", None)
         if config is not None:
             config.use_cache = self.args.use_cache

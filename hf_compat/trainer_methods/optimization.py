@@ -5,14 +5,20 @@ Every method is an override point of `transformers.Trainer` under its own name a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
+from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.optim import optimizers
+from hf_compat.optim.greedy_lr import GreedyLR
 from hf_compat.optim.lr_schedulers import follows_metric, get_scheduler
 from hf_compat.trainer_methods.base import TrainerBase
+
+# torch's own form: `params` and the options of these.
+ParameterGroup: TypeAlias = dict[str, Any]
 
 
 class OptimizationMethods(TrainerBase):
@@ -42,7 +48,7 @@ class OptimizationMethods(TrainerBase):
             self.optimizer = optimizer_class(groups, **keywords)
         return self.optimizer
 
-    def _parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+    def _parameter_groups(self, model: nn.Module) -> list[ParameterGroup]:
         decaying = set(self.get_decay_parameter_names(model))
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         return [
@@ -50,7 +56,9 @@ class OptimizationMethods(TrainerBase):
             {"params": [p for name, p in trained if name not in decaying], "weight_decay": 0.0},
         ]
 
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> LRScheduler | GreedyLR:
         """Set `lr_scheduler` where it is not set yet.
 
         Mirrors:
@@ -68,7 +76,9 @@ class OptimizationMethods(TrainerBase):
         return self.lr_scheduler
 
     @staticmethod
-    def get_optimizer_cls_and_kwargs(args: Any, model: nn.Module | None = None) -> tuple[Any, dict[str, Any]]:
+    def get_optimizer_cls_and_kwargs(
+        args: TrainingArguments, model: nn.Module | None = None
+    ) -> tuple[type[torch.optim.Optimizer], optimizers.Keywords]:
         """Return the class and keywords that `optim` and `optim_args` ask for."""
         return optimizers.get_optimizer_cls_and_kwargs(args, model)
 
@@ -89,7 +99,7 @@ class OptimizationMethods(TrainerBase):
         """Clip gradients to `max_grad_norm` and return the norm they had."""
         return self.accelerator.clip_grad_norm_(list(model.parameters()), self.args.max_grad_norm)
 
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+    def _get_grad_norm(self, model: nn.Module, grad_norm: torch.Tensor | float | None = None) -> torch.Tensor | float:
         """Return the gradients' norm, measured where clipping has not done so."""
         if grad_norm is None:
             return self.accelerator.clip_grad_norm_(list(model.parameters()), float("inf"))
@@ -107,7 +117,7 @@ class OptimizationMethods(TrainerBase):
         """
         return [group["lr"] for group in self._existing_optimizer().param_groups]
 
-    def get_optimizer_group(self, param: nn.Parameter | None = None) -> Any:
+    def get_optimizer_group(self, param: nn.Parameter | None = None) -> ParameterGroup | list[list[nn.Parameter]]:
         """Return the group of a parameter, or the parameters of all groups."""
         groups = self._existing_optimizer().param_groups
         if param is not None:
@@ -116,7 +126,7 @@ class OptimizationMethods(TrainerBase):
                     return group
         return [group["params"] for group in groups]
 
-    def _existing_optimizer(self) -> Any:
+    def _existing_optimizer(self) -> torch.optim.Optimizer:
         if self.optimizer is None:
             raise ValueError("Trainer optimizer is None, please make sure you have setup the optimizer before.")
         return self.optimizer

@@ -8,18 +8,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from hf_compat.data.tree import move_to_device, nested_detach
+from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.errors import DataError, LossError, warn_once
 from hf_compat.interop.transformers_models import is_causal_lm
 from hf_compat.runtime.inspection import call_by_signature
+from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.base import TrainerBase
 
-Inputs = dict[str, Any]
+# A micro-batch by the names of the forward's parameters: tensors, mostly.
+Inputs: TypeAlias = dict[str, Any]
 
 
 class StepMethods(TrainerBase):
@@ -52,17 +55,13 @@ class StepMethods(TrainerBase):
             )
         del inputs
         self._empty_cache_in_time()
-        if not isinstance(loss, torch.Tensor):
-            raise LossError(
-                f"`compute_loss` gave {type(loss).__name__}, not a tensor, so there is nothing to train on.\n\n"
-                "Hint: the model has to return its loss first; are the labels among the inputs?"
-            )
+        loss = _checked_loss(loss)
         if not self._is_scaled_for_window(num_items_in_batch):
             loss = loss / self.current_gradient_accumulation_steps
         self.accelerator.backward(loss)
         return loss.detach()
 
-    def _is_scaled_for_window(self, num_items_in_batch: Any) -> bool:
+    def _is_scaled_for_window(self, num_items_in_batch: torch.Tensor | int | None) -> bool:
         if self.loss_is_scaled_for_ga is not None:
             return self.loss_is_scaled_for_ga
         counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
@@ -79,12 +78,12 @@ class StepMethods(TrainerBase):
         inputs: Inputs,
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
+    ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
         """Compute the loss of one micro-batch.
 
         Args:
             model: The model to call.
-            inputs: The micro-batch; `labels` are taken out where they are not the model's affair.
+            inputs: The micro-batch; `labels` are taken out where a function other than the model computes the loss.
             return_outputs: Also return what the model gave.
             num_items_in_batch: Items of the whole window, handed to models and functions that divide by it.
 
@@ -115,21 +114,21 @@ class StepMethods(TrainerBase):
         return (loss, outputs) if return_outputs else loss
 
     def _counts_over_processes(self) -> bool:
-        """Say whether a loss is divided by the items of all processes together."""
+        """Return whether a loss is divided by the items of all processes together."""
         divides = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         return bool(self.args.average_tokens_across_devices and divides and self.accelerator.num_processes > 1)
 
-    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
+    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[None]:
         """Return what the loss is computed under; autocast is around the model's forward already."""
         return self.autocast_smart_context_manager()
 
     def autocast_smart_context_manager(
         self, cache_enabled: bool | None = True
-    ) -> contextlib.AbstractContextManager[Any]:
+    ) -> contextlib.AbstractContextManager[None]:
         """Return a context that does nothing, as upstream's does since Accelerate wraps the forward."""
         return contextlib.nullcontext()
 
-    def _prepare_input(self, data: Any) -> Any:
+    def _prepare_input(self, data: Nested) -> Nested:
         """Put nested tensors on this process's device."""
         return move_to_device(data, self.args.device)
 
@@ -149,8 +148,8 @@ class StepMethods(TrainerBase):
         return inputs
 
     def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device | None = None
-    ) -> tuple[list[Any], torch.Tensor | int | None]:
+        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device | None = None
+    ) -> tuple[list[Batch], torch.Tensor | int | None]:
         """Read the micro-batches of one window and count their items.
 
         Returns:
@@ -159,7 +158,7 @@ class StepMethods(TrainerBase):
         batch_samples = list(islice(epoch_iterator, num_batches))
         return batch_samples, self._get_num_items_in_batch(batch_samples, device or self.args.device)
 
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
+    def _get_num_items_in_batch(self, batch_samples: list[Batch], device: torch.device) -> torch.Tensor | int | None:
         """Count the labels that are targets; None where nothing divides by them."""
         if not batch_samples or not isinstance(batch_samples[0], Mapping) or "labels" not in batch_samples[0]:
             return None
@@ -167,14 +166,14 @@ class StepMethods(TrainerBase):
             return None
         try:
             count = sum(self._targets(batch).ne(-100).sum() for batch in batch_samples)
-        except (TypeError, AttributeError):  # labels that are no single tensor (detection) are not counted
+        except (TypeError, AttributeError):  # labels that are not one tensor (detection) are not counted
             return None
         if self.args.average_tokens_across_devices and isinstance(count, torch.Tensor):
             count = self.accelerator.gather(count.to(device)).sum()
         # A float, as upstream's is after its division by the ranks that share a batch.
         return count.to(device) / 1 if isinstance(count, torch.Tensor) else count
 
-    def _targets(self, batch: Mapping[str, Any]) -> torch.Tensor:
+    def _targets(self, batch: Inputs) -> torch.Tensor:
         if "shift_labels" in batch:
             return batch["shift_labels"]
         labels = batch["labels"]
@@ -186,7 +185,7 @@ class StepMethods(TrainerBase):
         inputs: Inputs,
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
-    ) -> tuple[Any, Any, Any]:
+    ) -> tuple[torch.Tensor | None, Nested | None, Nested | None]:
         """Run the model on one batch without gradients.
 
         Args:
@@ -201,10 +200,7 @@ class StepMethods(TrainerBase):
         Mirrors:
             `transformers.Trainer.prediction_step`, 5.23.
         """
-        has_labels = bool(self.label_names) and all(inputs.get(name) is not None for name in self.label_names)
-        return_loss = inputs.get("return_loss")
-        return_loss = self.can_return_loss if return_loss is None else return_loss
-        with_loss = has_labels or (not self.label_names and return_loss)
+        with_loss = self._has_loss(inputs)
         inputs = self._prepare_inputs(inputs)
         ignored = self._ignored_keys(ignore_keys)
         # taken now: compute_loss may take the labels out of the inputs
@@ -221,17 +217,23 @@ class StepMethods(TrainerBase):
         logits = nested_detach(logits)
         return loss, logits[0] if len(logits) == 1 else logits, labels
 
+    def _has_loss(self, inputs: Inputs) -> bool:
+        if self.label_names:
+            return all(inputs.get(name) is not None for name in self.label_names)
+        return_loss = inputs.get("return_loss")
+        return bool(self.can_return_loss if return_loss is None else return_loss)
+
     def _ignored_keys(self, ignore_keys: list[str] | None) -> list[str]:
         if ignore_keys is not None:
             return ignore_keys
         config = getattr(self.model, "config", None)
         return getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]) if config is not None else []
 
-    def _labels_of(self, inputs: Inputs) -> Any:
+    def _labels_of(self, inputs: Inputs) -> Nested:
         labels = nested_detach(tuple(inputs.get(name) for name in self.label_names))
         return labels[0] if len(labels) == 1 else labels
 
-    def _predict_with_loss(self, model: nn.Module, inputs: Inputs, ignored: list[str]) -> tuple[torch.Tensor, Any]:
+    def _predict_with_loss(self, model: nn.Module, inputs: Inputs, ignored: list[str]) -> tuple[torch.Tensor, Nested]:
         num_items = self._get_num_items_in_batch([inputs], self.args.device)
         with self.compute_loss_context_manager():
             loss, outputs = call_by_signature(
@@ -269,7 +271,7 @@ class StepMethods(TrainerBase):
         return int(inputs[name].numel())
 
     def floating_point_ops(self, inputs: Inputs) -> int:
-        """Estimate the floating-point operations of forward and backward: 6 a token and parameter.
+        """Estimate the floating-point operations of forward and backward: 6 for each token and parameter.
 
         Mirrors:
             `transformers.Trainer.floating_point_ops`, 5.23: 0 for models that cannot count their parameters.
@@ -280,7 +282,7 @@ class StepMethods(TrainerBase):
         return 6 * int(inputs[name].numel()) * self._parameters_without_embeddings()
 
     def _parameters_without_embeddings(self) -> int:
-        # Counted once a model: walking all parameters at every micro-batch costs as much as a small layer.
+        # Counted once for each model: walking all parameters at every micro-batch costs as much as a small layer.
         known = self.__dict__.get("_counted_parameters")
         if known is None or known[0] is not self.model:
             known = (self.model, self.model.num_parameters(exclude_embeddings=True))  # type: ignore[operator]  # hasattr above
@@ -288,20 +290,23 @@ class StepMethods(TrainerBase):
         return int(known[1])
 
 
-def first_loss(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
+def _checked_loss(loss: object) -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor):
+        raise LossError(
+            f"`compute_loss` gave {type(loss).__name__}, not a tensor, so there is nothing to train on.\n\n"
+            "Hint: the model has to return its loss first; are the labels among the inputs?"
+        )
+    return loss
+
+
+def first_loss(outputs: ModelOutput, inputs: Inputs) -> torch.Tensor:
     """Return the loss of a model's outputs: under `loss` in a mapping or object, first in a tuple.
 
     Raises:
         LossError: There is none.
     """
     if isinstance(outputs, Mapping):
-        if outputs.get("loss") is None:
-            raise LossError(
-                "The model did not return a loss from the inputs, only the following keys: "
-                f"{','.join(outputs.keys())}. For reference, the inputs it received are {','.join(inputs.keys())}.\n\n"
-                "Hint: are the labels among the inputs, under the name that the model takes?"
-            )
-        return outputs["loss"]
+        return _loss_of_mapping(outputs, inputs)
     if isinstance(outputs, torch.Tensor):
         return outputs
     if not isinstance(outputs, (list, tuple)) and getattr(outputs, "loss", None) is not None:
@@ -315,7 +320,18 @@ def first_loss(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
         ) from None
 
 
-def _as_mapping(outputs: Any) -> Mapping[str, Any] | None:
+def _loss_of_mapping(outputs: Mapping[str, Nested], inputs: Inputs) -> torch.Tensor:
+    loss: torch.Tensor | None = outputs.get("loss")
+    if loss is None:
+        raise LossError(
+            "The model did not return a loss from the inputs, only the following keys: "
+            f"{','.join(outputs.keys())}. For reference, the inputs it received are {','.join(inputs.keys())}.\n\n"
+            "Hint: are the labels among the inputs, under the name that the model takes?"
+        )
+    return loss
+
+
+def _as_mapping(outputs: ModelOutput) -> Mapping[str, Nested] | None:
     """Return outputs that have names, as a mapping: a dict, or an object with a `loss` attribute."""
     if isinstance(outputs, Mapping):
         return outputs
@@ -324,7 +340,7 @@ def _as_mapping(outputs: Any) -> Mapping[str, Any] | None:
     return None
 
 
-def _outputs_without(outputs: Any, ignored: list[str]) -> Any:
+def _outputs_without(outputs: ModelOutput, ignored: list[str]) -> Nested:
     named = _as_mapping(outputs)
     if named is None:
         return outputs
