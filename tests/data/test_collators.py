@@ -1,0 +1,49 @@
+"""Collation against transformers' own."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from compare import same
+
+from hf_compat.data.collators import RemoveColumnsCollator, default_data_collator
+from hf_compat.errors import DataError
+
+
+@dataclasses.dataclass
+class Row:
+    x: list
+    label: int
+
+
+FEATURES = {
+    "label": [{"x": [1, 2], "label": 1}, {"x": [3, 4], "label": 0}],
+    "label of floats": [{"x": [1.5], "label": 0.5}, {"x": [3.0], "label": 2.0}],
+    "label ids": [{"x": [1], "label_ids": [1, 2]}, {"x": [3], "label_ids": [3, 4]}],
+    "tensors": [{"x": torch.ones(2), "label": torch.tensor(1)}, {"x": torch.zeros(2), "label": torch.tensor(0)}],
+    "label ids as tensors": [{"label_ids": torch.tensor([1, 2])}, {"label_ids": torch.tensor([3, 4])}],
+    "arrays": [{"x": np.ones(2, np.float32)}, {"x": np.zeros(2, np.float32)}],
+    "strings and None": [{"x": 1, "name": "a", "y": None}, {"x": 2, "name": "b", "y": None}],
+    "objects": [Row([1, 2], 1), Row([3, 4], 0)],
+}
+
+
+@pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES)
+def test_batches_are_transformers(features):
+    ours, theirs = default_data_collator(features), transformers.default_data_collator(features)
+    assert same(ours, theirs) and {k: v.dtype for k, v in ours.items()} == {k: v.dtype for k, v in theirs.items()}
+
+
+def test_arrays_on_demand_and_nothing_else():
+    assert type(default_data_collator([{"x": 1}], "np")["x"]) is np.ndarray
+    with pytest.raises(ValueError, match="'tf'"):
+        default_data_collator([{"x": 1}], "tf")
+
+
+def test_columns_that_the_model_does_not_take_are_dropped():
+    collate = RemoveColumnsCollator(lambda rows: rows, ["x"], "Model", "Training")
+    assert collate([{"x": 1, "y": 2}, (3,)]) == [{"x": 1}, (3,)]
+    with pytest.raises(DataError, match=r"Training data set match what `Model.forward` takes \(x\).*\[y\]"):
+        collate([{"y": 2}])

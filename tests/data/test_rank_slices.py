@@ -1,0 +1,85 @@
+"""Each rank's slice of the data against the one that Accelerate gives it."""
+
+import itertools
+
+import pytest
+from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+
+from hf_compat.data.rank_slices import BatchSamplerSlice, IterableDatasetSlice, RankSlice, dispatched
+from hf_compat.errors import ArgumentError
+
+
+class Numbers(IterableDataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        return iter(range(self.count))
+
+    def __len__(self):
+        return self.count
+
+
+class OfAnyLength:
+    """A batch sampler without a batch size."""
+
+    def __iter__(self):
+        return iter([[0], [1, 2, 3], [4, 5]])
+
+    def __len__(self):
+        return 3
+
+
+SETTINGS = list(itertools.product((False, True), repeat=3))
+
+
+@pytest.mark.parametrize("drop_last, split, even", SETTINGS)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_batches_of_indices(world_size, drop_last, split, even):
+    for count, rank in itertools.product(range(1, 20), range(world_size)):
+        batches = BatchSampler(SequentialSampler(range(count)), 6, drop_last)
+        ours = BatchSamplerSlice(
+            batches, RankSlice(rank=rank, world_size=world_size, split_batches=split, even_batches=even)
+        )
+        theirs = BatchSamplerShard(batches, world_size, rank, split_batches=split, even_batches=even)
+        assert list(ours) == list(theirs), count
+        assert len(ours) == len(theirs), count
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_batches_of_any_length_are_repeated_whole(rank):
+    ours = BatchSamplerSlice(OfAnyLength(), RankSlice(rank=rank, world_size=2))
+    assert list(ours) == list(BatchSamplerShard(OfAnyLength(), 2, rank))
+
+
+def test_a_batch_that_cannot_be_cut_is_refused():
+    with pytest.raises(ArgumentError, match="cuts a batch of 5 into 2 parts"):
+        BatchSamplerSlice(BatchSampler(range(9), 5, False), RankSlice(world_size=2, split_batches=True))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_streams(world_size, drop_last):
+    for count, rank in itertools.product(range(1, 20), range(world_size)):
+        ours = IterableDatasetSlice(Numbers(count), 2, RankSlice(rank=rank, world_size=world_size), drop_last)
+        theirs = IterableDatasetShard(Numbers(count), 2, drop_last, world_size, rank)
+        assert list(ours) == list(theirs), count
+        assert len(ours) == len(theirs) == len(list(ours)), count
+
+
+@pytest.mark.parametrize(
+    "is_iterable, chosen, dispatches", [(True, None, True), (False, None, False), (False, True, True)]
+)
+def test_who_reads(is_iterable, chosen, dispatches):
+    assert RankSlice(world_size=2, dispatch_batches=chosen).dispatches(is_iterable) is dispatches
+    assert not RankSlice(world_size=1, dispatch_batches=chosen).dispatches(is_iterable)
+
+
+def test_an_error_of_the_reader_is_its_own():
+    def broken():
+        yield {"names": ["a"]}
+        raise KeyError("column")
+
+    with pytest.raises(KeyError, match="column"):
+        list(dispatched(broken(), RankSlice(), drop_last=False))

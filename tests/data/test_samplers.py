@@ -1,0 +1,58 @@
+"""Orders of samples against Accelerate's and transformers', and skipping against reading."""
+
+import pytest
+import torch
+from accelerate.data_loader import SeedableRandomSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from transformers.trainer_pt_utils import LengthGroupedSampler as UpstreamLengthGroupedSampler
+
+from hf_compat.data.samplers import LengthGroupedSampler, SeededRandomSampler, SkipFirstBatches
+from hf_compat.errors import DataError
+
+
+def test_the_seeded_order_is_accelerates_in_every_epoch():
+    ours, theirs = SeededRandomSampler(RandomSampler(range(20)), 7), SeedableRandomSampler(range(20), data_seed=7)
+    theirs.generator = torch.Generator()
+    for epoch in (0, 1, 5):
+        ours.set_epoch(epoch)
+        theirs.set_epoch(epoch)
+        assert list(ours) == list(theirs)
+
+
+@pytest.mark.parametrize("lengths", [[3, 1, 2] * 9, [5], list(range(70))])
+def test_groups_of_similar_length_are_transformers(lengths):
+    ours = LengthGroupedSampler(4, lengths=lengths, generator=torch.Generator().manual_seed(3))
+    theirs = UpstreamLengthGroupedSampler(4, lengths=lengths, generator=torch.Generator().manual_seed(3))
+    assert list(ours) == list(theirs)
+
+
+def test_lengths_that_cannot_be_found_are_refused():
+    with pytest.raises(DataError, match="input_ids"):
+        LengthGroupedSampler(4, dataset=[(1, 2)])
+
+
+SAMPLERS = {
+    "sequential": lambda: SequentialSampler(range(10)),
+    "seeded": lambda: SeededRandomSampler(RandomSampler(range(10)), 1),
+    "with replacement": lambda: SeededRandomSampler(RandomSampler(range(10), replacement=True), 1),
+    "random": lambda: RandomSampler(range(10), generator=torch.Generator().manual_seed(1)),
+}
+
+
+@pytest.mark.parametrize("skip", [0, 1, 3, 9])
+@pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
+def test_what_is_left_after_skipping_is_what_reading_leaves(make, skip):
+    left = SkipFirstBatches(BatchSampler(make(), 3, False), skip)
+    assert len(left) == max(4 - skip, 0)
+    assert list(left) == list(BatchSampler(make(), 3, False))[skip:]
+
+
+def test_priming_draws_the_order_and_loses_no_batch():
+    torch.manual_seed(0)
+    left = SkipFirstBatches(BatchSampler(RandomSampler(range(10)), 3, False), 1)
+    batches = iter(left)
+    before = torch.get_rng_state()
+    left.prime()
+    drawn = torch.get_rng_state()
+    assert not torch.equal(before, drawn)
+    assert len(list(batches)) == 3 and torch.equal(torch.get_rng_state(), drawn)

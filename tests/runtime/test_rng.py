@@ -1,0 +1,29 @@
+"""Random states as plain values: they survive a file that executes no pickle, and go to transformers and back."""
+
+import random
+
+import numpy as np
+import torch
+
+from hf_compat.runtime.rng import pack_legacy_rng, read_rng, unpack_rng, write_rng
+
+
+def draw():
+    return random.random(), np.random.rand(), torch.rand(1).item()
+
+
+def test_the_same_numbers_come_after_a_file(tmp_path):
+    torch.save(read_rng(), tmp_path / "states.pt")
+    expected = draw()
+    write_rng(torch.load(tmp_path / "states.pt", weights_only=True))
+    assert draw() == expected
+
+
+def test_transformers_form_and_back():
+    np.random.seed(3)
+    states = read_rng()
+    legacy = unpack_rng(states)
+    random.setstate(legacy["python"])
+    np.random.set_state(legacy["numpy"])
+    again = pack_legacy_rng(legacy)
+    assert again["python"] == states["python"] and torch.equal(again["numpy"][1], states["numpy"][1])
