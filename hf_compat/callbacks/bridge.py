@@ -25,7 +25,8 @@ from torch import nn
 
 from hf_compat.callbacks.event_order import PAIRS, CallbackOrder, HFEvents
 from hf_compat.checkpoint.run_state import Moment
-from hf_compat.engine.windows import Batch, Window
+from hf_compat.data.types import Batch
+from hf_compat.engine.windows import Window
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.state import TrainerControl, TrainerState

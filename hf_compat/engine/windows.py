@@ -11,13 +11,13 @@ import torch
 from hf_compat.checkpoint.run_state import DataPosition, PlainState, ResumePoint
 from hf_compat.data.loader import PreparedDataLoader, Resume, skip_first_batches
 from hf_compat.data.samplers import SkipFirstBatches
+from hf_compat.data.types import Batch
 from hf_compat.errors import DataError
 from hf_compat.plan.run_counts import RunCounts
 from hf_compat.runtime.nested import Nested, as_plain_type, map_nested
 from hf_compat.runtime.rng import read_rng, write_rng
 
 Loader = Any  # HF lets `get_train_dataloader` return any iterable of batches
-Batch = Any  # what the user's collator gives
 NumItems = torch.Tensor | int | None
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import lightning.pytorch as pl
-from torch.utils.data import Dataset
 
 from hf_compat.data.types import Collator
 from hf_compat.engine.evaluation import EvaluationBatches
@@ -13,8 +10,7 @@ from hf_compat.engine.internals import place_of
 from hf_compat.engine.windows import Windows
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.native.steps import NativeSteps
-from hf_compat.plan.run_counts import make_run_counts
-from hf_compat.runtime.inspection import has_length
+from hf_compat.trainer_methods.base import Dataset, ProcessingClass
 
 
 class HFDataModule(pl.LightningDataModule):
@@ -32,11 +28,11 @@ class HFDataModule(pl.LightningDataModule):
     def __init__(
         self,
         args: TrainingArguments | None = None,
-        train_dataset: Dataset[Any] | Any = None,
-        eval_dataset: Dataset[Any] | Any = None,
-        test_dataset: Dataset[Any] | Any = None,
+        train_dataset: Dataset = None,
+        eval_dataset: Dataset = None,
+        test_dataset: Dataset = None,
         data_collator: Collator | None = None,
-        processing_class: Any = None,
+        processing_class: ProcessingClass = None,
     ) -> None:
         super().__init__()
         self.steps = NativeSteps(
@@ -62,25 +58,12 @@ class HFDataModule(pl.LightningDataModule):
         """Return the windows of training: one is one update."""
         steps = self.steps
         loader = steps.get_train_dataloader()
-        micro_batches = len(loader) if has_length(loader) else None
-        counts = make_run_counts(
-            steps.args,
-            micro_batches=micro_batches,
-            num_examples=steps.num_examples(loader) if micro_batches else None,
-            micro_batch_size=steps.args.train_batch_size,
-        )
-        return Windows(
-            loader,
-            read_window=steps.get_batch_samples,
-            window_size=steps.args.gradient_accumulation_steps,
-            counts=counts,
-            device=steps.args.device,
-        )
+        return steps._make_windows(loader, steps.set_initial_training_values(steps.args, loader))
 
-    def val_dataloader(self) -> Any:
+    def val_dataloader(self) -> EvaluationBatches:
         """Return the batches of validation."""
         return EvaluationBatches(self.steps.get_eval_dataloader())
 
-    def test_dataloader(self) -> Any:
+    def test_dataloader(self) -> EvaluationBatches:
         """Return the batches of testing."""
         return EvaluationBatches(self.steps.get_test_dataloader(self.test_dataset))

@@ -1,26 +1,25 @@
-"""The steps of a native `HFModule`: the steps without a Trainer around them. HF's method names, torch only."""
+"""The steps of a native `HFModule`: HF's override points without a Trainer around them."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 from torch import nn
 
-from hf_compat.data.collators import PaddingCollator, default_data_collator
 from hf_compat.data.types import Collator
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.state import TrainerControl, TrainerState
-from hf_compat.interop.transformers_models import pads_itself
 from hf_compat.runtime.launch import Launch
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
+from hf_compat.trainer_methods.base import Dataset, ProcessingClass
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.model import ModelMethods
 from hf_compat.trainer_methods.optimization import OptimizationMethods
+from hf_compat.trainer_methods.setup import SetupMethods
 from hf_compat.trainer_methods.steps import StepMethods
+from hf_compat.trainer_methods.windows import WindowMethods
 
 
-class NativeSteps(ModelMethods, StepMethods, OptimizationMethods, DataloaderMethods):
+class NativeSteps(SetupMethods, ModelMethods, StepMethods, OptimizationMethods, DataloaderMethods, WindowMethods):
     """HF's steps, optimizer and data loading, for Lightning to drive.
 
     Args:
@@ -35,29 +34,20 @@ class NativeSteps(ModelMethods, StepMethods, OptimizationMethods, DataloaderMeth
     def __init__(
         self,
         model: nn.Module | None = None,
-        args: Any = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
+        args: TrainingArguments | None = None,
+        train_dataset: Dataset = None,
+        eval_dataset: Dataset = None,
         data_collator: Collator | None = None,
-        processing_class: Any = None,
+        processing_class: ProcessingClass = None,
     ) -> None:
         self.args = TrainingArguments() if args is None else args
         self.accelerator = AcceleratorFacade(self.args)
-        self.state, self.control = TrainerState(), TrainerControl()
         self.optimizer = self.lr_scheduler = None
         self.optimizer_cls_and_kwargs = self.compute_loss_func = None
         self.compute_metrics = self.preprocess_logits_for_metrics = None
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.processing_class = processing_class
-        pads = processing_class is not None and pads_itself(processing_class)
-        self.data_collator = data_collator or (PaddingCollator(processing_class) if pads else default_data_collator)
-        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
-        self.current_flos = 0
-        self.is_in_train = False
-        self._train_batch_size = self.args.train_batch_size
-        self._created_lr_scheduler = False
         self.label_smoother = None
-        self._signature_columns = None
+        self._set_up_data(train_dataset, eval_dataset, data_collator, processing_class)
+        self._set_up_counters()
         if model is not None:
             self.take_model(model)
             self._set_use_cache()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,11 +12,11 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.callbacks.event_order import CallbackOrder
-from hf_compat.data.types import Collator
+from hf_compat.data.types import Batch, Collator, DataSource
 from hf_compat.engine.module import WindowModule
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import CallbackHandler
-from hf_compat.hf.outputs import EvalLoopOutput, EvalPrediction
+from hf_compat.hf.outputs import EvalLoopOutput
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.plan.lightning_plan import LightningPlan
@@ -26,12 +26,12 @@ from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.step_averages import StepAverages
 
-Batch = Any  # what the user's collator gives: a mapping of tensors, mostly
 ModelOutput = Any  # what the user's model returns
-Dataset = Any  # anything with `__getitem__` and `__len__`, or an iterable; a dict of these for evaluation
+Dataset = DataSource  # for evaluation also a dict of several
 Loader = Any  # HF lets overridden methods return any iterable of batches
 ProcessingClass = Any  # a tokenizer, a processor, or anything of their shape
 Trial = Any  # what a hyperparameter search's library calls a trial
+MetricSource = Any  # a function of predictions, a torchmetrics object, something that makes one, or a dict of these
 Scheduler = LRScheduler | ReduceLROnPlateau
 Metrics = dict[str, float]
 
@@ -62,7 +62,7 @@ class TrainerBase:
     can_return_loss: bool
     model_accepts_loss_kwargs: bool
     compute_loss_func: Callable[..., torch.Tensor] | None
-    compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]] | Mapping[str, Any] | Any  # or a torchmetrics object
+    compute_metrics: MetricSource
     preprocess_logits_for_metrics: Callable[..., Any] | None
     optimizer_cls_and_kwargs: tuple[type, dict[str, Any]] | None
 
@@ -152,6 +152,23 @@ class TrainerBase:
         raise NotImplementedError
 
     def get_test_dataloader(self, test_dataset: Dataset) -> Loader:
+        raise NotImplementedError
+
+    def is_local_process_zero(self) -> bool:
+        raise NotImplementedError
+
+    def is_world_process_zero(self) -> bool:
+        raise NotImplementedError
+
+    def num_examples(self, dataloader: Loader) -> int:
+        raise NotImplementedError
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device | None = None
+    ) -> tuple[list[Batch], torch.Tensor | int | None]:
+        raise NotImplementedError
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
         raise NotImplementedError
 
     def floating_point_ops(self, inputs: Batch) -> int:

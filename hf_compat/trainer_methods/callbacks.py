@@ -1,20 +1,78 @@
-"""What callbacks see of the inside of a step, and what Lightning callbacks find to log to. Both vocabularies."""
+"""Adding and removing callbacks of both kinds; what they see of the inside of a step, and what they log to."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import lightning.pytorch as pl
 from lightning.pytorch.loggers import Logger
 
-from hf_compat.callbacks.loggers import HistoryLogger, LoggerCallback
+from hf_compat.callbacks.event_order import CallbackOrder, check_lightning_callback
+from hf_compat.callbacks.loggers import HistoryLogger, LoggerCallback, reporting_callbacks
 from hf_compat.data.tree import nested_detach
-from hf_compat.trainer_methods.base import TrainerBase
+from hf_compat.errors import ArgumentError
+from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, PrinterCallback, ProgressCallback
+from hf_compat.hf.callbacks import CallbackHandler
+from hf_compat.hf.state import TrainerState, is_exportable
+from hf_compat.trainer_methods.base import ModelOutput, TrainerBase
+
+# An HF callback (ours, transformers' own, or of the same shape), a Lightning callback, a Lightning logger, or a class.
+AnyCallback = Any
 
 
 class CallbackMethods(TrainerBase):
-    """The parts of a run that callbacks look at."""
+    """The public methods around callbacks, and the parts of a run that callbacks look at."""
 
-    _outputs_hook: Any = None
+    _outputs_hook: Any = None  # the handle of torch's forward hook
+
+    def _set_callbacks(self, callbacks: Sequence[AnyCallback] | None) -> None:
+        if callbacks is not None and not isinstance(callbacks, (list, tuple)):
+            raise ArgumentError(f"`callbacks={callbacks!r}` is no list.\n\nHint: write `callbacks=[…]`.")
+        self._lightning_callbacks: list[pl.Callback] = []
+        self._callback_order = CallbackOrder()
+        self.callback_handler = CallbackHandler(
+            [], self.model, self.processing_class, self.optimizer, self.lr_scheduler
+        )
+        self.callback_handler.requestable_kwargs["trainer"] = self
+        given = [callback() if isinstance(callback, type) else callback for callback in callbacks or []]
+        for callback in [DefaultFlowCallback, *_not_among(given, reporting_callbacks(self.args)), *given]:
+            self.add_callback(callback)
+        self.add_callback(PrinterCallback if self.args.disable_tqdm else ProgressCallback)
+        stateful = [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
+        self.state.stateful_callbacks = TrainerState(stateful_callbacks=stateful).stateful_callbacks
+
+    def add_callback(self, callback: AnyCallback) -> None:
+        """Add an HF callback, a Lightning callback or a Lightning logger; a class is instantiated.
+
+        Raises:
+            CallbackError: It is none of these, or a Lightning callback that cannot work here.
+        """
+        candidate = callback() if isinstance(callback, type) else callback
+        if isinstance(candidate, Logger):
+            candidate = LoggerCallback(candidate)
+        if isinstance(candidate, pl.Callback):
+            check_lightning_callback(candidate, self.model)
+            self._lightning_callbacks.append(candidate)
+        else:
+            self.callback_handler.add_callback(candidate)
+        self._callback_order.add(candidate)
+
+    def pop_callback(self, callback: AnyCallback) -> AnyCallback:
+        """Remove a callback and return it; None where it is not there."""
+        for candidate in self._lightning_callbacks:
+            if candidate is callback or (isinstance(callback, type) and isinstance(candidate, callback)):
+                self._lightning_callbacks.remove(candidate)
+                self._callback_order.remove(candidate)
+                return candidate
+        popped = self.callback_handler.pop_callback(callback)
+        self._callback_order.remove(popped)
+        return popped
+
+    def remove_callback(self, callback: AnyCallback) -> None:
+        """Remove a callback."""
+        if self.pop_callback(callback) is None and not isinstance(callback, type):
+            raise ValueError(f"{callback!r} is not among the callbacks")
 
     def _watch_outputs(self, wanted: bool) -> None:
         """Keep what the model returns for callbacks that ask for `outputs`, or stop keeping it."""
@@ -26,7 +84,7 @@ class CallbackMethods(TrainerBase):
         if not wanted:
             self.callback_handler.requestable_kwargs.update(outputs=None)
 
-    def _keep_outputs(self, module: Any, args: Any, outputs: Any) -> None:
+    def _keep_outputs(self, module: object, args: object, outputs: ModelOutput) -> None:
         self.callback_handler.requestable_kwargs["outputs"] = nested_detach(outputs)
 
     def _loggers(self) -> list[Logger]:
@@ -35,3 +93,9 @@ class CallbackMethods(TrainerBase):
             return []
         given = [c.logger for c in self.callback_handler.callbacks if isinstance(c, LoggerCallback)]
         return [*given, HistoryLogger(self._log_of_lightning)]
+
+
+def _not_among(given: list[AnyCallback], added: Iterable[AnyCallback]) -> list[AnyCallback]:
+    """Return what is to be added, without the kinds that the user brings in a form of their own."""
+    kinds = {type(callback) for callback in given} - {LoggerCallback}
+    return [callback for callback in added if type(callback) not in kinds]

@@ -1,0 +1,65 @@
+"""What a Trainer refuses when it is made: arguments that contradict what it was given."""
+
+from __future__ import annotations
+
+from hf_compat.engine.torchmetrics_evaluation import check_metrics
+from hf_compat.errors import ArgumentError
+from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
+from hf_compat.runtime.inspection import has_length
+from hf_compat.trainer_methods.dataloaders import DataloaderMethods
+from hf_compat.trainer_methods.model_setup import ModelSetupMethods
+
+
+class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
+    """The checks of the constructor, by subject."""
+
+    def _validate_args(self) -> None:
+        """Refuse arguments that contradict what the Trainer was given.
+
+        Raises:
+            ArgumentError: Strategies or data that do not go together.
+            RuntimeError: An optimizer given twice, or for a model that is yet to be made.
+            TypeError: A collator that cannot be called.
+        """
+        check_metrics(self.compute_metrics, self.eval_dataset, self.args.batch_eval_metrics)
+        self._check_strategies()
+        self._check_optimizers()
+        self._check_data()
+
+    def _check_strategies(self) -> None:
+        args = self.args
+        evaluates = args.eval_strategy != IntervalStrategy.NO
+        own_loader = type(self).get_eval_dataloader is not DataloaderMethods.get_eval_dataloader
+        if evaluates and self.eval_dataset is None and not own_loader:
+            raise ArgumentError(
+                f"You have set `args.eval_strategy` to {IntervalStrategy(args.eval_strategy).value!r} but you didn't "
+                "pass an `eval_dataset` to `Trainer`.\n\nHint: pass one, or set `eval_strategy='no'`."
+            )
+        if args.save_strategy == SaveStrategy.BEST and args.metric_for_best_model is None:
+            raise ArgumentError(
+                "`args.metric_for_best_model` must be provided when using 'best' save_strategy.\n\n"
+                "Hint: set `metric_for_best_model='loss'`, say."
+            )
+        if args.save_strategy == SaveStrategy.BEST and not evaluates:
+            raise ArgumentError(
+                "`save_strategy='best'` saves after evaluations, and `eval_strategy='no'` makes none.\n\n"
+                "Hint: set `eval_strategy` to 'steps' or 'epoch'."
+            )
+
+    def _check_optimizers(self) -> None:
+        if self.optimizer_cls_and_kwargs is not None and self.optimizer is not None:
+            raise RuntimeError("Passing both `optimizers` and `optimizer_cls_and_kwargs` arguments is incompatible.")
+        if self.model_init is not None and (self.optimizer is not None or self.lr_scheduler is not None):
+            raise RuntimeError(
+                "Passing a `model_init` is incompatible with providing the `optimizers` argument: they hold parameters "
+                "of another model.\n\nHint: override `create_optimizer_and_scheduler` in a subclass."
+            )
+
+    def _check_data(self) -> None:
+        if not callable(self.data_collator):
+            raise TypeError("The `data_collator` should be a simple callable (function, class with `__call__`).")
+        if self.train_dataset is not None and not has_length(self.train_dataset) and self.args.max_steps <= 0:
+            raise ArgumentError(
+                "The train_dataset does not implement __len__, so the number of training steps cannot be inferred; "
+                "max_steps has to be specified.\n\nHint: set `max_steps` to the number of updates to train."
+            )

@@ -1,0 +1,86 @@
+"""The Trainer's model: given or made by `model_init`, seeded, put on its device, loaded. HF's method names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from hf_compat.errors import ArgumentError
+from hf_compat.interop.transformers_models import align_special_tokens, check_trainable
+from hf_compat.runtime.inspection import number_of_arguments
+from hf_compat.runtime.seeding import enable_full_determinism, set_seed
+from hf_compat.trainer_methods.base import Trial
+from hf_compat.trainer_methods.checkpoints import CheckpointMethods, read_state
+from hf_compat.trainer_methods.model import ModelMethods
+
+
+class ModelSetupMethods(ModelMethods, CheckpointMethods):
+    """What happens to the model before it is trained."""
+
+    model_init: Callable[..., nn.Module] | None
+    place_model_on_device: bool
+    is_model_parallel: bool
+
+    def _seed(self) -> None:
+        if self.args.full_determinism:
+            enable_full_determinism(self.args.seed)
+        else:
+            set_seed(self.args.seed)
+        if self.args.tf32 is not None:
+            torch.backends.cuda.matmul.allow_tf32 = self.args.tf32
+
+    def _resolve_model(self, model: nn.Module | None) -> nn.Module:
+        if model is None:
+            if self.model_init is None:
+                raise RuntimeError("`Trainer` requires either a `model` or `model_init` argument")
+            model = self.call_model_init()
+        elif self.model_init is not None:
+            raise ArgumentError("`Trainer` requires either a `model` or `model_init` argument, but not both.")
+        check_trainable(model)
+        return model
+
+    def _set_model(self, model: nn.Module) -> None:
+        self.model = self.model_wrapped = model
+        spread = getattr(model, "hf_device_map", None) is not None
+        wants = self.args.place_model_on_device
+        casts_later = self.args.fp16_full_eval or self.args.bf16_full_eval
+        self.is_model_parallel = False
+        self.place_model_on_device = (not spread and not casts_later) if wants is None else wants
+        if self.place_model_on_device:
+            self._move_model_to_device(model, self.args.device)
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        model.to(device)
+
+    def call_model_init(self, trial: Trial = None) -> nn.Module:
+        """Make a model with `model_init`, which takes nothing or the trial."""
+        assert self.model_init is not None  # the callers looked
+        count = number_of_arguments(self.model_init)
+        if count > 1:
+            raise RuntimeError("model_init should have 0 or 1 argument.")
+        model = self.model_init(trial) if count else self.model_init()
+        if model is None:
+            raise RuntimeError("model_init should not return None.")
+        return model
+
+    def _init_model_again(self, trial: Trial) -> None:
+        self._seed()
+        self.model = self.model_wrapped = self.call_model_init(trial)
+        self.optimizer = self.lr_scheduler = None
+        if self.place_model_on_device:
+            self._move_model_to_device(self.model, self.args.device)
+
+    def _prepare_model_for_training(self, checkpoint: str | None, trial: Trial) -> None:
+        """Make the model where `model_init` does, put it in its place, and load the checkpoint's weights."""
+        if self.model_init is not None:
+            self._init_model_again(trial)
+        elif not self.place_model_on_device and getattr(self.model, "hf_device_map", None) is None:
+            self._move_model_to_device(self.model, self.args.device)
+        self._enable_activation_checkpointing()
+        align_special_tokens(self.model, self.processing_class)
+        if checkpoint is not None:
+            self._load_from_checkpoint(checkpoint)
+            if self.args.auto_find_batch_size:
+                self._train_batch_size = read_state(checkpoint).train_batch_size or self._train_batch_size

@@ -1,0 +1,118 @@
+"""Resuming: which checkpoint, the state it brings, and where its run goes on. HF's method names."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import cast
+
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.lightning_io import to_hf
+from hf_compat.checkpoint.reading import read_torch_file
+from hf_compat.checkpoint.run_state import RunState, resume_point
+from hf_compat.errors import CheckpointError
+from hf_compat.hf.state import TrainerState, is_exportable
+from hf_compat.plan.run_counts import RunCounts
+from hf_compat.runtime import slurm
+from hf_compat.runtime.collectives import broadcast_object
+from hf_compat.trainer_methods.base import Loader, Trial
+from hf_compat.trainer_methods.checkpoints import CheckpointMethods, read_state
+from hf_compat.trainer_methods.windows import WindowMethods
+from hf_compat.training_run.loss_log import LossLog, LossLogState
+from hf_compat.training_run.run import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+
+class ResumeMethods(WindowMethods, CheckpointMethods):
+    """How a run begins: at its first update, or where a checkpoint stood."""
+
+    @contextlib.contextmanager
+    def _resolved_checkpoint(self, wanted: str | bool | None) -> Iterator[str | None]:
+        """Give the folder to go on from; one that is made of a Lightning checkpoint is there while it is read from."""
+        if isinstance(wanted, bool) or not wanted or not os.path.isfile(str(wanted)):
+            yield self._resolve_checkpoint(wanted)
+            return
+        with tempfile.TemporaryDirectory(prefix="hf_compat_") as place:
+            folder = os.path.join(place, "checkpoint")
+            to_hf(read_torch_file(str(wanted)), folder)
+            yield folder
+
+    def _resolve_checkpoint(self, wanted: str | bool | None) -> str | None:
+        if not wanted and slurm.is_requeued(str(self.args.output_dir)):
+            logger.warning("SLURM has started this job again: training goes on from the newest checkpoint.")
+            wanted = True
+        if wanted is None or wanted is False:
+            return None
+        if wanted is True:
+            folder = str(self.args.output_dir)
+            last = broadcast_object(self._newest_checkpoint(folder) if self.is_world_process_zero() else None)
+            if last is None:
+                raise CheckpointError(
+                    f"No valid checkpoint found in output directory ({folder}).\n\n"
+                    "Hint: train without `resume_from_checkpoint`, or name a folder."
+                )
+            return last
+        wrong = manifest.problems(str(wanted))
+        if wrong:
+            raise CheckpointError(
+                f"Can't find a valid checkpoint at {wanted}: {'; '.join(wrong)}.\n\n"
+                "Hint: `resume_from_checkpoint=True` takes the newest one that is whole."
+            )
+        return str(wanted)
+
+    @staticmethod
+    def _newest_checkpoint(folder: str) -> str | None:
+        """Finish what a killed save has left, then return the newest whole checkpoint."""
+        manifest.recover(folder)
+        return manifest.get_last_checkpoint(folder) if os.path.isdir(folder) else None
+
+    def _init_training_state(self, counts: RunCounts, checkpoint: str | None, trial: Trial) -> None:
+        """Set the state of a run, from a checkpoint where there is one."""
+        stateful = [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
+        self.state = TrainerState(stateful_callbacks=stateful)
+        self.state.train_batch_size = self._train_batch_size
+        self.state.is_hyper_param_search = trial is not None
+        self.state.compute_steps(self.args, counts.max_updates)
+        if checkpoint is not None:
+            intervals = (self.state.logging_steps, self.state.eval_steps, self.state.save_steps)
+            self.state = read_state(checkpoint)
+            self._compare_with_checkpoint(intervals)
+            self._load_callback_state()
+        self.state.init_training_references(self, counts.max_updates, counts.num_train_epochs, trial)
+
+    def _compare_with_checkpoint(self, intervals: tuple[float, float, float]) -> None:
+        saved = (self.state.logging_steps, self.state.eval_steps, self.state.save_steps)
+        for name, now, before in zip(("logging", "eval", "save"), intervals, saved, strict=True):
+            if now != before:
+                logger.warning("`%s_steps` is %s now and %s in the checkpoint, which counts.", name, now, before)
+        before_size, now_size = self.state.train_batch_size, self.args.per_device_train_batch_size
+        if before_size not in (None, now_size):
+            logger.warning("The micro-batch is %s now and was %s in the checkpoint.", now_size, before_size)
+        best = self.state.best_model_checkpoint
+        if best is not None and not os.path.isdir(best):
+            logger.warning("The best checkpoint %s of the resumed state does not exist anymore.", best)
+            self.state.best_model_checkpoint = None
+
+    def _begin_run(self, loader: Loader, counts: RunCounts, checkpoint: str | None) -> TrainingRun:
+        """Say where a run goes on, and cut its data into updates from there."""
+        args, updates_done = self.args, self.state.global_step
+        run = TrainingRun(
+            losses=LossLog(args.device, updates_done, args.logging_nan_inf_filter),
+            counts=counts,
+            loader=loader,
+            checkpoint=checkpoint,
+            updates_before=updates_done,
+            tokens_before=self.state.num_input_tokens_seen,
+        )
+        if checkpoint is not None:
+            ranks = (args.process_index, args.world_size)
+            run.resumed = RunState.load(checkpoint, *ranks, ended_by_callback=self.state.was_leaving_epoch)
+            run.start = resume_point(run.resumed, updates_done, self._data_cut(counts), args.ignore_data_skip)
+            if run.resumed is not None and run.start.is_exact:
+                run.losses.load_state_dict(cast(LossLogState, run.resumed.losses))
+        run.windows = self._make_windows(loader, counts, run.start, checkpoint)
+        return run

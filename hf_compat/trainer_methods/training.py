@@ -1,0 +1,148 @@
+"""One training from its loader to its summary: plan, build, let Lightning fit, finish. HF's method names."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import lightning.pytorch as pl
+
+from hf_compat.callbacks.bridge import HFBridge
+from hf_compat.callbacks.lightning_states import give_back_states
+from hf_compat.callbacks.startup_log import startup_lines
+from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
+from hf_compat.engine.internals import (
+    accept_modules_in_eval_mode,
+    keep_step_signature,
+    leave_validation_to_flags,
+    start_from,
+)
+from hf_compat.engine.precision import ForwardPrecision, wrap_forward
+from hf_compat.engine.strategies import model_state_of, wrapped_model
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.outputs import TrainOutput
+from hf_compat.interop.transformers_models import is_pretrained_model
+from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.plan.run_counts import RunCounts
+from hf_compat.plan.translate import translate
+from hf_compat.runtime import slurm
+from hf_compat.runtime.launch import slurm_job_id
+from hf_compat.trainer_methods.base import Trial
+from hf_compat.trainer_methods.dataloaders import DataloaderMethods
+from hf_compat.trainer_methods.optimization import OptimizationMethods
+from hf_compat.trainer_methods.resume import ResumeMethods
+from hf_compat.training_run.run import TrainingRun
+from hf_compat.training_run.summary import run_summary
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods):
+    """The order of things in one call of `train()`."""
+
+    def _inner_training_loop(
+        self,
+        batch_size: int | None = None,
+        args: TrainingArguments | None = None,
+        resume_from_checkpoint: str | None = None,
+        trial: Trial = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Fit once: load data, plan, let Lightning train, finish."""
+        args = self.args if args is None else args
+        if args.auto_find_batch_size and batch_size is not None:
+            self._train_batch_size = batch_size
+        loader = self.get_train_dataloader()
+        counts = self.set_initial_training_values(args, loader)
+        self._init_training_state(counts, resume_from_checkpoint, trial)
+        if self._created_lr_scheduler:  # its length may be another one this time
+            self.lr_scheduler, self._created_lr_scheduler = None, False
+        self._run = run = self._begin_run(loader, counts, resume_from_checkpoint)
+        run.trial, run.ignore_keys_for_eval = trial, ignore_keys_for_eval
+        self._fit(run, counts)
+        return self._finalize_training(trial, counts.num_train_samples, run.start_time)
+
+    def _fit(self, run: TrainingRun, counts: RunCounts) -> None:
+        plan = self._with_model_options(translate(self.args, counts, getattr(self.model, "config", None)))
+        if run.start.is_finished:  # Lightning would not even begin with as many epochs done as there may be
+            plan = dataclasses.replace(plan, max_epochs=-1)
+        wrap_forward(self.model, plan.precision, self.args.device.type)
+        self._is_prepared = True
+        bridge = HFBridge(self, run, self._background)
+        module = self._make_module(plan)
+        module.num_training_updates = counts.max_updates
+        module.observer = bridge
+        trainer = self._build_fitting_trainer(plan, bridge, run)
+        for line in startup_lines(plan, counts, self.get_num_trainable_parameters(), self.state.global_step):
+            logger.info(line)
+        self.lightning_trainer = run.lightning_trainer = trainer
+        run.module = module
+        try:
+            with self.stop_signals.watched(self.args.enable_jit_checkpoint, slurm_job_id() is not None):
+                run_fit(trainer, module, run.windows, NO_BATCHES)
+        finally:
+            run.module = run.lightning_trainer = None
+            self.accelerator.run_backward = None
+            self.model_wrapped = self.model
+            self._watch_outputs(False)
+
+    def _build_fitting_trainer(self, plan: LightningPlan, bridge: HFBridge, run: TrainingRun) -> pl.Trainer:
+        trainer = build_trainer(
+            plan,
+            bridge.lightning_callback_list(self._lightning_callbacks, self._callback_order),
+            self._loggers(),
+            self.args._launch,
+            **self.lightning_options,
+        )
+        leave_validation_to_flags(trainer)
+        accept_modules_in_eval_mode(trainer)
+        keep_step_signature(trainer)
+        start_from(trainer, run.start.epoch, self.state.global_step)
+        precision = trainer.precision_plugin
+        self.accelerator.scaler = precision.scaler if isinstance(precision, ForwardPrecision) else None
+        return trainer
+
+    def _with_model_options(self, plan: LightningPlan) -> LightningPlan:
+        """Add what depends on the model: whether DDP has to look for parameters that a step does not use."""
+        if plan.strategy != "ddp" or "find_unused_parameters" in plan.strategy_options:
+            return plan
+        unused = not (is_pretrained_model(self.model) and self._checkpoints_activations())
+        return dataclasses.replace(plan, strategy_options={**plan.strategy_options, "find_unused_parameters": unused})
+
+    def _checkpoints_activations(self) -> bool:
+        return bool(getattr(self.model, "is_gradient_checkpointing", False) or self.args.activation_checkpointing)
+
+    def _take_up_optimizer(self) -> None:
+        """Load optimizer states, and show callbacks what the run works with; Lightning has just had it made."""
+        run = self._run
+        assert run.lightning_trainer is not None and run.module is not None  # it is fitting
+        self.model_wrapped = wrapped_model(run.lightning_trainer.strategy, self.model)
+        self._fit_model_state = model_state_of(run.lightning_trainer.strategy, self.model)
+        if run.checkpoint is not None:
+            self._load_optimizer_and_scheduler(run.checkpoint)
+            self._load_scaler(run.checkpoint)
+        if run.resumed is not None:
+            give_back_states(self._lightning_callbacks, run.resumed, run.lightning_trainer, run.module)
+        handler = self.callback_handler
+        handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
+        handler.train_dataloader = run.loader
+
+    def _finalize_training(self, trial: Trial, num_train_samples: float, start_time: float) -> TrainOutput:
+        """Log the run's summary, load the best model, rotate, and tell that training is over."""
+        self._background.wait()
+        if self.is_world_process_zero():
+            slurm.forget(str(self.args.output_dir))
+        train_loss = self._run.losses.mean(self.state.global_step)
+        updates = self.state.global_step - self._run.updates_before  # durations are this call's alone
+        samples = num_train_samples * updates / max(self.state.max_steps, 1)
+        self.store_flos()
+        metrics = run_summary(start_time, samples, updates, self.state.total_flos, train_loss)
+        self.log(metrics)
+        best = self.state.best_model_checkpoint
+        if self.args.load_best_model_at_end and best is not None:
+            self._load_best_model()
+        if self.args.should_save:
+            self._rotate_checkpoints_at_end(self._get_output_dir(trial), best)
+        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        self.is_in_train = False
+        return TrainOutput(self.state.global_step, train_loss, metrics)

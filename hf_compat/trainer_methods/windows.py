@@ -1,0 +1,64 @@
+"""The run's counts, and the training data cut into updates: for the Trainer and for native mode. HF's method names."""
+
+from __future__ import annotations
+
+from hf_compat.checkpoint.run_state import DataCut, ResumePoint
+from hf_compat.engine.windows import Windows
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.plan.run_counts import RunCounts, make_run_counts
+from hf_compat.runtime.inspection import fitting_arguments, has_length
+from hf_compat.trainer_methods.base import Loader, TrainerBase
+
+
+class WindowMethods(TrainerBase):
+    """How a run counts its updates and cuts its data into them."""
+
+    def set_initial_training_values(self, args: TrainingArguments, dataloader: Loader) -> RunCounts:
+        """Work out the counts of a run from the arguments and the training loader."""
+        micro_batches = len(dataloader) if has_length(dataloader) else None
+        return make_run_counts(
+            args,
+            micro_batches=micro_batches,
+            num_examples=self.num_examples(dataloader) if micro_batches else None,
+            micro_batch_size=self._train_batch_size,
+            world_size=args.world_size,
+        )
+
+    @property
+    def _samples_per_micro_batch(self) -> int:
+        """Samples of a micro-batch of all processes together."""
+        return self._train_batch_size * self.args.world_size
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """Return the samples of one update over all processes."""
+        return int(self._train_batch_size * args.gradient_accumulation_steps * args.world_size)
+
+    def _data_cut(self, counts: RunCounts) -> DataCut:
+        return DataCut(
+            counts=counts,
+            window_size=self.args.gradient_accumulation_steps,
+            world_size=self.args.world_size,
+            samples_per_micro_batch=self._samples_per_micro_batch,
+        )
+
+    def _make_windows(
+        self, loader: Loader, counts: RunCounts, start: ResumePoint | None = None, checkpoint: str | None = None
+    ) -> Windows:
+        """Cut a loader's micro-batches into updates.
+
+        Args:
+            loader: The training loader.
+            counts: The run's counts.
+            start: Where the run begins.
+            checkpoint: The folder whose random states are loaded where `start` asks for them.
+        """
+        # before 4.50 the method took no device
+        return Windows(
+            loader,
+            read_window=lambda *parts: self.get_batch_samples(*fitting_arguments(self.get_batch_samples, parts)),
+            window_size=self.args.gradient_accumulation_steps,
+            counts=counts,
+            device=self.args.device,
+            start=start,
+            load_folder_rng=None if checkpoint is None else lambda: self._load_rng_state(checkpoint),
+        )
