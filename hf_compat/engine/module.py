@@ -211,7 +211,7 @@ class WindowModule(pl.LightningModule):
         run = self._running_evaluation()
         if not isinstance(batch, EvaluationBatch):  # a plain loader, in a trainer of somebody else's
             batch = EvaluationBatch(batch, False, -1)
-        # Lightning evaluates without gradients; whether they are needed is the prediction step's affair
+        # Lightning evaluates without gradients; the prediction step decides whether it needs them
         with torch.enable_grad():
             return run.step(batch)
 

@@ -43,7 +43,7 @@ def unwrap_peft(model: nn.Module) -> nn.Module:
 
 
 def loss_shifts_labels(model: nn.Module) -> bool:
-    """Return whether the model's loss predicts the next token, so the first label of each row is no target.
+    """Return whether the model's loss predicts the next token, so the first label of each row is not a target.
 
     Mirrors:
         The test that `transformers.Trainer` makes on `model.loss_type`, 5.23.

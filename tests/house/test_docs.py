@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,29 @@ def test_nothing_committed_names_this_machine():
     texts = {path: path.read_text(errors="ignore") for path in paths if path.suffix in (".py", ".md", ".txt", "")}
     assert ROOT / "hf_compat" / "trainer.py" in texts
     assert [path for path, text in texts.items() if "/wo" + "rk/" in text] == []
+
+
+def _table(heading: str) -> list[list[str]]:
+    """Return the rows of the table under a heading of the page on how it works, as cells."""
+    text = (ROOT / "docs" / "how_it_works.md").read_text().split(f"\n## {heading}", 1)[1].split("\n## ", 1)[0]
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+def test_the_table_of_rooms_is_the_order_that_the_layer_test_checks():
+    layers = runpy.run_path(str(ROOT / "tests" / "house" / "test_layers.py"))
+    named = [name for row in _table("Rooms") for name in re.findall(r"`([^`]+)`", row[0])]
+    rooms = [room for room in layers["ROOMS"] if room != "__main__"]
+    assert [name.rstrip("/").removesuffix(".py") for name in named] == rooms
+
+
+def test_the_files_that_the_newcomers_table_names_exist():
+    rows = _table("I want to change")
+    named = [name for row in rows for name in re.findall(r"`([a-z_0-9/]+(?:\.py|/))`", row[1])]
+    assert len(named) > 25
+    for name in named:
+        assert (ROOT / "hf_compat" / name).exists(), name
+
+
+def test_the_glossary_is_short():
+    assert 5 < len(_table("Words")) <= 15
