@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from hf_compat.engine.precision import ForwardPrecision
@@ -22,29 +23,42 @@ from hf_compat.engine.strategies import HFDDPStrategy, HFFSDP2Strategy, HFSingle
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.runtime.launch import Launch
 
+# Callbacks that Lightning would add by itself, and its switch for each.
+_SWITCHED_ON: dict[type[pl.Callback], str] = {
+    ProgressBar: "enable_progress_bar",
+    ModelSummary: "enable_model_summary",
+    Checkpoint: "enable_checkpointing",
+}
 # Loggers that announce devices and tips each time a trainer is made; a Trainer of ours makes one a call.
 _CHATTY = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda")
 
 
+# Warnings of Lightning about its own code, or about what HF does on purpose; patterns of the messages.
+_EXPECTED = (
+    # lightning 2.6.6 under torch 2.13; remove when lightning calls `is_leaf` itself
+    r".*isinstance\(treespec, LeafSpec\).*",
+    # the state after the update is what a checkpoint of ours, as of HF, holds
+    ".*no pre-optimization state was saved.*",
+    # what is logged is gathered already, and the same on every process
+    ".*sync_dist=True.*",
+    # HF's logging interval counts updates over epochs
+    ".*smaller than the logging interval.*",
+    # the module steps whatever schedule is in force, averaged weights' own too
+    ".*SWA is currently only supported every epoch.*",
+)
+
+
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Leave out Lightning's announcements, and what it warns of about its own code; not its other warnings."""
+    """Leave out Lightning's announcements, and the warnings that are expected; not its other warnings."""
     loggers = [logging.getLogger(name) for name in _CHATTY]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings():
-            # lightning 2.6.6 under torch 2.13; remove when lightning calls `is_leaf` itself
-            warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
-            # the state after the update is what a checkpoint of ours, as of HF, holds
-            warnings.filterwarnings("ignore", message=".*no pre-optimization state was saved.*")
-            # what is logged is gathered already, and the same on every process
-            warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
-            # HF's logging interval counts updates over epochs
-            warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
-            # the module steps whatever schedule is in force, averaged weights' own too
-            warnings.filterwarnings("ignore", message=".*SWA is currently only supported every epoch.*")
+            for message in _EXPECTED:
+                warnings.filterwarnings("ignore", message=message)
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
@@ -56,7 +70,7 @@ class _NoProfiler(PassThroughProfiler):
 
     _nothing = contextlib.nullcontext()
 
-    def profile(self, action_name: str) -> contextlib.AbstractContextManager[Any]:  # type: ignore[override]
+    def profile(self, action_name: str) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return self._nothing
 
 
@@ -65,7 +79,7 @@ def build_trainer(
     callbacks: list[pl.Callback],
     loggers: Sequence[Logger] = (),
     launch: Launch | None = None,
-    **options: Any,
+    **options: Any,  # of `lightning.Trainer`
 ) -> pl.Trainer:
     """Build the trainer that a plan describes.
 
@@ -76,28 +90,27 @@ def build_trainer(
         launch: The place of this process among several.
         options: Further settings of `lightning.Trainer` that the plan leaves open.
     """
-    device = torch.device(plan.device)
-    scaler = torch.amp.GradScaler(device.type) if plan.precision == "16-mixed" else None
-    precision = ForwardPrecision(plan.precision, scaler)
-    settings: dict[str, Any] = plan.trainer_settings()
-    settings |= {
+    has = {kind: any(isinstance(callback, kind) for callback in callbacks) for kind in _SWITCHED_ON}
+    settings = {
+        **plan.trainer_settings(),
         "callbacks": callbacks,
         "logger": list(loggers) or False,
-        "strategy": make_strategy(plan, device, precision, launch),
+        "strategy": make_strategy(plan, launch),
         "profiler": _NoProfiler(),
-        "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks),
-        "enable_model_summary": any(isinstance(callback, ModelSummary) for callback in callbacks),
-        "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
+        **{switch: has[kind] for kind, switch in _SWITCHED_ON.items()},
+        **options,
     }
-    settings |= options
     with quietly():
         # a GPU may be left out on purpose
         warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
         return pl.Trainer(**settings)
 
 
-def make_strategy(plan: LightningPlan, device: torch.device, precision: ForwardPrecision, launch: Launch | None) -> Any:
+def make_strategy(plan: LightningPlan, launch: Launch | None) -> Strategy:
     """Make the strategy that a plan names."""
+    device = torch.device(plan.device)
+    scaler = torch.amp.GradScaler(device.type) if plan.precision == "16-mixed" else None
+    precision = ForwardPrecision(plan.precision, scaler)
     if plan.strategy == "one_device" or launch is None:
         return HFSingleDeviceStrategy(device=device, precision_plugin=precision)
     if plan.strategy == "fsdp2":
@@ -105,7 +118,7 @@ def make_strategy(plan: LightningPlan, device: torch.device, precision: ForwardP
     if plan.strategy == "deepspeed":
         from hf_compat.engine.deepspeed_strategy import DeepSpeedPrecision, HFDeepSpeedStrategy
 
-        own = DeepSpeedPrecision(plan.precision, precision.scaler)
+        own = DeepSpeedPrecision(plan.precision, scaler)
         return HFDeepSpeedStrategy(launch, own, plan.strategy_options["config"])
     return HFDDPStrategy(
         cluster_environment=LaunchedEnvironment(launch), precision_plugin=precision, **dict(plan.strategy_options)
@@ -115,14 +128,16 @@ def make_strategy(plan: LightningPlan, device: torch.device, precision: ForwardP
 class _NoBatches:
     """Validation data of a fit whose evaluations bring their own; without any, Lightning would not validate at all."""
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return iter(())
 
 
 NO_BATCHES = _NoBatches()
 
 
-def run_fit(trainer: pl.Trainer, module: pl.LightningModule, batches: Any, validation: Any) -> None:
+def run_fit(
+    trainer: pl.Trainer, module: pl.LightningModule, batches: Iterable[object], validation: Iterable[object]
+) -> None:
     """Fit, and let Ctrl-C come out as itself, and SIGTERM with its exit status.
 
     Lightning ends the process on KeyboardInterrupt and leaves the signal ignored; scripts and notebooks written for HF

@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
 
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.tree import PADDING_INDEX, find_batch_size, join_batches, nested_numpify, truncate_to
+from hf_compat.data.types import Batch
 from hf_compat.engine.protocols import TrainingSteps
-from hf_compat.engine.torchmetrics_evaluation import streamed_metrics
+from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics, Metrics, TorchMetrics, torch_metrics
 from hf_compat.errors import HfCompatWarning
 from hf_compat.hf.metrics import denumpify_detensorize
-from hf_compat.hf.outputs import EvalLoopOutput, EvalPrediction
+from hf_compat.hf.outputs import Arrays, EvalLoopOutput, EvalPrediction
 from hf_compat.runtime.inspection import has_length
-from hf_compat.runtime.nested import leaves
+from hf_compat.runtime.nested import Nested, leaves
 
 _BLOCK = 65536
 
@@ -70,18 +69,26 @@ class EvaluationBatch:
 
     __slots__ = ("inputs", "is_last", "remainder")
 
-    def __init__(self, inputs: Any, is_last: bool, remainder: int) -> None:
+    def __init__(self, inputs: Batch, is_last: bool, remainder: int) -> None:
         self.inputs = inputs
         self.is_last = is_last
         self.remainder = remainder
 
+    def trim(self, data: Nested) -> Nested:
+        """Return a last batch that is gathered without the samples that fill it up."""
+        return truncate_to(data, self.remainder) if self.is_last and self.remainder > 0 else data
+
 
 class EvaluationBatches:
-    """A loader's batches with their places; what Lightning's validation loop iterates over."""
+    """A loader's batches with their places; what Lightning's validation loop iterates over.
 
-    def __init__(self, loader: Any) -> None:
+    Args:
+        loader: A `PreparedDataLoader`, or any iterable of batches.
+    """
+
+    def __init__(self, loader: Iterable[Batch]) -> None:
         self.loader = loader
-        self.length = len(loader) if has_length(loader) else None
+        self.length = _length_of(loader)
 
     def __len__(self) -> int:
         if self.length is None:
@@ -94,22 +101,21 @@ class EvaluationBatches:
             next(iter(self), None)
 
     def __iter__(self) -> Iterator[EvaluationBatch]:
-        prepared = isinstance(self.loader, PreparedDataLoader)
         for index, inputs in enumerate(self.loader):
-            if prepared:
+            if isinstance(self.loader, PreparedDataLoader):
                 yield EvaluationBatch(inputs, self.loader.end_of_dataloader, self.loader.remainder)
             else:
                 yield EvaluationBatch(inputs, index + 1 == self.length, -1)
 
 
-class Kept:
+class KeptBatches:
     """What is kept of the batches of one kind (losses, predictions, labels or inputs)."""
 
     def __init__(self) -> None:
-        self.on_device: list[Any] = []
-        self.arrays: list[Any] = []
+        self.on_device: list[Nested] = []
+        self.arrays: list[Arrays] = []
 
-    def add(self, batch: Any) -> None:
+    def add(self, batch: Nested) -> None:
         """Keep one batch."""
         self.on_device.append(batch)
 
@@ -118,7 +124,7 @@ class Kept:
         self.arrays.extend(nested_numpify(batch) for batch in self.on_device)
         self.on_device = []
 
-    def result(self, join: bool) -> Any:
+    def result(self, join: bool) -> Arrays | None:
         """Return everything as arrays: joined, or as a list of batches; None where nothing was kept."""
         if not join or self.arrays:
             self.to_cpu()
@@ -126,11 +132,11 @@ class Kept:
         return nested_numpify(join_batches(self.on_device)) if self.on_device else None
 
 
-class RunningMean(Kept):
+class RunningMean(KeptBatches):
     """The mean of what batches that are vectors of numbers hold, in one block of memory.
 
-    A small tensor a batch, left lying between large ones that come and go, would keep the allocator from using their
-    room again: memory would grow as if the large ones had been kept.
+    A small tensor of each batch between large ones that come and go would keep the allocator from using their memory
+    again: memory would grow as if the large ones had been kept.
 
     Args:
         skip_non_finite: Leave NaN and infinite numbers out, as long as there are others.
@@ -144,8 +150,8 @@ class RunningMean(Kept):
         self._means: list[tuple[float, int]] = []
         self._bad: list[tuple[float, int]] = []
 
-    def add(self, batch: Any) -> None:
-        """Copy one batch into the block; where it does not fit the block's mean is taken first."""
+    def add(self, batch: torch.Tensor) -> None:
+        """Copy one batch into the block; where it does not fit, the block's mean is taken first."""
         if self._block is None or self._used + len(batch) > len(self._block):
             self._take_block()
             self._block = batch.new_empty(max(_BLOCK, len(batch)))
@@ -171,6 +177,23 @@ class RunningMean(Kept):
         return sum(mean * count for mean, count in means) / sum(count for _, count in means)
 
 
+@dataclass(slots=True)
+class BatchResults:
+    """What one batch gave, of all processes; None where there is nothing, or nothing is gathered.
+
+    Args:
+        losses: The batch's loss, repeated for each sample of a full batch.
+        inputs: The main input.
+        predictions: The logits, after `preprocess_logits_for_metrics`.
+        labels: The labels.
+    """
+
+    losses: torch.Tensor | None = None
+    inputs: Nested | None = None
+    predictions: Nested | None = None
+    labels: Nested | None = None
+
+
 class EvaluationRun:
     """One evaluation from its first batch to its metrics.
 
@@ -181,81 +204,64 @@ class EvaluationRun:
         settings: What is kept and computed.
         compute_metrics: From predictions to metrics, or a torchmetrics object that is updated batch by batch, or None.
         preprocess_logits: Applied to logits before they are kept, or None.
+        gather: From a process's results to those of all; HF lets a subclass choose it. None is the accelerator's.
+        logged_values: Gives the named values that the steps have logged meanwhile; None where nobody can.
     """
 
     def __init__(
         self,
         steps: TrainingSteps,
         model: torch.nn.Module,
-        loader: Any,
+        loader: Iterable[Batch],
         settings: EvaluationSettings,
-        compute_metrics: Callable[..., Any] | None = None,
-        preprocess_logits: Callable[[Any, Any], Any] | None = None,
+        compute_metrics: ComputeMetrics | None = None,
+        preprocess_logits: Callable[[Nested, Nested], Nested] | None = None,
+        gather: Callable[[Nested], Nested] | None = None,
+        logged_values: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
-        self.steps = steps
-        self.model = model
-        self.loader = loader
-        self.settings = settings
+        self.steps, self.model, self.loader, self.settings = steps, model, loader, settings
         self.compute_metrics = compute_metrics
         self.preprocess_logits = preprocess_logits
-        self.losses: Kept = Kept()
-        self.predictions, self.labels, self.inputs = Kept(), Kept(), Kept()
-        self.streamed = streamed_metrics(compute_metrics, steps.args.device)
-        if self.streamed is not None:
-            self.losses = RunningMean(settings.skip_non_finite)
+        self.gather = gather or steps.accelerator.gather
+        self.logged_values = logged_values or dict
+        self.torch_metrics = torch_metrics(compute_metrics, steps.args.device)
+        self.losses = KeptBatches() if self.torch_metrics is None else RunningMean(settings.skip_non_finite)
+        self.predictions, self.labels, self.inputs = KeptBatches(), KeptBatches(), KeptBatches()
         self.observed_samples = 0
         self.batches_seen = 0
-        self.batch_size: int | None = settings.batch_size
-        self.batch_metrics: Any = None
-        self._pending: Callable[[], None] | None = None
+        self.metrics_so_far: Metrics = {}
         self.output: EvalLoopOutput | None = None
-        # of all processes: HF lets a subclass choose how
-        self.gather: Callable[[Any], Any] = steps.accelerator.gather
-        # named values that the steps have logged meanwhile
-        self.own_values: Callable[[], dict[str, float]] = dict
+        self._pending: Callable[[], None] | None = None
+
+    @property
+    def _gathers_predictions(self) -> bool:
+        """Whether predictions leave their process: metrics that are updated batch by batch do without."""
+        return self.torch_metrics is None or self.settings.is_prediction
 
     @property
     def _keeps_predictions(self) -> bool:
-        in_passing = self.settings.batch_metrics or self.streamed is not None
-        return not in_passing or self.settings.is_prediction
+        by_batch = self.settings.batch_metrics or self.torch_metrics is not None
+        return not by_batch or self.settings.is_prediction
 
-    def step(self, batch: EvaluationBatch) -> Any:
+    def step(self, batch: EvaluationBatch) -> torch.Tensor | None:
         """Predict one batch and keep what is needed; returns its loss."""
-        inputs = batch.inputs
-        samples = find_batch_size(inputs)
-        if samples is not None:
-            self.observed_samples += samples
-            self.batch_size = self.batch_size or samples
+        samples = find_batch_size(batch.inputs)
+        self.observed_samples += samples or 0
         loss, logits, labels = self.steps.prediction_step(
-            self.model, inputs, self.settings.prediction_loss_only, ignore_keys=self.settings.ignore_keys
+            self.model, batch.inputs, self.settings.prediction_loss_only, ignore_keys=self.settings.ignore_keys
         )
-        losses = None if loss is None else self._of_all(loss.repeat(self.batch_size), batch)
-        main_input = None
+        results = BatchResults()
+        if loss is not None:
+            results.losses = self._of_all(loss.repeat(self.settings.batch_size), batch)
         if self.settings.keep_inputs:
-            main_input = self._of_all(self._padded(self._main_input(inputs)), batch)
-        if labels is not None and self._gathers_logits:
-            labels = self._padded(labels)
-        if logits is not None:
-            logits = self._padded(logits) if self._gathers_logits else logits
-            if self.preprocess_logits is not None:
-                logits = self.preprocess_logits(logits, labels)
-        if self.streamed is not None:
-            self._update_streamed(logits, labels, batch, samples)
-        if self._gathers_logits:
-            logits = None if logits is None else self._of_all(logits, batch)
-            labels = None if labels is None else self._of_all(labels, batch)
-        else:
-            logits = labels = None
-        if losses is not None:
-            self.losses.add(losses)
-        if self._keeps_predictions:
-            for kept, value in ((self.predictions, logits), (self.labels, labels), (self.inputs, main_input)):
-                if value is not None:
-                    kept.add(value)
-        self.batches_seen += 1
-        if self.batches_seen == 1 and self._keeps_predictions:
-            warn_of_memory((logits, labels, main_input), self.loader, self.settings.to_cpu_every_batches)
-        self._pending = lambda: self._after_batch(batch, losses, logits, labels)
+            results.inputs = self._of_all(self._padded(self._main_input(batch.inputs)), batch)
+        logits, labels = self._prepared(logits, labels)
+        if self.torch_metrics is not None:
+            self._update(self.torch_metrics, logits, labels, batch, samples)
+        if self._gathers_predictions:
+            results.predictions, results.labels = self._of_all(logits, batch), self._of_all(labels, batch)
+        self._keep(results)
+        self._pending = lambda: self._after_batch(batch, results)
         return loss
 
     def end_batch(self) -> None:
@@ -264,101 +270,124 @@ class EvaluationRun:
         if pending is not None:
             pending()
 
-    def _after_batch(self, batch: EvaluationBatch, losses: Any, logits: Any, labels: Any) -> None:
-        every = self.settings.to_cpu_every_batches
-        complete = logits is not None and labels is not None
-        if self.streamed is None and self.settings.batch_metrics and self.compute_metrics is not None and complete:
-            prediction = EvalPrediction(
-                predictions=logits,
-                label_ids=labels,
-                losses=losses if self.settings.give_losses else None,
-                inputs=batch.inputs if self.settings.keep_inputs else None,
-            )
-            self.batch_metrics = self.compute_metrics(prediction, compute_result=batch.is_last)
-        if every is not None and self._keeps_predictions and self.batches_seen % every == 0:
-            for kept in (self.losses, self.predictions, self.labels, self.inputs):
-                kept.to_cpu()
-
-    def _main_input(self, inputs: Any) -> Any:
+    def _main_input(self, inputs: Batch) -> Nested:
         name = getattr(self.steps.model, "main_input_name", "input_ids")
         return self.steps._prepare_input(inputs[name])  # type: ignore[attr-defined]  # HF's name of the step
 
-    @property
-    def _gathers_logits(self) -> bool:
-        """Say whether predictions leave their process: metrics that are updated in passing do without."""
-        return self.streamed is None or self.settings.is_prediction
-
-    def _padded(self, data: Any) -> Any:
+    def _padded(self, data: Nested | None) -> Nested | None:
+        if data is None:
+            return None
         return self.steps.accelerator.pad_across_processes(data, dim=1, pad_index=PADDING_INDEX)
 
-    def _of_all(self, data: Any, batch: EvaluationBatch) -> Any:
-        """Return what all processes have; of the last batch what is no repetition (a loss stands for a full one)."""
-        return self._trim(self.gather(data), batch)
+    def _of_all(self, data: Nested | None, batch: EvaluationBatch) -> Nested | None:
+        """Return what all processes have, without the samples that fill the last batch up."""
+        return None if data is None else batch.trim(self.gather(data))
 
-    @staticmethod
-    def _trim(data: Any, batch: EvaluationBatch) -> Any:
-        return truncate_to(data, batch.remainder) if batch.is_last and batch.remainder > 0 else data
+    def _prepared(self, logits: Nested | None, labels: Nested | None) -> tuple[Nested | None, Nested | None]:
+        """Pad logits and labels to the longest of all processes, and apply `preprocess_logits`."""
+        if self._gathers_predictions:
+            labels, logits = self._padded(labels), self._padded(logits)
+        if logits is not None and self.preprocess_logits is not None:
+            logits = self.preprocess_logits(logits, labels)
+        return logits, labels
 
-    def _update_streamed(self, logits: Any, labels: Any, batch: EvaluationBatch, samples: int | None) -> None:
-        """Update the metrics with this process's samples, without those that fill the last round up."""
-        if logits is None or labels is None or self.streamed is None:
+    def _update(
+        self,
+        metrics: TorchMetrics,
+        logits: Nested | None,
+        labels: Nested | None,
+        batch: EvaluationBatch,
+        samples: int | None,
+    ) -> None:
+        """Update metrics with this process's samples, without those that fill the last round up."""
+        if logits is None or labels is None:
             return
         accelerator = self.steps.accelerator
         if batch.is_last and batch.remainder > 0 and samples and accelerator.num_processes > 1:
             mine = batch.remainder - accelerator.process_index * samples
-            logits, labels = truncate_to(logits, max(mine, 0)), truncate_to(labels, max(mine, 0))
             if mine <= 0:
                 return
-        self.streamed.update(logits, labels)
+            logits, labels = truncate_to(logits, mine), truncate_to(labels, mine)
+        metrics.update(logits, labels)
 
-    def finish(self) -> EvalLoopOutput:
-        """Join what was kept and compute the metrics."""
-        join = self.settings.join
-        streams = isinstance(self.losses, RunningMean)
-        losses = None if streams else self.losses.result(join)
-        predictions, labels = self.predictions.result(join), self.labels.result(join)
-        metrics = self._metrics(predictions, labels, losses, self.inputs.result(join))
-        metrics = denumpify_detensorize(metrics)
-        self._add_loss(metrics, losses)
-        mean = self.losses.mean() if isinstance(self.losses, RunningMean) else None
-        if mean is not None:
-            metrics[f"{self.settings.metric_key_prefix}_loss"] = mean
-        metrics |= self.own_values()
-        prefixed = _prefix_keys(metrics, self.settings.metric_key_prefix)
-        self.output = EvalLoopOutput(predictions, labels, prefixed, self._num_samples())
-        return self.output
+    def _keep(self, results: BatchResults) -> None:
+        self.batches_seen += 1
+        if results.losses is not None:
+            self.losses.add(results.losses)
+        if not self._keeps_predictions:
+            return
+        values = (results.predictions, results.labels, results.inputs)
+        for kept, value in zip((self.predictions, self.labels, self.inputs), values, strict=True):
+            if value is not None:
+                kept.add(value)
+        if self.batches_seen == 1:
+            warn_of_memory(values, self.loader, self.settings.to_cpu_every_batches)
 
-    def _metrics(self, predictions: Any, labels: Any, losses: Any, inputs: Any) -> dict[str, Any]:
-        if self.streamed is not None:
-            return self.streamed.compute()
-        if self.settings.batch_metrics:
-            return self.batch_metrics if self.batch_metrics is not None else {}
-        if self.compute_metrics is None or predictions is None or labels is None:
-            return {}
-        prediction = EvalPrediction(
+    def _after_batch(self, batch: EvaluationBatch, results: BatchResults) -> None:
+        settings = self.settings
+        if settings.batch_metrics and self.torch_metrics is None:
+            self._compute_by_batch(batch, results)
+        every = settings.to_cpu_every_batches
+        if every is not None and self._keeps_predictions and self.batches_seen % every == 0:
+            for kept in (self.losses, self.predictions, self.labels, self.inputs):
+                kept.to_cpu()
+
+    def _compute_by_batch(self, batch: EvaluationBatch, results: BatchResults) -> None:
+        if self.compute_metrics is None or results.predictions is None or results.labels is None:
+            return
+        prediction = self._prediction(results.predictions, results.labels, results.losses, batch.inputs)
+        self.metrics_so_far = self.compute_metrics(prediction, compute_result=batch.is_last) or {}
+
+    def _prediction(
+        self, predictions: Nested, labels: Nested, losses: Nested | None, inputs: Nested | None
+    ) -> EvalPrediction:
+        return EvalPrediction(
             predictions=predictions,
             label_ids=labels,
             losses=losses if self.settings.give_losses else None,
             inputs=inputs if self.settings.keep_inputs else None,
         )
-        return dict(self.compute_metrics(prediction))
 
-    def _add_loss(self, metrics: dict[str, Any], losses: Any) -> None:
+    def finish(self) -> EvalLoopOutput:
+        """Join what was kept and compute the metrics."""
+        kept = (self.losses, self.predictions, self.labels, self.inputs)
+        losses, predictions, labels, inputs = (batches.result(self.settings.join) for batches in kept)
+        metrics = denumpify_detensorize(self._metrics(predictions, labels, losses, inputs))
+        loss = self._mean_loss(losses)
+        if loss is not None:
+            metrics[f"{self.settings.metric_key_prefix}_loss"] = loss
+        metrics |= self.logged_values()
+        prefixed = _prefix_keys(metrics, self.settings.metric_key_prefix)
+        self.output = EvalLoopOutput(predictions, labels, prefixed, self._num_samples())
+        return self.output
+
+    def _metrics(
+        self, predictions: Arrays | None, labels: Arrays | None, losses: Arrays | None, inputs: Arrays | None
+    ) -> Metrics:
+        if self.torch_metrics is not None:
+            return self.torch_metrics.compute()
+        if self.settings.batch_metrics:
+            return self.metrics_so_far
+        if self.compute_metrics is None or predictions is None or labels is None:
+            return {}
+        return dict(self.compute_metrics(self._prediction(predictions, labels, losses, inputs)))
+
+    def _mean_loss(self, losses: Arrays | None) -> float | None:
+        if isinstance(self.losses, RunningMean):
+            return self.losses.mean()
         joined = np.concatenate(losses) if isinstance(losses, list) and losses else losses
-        if isinstance(joined, np.ndarray):
-            finite = np.isfinite(joined)
-            if self.settings.skip_non_finite and finite.any():
-                joined = joined[finite]
-            metrics[f"{self.settings.metric_key_prefix}_loss"] = joined.mean().item()
+        if not isinstance(joined, np.ndarray):
+            return None
+        finite = np.isfinite(joined)
+        kept = joined[finite] if self.settings.skip_non_finite and finite.any() else joined
+        return float(kept.mean().item())
 
     def _num_samples(self) -> int:
         dataset = getattr(self.loader, "dataset", None)
-        if dataset is not None and has_length(dataset):
-            return len(dataset) or self.observed_samples
-        return self.observed_samples
+        return _length_of(dataset) or self.observed_samples
 
 
-def warn_of_memory(batch: Any, loader: Any, to_cpu_every: int | None) -> None:
+def warn_of_memory(batch: Nested, loader: Iterable[Batch], to_cpu_every: int | None) -> None:
     """Warn where an evaluation will keep more than half of the memory that is free, judged by its first batch.
 
     Args:
@@ -366,10 +395,11 @@ def warn_of_memory(batch: Any, loader: Any, to_cpu_every: int | None) -> None:
         loader: Says how many batches come.
         to_cpu_every: Batches after which what is kept moves to the CPU; None keeps it on its device.
     """
-    if not has_length(loader):
+    batches = _length_of(loader)
+    if batches is None:
         return
     tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
-    needed = sum(tensor.nbytes for tensor in tensors) * len(loader)
+    needed = sum(tensor.nbytes for tensor in tensors) * batches
     on_gpu = to_cpu_every is None and any(tensor.is_cuda for tensor in tensors)
     free = torch.cuda.mem_get_info()[0] if on_gpu else _free_memory()
     if free is not None and needed > free / 2:
@@ -383,6 +413,10 @@ def warn_of_memory(batch: Any, loader: Any, to_cpu_every: int | None) -> None:
         )
 
 
+def _length_of(data: object) -> int | None:
+    return len(data) if isinstance(data, Sized) and has_length(data) else None
+
+
 def _free_memory() -> int | None:
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -390,11 +424,7 @@ def _free_memory() -> int | None:
         return None
 
 
-def _prefix_keys(metrics: dict[str, Any], prefix: str) -> dict[str, Any]:
+def _prefix_keys(metrics: Metrics, prefix: str) -> Metrics:
     """Add the prefix where it is missing; keys that have it come first, as in HF's dictionaries."""
-    has: list[tuple[str, Any]] = []
-    lacks: list[tuple[str, Any]] = []
-    for key, value in metrics.items():
-        target = has if key.startswith(f"{prefix}_") else lacks
-        target.append((key if target is has else f"{prefix}_{key}", value))
-    return dict(chain(has, lacks))
+    has = {key: value for key, value in metrics.items() if key.startswith(f"{prefix}_")}
+    return has | {f"{prefix}_{key}": value for key, value in metrics.items() if key not in has}

@@ -7,7 +7,7 @@ for accesses outside this file.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import lightning
@@ -20,8 +20,13 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from hf_compat.errors import warn_once
+
+Engine = Any  # deepspeed's `DeepSpeedEngine`; the package has no types
+StepKeywords = OrderedDict[str, Any]  # of `training_step`: `batch` and `batch_idx`
+Wrapped = Any  # torch's optimizer or schedule, or what accelerate wraps around it
 
 # The release that this file was written for and is tested with.
 WRITTEN_FOR = "2.6.6"
@@ -121,7 +126,9 @@ def accept_modules_in_eval_mode(trainer: Trainer) -> None:
     trainer.fit_loop._warn_if_modules_in_eval_mode = lambda: None  # type: ignore[method-assign]
 
 
-def stand_beside(trainer: Trainer, module: LightningModule, optimizer: Any, scheduler: Any) -> None:
+def stand_beside(
+    trainer: Trainer, module: LightningModule, optimizer: Wrapped | None, scheduler: Wrapped | None
+) -> None:
     """Give a trainer that will not run what a running one has: module, optimizer, schedule, the stage of training.
 
     Lightning sets these in `fit` only. Remove it when a trainer can be built in the middle of a fit.
@@ -131,7 +138,8 @@ def stand_beside(trainer: Trainer, module: LightningModule, optimizer: Any, sche
     strategy.connect(module)
     strategy._lightning_module = module
     module._trainer = trainer
-    strategy.optimizers = [] if optimizer is None else [getattr(optimizer, "optimizer", optimizer)]
+    inner: Any = getattr(optimizer, "optimizer", optimizer)
+    strategy.optimizers = [] if inner is None else [inner]
     own = getattr(scheduler, "scheduler", scheduler)
     if own is not None and getattr(own, "optimizer", None) is not None:
         strategy.lr_scheduler_configs = [LRSchedulerConfig(own, interval="step")]
@@ -165,14 +173,14 @@ def keep_step_signature(trainer: Trainer) -> None:
     Remove it when Lightning inspects the signature once a fit.
     """
 
-    def build(kwargs: OrderedDict[str, Any], batch: Any, batch_idx: int) -> OrderedDict[str, Any]:
+    def build(kwargs: StepKeywords, batch: object, batch_idx: int) -> StepKeywords:
         kwargs["batch"], kwargs["batch_idx"] = batch, batch_idx
         return kwargs
 
     trainer.fit_loop.epoch_loop._build_kwargs = build  # type: ignore[method-assign]
 
 
-def note_metrics(trainer: Trainer, metrics: dict[str, Any]) -> None:
+def note_metrics(trainer: Trainer, metrics: Mapping[str, object]) -> None:
     """Let callbacks find numbers among a trainer's metrics.
 
     `LightningModule.log` works within a module's hooks only. Remove it when a trainer takes metrics at any time.
@@ -183,7 +191,7 @@ def note_metrics(trainer: Trainer, metrics: dict[str, Any]) -> None:
     connector._logged_metrics.update(numbers)
 
 
-def before_zero_grad(trainer: Trainer, optimizer: Any) -> None:
+def before_zero_grad(trainer: Trainer, optimizer: Optimizer) -> None:
     """Call `on_before_zero_grad`: Lightning does so in automatic optimization only.
 
     Remove it when manual optimization calls the hook too.
@@ -192,7 +200,7 @@ def before_zero_grad(trainer: Trainer, optimizer: Any) -> None:
     call._call_lightning_module_hook(trainer, "on_before_zero_grad", optimizer)
 
 
-def loops_state(trainer: Trainer) -> dict[str, Any]:
+def loops_state(trainer: Trainer) -> dict[str, Any]:  # nested dicts of numbers, as Lightning saves them
     """Return the progress of all loops, as Lightning's own checkpoints hold it.
 
     `Trainer.save_checkpoint` writes it into a file only. Remove it when a trainer returns its checkpoint.
@@ -214,7 +222,7 @@ def place_of(trainer: Trainer) -> tuple[int, int, int, int]:
     return trainer.global_rank, trainer.local_rank, trainer.world_size, trainer.num_devices
 
 
-def call_hooks_before_step(precision: Precision, model: LightningModule, optimizer: Any) -> None:
+def call_hooks_before_step(precision: Precision, model: LightningModule, optimizer: Optimizer) -> None:
     """Call `on_before_optimizer_step`, then the clipping that the trainer was asked for (none by this package).
 
     A plugin's `optimizer_step` hands the optimizer a closure that calls the hooks; here the gradients are there before
@@ -240,7 +248,7 @@ class InnerModelDeepSpeedStrategy(DeepSpeedStrategy):
     Lightning offers no choice of what is wrapped. Remove it when a strategy can be given the module to wrap.
     """
 
-    def set_up_engine(self) -> Any:
+    def set_up_engine(self) -> Engine:
         """Make optimizer and schedule, and the engine around the module's model; returns the engine."""
         optimizer, scheduler = self._init_optimizers()
         assert self.lightning_module is not None

@@ -248,7 +248,8 @@ class WindowModule(pl.LightningModule):
     def _running_evaluation(self) -> EvaluationRun:
         if self.evaluation is None:
             self._owns_evaluation = True
-            loaders = self.trainer.val_dataloaders if self.trainer.validating else self.trainer.test_dataloaders
+            trainer = self.trainer
+            loaders = (trainer.val_dataloaders if trainer.validating else trainer.test_dataloaders) or ()
             settings = EvaluationSettings(metric_key_prefix="eval" if self.trainer.validating else "test")
             self.evaluation = EvaluationRun(
                 self.steps, self.steps.model_wrapped, loaders, settings, self.compute_metrics

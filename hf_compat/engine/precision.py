@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import Precision
 from torch import nn
 
 from hf_compat.engine.internals import call_hooks_before_step
+from hf_compat.plan.lightning_plan import PrecisionName
 from hf_compat.runtime.nested import Nested, map_nested
 
 DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-PrecisionName = Literal["32-true", "bf16-mixed", "16-mixed"]
 _HALF = (torch.float16, torch.bfloat16)
+
+ModelOutput = Any  # what the user's model returns
 
 
 def outputs_in_float32(data: Nested) -> Nested:
@@ -40,12 +43,12 @@ class AutocastForward:
         dtype: The half precision to compute in.
     """
 
-    def __init__(self, forward: Callable[..., Any], device_type: str, dtype: torch.dtype) -> None:
+    def __init__(self, forward: Callable[..., ModelOutput], device_type: str, dtype: torch.dtype) -> None:
         self.forward = forward
         self.device_type = device_type
         self.dtype = dtype
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> ModelOutput:
         with torch.autocast(self.device_type, dtype=self.dtype):
             outputs = self.forward(*args, **kwargs)
         return outputs_in_float32(outputs)
@@ -80,7 +83,7 @@ class ForwardPrecision(Precision):
 
     val_step_context = test_step_context = predict_step_context = train_step_context  # type: ignore[assignment]
 
-    def pre_backward(self, tensor: torch.Tensor, module: Any) -> torch.Tensor:
+    def pre_backward(self, tensor: torch.Tensor, module: LightningModule) -> torch.Tensor:  # type: ignore[override]
         scaled = tensor if self.scaler is None else self.scaler.scale(tensor)
         return super().pre_backward(scaled, module)
 
@@ -90,15 +93,15 @@ class ForwardPrecision(Precision):
             self.scaler.unscale_(optimizer)
 
     def optimizer_step(  # type: ignore[override]  # Lightning's parameter types differ from its base's as well
-        self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
-    ) -> Any:
-        """Call the hooks that come before a step, then step. Gradients are there already: no closure is handed on."""
+        self, optimizer: torch.optim.Optimizer, model: LightningModule, closure: Callable[[], object], **kwargs: Any
+    ) -> float | None:
+        """Call the hooks that come before a step, then step. The gradients are there: no closure is handed on."""
         closure()
         call_hooks_before_step(self, model, optimizer)
         if self.scaler is None:
             return optimizer.step(**kwargs)
         scale_before = self.scaler.get_scale()
-        result = self.scaler.step(optimizer, **kwargs)
+        result: float | None = self.scaler.step(optimizer, **kwargs)
         self.scaler.update()
         self.step_was_skipped = self.scaler.get_scale() < scale_before
         return result

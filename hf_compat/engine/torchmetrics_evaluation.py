@@ -6,7 +6,7 @@ Ranks exchange the metrics' states, not logits: torchmetrics does so when it com
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,10 +14,15 @@ from torchmetrics import Metric, MetricCollection
 
 from hf_compat.errors import ArgumentError
 from hf_compat.runtime.collectives import is_distributed
+from hf_compat.runtime.nested import Nested
+
+Metrics = dict[str, Any]  # by name: numbers, mostly; what the user's function gives
+# A function from an `EvalPrediction` (and `compute_result`) to metrics; or torchmetrics, or what makes them.
+ComputeMetrics = Callable[..., Any] | Metric | MetricCollection
 
 
-class StreamedMetrics:
-    """A collection of torchmetrics over one evaluation.
+class TorchMetrics:
+    """The torchmetrics of one evaluation, updated batch by batch.
 
     Args:
         metrics: The metrics; they are reset.
@@ -29,7 +34,7 @@ class StreamedMetrics:
         self.metrics.reset()
         self._updated = False
 
-    def update(self, predictions: Any, labels: Any) -> None:
+    def update(self, predictions: Nested, labels: Nested) -> None:
         """Take a batch into account.
 
         Args:
@@ -49,7 +54,7 @@ class StreamedMetrics:
         self.metrics.update(predictions, labels)
         self._updated = True
 
-    def compute(self) -> dict[str, Any]:
+    def compute(self) -> Metrics:
         """Return the metrics by name, as numbers or lists of numbers; nothing where no batch had labels."""
         if not self._updated and not is_distributed():  # one of several may have had no sample; all have to compute
             return {}
@@ -58,17 +63,17 @@ class StreamedMetrics:
         return {name: _plain(value) for name, value in computed.items()}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
-def is_metric_source(candidate: Any) -> bool:
-    """Say whether `compute_metrics` is a torchmetrics object, or something that makes one."""
+def is_metric_source(candidate: object) -> bool:
+    """Return whether `compute_metrics` is a torchmetrics object, or something that makes one."""
     if isinstance(candidate, (Metric, MetricCollection)):
         return True
     if isinstance(candidate, type):
         return issubclass(candidate, (Metric, MetricCollection))
-    if candidate is None or isinstance(candidate, Mapping):
+    if isinstance(candidate, Mapping) or not callable(candidate):
         return False
     try:
         parameters = inspect.signature(candidate).parameters.values()
@@ -78,8 +83,8 @@ def is_metric_source(candidate: Any) -> bool:
     return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
-def streamed_metrics(source: Any, device: torch.device) -> StreamedMetrics | None:
-    """Return the metrics of one evaluation; None where `compute_metrics` is a function of predictions.
+def torch_metrics(source: ComputeMetrics | None, device: torch.device) -> TorchMetrics | None:
+    """Return the torchmetrics of one evaluation; None where `compute_metrics` is a function of predictions.
 
     Args:
         source: A `Metric`, a `MetricCollection`, a class of these, or a function without arguments that makes one.
@@ -88,7 +93,7 @@ def streamed_metrics(source: Any, device: torch.device) -> StreamedMetrics | Non
     Raises:
         ArgumentError: The function makes something else.
     """
-    if not is_metric_source(source):
+    if source is None or not is_metric_source(source):
         return None
     made = source if isinstance(source, (Metric, MetricCollection)) else source()
     if not isinstance(made, (Metric, MetricCollection)):
@@ -96,10 +101,12 @@ def streamed_metrics(source: Any, device: torch.device) -> StreamedMetrics | Non
             f"`compute_metrics` takes no argument and gave {made!r}.\n\n"
             "Hint: take an `EvalPrediction`, or return a torchmetrics Metric or MetricCollection."
         )
-    return StreamedMetrics(made if isinstance(made, MetricCollection) else MetricCollection([made]), device)
+    return TorchMetrics(made if isinstance(made, MetricCollection) else MetricCollection([made]), device)
 
 
-def check_metrics(compute_metrics: Any, eval_dataset: Any, by_batch: bool) -> None:
+def check_metrics(
+    compute_metrics: ComputeMetrics | Mapping[str, ComputeMetrics] | None, eval_dataset: object, by_batch: bool
+) -> None:
     """Refuse metrics that could not be computed.
 
     Args:
@@ -110,20 +117,22 @@ def check_metrics(compute_metrics: Any, eval_dataset: Any, by_batch: bool) -> No
     Raises:
         ArgumentError: No callable, a dict that names no data set, or a function that lacks a parameter.
     """
-    if compute_metrics is None:
+    if not isinstance(compute_metrics, Mapping):
+        _check_one(compute_metrics, by_batch)
         return
-    if isinstance(compute_metrics, Mapping):
-        known = list(eval_dataset) if isinstance(eval_dataset, Mapping) else []
-        unknown = [name for name in compute_metrics if name not in known]
-        if unknown:
-            raise ArgumentError(
-                f"`compute_metrics` has metrics for {unknown}, and the evaluation data sets are {known}.\n\n"
-                "Hint: pass `eval_dataset` as a dict of the same names."
-            )
-        for part in compute_metrics.values():
-            check_metrics(part, None, by_batch)
-        return
-    if is_metric_source(compute_metrics):
+    known = list(eval_dataset) if isinstance(eval_dataset, Mapping) else []
+    unknown = [name for name in compute_metrics if name not in known]
+    if unknown:
+        raise ArgumentError(
+            f"`compute_metrics` has metrics for {unknown}, and the evaluation data sets are {known}.\n\n"
+            "Hint: pass `eval_dataset` as a dict of the same names."
+        )
+    for part in compute_metrics.values():
+        _check_one(part, by_batch)
+
+
+def _check_one(compute_metrics: ComputeMetrics | None, by_batch: bool) -> None:
+    if compute_metrics is None or is_metric_source(compute_metrics):
         return
     if not callable(compute_metrics):
         raise ArgumentError(

@@ -160,10 +160,15 @@ class EvaluationMethods(TrainerBase):
         )
         steps: Any = self  # the Trainer, which has all the method groups
         run = EvaluationRun(
-            steps, self.model, dataloader, settings, self._metrics_in_force(), self.preprocess_logits_for_metrics
+            steps,
+            self.model,
+            dataloader,
+            settings,
+            self._metrics_in_force(),
+            self.preprocess_logits_for_metrics,
+            self._gather_of_evaluation(dataloader),
+            self._evaluation_averages.take,
         )
-        run.gather = self._gather_of_evaluation(dataloader)
-        run.own_values = self._evaluation_averages.take
         self._drive(run, plan)
         output = run.output or run.finish()
         self._add_preparation_time(output, metric_key_prefix)
