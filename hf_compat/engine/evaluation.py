@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,15 +17,51 @@ import torch
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.tree import PADDING_INDEX, find_batch_size, join_batches, nested_numpify, truncate_to
 from hf_compat.data.types import Batch
-from hf_compat.engine.protocols import TrainingSteps
 from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics, Metrics, TorchMetrics, torch_metrics
 from hf_compat.errors import HfCompatWarning
+from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.metrics import denumpify_detensorize
 from hf_compat.hf.outputs import Arrays, EvalLoopOutput, EvalPrediction
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import Nested, leaves
 
 _BLOCK = 65536
+
+
+class PredictionSteps(Protocol):
+    """What an evaluation asks of whoever owns the steps: a Trainer, or `NativeSteps`."""
+
+    args: TrainingArguments
+    model: torch.nn.Module
+
+    @property
+    def accelerator(self) -> Gatherer:
+        """What exchanges results between the processes."""
+
+    def prediction_step(
+        self, model: torch.nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[torch.Tensor | None, Nested | None, Nested | None]:
+        """One evaluation batch; returns loss, logits, labels."""
+
+    def _prepare_input(self, data: Batch) -> Batch: ...
+
+
+class Gatherer(Protocol):
+    """What an evaluation asks of HF's `accelerator`."""
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of the run."""
+
+    @property
+    def process_index(self) -> int:
+        """The rank of this process."""
+
+    def gather(self, tensor: Nested) -> Nested:
+        """Return what all processes hold, joined along the first dimension."""
+
+    def pad_across_processes(self, tensor: Nested, dim: int = 0, pad_index: int = 0) -> Nested:
+        """Pad to the longest of all processes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,7 +247,7 @@ class EvaluationRun:
 
     def __init__(
         self,
-        steps: TrainingSteps,
+        steps: PredictionSteps,
         model: torch.nn.Module,
         loader: Iterable[Batch],
         settings: EvaluationSettings,
@@ -272,7 +309,7 @@ class EvaluationRun:
 
     def _main_input(self, inputs: Batch) -> Nested:
         name = getattr(self.steps.model, "main_input_name", "input_ids")
-        return self.steps._prepare_input(inputs[name])  # type: ignore[attr-defined]  # HF's name of the step
+        return self.steps._prepare_input(inputs[name])
 
     def _padded(self, data: Nested | None) -> Nested | None:
         if data is None:

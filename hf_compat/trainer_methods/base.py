@@ -139,6 +139,14 @@ class TrainerBase:
     ) -> EvalLoopOutput:
         raise NotImplementedError
 
+    def prediction_step(
+        self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[torch.Tensor | None, ModelOutput, ModelOutput]:
+        raise NotImplementedError
+
+    def _prepare_input(self, data: Batch) -> Batch:
+        raise NotImplementedError
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         raise NotImplementedError
 

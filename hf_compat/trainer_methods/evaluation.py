@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -18,13 +17,15 @@ from hf_compat.engine.build import build_trainer, quietly
 from hf_compat.engine.evaluation import EvaluationBatches, EvaluationRun, EvaluationSettings
 from hf_compat.engine.internals import is_validating_within_fit, run_validation
 from hf_compat.engine.precision import wrap_forward
+from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics
 from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.outputs import EvalLoopOutput, PredictionOutput
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.translate import translate
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.inspection import call_by_signature
-from hf_compat.trainer_methods.base import TrainerBase
+from hf_compat.runtime.nested import Nested
+from hf_compat.trainer_methods.base import Dataset, Loader, Metrics, TrainerBase
 
 
 class EvaluationMethods(TrainerBase):
@@ -34,11 +35,8 @@ class EvaluationMethods(TrainerBase):
     model_preparation_time: float
 
     def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
+        self, eval_dataset: Dataset = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> Metrics:
         """Evaluate and return the metrics.
 
         Args:
@@ -52,19 +50,11 @@ class EvaluationMethods(TrainerBase):
         Mirrors:
             `transformers.Trainer.evaluate`, 5.23.
         """
-        given = eval_dataset is not None
-        dataset = eval_dataset if given else self.eval_dataset
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, dict):
-            metrics: dict[str, float] = {}
-            for name, part in dataset.items():
-                self._evaluated_name = name
-                metrics |= self.evaluate(
-                    eval_dataset=part if given else name,
-                    ignore_keys=ignore_keys,
-                    metric_key_prefix=f"{metric_key_prefix}_{name}",
-                )
-            self._evaluated_name = None
-            return metrics
+            # the trainer's own sets are named: a subclass's `get_eval_dataloader` may ask which one it is
+            parts = {name: name if eval_dataset is None else part for name, part in dataset.items()}
+            return self._evaluate_each(parts, ignore_keys, metric_key_prefix)
         loader = self.get_eval_dataloader(dataset)
         start_time = time.time()
         output = self.evaluation_loop(
@@ -80,8 +70,17 @@ class EvaluationMethods(TrainerBase):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, evaluated)
         return evaluated
 
+    def _evaluate_each(self, parts: Mapping[str, Dataset], ignore_keys: list[str] | None, prefix: str) -> Metrics:
+        """Evaluate several data sets, each under a prefix with its name."""
+        metrics: Metrics = {}
+        for name, part in parts.items():
+            self._evaluated_name = name
+            metrics |= self.evaluate(eval_dataset=part, ignore_keys=ignore_keys, metric_key_prefix=f"{prefix}_{name}")
+        self._evaluated_name = None
+        return metrics
+
     def predict(
-        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+        self, test_dataset: Dataset, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Predict a data set, and compute metrics where it has labels.
 
@@ -115,7 +114,7 @@ class EvaluationMethods(TrainerBase):
 
     def evaluation_loop(
         self,
-        dataloader: Any,
+        dataloader: Loader,
         description: str,
         prediction_loss_only: bool | None = None,
         ignore_keys: list[str] | None = None,
@@ -136,34 +135,16 @@ class EvaluationMethods(TrainerBase):
         Differs:
             Predictions are joined once, at the end.
         """
-        args = self.args
-        plan = translate(args, model_config=getattr(self.model, "config", None))
+        plan = translate(self.args, model_config=getattr(self.model, "config", None))
         self._prepare_model(plan)
-        if not self.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
-            self.model.to(dtype=torch.float16 if args.fp16_full_eval else torch.bfloat16, device=args.device)
-        optimizer_eval = getattr(self.optimizer, "eval", None)
-        if callable(optimizer_eval):
-            optimizer_eval()
+        self._enter_evaluation()
         self.callback_handler.eval_dataloader = dataloader
-        settings = EvaluationSettings(
-            metric_key_prefix=metric_key_prefix,
-            prediction_loss_only=args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only,
-            ignore_keys=ignore_keys,
-            is_prediction=description == "Prediction",
-            batch_size=args.eval_batch_size,
-            to_cpu_every_batches=args.eval_accumulation_steps,
-            join=args.eval_do_concat_batches,
-            keep_inputs="inputs" in args.include_for_metrics,
-            give_losses="loss" in args.include_for_metrics,
-            batch_metrics=args.batch_eval_metrics,
-            skip_non_finite=args.logging_nan_inf_filter,
-        )
-        steps: Any = self  # the Trainer, which has all the method groups
+        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         run = EvaluationRun(
-            steps,
+            self,
             self.model,
             dataloader,
-            settings,
+            self._evaluation_settings(description, loss_only, ignore_keys, metric_key_prefix),
             self._metrics_in_force(),
             self.preprocess_logits_for_metrics,
             self._gather_of_evaluation(dataloader),
@@ -174,13 +155,40 @@ class EvaluationMethods(TrainerBase):
         self._add_preparation_time(output, metric_key_prefix)
         return output
 
-    def _metrics_in_force(self) -> Any:
+    def _enter_evaluation(self) -> None:
+        """Bring the model to the precision of evaluations outside training, the optimizer to its averaged weights."""
+        args = self.args
+        if not self.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
+            self.model.to(dtype=torch.float16 if args.fp16_full_eval else torch.bfloat16, device=args.device)
+        switch = getattr(self.optimizer, "eval", None)  # of schedule-free optimizers
+        if callable(switch):
+            switch()
+
+    def _evaluation_settings(
+        self, description: str, loss_only: bool, ignore_keys: list[str] | None, prefix: str
+    ) -> EvaluationSettings:
+        args = self.args
+        return EvaluationSettings(
+            metric_key_prefix=prefix,
+            prediction_loss_only=loss_only,
+            ignore_keys=ignore_keys,
+            is_prediction=description == "Prediction",
+            batch_size=args.eval_batch_size,
+            to_cpu_every_batches=args.eval_accumulation_steps,
+            join=args.eval_do_concat_batches,
+            keep_inputs="inputs" in args.include_for_metrics,
+            give_losses="loss" in args.include_for_metrics,
+            batch_metrics=args.batch_eval_metrics,
+            skip_non_finite=args.logging_nan_inf_filter,
+        )
+
+    def _metrics_in_force(self) -> ComputeMetrics | None:
         """Return what computes the metrics of this evaluation; with several data sets each may have its own."""
         if isinstance(self.compute_metrics, Mapping):
             return self.compute_metrics.get(str(self._evaluated_name))
         return self.compute_metrics
 
-    def _gather_of_evaluation(self, loader: Any) -> Any:
+    def _gather_of_evaluation(self, loader: Loader) -> Callable[[Nested], Nested]:
         """Return how results are gathered: tensors, objects where the arguments ask for it, or as a subclass says."""
         self.accelerator.loader = loader
         own = self.accelerator.gather_for_metrics
@@ -214,17 +222,16 @@ class EvaluationMethods(TrainerBase):
             with module.evaluating(run):
                 run_validation(trainer, batches)
             return
+        self._drive_alone(run, plan, batches)
+
+    def _drive_alone(self, run: EvaluationRun, plan: LightningPlan, batches: EvaluationBatches) -> None:
+        """Let a Lightning trainer of its own run an evaluation."""
         bridge = HFBridge(self)
-        alone = build_trainer(
-            plan,
-            bridge.lightning_callback_list(self._lightning_callbacks, self._callback_order),
-            self._loggers(),
-            self.args._launch,
-            **self.lightning_options,
-        )
+        callbacks = bridge.lightning_callback_list(self._lightning_callbacks, self._callback_order)
+        trainer = build_trainer(plan, callbacks, self._loggers(), self.args._launch, **self.lightning_options)
         if self._run.module is None:
-            self.lightning_trainer = alone
-        validate = alone.test if run.settings.is_prediction else alone.validate
+            self.lightning_trainer = trainer
+        validate = trainer.test if run.settings.is_prediction else trainer.validate
         module = self._make_module(plan)
         bridge.find_requested_kwargs()
         try:

@@ -1,9 +1,10 @@
-"""Model cards, and the public methods whose machinery is not here yet. HF's method names."""
+"""Model cards, and public methods that are refused so far. HF's method names."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from hf_compat.errors import UnsupportedArgument
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
@@ -11,7 +12,7 @@ from hf_compat.trainer_methods.base import TrainerBase
 
 
 class HubMethods(TrainerBase):
-    """The public methods around sharing and searching."""
+    """The public methods around the Hub and hyperparameter search."""
 
     def create_model_card(
         self,
@@ -25,7 +26,7 @@ class HubMethods(TrainerBase):
         dataset: str | list[str] | None = None,
         dataset_args: str | list[str] | None = None,
     ) -> None:
-        """Write a model card, `README.md` in the output folder, from what is known; one that is there is kept.
+        """Write a model card, `README.md` in the output folder, from what is known; a card that is there stays.
 
         Mirrors:
             `transformers.Trainer.create_model_card`, 5.23.
@@ -44,10 +45,11 @@ class HubMethods(TrainerBase):
             "datasets": _listed(dataset_tags) or _listed(dataset),
         }
         name = model_name or os.path.basename(os.path.abspath(output_dir))
+        card = _card(facts, name, _listed(dataset_args), self._shown_arguments(), self.state.log_history)
         with open(path, "w", encoding="utf-8") as file:
-            file.write(_card(facts, name, _listed(dataset_args), self._shown_arguments(), self.state.log_history))
+            file.write(card)
 
-    def _shown_arguments(self) -> dict[str, Any]:
+    def _shown_arguments(self) -> dict[str, object]:
         args = self.args
         shown = ("learning_rate", "train_batch_size", "eval_batch_size", "gradient_accumulation_steps", "seed")
         values = {name: getattr(args, name) for name in shown}
@@ -57,7 +59,7 @@ class HubMethods(TrainerBase):
         }
 
     def end(self) -> None:
-        """Finish what a script's end should finish; Lightning has done so with each call."""
+        """Do nothing: every call of `train`, `evaluate` or `predict` has ended its own Lightning trainer."""
 
     def get_tp_size(self) -> int:
         """Return the devices that share a tensor: 1."""
@@ -71,15 +73,15 @@ class HubMethods(TrainerBase):
         """Return the devices that share a sequence: 1."""
         return 1
 
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def push_to_hub(self, *args: object, **kwargs: object) -> NoReturn:
         """Refuse: pushing is not supported yet."""
         raise _unsupported("push_to_hub", "save_model() and push the folder with huggingface_hub")
 
-    def init_hf_repo(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def init_hf_repo(self, *args: object, **kwargs: object) -> NoReturn:
         """Refuse: pushing is not supported yet."""
         raise _unsupported("init_hf_repo", "create the repository with huggingface_hub")
 
-    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def hyperparameter_search(self, *args: object, **kwargs: object) -> NoReturn:
         """Refuse: searching is not supported yet."""
         raise _unsupported("hyperparameter_search", "call a search library around train()")
 
@@ -93,20 +95,28 @@ def _listed(value: str | list[str] | None) -> list[str]:
 
 
 def _card(
-    facts: dict[str, Any], name: str, about_data: list[str], arguments: dict[str, Any], history: list[dict[str, Any]]
+    facts: Mapping[str, object],
+    name: str,
+    about_data: list[str],
+    arguments: Mapping[str, object],
+    history: Sequence[Mapping[str, object]],
 ) -> str:
     front = [f"{key}: {value}" for key, value in facts.items() if value]
     lines = ["---", *front, "---", "", f"# {name}", "", "Trained by `hf_compat.Trainer` on Lightning."]
     if about_data:
         lines += ["", f"Data: {', '.join(about_data)}."]
     lines += ["", "## Arguments", "", *(f"- {key}: {value}" for key, value in arguments.items())]
+    return "\n".join([*lines, *_table_of_evaluations(history)]) + "\n"
+
+
+def _table_of_evaluations(history: Sequence[Mapping[str, object]]) -> list[str]:
     evaluations = [log for log in history if any(key.startswith("eval_") for key in log)]
-    if evaluations:
-        kept = [k for k in evaluations[-1] if not k.endswith(("_runtime", "_per_second", "_time"))]
-        lines += ["", "## Evaluations", "", f"| {' | '.join(kept)} |", "|---" * len(kept) + "|"]
-        lines += [f"| {' | '.join(_short(log.get(key, '')) for key in kept)} |" for log in evaluations]
-    return "\n".join(lines) + "\n"
+    if not evaluations:
+        return []
+    kept = [key for key in evaluations[-1] if not key.endswith(("_runtime", "_per_second", "_time"))]
+    rows = (f"| {' | '.join(_short(log.get(key, '')) for key in kept)} |" for log in evaluations)
+    return ["", "## Evaluations", "", f"| {' | '.join(kept)} |", "|---" * len(kept) + "|", *rows]
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

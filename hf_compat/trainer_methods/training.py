@@ -63,6 +63,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods):
         return self._finalize_training(trial, counts.num_train_samples, run.start_time)
 
     def _fit(self, run: TrainingRun, counts: RunCounts) -> None:
+        assert run.windows is not None  # they are made before the fit
         plan = self._with_model_options(translate(self.args, counts, getattr(self.model, "config", None)))
         if run.start.is_finished:  # Lightning would not even begin with as many epochs done as there may be
             plan = dataclasses.replace(plan, max_epochs=-1)

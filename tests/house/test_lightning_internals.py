@@ -40,7 +40,6 @@ SOURCES = (
 EXCEPTIONS = {
     ("checkpoint/lightning_io.py", "fit_loop"): "a key of Lightning's checkpoint files",
     ("callbacks/bridge.py", "_save_checkpoint"): "HF's method of the Trainer",
-    ("trainer_methods/evaluation.py", "_loggers"): "a method of our Trainer",
 }
 
 
