@@ -1,1 +1,1 @@
-"""Collators, samplers and the training loader; how ranks divide the data; nested batches. torch only."""
+"""Collators, samplers and the training loader; how ranks divide the data; nested batches. No Lightning."""

@@ -1,4 +1,4 @@
-"""Samples and batches: lengths, collation, columns. HF words only."""
+"""From samples to batches: collation, padding, columns that the model does not take. HF words only."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -64,13 +65,16 @@ class AcceleratorConfig:
                 read: dict[str, Any] = json.load(file)
                 value = read
         options = dict(value) if isinstance(value, dict) else dict(value.to_dict())
-        known = [field.name for field in fields(cls)]
-        for name in options:
-            if name not in known:
-                hint = did_you_mean(name, known, f"the options are {', '.join(known)}.")
-                raise ArgumentError(f"`accelerator_config` has no option {name!r}.\n\nHint: {hint}")
+        _check_names(options, [field.name for field in fields(cls)])
         return cls(**options)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as a plain dict."""
         return copy.deepcopy(self.__dict__)
+
+
+def _check_names(options: Iterable[str], known: list[str]) -> None:
+    for name in options:
+        if name not in known:
+            hint = did_you_mean(name, known, f"the options are {', '.join(known)}.")
+            raise ArgumentError(f"`accelerator_config` has no option {name!r}.\n\nHint: {hint}")

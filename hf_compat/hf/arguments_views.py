@@ -1,4 +1,4 @@
-"""What can be read off `TrainingArguments` besides its fields: sizes, devices, ranks, dumps. HF words only."""
+"""What `TrainingArguments` gives besides its fields: sizes, devices, ranks, dumps. HF words only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Objects of packages that may be absent. Imports `hf/` only; the other layers may ask it about an object.
+"""Objects of packages that may be absent: `transformers`, `peft`, `datasets`, DeepSpeed.
 
-Nothing here imports a guest package by itself: what is not loaded yet cannot be the type of an object at hand.
+A question about an object imports none of them: what is not loaded yet cannot be its type. `patching.py` and
+`reporting_callback` import `transformers`, which is asked for there.
 """

@@ -1,4 +1,4 @@
-"""Arguments that are not ours: `transformers.TrainingArguments`, and scripts that keep importing it. HF words only."""
+"""Arguments that are not ours: `transformers.TrainingArguments`. HF words only."""
 
 from __future__ import annotations
 

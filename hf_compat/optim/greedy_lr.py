@@ -109,14 +109,7 @@ class GreedyLR:
         window_size: int = 50,
         reset_start: int = 500,
     ) -> None:
-        if factor >= 1.0:
-            raise ValueError(f"Factor should be < 1.0, got {factor}.")
-        if mode not in ("min", "max"):
-            raise ValueError(f"mode {mode} is unknown!")
-        if threshold_mode not in ("rel", "abs"):
-            raise ValueError(f"threshold mode {threshold_mode} is unknown!")
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"{type(optimizer).__name__} is not an Optimizer")
+        _check(optimizer, factor, mode, threshold_mode)
         self.optimizer = optimizer
         self.mode, self.factor, self.patience = mode, factor, patience
         self.threshold, self.threshold_mode = threshold, threshold_mode
@@ -237,3 +230,14 @@ class GreedyLR:
         if "_last_lr" in state_dict:
             for group, lr in zip(self.optimizer.param_groups, self._last_lr, strict=True):
                 group["lr"] = lr
+
+
+def _check(optimizer: object, factor: float, mode: str, threshold_mode: str) -> None:
+    if factor >= 1.0:
+        raise ValueError(f"Factor should be < 1.0, got {factor}.")
+    if mode not in ("min", "max"):
+        raise ValueError(f"mode {mode} is unknown!")
+    if threshold_mode not in ("rel", "abs"):
+        raise ValueError(f"threshold mode {threshold_mode} is unknown!")
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"{type(optimizer).__name__} is not an Optimizer")

@@ -43,7 +43,7 @@ def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
         "CUBLAS_WORKSPACE_CONFIG": ":16:8",
         "FLASH_ATTENTION_DETERMINISTIC": "1",
     }
-    os.environ.update(settings)  # noqa: TID251 - CUDA reads them, there is no other way in
+    os.environ.update(settings)  # noqa: TID251 - CUDA reads nothing else
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False

@@ -1,4 +1,4 @@
-"""What is read from and said to people: truth values, near names, missing packages. Imports only errors."""
+"""Text that people write or read: truth values, hints for unknown names, missing packages. Imports only errors."""
 
 from __future__ import annotations
 
