@@ -1,4 +1,4 @@
-"""Lightning callbacks in a Trainer's list: which can ride, and in which order they and the HF ones are called.
+"""Lightning callbacks in a Trainer's list: which can work there, and the order of both kinds.
 
 Both vocabularies. HF's events and Lightning's hooks meet in pairs (`PAIRS`); in each pair the callbacks are called in
 the order of the list, whichever kind they are. Every run of HF callbacks between Lightning ones has an `HFEvents`
@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch import callbacks as lightning_callbacks
+from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
 
+from hf_compat.data.types import Batch
 from hf_compat.errors import CallbackError, HfCompatWarning
-from hf_compat.hf.callbacks import TrainerCallback
+from hf_compat.hf.callbacks import Callback, TrainerCallback
 
-# Lightning hook → HF event that is told in it.
+# Lightning hook → HF event that is fired in it.
 PAIRS = {
     "on_train_start": "on_train_begin",
     "on_train_epoch_start": "on_epoch_begin",
@@ -31,7 +33,7 @@ PAIRS = {
     "on_test_batch_end": "on_prediction_step",
 }
 
-# Hooks that never come: HF has no sanity check, and `predict` is Lightning's test loop.
+# Hooks that are never called: HF has no sanity check, and `predict` is Lightning's test loop.
 _NEVER = (
     "on_sanity_check_start",
     "on_sanity_check_end",
@@ -70,6 +72,18 @@ def check_lightning_callback(callback: pl.Callback, model: nn.Module) -> None:
     Raises:
         CallbackError: It would be inert, or wrong; the message holds the way out.
     """
+    _refuse(callback, model)
+    uncalled = _uncalled_hooks(callback)
+    if uncalled:
+        warnings.warn(
+            f"{type(callback).__name__}: {', '.join(uncalled)} will not be called: HF has no sanity check, and "
+            "`predict` runs Lightning's test loop (`on_test_*`).",
+            HfCompatWarning,
+            stacklevel=5,
+        )
+
+
+def _refuse(callback: pl.Callback, model: nn.Module) -> None:
     name = type(callback).__name__
     if isinstance(callback, TrainerCallback):
         raise CallbackError(
@@ -84,19 +98,15 @@ def check_lightning_callback(callback: pl.Callback, model: nn.Module) -> None:
             "Lightning's StochasticWeightAveraging runs one more epoch for models with batch norm, beyond the updates "
             "that the arguments ask for.\n\nHint: use lightning's WeightAveraging, which averages buffers too."
         )
-    # those that Lightning ships do without these hooks; LambdaCallback is the exception
-    ships = type(callback).__module__.startswith("lightning.")
+
+
+def _uncalled_hooks(callback: pl.Callback) -> list[str]:
+    """Return the hooks of a callback that are never called here."""
+    # those that Lightning ships do without these hooks
+    is_users = not type(callback).__module__.startswith("lightning.")
     overridden = [hook for hook in _NEVER if getattr(type(callback), hook) is not getattr(pl.Callback, hook)]
-    never = [] if ships else overridden
     # a LambdaCallback keeps its functions as attributes of the instance
-    never += [hook for hook in _NEVER if hook in vars(callback)]
-    if never:
-        warnings.warn(
-            f"{name}: {', '.join(never)} will not be called: HF has no sanity check, and `predict` runs Lightning's "
-            "test loop (`on_test_*`).",
-            HfCompatWarning,
-            stacklevel=5,
-        )
+    return [*(overridden if is_users else []), *(hook for hook in _NEVER if hook in vars(callback))]
 
 
 def _has_batch_norm(model: nn.Module) -> bool:
@@ -106,7 +116,7 @@ def _has_batch_norm(model: nn.Module) -> bool:
 class EventSource(Protocol):
     """Fires an event for one segment of the HF callbacks: the bridge."""
 
-    def fire_for_hook(self, hook: str, segment: int, batch: Any = None, outputs: Any = None) -> None: ...
+    def fire_for_hook(self, hook: str, segment: int, batch: Batch = None, outputs: STEP_OUTPUT = None) -> None: ...
 
 
 class HFEvents(pl.Callback):
@@ -132,7 +142,7 @@ class HFEvents(pl.Callback):
         self.bridge.fire_for_hook("on_train_epoch_start", self.segment)
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
     ) -> None:
         self.bridge.fire_for_hook("on_train_batch_start", self.segment)
 
@@ -142,7 +152,7 @@ class HFEvents(pl.Callback):
         self.bridge.fire_for_hook("on_before_optimizer_step", self.segment)
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         self.bridge.fire_for_hook("on_train_batch_end", self.segment, batch)
 
@@ -153,8 +163,8 @@ class HFEvents(pl.Callback):
         self,
         trainer: pl.Trainer,
         pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
+        outputs: STEP_OUTPUT,
+        batch: Batch,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
@@ -167,17 +177,17 @@ class CallbackOrder:
     """The order in which callbacks of both kinds were given."""
 
     def __init__(self) -> None:
-        self.entries: list[Any] = []
+        self.entries: list[pl.Callback | Callback] = []
 
-    def add(self, callback: Any) -> None:
-        """Note that a callback was given now."""
+    def add(self, callback: pl.Callback | Callback) -> None:
+        """Append a callback that was given now."""
         self.entries.append(callback)
 
-    def remove(self, callback: Any) -> None:
+    def remove(self, callback: pl.Callback | Callback) -> None:
         """Forget a callback."""
         self.entries = [entry for entry in self.entries if entry is not callback]
 
-    def segments(self, hf_callbacks: Iterable[Any]) -> list[frozenset[int]]:
+    def segments(self, hf_callbacks: Iterable[Callback]) -> list[frozenset[int]]:
         """Return the HF callbacks before, between and after the Lightning ones, as sets of `id`.
 
         Callbacks that were put into the handler behind the Trainer's back come last.
@@ -194,9 +204,9 @@ class CallbackOrder:
         return [frozenset(segment) for segment in segments]
 
     def arrange(
-        self, lightning_callbacks: list[pl.Callback], bridge: Any, make: Callable[[int], pl.Callback]
+        self, lightning_callbacks: list[pl.Callback], bridge: pl.Callback, make: Callable[[int], pl.Callback]
     ) -> list[pl.Callback]:
-        """Return what Lightning gets: its callbacks, the HF ones' places between them, and the bridge at the end."""
+        """Return what Lightning gets: before each of its callbacks a segment of the HF ones, at the end the bridge."""
         if not lightning_callbacks:
             return [bridge]
         arranged: list[pl.Callback] = [make(0)]

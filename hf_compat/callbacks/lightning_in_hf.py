@@ -17,8 +17,9 @@ gets its hooks from HF's events.
 
 from __future__ import annotations
 
+import math
 import warnings
-from typing import Any
+from collections.abc import Mapping
 
 import lightning.pytorch as pl
 import torch
@@ -27,13 +28,14 @@ from torch import nn
 
 from hf_compat.callbacks.event_order import check_lightning_callback
 from hf_compat.callbacks.loggers import HistoryLogger
+from hf_compat.data.types import Batch
 from hf_compat.engine.build import quietly
 from hf_compat.engine.internals import note_metrics, place_at, stand_beside
 from hf_compat.errors import CallbackError, HfCompatWarning
-from hf_compat.hf.callbacks import Args, TrainerCallback
+from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.state import TrainerControl, TrainerState
 
-# Hooks of the inside of a step, and of single evaluation batches: HF has no event for them.
+# Hooks within a step, and of single evaluation batches: HF has no event for them.
 _WITHOUT_EVENT = (
     "on_before_backward",
     "on_after_backward",
@@ -56,24 +58,24 @@ class _Beside(pl.LightningModule):
         self.automatic_optimization = False
         self.model = model
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
         raise NotImplementedError("transformers trains this model")
 
     def configure_optimizers(self) -> None: ...
 
 
 class LightningCallbackAdapter(TrainerCallback):
-    """Let a Lightning callback ride in a `transformers.Trainer`, as far as HF has events for its hooks.
+    """Call a Lightning callback in a `transformers.Trainer`, as far as HF has events for its hooks.
 
     It sees a Lightning trainer with HF's progress (`global_step`, `current_epoch`), HF's logs as `callback_metrics`,
-    and the real optimizer; `should_stop` ends the training. What it logs goes into HF's `log_history`. `batch` and
-    `outputs` of its hooks are None: HF does not hand them to callbacks.
+    and the real optimizer. `should_stop` ends the training. What it logs goes into HF's `log_history`. `batch` and
+    `outputs` of its hooks are None: HF does not pass them to callbacks.
 
     Args:
         callback: The Lightning callback.
 
     Raises:
-        CallbackError: It could not do its work: it needs hooks inside the evaluation (averaged weights), say.
+        CallbackError: It cannot work here: it needs hooks inside the evaluation (averaged weights), say.
 
     Example:
         `transformers.Trainer(…, callbacks=[LightningCallbackAdapter(Timer("00:08:00:00"))])`
@@ -82,8 +84,17 @@ class LightningCallbackAdapter(TrainerCallback):
     def __init__(self, callback: pl.Callback) -> None:
         if not isinstance(callback, pl.Callback):
             raise CallbackError(f"{callback!r} is no Lightning callback.\n\nHint: pass HF callbacks as they are.")
-        name = type(callback).__name__
         check_lightning_callback(callback, nn.Module())
+        self._refuse(callback)
+        self._warn_of_uncalled_hooks(callback)
+        self.callback = callback
+        self.trainer: pl.Trainer | None = None
+        self._module: _Beside | None = None
+        self._epoch = 0
+
+    @staticmethod
+    def _refuse(callback: pl.Callback) -> None:
+        name = type(callback).__name__
         averaging = (lightning_callbacks.WeightAveraging, lightning_callbacks.StochasticWeightAveraging)
         if isinstance(callback, averaging):
             raise CallbackError(
@@ -96,19 +107,19 @@ class LightningCallbackAdapter(TrainerCallback):
                 f"Lightning's {name} follows batches, for which transformers.Trainer has no event.\n\n"
                 "Hint: use HF's own progress bar, or pass it to hf_compat.Trainer."
             )
+
+    @staticmethod
+    def _warn_of_uncalled_hooks(callback: pl.Callback) -> None:
         missing = [h for h in _WITHOUT_EVENT if getattr(type(callback), h) is not getattr(pl.Callback, h)]
         if missing and not type(callback).__module__.startswith("lightning."):
             warnings.warn(
-                f"{name}: {', '.join(missing)} will not be called: transformers.Trainer has no event for them.",
+                f"{type(callback).__name__}: {', '.join(missing)} will not be called: "
+                "transformers.Trainer has no event for them.",
                 HfCompatWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-        self.callback = callback
-        self.trainer: pl.Trainer | None = None
-        self._module: _Beside | None = None
-        self._epoch = 0
 
-    def _hook(self, name: str, *arguments: Any) -> None:
+    def _hook(self, name: str, *arguments: object) -> None:
         assert self.trainer is not None  # made when training began
         getattr(self.callback, name)(self.trainer, self._module, *arguments)
 
@@ -122,34 +133,33 @@ class LightningCallbackAdapter(TrainerCallback):
         self._epoch = int(state.epoch or 0)
         self._place(state)
 
-    def _make(self, args: Args, state: TrainerState, model: nn.Module, optimizer: Any, scheduler: Any) -> None:
-        device = next(model.parameters(), torch.empty(0)).device
-        epochs = int(-(-(state.num_train_epochs or -1) // 1))
+    def _make(self, args: Args, state: TrainerState, model: nn.Module, optimizer: Kwarg, scheduler: Kwarg) -> None:
         self._state = state
-        # an interval in batches, so that callbacks which monitor a metric look at it after evaluations
+        self._module = _Beside(model)
+        self.trainer = self._make_trainer(args, state, next(model.parameters(), torch.empty(0)).device)
+        stand_beside(self.trainer, self._module, optimizer, scheduler)
+
+    def _make_trainer(self, args: Args, state: TrainerState, device: torch.device) -> pl.Trainer:
+        is_cuda = device.type == "cuda"
         evaluates = args.eval_strategy != "no"
-        validation: dict[str, Any] = {
-            "val_check_interval": max(int(state.eval_steps), 1),
-            "check_val_every_n_epoch": None,
-        }
         with quietly():
-            self.trainer = pl.Trainer(
-                accelerator="gpu" if device.type == "cuda" else device.type,
-                devices=[device.index or 0] if device.type == "cuda" else 1,
+            return pl.Trainer(
+                accelerator="gpu" if is_cuda else device.type,
+                devices=[device.index or 0] if is_cuda else 1,
                 callbacks=[self.callback],
                 logger=HistoryLogger(self._log),
-                max_epochs=epochs,
+                max_epochs=math.ceil(state.num_train_epochs or -1),
                 default_root_dir=str(args.output_dir),
                 log_every_n_steps=max(int(state.logging_steps or 1), 1),
-                **(validation if evaluates else {}),
+                # an interval in batches, so that callbacks which monitor a metric look at it after evaluations
+                val_check_interval=max(int(state.eval_steps), 1) if evaluates else None,
+                check_val_every_n_epoch=None if evaluates else 1,
                 enable_progress_bar=False,
                 enable_model_summary=False,
                 enable_checkpointing=isinstance(self.callback, lightning_callbacks.Checkpoint),
             )
-        self._module = _Beside(model)
-        stand_beside(self.trainer, self._module, optimizer, scheduler)
 
-    def _log(self, metrics: dict[str, Any], step: int | None) -> None:
+    def _log(self, metrics: Mapping[str, float], step: int | None) -> None:
         numbers = {name: float(value) for name, value in metrics.items() if name != "epoch"}
         self._state.log_history.append({**numbers, "epoch": self._state.epoch, "step": self._state.global_step})
 
@@ -158,7 +168,9 @@ class LightningCallbackAdapter(TrainerCallback):
             control.should_training_stop = True
         return control
 
-    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_train_begin(
+        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
+    ) -> TrainerControl:
         self._make(args, state, kwargs["model"], kwargs.get("optimizer"), kwargs.get("lr_scheduler"))
         self._enter_epoch(state)
         self._hook("setup", "fit")
@@ -166,33 +178,37 @@ class LightningCallbackAdapter(TrainerCallback):
         self._hook("on_train_start")
         return self._answer(control)
 
-    def on_epoch_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_epoch_begin(
+        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
+    ) -> TrainerControl:
         self._enter_epoch(state)
         self._hook("on_train_epoch_start")
         return self._answer(control)
 
-    def on_step_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_step_begin(
+        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
+    ) -> TrainerControl:
         self._place(state)
         self._hook("on_train_batch_start", None, state.global_step)
         return self._answer(control)
 
     def on_pre_optimizer_step(
-        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
     ) -> TrainerControl:
         self._hook("on_before_optimizer_step", kwargs.get("optimizer"))
         return self._answer(control)
 
-    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         self._place(state)
         self._hook("on_train_batch_end", None, None, state.global_step - 1)
         return self._answer(control)
 
-    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         if self.trainer is not None:
             note_metrics(self.trainer, kwargs.get("logs") or {})
         return self._answer(control)
 
-    def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         if self.trainer is None:  # outside training
             return control
         note_metrics(self._place(state), kwargs.get("metrics") or {})
@@ -202,7 +218,7 @@ class LightningCallbackAdapter(TrainerCallback):
         self.trainer.training = True
         return self._answer(control)
 
-    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         if self.trainer is None:
             self._make(args, state, kwargs["model"], kwargs.get("optimizer"), kwargs.get("lr_scheduler"))
         assert self.trainer is not None  # just made
@@ -212,12 +228,12 @@ class LightningCallbackAdapter(TrainerCallback):
             self._hook(f"on_test_{hook}")
         return control
 
-    def on_epoch_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_epoch_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         self._place(state)
         self._hook("on_train_epoch_end")
         return self._answer(control)
 
-    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         self._enter_epoch(state)  # past the last one, as Lightning's is
         self._hook("on_train_end")
         self._hook("on_fit_end")

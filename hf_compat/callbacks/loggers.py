@@ -1,16 +1,15 @@
-"""Lightning loggers among HF callbacks, and what Lightning callbacks log among HF logs. Both vocabularies."""
+"""Lightning loggers as HF callbacks, and the logs of Lightning callbacks in HF's history. Both vocabularies."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from lightning.pytorch.loggers import Logger
 
 from hf_compat.callbacks.trackers import TensorBoardCallback, WandbCallback
 from hf_compat.errors import ArgumentError, MissingPackage
-from hf_compat.hf.callbacks import Args, TrainerCallback
+from hf_compat.hf.callbacks import Args, Callback, Kwarg, TrainerCallback
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.hf.tracking import PACKAGES, numbers_of, rewrite_logs
 from hf_compat.interop.transformers_models import reporting_callback
@@ -21,17 +20,17 @@ _OWN = {"tensorboard": TensorBoardCallback, "wandb": WandbCallback}
 _LIGHTNING = {"mlflow": "MLFlowLogger", "comet_ml": "CometLogger", "neptune": "NeptuneLogger"}
 
 
-def reporting_callbacks(args: Args) -> list[Any]:
+def reporting_callbacks(args: Args) -> list[Callback]:
     """Return the callbacks that `report_to` asks for.
 
     Raises:
         MissingPackage: A tracker's package is not installed.
-        ArgumentError: Something that is no tracker.
+        ArgumentError: It names something that is not a tracker.
     """
     return [_reporting_callback(wanted, args) for wanted in args.report_to or []]
 
 
-def _reporting_callback(wanted: Any, args: Args) -> Any:
+def _reporting_callback(wanted: str | Logger, args: Args) -> Callback:
     if isinstance(wanted, Logger):
         return LoggerCallback(wanted)
     if wanted not in PACKAGES:
@@ -42,8 +41,15 @@ def _reporting_callback(wanted: Any, args: Args) -> Any:
     if wanted in _OWN:
         return _OWN[wanted]()
     theirs = reporting_callback(wanted)
-    if theirs is not None:
-        return theirs()
+    return _lightning_logger(wanted, args) if theirs is None else theirs()
+
+
+def _lightning_logger(wanted: str, args: Args) -> LoggerCallback:
+    """Return Lightning's logger for a tracker, which does without transformers.
+
+    Raises:
+        MissingPackage: Lightning has none.
+    """
     if wanted not in _LIGHTNING:
         raise MissingPackage(
             f"`report_to={wanted!r}` runs the integration of transformers, which is not installed.\n\n"
@@ -66,35 +72,35 @@ class LoggerCallback(TrainerCallback):
     def __init__(self, logger: Logger) -> None:
         self.logger = logger
 
-    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if state.is_world_process_zero:
-            config: Any = getattr(kwargs.get("model"), "config", None)
-            described = config.to_dict() if hasattr(config, "to_dict") else {}
+            to_dict = getattr(getattr(kwargs.get("model"), "config", None), "to_dict", None)
+            described = to_dict() if callable(to_dict) else {}
             self.logger.log_hyperparams({**described, **args.to_sanitized_dict()})
 
-    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if state.is_world_process_zero:
             logs = {**rewrite_logs(numbers_of(kwargs["logs"])), "train/global_step": state.global_step}
             self.logger.log_metrics(logs, step=state.global_step)
             self.logger.save()
 
-    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if state.is_world_process_zero:
             self.logger.log_metrics(rewrite_logs(numbers_of(kwargs["metrics"])), step=state.global_step)
 
-    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if state.is_world_process_zero:
             self.logger.save()
 
 
 class HistoryLogger(Logger):
-    """What Lightning callbacks log (learning rates, device statistics) goes where HF's logs go.
+    """Pass what Lightning callbacks log (learning rates, device statistics) on to HF's logs.
 
     Args:
-        log: Takes the numbers and the step.
+        log: Called with the numbers and the step.
     """
 
-    def __init__(self, log: Callable[[dict[str, Any], int | None], None]) -> None:
+    def __init__(self, log: Callable[[Mapping[str, float], int | None], None]) -> None:
         self._log = log
 
     @property
@@ -107,9 +113,9 @@ class HistoryLogger(Logger):
         """Version of the run."""
         return "0"
 
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Pass numbers on."""
         self._log(metrics, step)
 
-    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the arguments are in HF's own files."""
+    def log_hyperparams(self, params: dict[str, object] | Namespace, *args: object, **kwargs: object) -> None:
+        """Do nothing: the arguments are in HF's own files."""

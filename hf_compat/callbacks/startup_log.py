@@ -17,8 +17,8 @@ def show_logs(level: int | None) -> None:
     """Set the package's log level, and show its lines on stderr where the program has set up no logging.
 
     Args:
-        level: The level that the arguments ask for; None leaves one that the program has set, else shows what is said
-            once a run.
+        level: The level that the arguments ask for. None keeps the level that the program has set, or shows the lines
+            of a run's start (`INFO`).
     """
     logger = logging.getLogger(_PACKAGE)
     if not logger.handlers and not logging.getLogger().handlers:
@@ -32,24 +32,26 @@ def show_logs(level: int | None) -> None:
 
 
 def startup_lines(plan: LightningPlan, schedule: RunCounts, parameters: int, updates_done: int) -> list[str]:
-    """Say in a few lines what runs, on which Lightning settings."""
+    """Return a few lines on what runs, with which Lightning settings."""
     endless = schedule.num_train_epochs == ENDLESS_EPOCHS
     epochs = "as many epochs as it takes" if endless else f"{schedule.num_train_epochs} epoch(s)"
     clip = "no clipping" if plan.gradient_clip_norm is None else f"clipping at {plan.gradient_clip_norm:g}"
-    lines = [
+    return [
         f"***** Training on Lightning: {parameters:,} trainable parameters *****",
         f"  {schedule.max_updates:,} updates in {epochs} of {schedule.num_examples:,} samples",
         f"  one update = {plan.micro_batches_per_update} micro-batch(es) of {plan.micro_batch_size} samples"
         f" = {schedule.total_train_batch_size} samples",
         f"  lightning.Trainer: device {plan.device}, precision {plan.precision}, {clip}",
+        *_device_lines(plan),
+        *([f"  resuming after update {updates_done:,}"] if updates_done else []),
     ]
+
+
+def _device_lines(plan: LightningPlan) -> list[str]:
     if plan.world_size > 1:
-        lines.append(
-            f"  {plan.world_size} processes on {plan.world_size // plan.devices_per_node} machine(s): {plan.strategy}"
-        )
-    elif plan.device.startswith("cuda") and torch.cuda.device_count() > 1:
-        count = torch.cuda.device_count()
-        lines.append(f"  one of {count} GPUs; all: `hf-compat run --devices {count} script.py …`, or torchrun")
-    if updates_done:
-        lines.append(f"  resuming after update {updates_done:,}")
-    return lines
+        machines = plan.world_size // plan.devices_per_node
+        return [f"  {plan.world_size} processes on {machines} machine(s): {plan.strategy}"]
+    count = torch.cuda.device_count() if plan.device.startswith("cuda") else 0
+    if count > 1:
+        return [f"  one of {count} GPUs; all: `hf-compat run --devices {count} script.py …`, or torchrun"]
+    return []

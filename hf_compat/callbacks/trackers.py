@@ -1,6 +1,6 @@
 """TensorBoard and Weights & Biases as HF callbacks: HF's keys, and a resumed training goes on in its run.
 
-HF words only; the packages are guests, asked for when a run reports to them.
+HF words only. The packages are imported when a run reports to them.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from hf_compat.hf.callbacks import Args, TrainerCallback
+from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.hf.tracking import SUMMARY_KEYS, RunMemory, default_logdir, numbers_of, rewrite_logs
 from hf_compat.runtime.launch import variable
 from hf_compat.runtime.text import need
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +33,7 @@ class TensorBoardCallback(TrainerCallback):
     Args:
         tb_writer: The `SummaryWriter` to use; one is made where none is given.
         histograms: Updates between histograms of weights and gradients; None writes none.
-        images: From model, inputs and outputs of the last micro-batch to named images ([C, H, W] tensors).
+        images: Makes named images ([C, H, W] tensors) of the model, and of inputs and outputs of the last micro-batch.
         image_steps: Updates between images.
 
     Mirrors:
@@ -42,9 +46,9 @@ class TensorBoardCallback(TrainerCallback):
 
     def __init__(
         self,
-        tb_writer: Any = None,
+        tb_writer: SummaryWriter | None = None,
         histograms: int | None = None,
-        images: Callable[[Any, Any, Any], Mapping[str, torch.Tensor]] | None = None,
+        images: Callable[[nn.Module, Kwarg, Kwarg], Mapping[str, torch.Tensor]] | None = None,
         image_steps: int = 100,
     ) -> None:
         if tb_writer is None:
@@ -55,7 +59,12 @@ class TensorBoardCallback(TrainerCallback):
         self.image_steps = image_steps
         self.logging_dir: str | None = None
 
-    def _open(self, args: Args, state: TrainerState) -> None:
+    def _writer(self, args: Args, state: TrainerState) -> SummaryWriter:
+        if self.tb_writer is None:
+            self.tb_writer = self._open(args, state)
+        return self.tb_writer
+
+    def _open(self, args: Args, state: TrainerState) -> SummaryWriter:
         from torch.utils.tensorboard import SummaryWriter
 
         memory = RunMemory(str(args.output_dir), "tensorboard")
@@ -67,57 +76,56 @@ class TensorBoardCallback(TrainerCallback):
             chosen = os.path.join(str(args.output_dir), default_logdir(), *trial)
         self.logging_dir = os.path.expanduser(chosen)
         purge = state.global_step + 1 if state.global_step > 0 else None
-        self.tb_writer = SummaryWriter(log_dir=self.logging_dir, purge_step=purge)
         memory.write(logdir=self.logging_dir)
+        return SummaryWriter(log_dir=self.logging_dir, purge_step=purge)
 
-    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if not state.is_world_process_zero:
             return
-        if self.tb_writer is None:
-            self._open(args, state)
-        self.tb_writer.add_text("args", args.to_json_string())
+        writer = self._writer(args, state)
+        writer.add_text("args", args.to_json_string())
         config: Any = getattr(kwargs.get("model"), "config", None)
         if hasattr(config, "to_json_string"):
-            self.tb_writer.add_text("model_config", config.to_json_string())
+            writer.add_text("model_config", config.to_json_string())
 
-    def on_pre_optimizer_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         update = state.global_step + 1
         if self.histograms is None or update % self.histograms or not state.is_world_process_zero:
             return
+        writer = self._writer(args, state)
         for name, parameter in kwargs["model"].named_parameters():
-            self.tb_writer.add_histogram(f"weights/{name}", parameter.detach().float().cpu(), update)
+            writer.add_histogram(f"weights/{name}", parameter.detach().float().cpu(), update)
             if parameter.grad is not None:
-                self.tb_writer.add_histogram(f"gradients/{name}", parameter.grad.float().cpu(), update)
+                writer.add_histogram(f"gradients/{name}", parameter.grad.float().cpu(), update)
 
     def on_step_end(
         self,
         args: Args,
         state: TrainerState,
         control: TrainerControl,
-        inputs: Any = None,
-        outputs: Any = None,
-        **kwargs: Any,
+        inputs: Kwarg = None,
+        outputs: Kwarg = None,
+        **kwargs: Kwarg,
     ) -> None:
         if self.images is None or state.global_step % self.image_steps or not state.is_world_process_zero:
             return
         for name, image in self.images(kwargs["model"], inputs, outputs).items():
-            self.tb_writer.add_image(name, image, state.global_step)
+            self._writer(args, state).add_image(name, image, state.global_step)
 
-    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if not state.is_world_process_zero:
             return
-        if self.tb_writer is None:
-            self._open(args, state)
+        writer = self._writer(args, state)
         for name, value in rewrite_logs(kwargs["logs"]).items():
             if isinstance(value, (int, float)):
-                self.tb_writer.add_scalar(name, value, state.global_step)
+                writer.add_scalar(name, value, state.global_step)
             elif isinstance(value, str):
-                self.tb_writer.add_text(name, value, state.global_step)
+                writer.add_text(name, value, state.global_step)
             else:
                 logger.warning("TensorBoard takes numbers and text; %s=%r was left out.", name, value)
-        self.tb_writer.flush()
+        writer.flush()
 
-    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if self.tb_writer is not None:
             self.tb_writer.close()
             self.tb_writer = None
@@ -144,8 +152,8 @@ class WandbCallback(TrainerCallback):
         self._skip_to = (-1, 0)  # step, and logs of that step, which a resumed run has already
         self._logged = (-1, 0)
 
-    def setup(self, args: Args, state: TrainerState, model: Any, **kwargs: Any) -> None:
-        """Begin a run, or go on in the one of the checkpoint; one that the program has begun is used as it is."""
+    def setup(self, args: Args, state: TrainerState, model: nn.Module | None, **kwargs: Kwarg) -> None:
+        """Begin a run, or continue the one of the checkpoint. A run that the program has begun is used as it is."""
         self._is_set_up = True
         if not state.is_world_process_zero:
             return
@@ -179,9 +187,10 @@ class WandbCallback(TrainerCallback):
         self._wandb.init(project=variable("WANDB_PROJECT", "huggingface"), **options)
         self._memory.write(id=self._wandb.run.id)
 
-    def _log_architecture(self, args: Args, model: Any) -> None:
+    def _log_architecture(self, args: Args, model: nn.Module | None) -> None:
+        config: Any = getattr(model, "config", None)
         facts = {
-            "model_config": model.config.to_dict() if hasattr(model, "config") else None,
+            "model_config": None if config is None else config.to_dict(),
             "num_parameters": self._wandb.config.get("model/num_parameters"),
             "initial_model": True,
         }
@@ -195,14 +204,14 @@ class WandbCallback(TrainerCallback):
         name = run.id if args.run_name in (None, args.output_dir) else run.name
         return f"model-{re.sub(r'[^A-Za-z0-9_.-]', '-', name)}"  # wandb refuses anything else
 
-    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if state.is_hyper_param_search:
             self._wandb.finish()
             self._is_set_up = False
         if not self._is_set_up:
             self.setup(args, state, kwargs.get("model"))
 
-    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if not self._is_set_up:
             self.setup(args, state, kwargs.get("model"))
         if not state.is_world_process_zero or self._has_it(state.global_step):
@@ -217,11 +226,11 @@ class WandbCallback(TrainerCallback):
             self._memory.write(step=self._logged[0], logs=self._logged[1])
 
     def _has_it(self, step: int) -> bool:
-        """Count a log; say whether the resumed run has it from before it was interrupted."""
+        """Count a log, and return whether the resumed run has it from before it was interrupted."""
         self._logged = (step, self._logged[1] + 1 if step == self._logged[0] else 1)
         return self._logged <= self._skip_to
 
-    def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if self._log_model != "checkpoint" or not self._is_set_up or not state.is_world_process_zero:
             return
         facts = self._summary() | {"model/num_parameters": self._wandb.config.get("model/num_parameters")}
@@ -231,7 +240,7 @@ class WandbCallback(TrainerCallback):
         self._wandb.log_artifact(artifact, aliases=aliases)
 
     def on_train_end(
-        self, args: Args, state: TrainerState, control: TrainerControl, trainer: Any = None, **kwargs: Any
+        self, args: Args, state: TrainerState, control: TrainerControl, trainer: Kwarg = None, **kwargs: Kwarg
     ) -> None:
         if self._log_model == "false" or not self._is_set_up or not state.is_world_process_zero or trainer is None:
             return
@@ -250,10 +259,10 @@ class WandbCallback(TrainerCallback):
             artifact.add_dir(folder)
             self._wandb.run.log_artifact(artifact, aliases=["final_model"])
 
-    def _summary(self) -> dict[str, Any]:
+    def _summary(self) -> dict[str, float | None]:
         return {k: v for k, v in numbers_of(dict(self._wandb.summary)).items() if not k.startswith("_")}
 
-    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if not self._is_set_up:
             self.setup(args, state, kwargs.get("model"))
         if state.is_world_process_zero:
@@ -269,7 +278,7 @@ def _log_model(wanted: str) -> str:
     return "false"
 
 
-def _configuration(args: Args, model: Any) -> dict[str, Any]:
+def _configuration(args: Args, model: nn.Module | None) -> dict[str, object]:
     config: Any = getattr(model, "config", None)
     described = config if isinstance(config, dict) else config.to_dict() if hasattr(config, "to_dict") else {}
     adapters = getattr(model, "peft_config", None)

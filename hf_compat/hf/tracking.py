@@ -1,4 +1,4 @@
-"""What trackers are told, under which names, and where a run goes on. HF words only."""
+"""Names of trackers and of what they show, and which of their runs a resumed training continues. HF words only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import TypedDict, TypeVar, Unpack, cast
 
 from hf_compat.runtime.launch import variable
 from hf_compat.runtime.text import is_installed
@@ -30,7 +30,7 @@ PACKAGES = {
     "trackio": ("trackio", "trackio"),
     "wandb": ("wandb", "'hf-compat[wandb]'"),
 }
-# Not taken by `all`: they are not trackers of runs, or belong to a platform.
+# `all` leaves these out: they do not track runs, or belong to a platform.
 _ONLY_BY_NAME = ("flyte", "kubeflow")
 # Switches by which users leave a tracker out of `all`: variable, value, tracker.
 _SWITCHES = (
@@ -42,9 +42,11 @@ _SWITCHES = (
 
 logger = logging.getLogger(__name__)
 
+Value = TypeVar("Value")
+
 TRACKERS_NAME = "trackers.json"
 
-# What belongs to the whole run, not to a step.
+# What describes the whole run, not a step.
 SUMMARY_KEYS = (
     "train_runtime",
     "train_samples_per_second",
@@ -68,7 +70,7 @@ def available_trackers() -> list[str]:
     return [name for name in found if name not in off]
 
 
-def rewrite_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+def rewrite_logs(logs: Mapping[str, Value]) -> dict[str, Value]:
     """Give logs the names that trackers show: `eval_loss` → `eval/loss`, `loss` → `train/loss`.
 
     Mirrors:
@@ -81,7 +83,7 @@ def rewrite_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
     return renamed
 
 
-def numbers_of(logs: Mapping[str, Any]) -> dict[str, float]:
+def numbers_of(logs: Mapping[str, object]) -> dict[str, float]:
     """Return the numbers among logs."""
     return {name: value for name, value in logs.items() if isinstance(value, (int, float))}
 
@@ -91,8 +93,24 @@ def default_logdir() -> str:
     return os.path.join("runs", f"{datetime.now().strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}")
 
 
+class RunRecord(TypedDict, total=False):
+    """What is remembered of a tracker's run.
+
+    Attributes:
+        logdir: Folder of a TensorBoard run.
+        id: Identity of a wandb run.
+        step: Update of the last log.
+        logs: Logs of that update.
+    """
+
+    logdir: str
+    id: str
+    step: int
+    logs: int
+
+
 class RunMemory:
-    """Which run of a tracker belongs to an output folder, so that a resumed training goes on in it.
+    """The run of a tracker that an output folder belongs to, so that a resumed training continues it.
 
     Args:
         folder: The output folder.
@@ -103,24 +121,24 @@ class RunMemory:
         self.path = os.path.join(folder, TRACKERS_NAME)
         self.tracker = tracker
 
-    def read(self) -> dict[str, Any]:
-        """Return what is known: nothing where there was no run; a file that cannot be read is warned about."""
-        return dict(self._known().get(self.tracker, {}))
+    def read(self) -> RunRecord:
+        """Return the record of the run: empty where there was none, or, with a warning, where it cannot be read."""
+        return self._records().get(self.tracker, {})
 
-    def _known(self) -> dict[str, Any]:
+    def _records(self) -> dict[str, RunRecord]:
         try:
             with open(self.path, encoding="utf-8") as file:
                 known = json.load(file)
-            return {name: dict(values) for name, values in known.items()}
+            return {name: cast(RunRecord, dict(values)) for name, values in known.items()}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, AttributeError, TypeError) as error:
             logger.warning("%s cannot be read (%s): trackers begin new runs.", self.path, error)
             return {}
 
-    def write(self, **values: Any) -> None:
-        """Add to what is known; whole or not at all."""
-        known = self._known()
+    def write(self, **values: Unpack[RunRecord]) -> None:
+        """Add to the record. A kill in the middle leaves the old one."""
+        known = self._records()
         known[self.tracker] = {**known.get(self.tracker, {}), **values}
         os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
         partial = f"{self.path}.tmp"

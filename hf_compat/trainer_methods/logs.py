@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,9 +22,11 @@ from hf_compat.runtime.inspection import call_by_signature
 from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.training_run.best_metric import note_best_metric, tracked_value
 from hf_compat.training_run.flags import log_evaluate_save
+from hf_compat.training_run.run import Trial
+from hf_compat.training_run.step_averages import LoggedValue
 
 # What the log of training holds already.
-_TAKEN = frozenset({"loss", "grad_norm", "learning_rate", "epoch", "step", "nonfinite_steps"})
+_ENTRIES = frozenset({"loss", "grad_norm", "learning_rate", "epoch", "step", "nonfinite_steps"})
 
 
 class LogMethods(TrainerBase):
@@ -36,7 +37,7 @@ class LogMethods(TrainerBase):
         tr_loss: torch.Tensor,
         grad_norm: torch.Tensor | float | None,
         model: nn.Module,
-        trial: Any,
+        trial: Trial,
         epoch: float,
         ignore_keys_for_eval: list[str] | None,
         start_time: float,
@@ -64,7 +65,11 @@ class LogMethods(TrainerBase):
         log_evaluate_save(self, log=log, evaluate=evaluate, save=save)
 
     def _log_training(
-        self, tr_loss: torch.Tensor, grad_norm: Any, start_time: float, learning_rate: float | None
+        self,
+        tr_loss: torch.Tensor,
+        grad_norm: torch.Tensor | float | None,
+        start_time: float,
+        learning_rate: float | None,
     ) -> None:
         rate = self._get_learning_rate() if learning_rate is None else learning_rate
         logs = self._run.losses.take(self.state.global_step, grad_norm, rate, self.accelerator.gather, summed=tr_loss)
@@ -72,7 +77,7 @@ class LogMethods(TrainerBase):
         call_by_signature(self.log, logs, optional={"start_time": start_time})
 
     def _evaluate(
-        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+        self, trial: Trial, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
         """Evaluate within training, and step a schedule that follows a metric."""
         metrics: dict[str, float] = self.evaluate(ignore_keys=ignore_keys_for_eval)
@@ -80,7 +85,7 @@ class LogMethods(TrainerBase):
             self.lr_scheduler.step(tracked_value(metrics, str(self.args.metric_for_best_model)))
         return metrics
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Trial) -> bool:
         """Compare an evaluation with the best one so far, and remember it where it is better.
 
         Returns:
@@ -114,7 +119,7 @@ class LogMethods(TrainerBase):
             note_metrics(self.lightning_trainer, logs)  # so that they may monitor `loss`, too
         self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
 
-    def log_metric(self, name: str, value: Any, weight: float = 1.0) -> None:
+    def log_metric(self, name: str, value: LoggedValue, weight: float = 1.0) -> None:
         """Log a named value beside the loss, from `compute_loss` or `training_step`: its mean until the next log.
 
         In an evaluation it is averaged over the batches and stands among the metrics, prefixed as they are.
@@ -128,11 +133,11 @@ class LogMethods(TrainerBase):
         Raises:
             ArgumentError: The name is one that the log has already.
         """
-        if name in _TAKEN:
+        if name in _ENTRIES:
             raise ArgumentError(f"`log_metric({name!r}, …)`: the log has {name!r} already.\n\nHint: use another name.")
         (self._run.losses.averages if self.model.training else self._evaluation_averages).add(name, value, weight)
 
-    def _log_of_lightning(self, metrics: Mapping[str, Any], step: int | None) -> None:
+    def _log_of_lightning(self, metrics: Mapping[str, float], step: int | None) -> None:
         """Pass on what a Lightning callback logs: into the history, and to the HF callbacks that report."""
         logs = {name: float(value) for name, value in metrics.items() if name != "epoch"}
         logs["epoch"] = self.state.epoch
@@ -154,11 +159,11 @@ class LogMethods(TrainerBase):
         self.current_flos = 0
 
     @staticmethod
-    def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:
+    def metrics_format(metrics: Mapping[str, object]) -> dict[str, object]:
         """Give metrics their human form."""
         return metrics_format(metrics)
 
-    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
+    def log_metrics(self, split: str, metrics: Mapping[str, object]) -> None:
         """Print metrics as a table.
 
         Args:
@@ -173,7 +178,7 @@ class LogMethods(TrainerBase):
         rows = (f"  {name:<{names}} = {shown[name]!s:>{values}}" for name in sorted(shown))
         print("\n".join([f"***** {split} metrics *****", *rows]))  # noqa: T201 - its job
 
-    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
+    def save_metrics(self, split: str, metrics: Mapping[str, object], combined: bool = True) -> None:
         """Write metrics to `{split}_results.json`, and add them to `all_results.json`.
 
         Args:
@@ -196,20 +201,20 @@ class LogMethods(TrainerBase):
             self.state.save_to_json(os.path.join(str(self.args.output_dir), TRAINER_STATE_NAME))
 
     def is_local_process_zero(self) -> bool:
-        """Say whether this is the first process of its machine."""
+        """Return whether this is the first process of its machine."""
         return bool(self.args.local_process_index == 0)
 
     def is_world_process_zero(self) -> bool:
-        """Say whether this is the first process of all."""
+        """Return whether this is the first process of all."""
         return bool(self.args.process_index == 0)
 
 
-def _write_json(path: str, values: dict[str, Any]) -> None:
+def _write_json(path: str, values: Mapping[str, object]) -> None:
     with open(path, "w", encoding="utf-8") as file:
-        json.dump(values, file, indent=4, sort_keys=True)
+        json.dump(dict(values), file, indent=4, sort_keys=True)
 
 
-def _read_json(path: str) -> dict[str, Any]:
+def _read_json(path: str) -> dict[str, object]:
     if not os.path.exists(path):
         return {}
     with open(path, encoding="utf-8") as file:
