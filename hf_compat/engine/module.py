@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
@@ -22,16 +23,12 @@ from hf_compat.engine.internals import (
     start_from,
     warn_of_newer_lightning,
 )
-from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.protocols import SilentObserver, TrainingSteps, UpdateObserver
-from hf_compat.engine.strategies import gradients_at_the_end, wrapped_model
+from hf_compat.engine.strategies import wrapped_model
+from hf_compat.engine.update_mechanics import UpdateMechanics, make_update_mechanics
 from hf_compat.engine.windows import Window, Windows
-from hf_compat.interop.deepspeed import is_deepspeed_engine
 from hf_compat.optim.lr_schedulers import follows_metric
-from hf_compat.plan.translate import exchanges_every_micro_batch
 from hf_compat.runtime.inspection import call_by_signature
-
-_ALONE = contextlib.nullcontext()
 
 
 class WindowModule(pl.LightningModule):
@@ -48,6 +45,8 @@ class WindowModule(pl.LightningModule):
 
     # whether the metrics of an evaluation go to Lightning's loggers from here; a Trainer logs them itself
     logs_to_lightning = False
+    # chosen when a fit starts
+    _mechanics: UpdateMechanics
 
     def __init__(
         self,
@@ -66,7 +65,6 @@ class WindowModule(pl.LightningModule):
         self.num_training_updates: int | None = None
         self.strict_loading = False  # a folder holds tied weights once
         self._resume: dict[str, Any] | None = None
-        self._exchanges = self._exchanges_always = False
         self._tells_zero_grad = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -116,18 +114,12 @@ class WindowModule(pl.LightningModule):
     def on_fit_start(self) -> None:
         """Let the steps's forward and backward pass go through Lightning's strategy."""
         steps = self.steps
-        steps.model_wrapped = wrapped = wrapped_model(self.trainer.strategy, steps.model)
-        steps.accelerator.run_backward = self.manual_backward
-        # asked once a fit, not at every step
-        self._exchanges = steps.accelerator.num_processes > 1 or is_deepspeed_engine(wrapped)
-        self._exchanges_always = exchanges_every_micro_batch(steps.args) and not is_deepspeed_engine(wrapped)
+        steps.model_wrapped = wrapped_model(self.trainer.strategy, steps.model)
+        self._mechanics = make_update_mechanics(steps, self.manual_backward, self.trainer.precision_plugin)
+        steps.accelerator.run_backward = self._mechanics.backward
         heard: list[Any] = [*self.trainer.callbacks, self]  # type: ignore[attr-defined]  # set by a connector
         empty = (pl.Callback.on_before_zero_grad, pl.LightningModule.on_before_zero_grad)
         self._tells_zero_grad = any(getattr(one.on_before_zero_grad, "__func__", one) not in empty for one in heard)
-        if is_deepspeed_engine(wrapped):
-            engine: Any = wrapped
-            # the loss is divided by the window already
-            steps.accelerator.run_backward = lambda loss: engine.backward(loss, scale_wrt_gas=False)
 
     def training_step(self, window: Window, batch_idx: int) -> torch.Tensor | None:
         """Do one update: every micro-batch forward and backward, then clip, step, schedule, zero.
@@ -135,15 +127,16 @@ class WindowModule(pl.LightningModule):
         Returns:
             The window's loss, detached.
         """
-        steps, observer = self.steps, self.observer
+        steps, observer, mechanics = self.steps, self.observer, self._mechanics
         model, step = steps.model_wrapped, steps.training_step
         steps.current_gradient_accumulation_steps = len(window)
         total: torch.Tensor | None = None
         for index, inputs in enumerate(window.micro_batches, start=1):
             is_last = index == len(window)
             steps.accelerator.sync_gradients = is_last
-            with gradients_at_the_end(model, is_last or self._exchanges_always) if self._exchanges else _ALONE:
-                loss = call_by_signature(step, model, inputs, optional={"num_items_in_batch": window.num_items})
+            if mechanics.exchanges_at_the_end:
+                mechanics.begin_micro_batch(is_last)
+            loss = call_by_signature(step, model, inputs, optional={"num_items_in_batch": window.num_items})
             observer.micro_batch_done(loss, inputs)
             total = loss if total is None else total + loss
             if is_last and window.is_complete:
@@ -155,25 +148,14 @@ class WindowModule(pl.LightningModule):
         return total
 
     def _update(self, model: nn.Module) -> None:
-        steps, observer = self.steps, self.observer
+        steps, observer, mechanics = self.steps, self.observer, self._mechanics
         optimizer = self.optimizers()
-        precision = self.trainer.precision_plugin
-        if isinstance(precision, ForwardPrecision):
-            precision.unscale(steps.optimizer)
-        grad_norm: Any = None
-        if not is_deepspeed_engine(model):  # an engine clips when it steps
-            grad_norm = steps._clip_grad_norm(model) if steps.args.max_grad_norm > 0 else None
-            grad_norm = steps._get_grad_norm(model, grad_norm=grad_norm)
-        optimizer.step()  # type: ignore[union-attr]  # one optimizer
-        if is_deepspeed_engine(model):
-            engine: Any = model
-            grad_norm = engine.get_global_grad_norm()
-        observer.optimizer_stepped(grad_norm)
+        assert isinstance(optimizer, LightningOptimizer)  # configure_optimizers returns one
+        observer.optimizer_stepped(mechanics.step(model, optimizer))
         replaced = self._replaced_schedule() is not None
         rate = steps.optimizer.param_groups[0]["lr"] if replaced else steps._get_learning_rate()
         observer.learning_rate_read(rate)
-        skipped = isinstance(precision, ForwardPrecision) and precision.step_was_skipped
-        if not skipped:
+        if not mechanics.step_was_skipped:
             self._step_schedule("step")
         if self._tells_zero_grad:
             before_zero_grad(self.trainer, steps.optimizer)
@@ -199,7 +181,7 @@ class WindowModule(pl.LightningModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowModule:
         """Copy the model; whoever owns the steps and the data stays the same one (averages are copies)."""
-        for shared in (self.steps, self.observer, self.evaluation):
+        for shared in (self.steps, self.observer, self.evaluation, self.__dict__.get("_mechanics")):
             memo[id(shared)] = shared
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+GradNorm = torch.Tensor | float | None
+
 
 class TrainingSteps(Protocol):
     """The overridable steps of a run."""
@@ -41,9 +43,9 @@ class TrainingSteps(Protocol):
 
     def _prepare_input(self, data: Any) -> Any: ...
 
-    def _clip_grad_norm(self, model: nn.Module) -> Any: ...
+    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor: ...
 
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any: ...
+    def _get_grad_norm(self, model: nn.Module, grad_norm: GradNorm = None) -> GradNorm: ...
 
     def _get_learning_rate(self) -> float: ...
 
@@ -57,7 +59,7 @@ class UpdateObserver(Protocol):
     def substep_ended(self) -> None:
         """A micro-batch that was not the last of its update has ended."""
 
-    def optimizer_stepped(self, grad_norm: Any) -> None:
+    def optimizer_stepped(self, grad_norm: GradNorm) -> None:
         """The optimizer has stepped; gradients are still there."""
 
     def learning_rate_read(self, learning_rate: float) -> None:
@@ -74,7 +76,7 @@ class SilentObserver:
 
     def substep_ended(self) -> None: ...
 
-    def optimizer_stepped(self, grad_norm: Any) -> None: ...
+    def optimizer_stepped(self, grad_norm: GradNorm) -> None: ...
 
     def learning_rate_read(self, learning_rate: float) -> None: ...
 

@@ -7,7 +7,6 @@ itself must not run inside one.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import lightning.pytorch as pl
@@ -16,7 +15,6 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat.checkpoint.model_state import ModelState, make_model_state
@@ -182,16 +180,3 @@ def model_state_of(strategy: Strategy, model: nn.Module) -> ModelState:
     """Return what reads and writes the state of a model that a strategy holds."""
     writes_shards = isinstance(strategy, HFFSDP2Strategy) and strategy.plan.state_dict_type == "SHARDED_STATE_DICT"
     return make_model_state(model, wrapped_model(strategy, model), writes_shards)
-
-
-def gradients_at_the_end(model: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[Any]:
-    """Exchange gradients after a window's last micro-batch only."""
-    if is_deepspeed_engine(model):
-        engine: Any = model
-        engine.set_gradient_accumulation_boundary(is_last)
-        return contextlib.nullcontext()
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(is_last)
-    if is_last or not isinstance(model, DistributedDataParallel):
-        return contextlib.nullcontext()
-    return model.no_sync()

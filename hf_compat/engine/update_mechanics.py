@@ -1,0 +1,147 @@
+"""What an update does differently under each strategy: chosen once a fit, asked at every update. Lightning words only.
+
+When gradients are exchanged, how the backward pass runs, who clips, and where the gradient norm comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.plugins.precision import Precision
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from hf_compat.engine.precision import ForwardPrecision
+from hf_compat.engine.protocols import GradNorm, TrainingSteps
+from hf_compat.interop.deepspeed import DeepSpeedEngine, is_deepspeed_engine
+from hf_compat.plan.translate import exchanges_every_micro_batch
+
+Backward = Callable[[torch.Tensor], object]
+
+
+class UpdateMechanics:
+    """One device, or gradients that are exchanged in every backward pass: the steps clip, then the optimizer steps.
+
+    Args:
+        steps: Whoever owns the overridable steps.
+        backward: Lightning's backward pass.
+        precision: The trainer's precision plugin.
+    """
+
+    # whether `begin_micro_batch` does anything: one device leaves the call out
+    exchanges_at_the_end = False
+
+    def __init__(self, steps: TrainingSteps, backward: Backward, precision: Precision) -> None:
+        self.steps = steps
+        self.backward = backward
+        self._scaling = precision if isinstance(precision, ForwardPrecision) and precision.scaler else None
+
+    def begin_micro_batch(self, is_last: bool) -> None:
+        """Have gradients exchanged in the coming backward pass, or not."""
+
+    def step(self, model: nn.Module, optimizer: LightningOptimizer) -> GradNorm:
+        """Clip the gradients and step; returns their norm before clipping."""
+        steps = self.steps
+        if self._scaling is not None:
+            self._scaling.unscale(steps.optimizer)
+        clipped = steps._clip_grad_norm(model) if steps.args.max_grad_norm > 0 else None
+        norm = steps._get_grad_norm(model, grad_norm=clipped)
+        optimizer.step()
+        return norm
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the gradient scaler has skipped the last step, its gradients not being finite."""
+        return self._scaling is not None and self._scaling.step_was_skipped
+
+
+class DDPMechanics(UpdateMechanics):
+    """Several processes under DDP: gradients are exchanged in a window's last backward pass.
+
+    Args:
+        steps: Whoever owns the overridable steps.
+        backward: Lightning's backward pass.
+        precision: The trainer's precision plugin.
+        wrapper: DDP around the model.
+    """
+
+    exchanges_at_the_end = True
+
+    def __init__(
+        self, steps: TrainingSteps, backward: Backward, precision: Precision, wrapper: DistributedDataParallel
+    ) -> None:
+        super().__init__(steps, backward, precision)
+        self._wrapper = wrapper
+
+    def begin_micro_batch(self, is_last: bool) -> None:
+        # what `no_sync` sets, without a context manager a micro-batch
+        self._wrapper.require_backward_grad_sync = is_last
+
+
+class FSDP2Mechanics(UpdateMechanics):
+    """Several processes under FSDP 2: gradients are reduced in a window's last backward pass.
+
+    Args:
+        steps: Whoever owns the overridable steps.
+        backward: Lightning's backward pass.
+        precision: The trainer's precision plugin.
+        sharded: The model.
+    """
+
+    exchanges_at_the_end = True
+
+    def __init__(self, steps: TrainingSteps, backward: Backward, precision: Precision, sharded: FSDPModule) -> None:
+        super().__init__(steps, backward, precision)
+        self._sharded = sharded
+
+    def begin_micro_batch(self, is_last: bool) -> None:
+        self._sharded.set_requires_gradient_sync(is_last)
+
+
+class DeepSpeedMechanics(UpdateMechanics):
+    """DeepSpeed's engine: it runs the backward pass, clips when it steps, and knows the norm afterwards.
+
+    Args:
+        steps: Whoever owns the overridable steps.
+        precision: The trainer's precision plugin.
+        engine: The engine around the model.
+    """
+
+    exchanges_at_the_end = True
+    step_was_skipped = False
+
+    def __init__(self, steps: TrainingSteps, precision: Precision, engine: DeepSpeedEngine) -> None:
+        # the loss is divided by the window already
+        super().__init__(steps, lambda loss: engine.backward(loss, scale_wrt_gas=False), precision)
+        self._engine = engine
+
+    def begin_micro_batch(self, is_last: bool) -> None:
+        self._engine.set_gradient_accumulation_boundary(is_last)
+
+    def step(self, model: nn.Module, optimizer: LightningOptimizer) -> GradNorm:
+        optimizer.step()
+        return self._engine.get_global_grad_norm()
+
+
+def make_update_mechanics(steps: TrainingSteps, backward: Backward, precision: Precision) -> UpdateMechanics:
+    """Return what goes with the way in which the model is wrapped, in a strategy of ours or of Lightning's own.
+
+    Args:
+        steps: Whoever owns the overridable steps; its `model_wrapped` is what forward passes go through.
+        backward: Lightning's backward pass.
+        precision: The trainer's precision plugin.
+    """
+    wrapped: object = steps.model_wrapped
+    if is_deepspeed_engine(wrapped):
+        return DeepSpeedMechanics(steps, precision, wrapped)
+    at_the_end = steps.accelerator.num_processes > 1 and not exchanges_every_micro_batch(steps.args)
+    if at_the_end and isinstance(wrapped, DistributedDataParallel):
+        return DDPMechanics(steps, backward, precision, wrapped)
+    if isinstance(wrapped, FSDPModule):
+        wrapped.set_requires_gradient_sync(True)  # a fit that ended within a window has left it off
+        if at_the_end:
+            return FSDP2Mechanics(steps, backward, precision, wrapped)
+    return UpdateMechanics(steps, backward, precision)

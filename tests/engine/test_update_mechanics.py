@@ -1,0 +1,149 @@
+"""What goes with each way of wrapping a model is chosen once a fit, and does what its name says."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import toy
+from torch import distributed
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from hf_compat import HFDataModule, HFModule, Trainer
+from hf_compat.engine import update_mechanics
+from hf_compat.engine.precision import ForwardPrecision
+from hf_compat.engine.update_mechanics import (
+    DDPMechanics,
+    DeepSpeedMechanics,
+    FSDP2Mechanics,
+    UpdateMechanics,
+    make_update_mechanics,
+)
+from hf_compat.runtime.launch import Launch
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    """A process group of this process alone."""
+    store = distributed.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+class DeepSpeedEngine:
+    """The engine's calls, in order. The real one needs several processes to exchange anything."""
+
+    def __init__(self):
+        self.calls = []
+
+    def backward(self, loss, *, scale_wrt_gas=True):
+        self.calls.append(("backward", scale_wrt_gas))
+
+    def set_gradient_accumulation_boundary(self, is_boundary):
+        self.calls.append(("boundary", is_boundary))
+
+    def get_global_grad_norm(self):
+        self.calls.append("norm")
+        return 3.0
+
+
+def steps_of(make_args, wrapped, processes=2, **values):
+    """A Trainer that believes in several processes."""
+    trainer = Trainer(toy.Classifier(), make_args(**values), train_dataset=toy.rows())
+    launch = Launch(process_index=0, local_process_index=0, world_size=processes, local_world_size=processes)
+    trainer.args.__dict__["_launch"] = launch
+    trainer.model_wrapped = wrapped
+    return trainer
+
+
+def chosen(make_args, wrapped, processes=2, **values):
+    steps = steps_of(make_args, wrapped, processes, **values)
+    return make_update_mechanics(steps, torch.Tensor.backward, ForwardPrecision())
+
+
+def count_exchange(exchanged, bucket):
+    exchanged.append(bucket.index())
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+ALWAYS = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+
+
+def test_ddp_exchanges_at_a_windows_end(group, make_args):
+    wrapped = DistributedDataParallel(toy.Classifier())
+    mechanics = chosen(make_args, wrapped)
+    assert type(mechanics) is DDPMechanics and mechanics.exchanges_at_the_end
+    exchanged = []
+    wrapped.register_comm_hook(exchanged, count_exchange)
+    batch = torch.utils.data.default_collate(toy.rows(4))
+    counts = []
+    for is_last in (False, False, True, False):
+        mechanics.begin_micro_batch(is_last)
+        wrapped(**batch)["loss"].backward()
+        counts.append(len(exchanged))
+    assert counts == [0, 0, 1, 1]
+    assert type(chosen(make_args, wrapped, processes=1)) is UpdateMechanics
+    assert type(chosen(make_args, wrapped, **ALWAYS)) is UpdateMechanics
+
+
+def test_fsdp2_reduces_at_a_windows_end(group, make_args):
+    wrapped = fully_shard(toy.Classifier())
+    asked = []
+    wrapped.set_requires_gradient_sync = asked.append
+    mechanics = chosen(make_args, wrapped)
+    assert type(mechanics) is FSDP2Mechanics
+    for is_last in (False, True):
+        mechanics.begin_micro_batch(is_last)
+    assert asked == [True, False, True]  # the first one: a fit before may have left it off
+    asked.clear()
+    assert type(chosen(make_args, wrapped, **ALWAYS)) is UpdateMechanics and asked == [True]
+
+
+def test_the_engine_runs_backward_and_knows_the_norm(make_args):
+    engine = DeepSpeedEngine()
+    mechanics = chosen(make_args, engine, **ALWAYS)
+    assert type(mechanics) is DeepSpeedMechanics and not mechanics.step_was_skipped
+    mechanics.begin_micro_batch(is_last=False)
+    mechanics.backward(torch.tensor(1.0))
+
+    class Optimizer:
+        def step(self):
+            engine.calls.append("step")
+
+    assert mechanics.step(engine, Optimizer()) == 3.0
+    assert engine.calls == [("boundary", False), ("backward", False), "step", "norm"]
+
+
+def test_it_is_chosen_once_a_fit(make_args, monkeypatch):
+    made = []
+
+    def count(*args):
+        made.append(make_update_mechanics(*args))
+        return made[-1]
+
+    monkeypatch.setattr("hf_compat.engine.module.make_update_mechanics", count)
+    trainer = Trainer(toy.Classifier(), make_args(max_steps=3), train_dataset=toy.rows())
+    trainer.train()
+    trainer.train()
+    assert [type(mechanics) for mechanics in made] == [UpdateMechanics] * 2
+    assert update_mechanics.UpdateMechanics.exchanges_at_the_end is False  # one device makes no call a micro-batch
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_lightnings_own_precision_and_strategy(make_args, precision, tmp_path):
+    """`HFModule` in anybody's trainer: Lightning's plugins scale nothing that is clipped here."""
+    args = make_args(max_steps=3, bf16=precision == "bf16-mixed", gradient_accumulation_steps=2)
+    module = HFModule(toy.Classifier(), args)
+    before = [parameter.detach().clone() for parameter in module.parameters()]
+    trainer = pl.Trainer(
+        max_steps=3, accelerator="cpu", precision=precision, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, HFDataModule(args, train_dataset=toy.rows()))
+    assert trainer.global_step == 3
+    assert all(not torch.equal(old, new) for old, new in zip(before, module.parameters(), strict=True))
