@@ -18,19 +18,19 @@ from hf_compat.checkpoint.zero_reader import find_zero_folder, zero_tensors
 from hf_compat.errors import ArgumentError, CheckpointError
 
 SHARD_BYTES = 5 * 10**9
-# What wrappers put before a weight's name; taken away where every name has it.
+# What wrappers put before a weight's name; it is removed where every name has it.
 WRAPPER_PREFIXES = ("app.", "state_dict.", "_forward_module.", "module.", "model.")
 
 
 def convert(source: str, target: str, shard_bytes: int = SHARD_BYTES, keep_names: bool = False) -> str:
-    """Convert a checkpoint; what kind each side is follows from its form and name.
+    """Convert a checkpoint. The form and the name of each path say what kind of checkpoint it is.
 
     Args:
         source: A Lightning `.ckpt` of an `HFModule`, an HF folder, or a folder of shards: DeepSpeed's ZeRO 1 to 3, or
             torch.distributed.checkpoint's (FSDP).
         target: A path that ends in `.ckpt`, or a folder; it must not exist.
-        shard_bytes: Size of the weight files that come from shards, bytes; no more than one is held in memory.
-        keep_names: Leave the weights' names as the shards have them.
+        shard_bytes: Size of the weight files that shards become, in bytes; one at a time is held in memory.
+        keep_names: Keep the weights' names as the shards have them.
 
     Returns:
         What was done, in words.
@@ -47,9 +47,7 @@ def convert(source: str, target: str, shard_bytes: int = SHARD_BYTES, keep_names
         count = _write_shards(stored, target, shard_bytes, keep_names)
         return f"{count} tensors of the shards in {source} are weights in {target}"
     if os.path.isdir(source) and to_lightning:
-        partial = target + ".partial"
-        torch.save(from_hf(source), partial)
-        os.replace(partial, target)
+        _write_lightning(from_hf(source), target)
         return f"the HF folder {source} is the Lightning checkpoint {target}"
     if os.path.isfile(source) and not to_lightning:
         to_hf(read_torch_file(source), target)
@@ -58,6 +56,12 @@ def convert(source: str, target: str, shard_bytes: int = SHARD_BYTES, keep_names
         f"There is nothing to convert from {source} to {target}.\n\n"
         "Hint: name a .ckpt file and a folder, in either order, or a folder of shards and a folder."
     )
+
+
+def _write_lightning(checkpoint: dict[str, object], target: str) -> None:
+    partial = target + ".partial"
+    torch.save(checkpoint, partial)
+    os.replace(partial, target)
 
 
 def _shards(source: str) -> list[StoredTensor] | None:
@@ -71,7 +75,7 @@ def _shards(source: str) -> list[StoredTensor] | None:
 
 
 def _write_shards(stored: list[StoredTensor], target: str, shard_bytes: int, keep_names: bool) -> int:
-    """Write tensors as safetensors with an index, one file's worth in memory at a time."""
+    """Write tensors as safetensors with an index, one file's worth in memory at a time; returns their number."""
     if not stored:
         raise CheckpointError("The shards hold no weights.")
     partial = target + ".partial"
@@ -79,23 +83,27 @@ def _write_shards(stored: list[StoredTensor], target: str, shard_bytes: int, kee
     os.makedirs(partial)
     prefix = "" if keep_names else _common_prefix([tensor.name for tensor in stored])
     groups = list(_grouped(stored, shard_bytes))
-    placed: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     total_bytes = 0
     for number, group in enumerate(tqdm(groups, desc="weight files"), start=1):
         weights = {tensor.name.removeprefix(prefix): tensor.load() for tensor in group}
         file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         write_weights(weights, os.path.join(partial, file))
-        placed |= dict.fromkeys(weights, file)
+        file_of |= dict.fromkeys(weights, file)
         total_bytes += sum(tensor.nbytes for tensor in weights.values())
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": placed}
-    with open(os.path.join(partial, names.SAFE_WEIGHTS_INDEX_NAME), "w", encoding="utf-8") as text:
-        json.dump(index, text, indent=2)
+    _write_index(file_of, total_bytes, partial)
     os.replace(partial, target)
-    return len(placed)
+    return len(file_of)
+
+
+def _write_index(file_of: dict[str, str], total_bytes: int, folder: str) -> None:
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": file_of}
+    with open(os.path.join(folder, names.SAFE_WEIGHTS_INDEX_NAME), "w", encoding="utf-8") as text:
+        json.dump(index, text, indent=2)
 
 
 def _common_prefix(all_names: list[str]) -> str:
-    """Return what wrappers have put before every name: each of their prefixes once, in any order."""
+    """Return the wrappers' prefixes that every name begins with: each of them once, in any order."""
     prefix, left = "", list(WRAPPER_PREFIXES)
     while True:
         found = next((p for p in left if all(name.startswith(prefix + p) for name in all_names)), None)

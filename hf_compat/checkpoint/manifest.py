@@ -1,4 +1,6 @@
-"""What makes a checkpoint folder whole: written durably, listed last, checked before it is read. HF words; files only.
+"""What makes a checkpoint folder whole: it is written durably, listed last and checked before it is read.
+
+HF words; files only.
 
 A folder of ours holds `manifest.json`: every file with its size and SHA-256, written when all of them are on disk. A
 folder without one (written by `transformers`) is judged by what it needs to contain.
@@ -15,7 +17,6 @@ import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from hf_compat.checkpoint import layout as names
 
@@ -26,6 +27,14 @@ PARTIAL_SUFFIX = ".partial"
 REPLACED_SUFFIX = ".replaced"
 DELETED_SUFFIX = ".deleted"
 _KIND = "hf_compat checkpoint"
+_WEIGHTS_NAMES = (
+    names.SAFE_WEIGHTS_NAME,
+    names.WEIGHTS_NAME,
+    names.SAFE_WEIGHTS_INDEX_NAME,
+    names.WEIGHTS_INDEX_NAME,
+    names.ADAPTER_SAFE_WEIGHTS_NAME,
+    names.ADAPTER_WEIGHTS_NAME,
+)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -53,25 +62,23 @@ def seal(folder: str) -> None:
     listed = {}
     for path in _files(root):
         _flush(path)
-        relative = path.relative_to(root).as_posix()
-        listed[relative] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        listed[path.relative_to(root).as_posix()] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
     text = json.dumps({"kind": _KIND, "version": 1, "files": listed}, indent=1)
-    manifest = root / MANIFEST_NAME
-    with open(manifest, "w", encoding="utf-8") as file:
+    with open(root / MANIFEST_NAME, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    for place in {path.parent for path in _files(root)} | {root}:
-        _flush(place)
+    for subfolder in {path.parent for path in _files(root)} | {root}:
+        _flush(subfolder)
 
 
 def put_in_place(partial: str, final: str) -> None:
-    """Give a sealed folder its name. At every instant either the old folder of that name or the new one is whole.
+    """Rename a sealed folder to its final name. At every instant the old folder of that name or the new one is whole.
 
-    Files of an older folder of that name that are not part of any checkpoint (the user's) are carried over.
+    Files of the old folder that no checkpoint lists are the user's: they are copied into the new one.
     """
     if os.path.isdir(final):
-        _carry_over(Path(final), Path(partial))
+        _copy_user_files(Path(final), Path(partial))
         replaced = final + REPLACED_SUFFIX
         shutil.rmtree(replaced, ignore_errors=True)
         os.replace(final, replaced)
@@ -82,7 +89,7 @@ def put_in_place(partial: str, final: str) -> None:
     _flush(Path(final).parent)
 
 
-def _carry_over(old: Path, new: Path) -> None:
+def _copy_user_files(old: Path, new: Path) -> None:
     ours = set(_listed(old) or ()) | {MANIFEST_NAME}
     for path in _files(old):
         relative = path.relative_to(old).as_posix()
@@ -93,30 +100,31 @@ def _carry_over(old: Path, new: Path) -> None:
 
 
 def remove(folder: str) -> None:
-    """Delete what a checkpoint of ours consists of; files that it does not list are left where they are.
+    """Delete the files of a checkpoint of ours; files that its manifest does not list stay where they are.
 
-    The folder loses its name first: one that is half deleted is never taken for a checkpoint.
+    The folder is renamed first: one that is half deleted is never taken for a checkpoint.
     """
-    listed = _listed(Path(folder))
+    root = Path(folder)
+    listed = _listed(root)
     if listed is None:
         return
-    doomed = Path(folder + DELETED_SUFFIX)
-    strangers = [p for p in _files(Path(folder)) if p.relative_to(folder).as_posix() not in listed]
-    if strangers:
-        (Path(folder) / MANIFEST_NAME).unlink()
+    if any(path.relative_to(root).as_posix() not in listed for path in _files(root)):
+        (root / MANIFEST_NAME).unlink()
         for name in listed:
-            (Path(folder) / name).unlink(missing_ok=True)
+            (root / name).unlink(missing_ok=True)
         return
-    os.replace(folder, doomed)
-    shutil.rmtree(doomed)
+    deleted = folder + DELETED_SUFFIX
+    os.replace(folder, deleted)
+    shutil.rmtree(deleted)
 
 
 def is_ours(folder: str) -> bool:
-    """Say whether a folder holds a manifest of ours, whole or not."""
+    """Return whether a folder holds a manifest of ours, whole or not."""
     return _listed(Path(folder)) is not None
 
 
-def _listed(folder: Path) -> dict[str, Any] | None:
+def _listed(folder: Path) -> dict[str, object] | None:
+    """Return the files that a manifest lists, each with what it says about them; None without a readable manifest."""
     try:
         manifest = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
         listed = manifest["files"] if manifest["kind"] == _KIND else None
@@ -126,7 +134,7 @@ def _listed(folder: Path) -> dict[str, Any] | None:
 
 
 def tidy(run_dir: str) -> None:
-    """Remove what a run that was killed while saving has left behind."""
+    """Remove what a run that was killed while saving or deleting has left behind."""
     if not os.path.isdir(run_dir):
         return
     for entry in list(os.scandir(run_dir)):
@@ -161,7 +169,8 @@ def problems(folder: str) -> list[str]:
     return list(_judge_unlisted(root))
 
 
-def _compare(root: Path, name: str, facts: Any) -> str | None:
+def _compare(root: Path, name: str, facts: object) -> str | None:
+    """Return what is wrong with a file, going by what the manifest says about it."""
     path = root / name
     if not path.resolve().is_relative_to(root.resolve()):
         return f"{name} is outside the folder"
@@ -175,23 +184,7 @@ def _compare(root: Path, name: str, facts: Any) -> str | None:
 def _judge_unlisted(root: Path) -> Iterator[str]:
     """Judge a folder of `transformers`, which writes `trainer_state.json` last."""
     yield from _judge_json(root / names.TRAINER_STATE_NAME)
-    weights = [
-        root / name
-        for name in (
-            names.SAFE_WEIGHTS_NAME,
-            names.WEIGHTS_NAME,
-            names.SAFE_WEIGHTS_INDEX_NAME,
-            names.WEIGHTS_INDEX_NAME,
-            names.ADAPTER_SAFE_WEIGHTS_NAME,
-            names.ADAPTER_WEIGHTS_NAME,
-        )
-        if (root / name).exists()
-    ]
-    if not weights:
-        yield f"{names.SAFE_WEIGHTS_NAME} is missing"
-    for index in (path for path in weights if path.name.endswith(".index.json")):
-        yield from _judge_json(index)
-        yield from _judge_shards(root, index)
+    yield from _judge_weights(root)
     has_optimizer = (root / names.OPTIMIZER_NAME).exists()
     if has_optimizer != (root / names.SCHEDULER_NAME).exists():
         yield f"{names.SCHEDULER_NAME if has_optimizer else names.OPTIMIZER_NAME} is missing"
@@ -200,6 +193,15 @@ def _judge_unlisted(root: Path) -> Iterator[str]:
             yield from _judge_safetensors(path)
         elif path.suffix in (".pt", ".pth", ".bin"):
             yield from _judge_torch_file(path)
+
+
+def _judge_weights(root: Path) -> Iterator[str]:
+    weights = [root / name for name in _WEIGHTS_NAMES if (root / name).exists()]
+    if not weights:
+        yield f"{names.SAFE_WEIGHTS_NAME} is missing"
+    for index in (path for path in weights if path.name.endswith(".index.json")):
+        yield from _judge_json(index)
+        yield from _judge_shards(root, index)
 
 
 def _judge_json(path: Path) -> Iterator[str]:
@@ -216,22 +218,28 @@ def _judge_shards(root: Path, index: Path) -> Iterator[str]:
     try:
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (ValueError, KeyError, AttributeError, TypeError):
-        return  # said by _judge_json, or on reading
+        return  # _judge_json reports it, or the reader of the weights
     yield from (f"{shard} is missing" for shard in sorted(map(str, shards)) if not (root / shard).is_file())
 
 
 def _judge_safetensors(path: Path) -> Iterator[str]:
-    size = path.stat().st_size
     try:
-        with open(path, "rb") as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(header_bytes)) if 0 < header_bytes < size else None
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]  # type: ignore[union-attr]
-        whole = 8 + header_bytes + max(ends, default=0) == size
+        whole = _bytes_of_safetensors(path) == path.stat().st_size
     except (ValueError, KeyError, AttributeError, TypeError, MemoryError, OverflowError):
         whole = False
     if not whole:
         yield f"{path.name} is cut off or damaged"
+
+
+def _bytes_of_safetensors(path: Path) -> int:
+    """Return the size that a file's header says it has: its own length comes first, then where each tensor ends."""
+    with open(path, "rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if not 0 < header_bytes < path.stat().st_size:
+            raise ValueError("the header does not fit into the file")
+        header = json.loads(file.read(header_bytes))
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return 8 + header_bytes + int(max(ends, default=0))
 
 
 def _judge_torch_file(path: Path) -> Iterator[str]:
@@ -245,9 +253,9 @@ def _judge_torch_file(path: Path) -> Iterator[str]:
 
 
 def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """Return the newest checkpoint of a folder that is whole, or None.
+    """Return the newest whole checkpoint of a folder, or None.
 
-    Newer ones that are incomplete or damaged are skipped; the log names each with what is wrong with it.
+    Newer ones that are incomplete or damaged are skipped; a warning names each of them and what is wrong.
 
     Raises:
         FileNotFoundError: `folder` does not exist.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,8 @@ from hf_compat.checkpoint import layout as names
 from hf_compat.errors import CheckpointError
 
 Weights = dict[str, torch.Tensor]
+Plain = Any  # tensors and plain containers: what a file holds, its reader knows
+Allowed = Sequence[Callable[..., object] | tuple[Callable[..., object], str]]  # types, also under a name of their own
 COMPILED = "_orig_mod."  # what torch.compile puts into the names of weights
 
 
@@ -43,7 +45,7 @@ class StoredTensor:
     load: Callable[[], torch.Tensor]
 
 
-def read_torch_file(path: str, allowed: list[Any] | None = None, mmap: bool = False) -> Any:
+def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False) -> Plain:
     """Read a file that `torch.save` wrote, as tensors and plain containers.
 
     Args:
@@ -55,7 +57,7 @@ def read_torch_file(path: str, allowed: list[Any] | None = None, mmap: bool = Fa
         CheckpointError: It is damaged, or holds anything else; nothing of it is run.
     """
     try:
-        with torch.serialization.safe_globals(allowed or []):
+        with torch.serialization.safe_globals(list(allowed)):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # torch and pickle raise what they like; the file is the fact
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
@@ -99,7 +101,7 @@ def plain_names(weights: Mapping[str, torch.Tensor]) -> Weights:
 
 
 def names_of(model: torch.nn.Module, weights: Weights) -> Weights:
-    """Name weights as a model does of which parts may be compiled."""
+    """Name weights as a model does; parts of it may be compiled."""
     own = {name.replace(COMPILED, ""): name for name in model.state_dict() if COMPILED in name}
     return {own.get(name, name): tensor for name, tensor in weights.items()} if own else weights
 

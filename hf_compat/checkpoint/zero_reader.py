@@ -1,8 +1,8 @@
 """Weights out of DeepSpeed's ZeRO checkpoints, one at a time. torch only; DeepSpeed is not needed.
 
-ZeRO 1 and 2 flatten a parameter group and cut it into one piece a rank; ZeRO 3 cuts every parameter into one piece a
-rank. The float32 master weights are in the ranks' `*_optim_states.pt`, names and shapes in `*_model_states.pt`. Files
-are memory-mapped, and nothing but tensors and plain containers is unpickled.
+ZeRO 1 and 2 flatten a parameter group and cut it into one piece for each rank; ZeRO 3 cuts every parameter so. The
+float32 master weights are in the ranks' `*_optim_states.pt`, names and shapes in `*_model_states.pt`. Files are
+memory-mapped, and nothing but tensors and plain containers is unpickled.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ import torch
 from hf_compat.checkpoint.reading import StoredTensor, read_torch_file
 from hf_compat.errors import CheckpointError
 
+RankFile = dict[str, Any]  # what DeepSpeed saved for a rank: tensors and plain containers
+Load = Callable[[], torch.Tensor]
+Shape = torch.Size | tuple[int, ...]
+
 
 class _Unread:
-    """Stands for objects of DeepSpeed's that lie beside the weights: they are not read."""
+    """Takes the place of DeepSpeed's own objects, which are saved beside the weights and not read."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: object) -> None:
         pass
 
 
-# What DeepSpeed 0.19 puts beside the tensors. Each becomes an empty object of ours.
+# What DeepSpeed 0.19 puts beside the tensors. Each is read as an empty `_Unread`.
 _BESIDE = [
     (_Unread, f"deepspeed.{name}")
     for name in (
@@ -93,51 +97,45 @@ def _sorted(folder: str, pattern: str) -> list[Path]:
     return sorted(Path(folder).glob(pattern), key=_rank)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> RankFile:
     return dict(read_torch_file(str(path), allowed=_BESIDE, mmap=True))
 
 
-def _world_size(optimizer: dict[str, Any]) -> int:
+def _world_size(optimizer: RankFile) -> int:
     count = optimizer["partition_count"]
     return int(max(count) if isinstance(count, list) else count)
 
 
-def _stored(name: str, shape: Any, load: Callable[[], torch.Tensor]) -> StoredTensor:
+def _stored(name: str, shape: Shape, load: Load) -> StoredTensor:
     return StoredTensor(name=name, nbytes=4 * math.prod(shape), load=load)
 
 
-def _stage2(model: dict[str, Any], optimizers: list[dict[str, Any]]) -> list[StoredTensor]:
+def _stage2(model: RankFile, optimizers: list[RankFile]) -> list[StoredTensor]:
     found = []
     paddings = optimizers[0].get("param_alignment_paddings")
     for group, shapes in enumerate(model["param_shapes"]):
         pieces = [optimizer["single_partition_of_fp32_groups"][group] for optimizer in optimizers]
         offset = 0
         for index, (name, shape) in enumerate(shapes.items()):
-            count = math.prod(shape)
             found.append(_stored(name, shape, _slice_of(pieces, offset, shape)))
-            offset += count + (paddings[group][index] if paddings is not None else 0)
+            offset += math.prod(shape) + (paddings[group][index] if paddings is not None else 0)
     return found
 
 
-def _slice_of(pieces: list[torch.Tensor], offset: int, shape: Any) -> Callable[[], torch.Tensor]:
-    """Return what reads a slice of pieces that lie one behind the other."""
+def _slice_of(pieces: list[torch.Tensor], offset: int, shape: Shape) -> Load:
+    """Return what reads a slice of pieces that follow each other."""
 
     def load() -> torch.Tensor:
-        start, parts, left = offset, [], math.prod(shape)
+        start, end, parts = offset, offset + math.prod(shape), []
         for piece in pieces:
-            if start < piece.numel() and left:
-                part = piece[start : start + left]
-                parts.append(part)
-                left -= part.numel()
-                start = 0
-            else:
-                start -= piece.numel() if left else 0
-        return torch.cat(parts).view(shape) if parts else torch.empty(shape)
+            parts.append(piece[max(start, 0) : max(end, 0)])
+            start, end = start - piece.numel(), end - piece.numel()
+        return torch.cat(parts).view(shape)
 
     return load
 
 
-def _stage3(model: dict[str, Any], optimizers: list[dict[str, Any]]) -> list[StoredTensor]:
+def _stage3(model: RankFile, optimizers: list[RankFile]) -> list[StoredTensor]:
     found = []
     ranks = [optimizer["fp32_flat_groups"] for optimizer in optimizers]
     offset = 0
@@ -149,8 +147,8 @@ def _stage3(model: dict[str, Any], optimizers: list[dict[str, Any]]) -> list[Sto
     return found
 
 
-def _parts_of(ranks: list[list[torch.Tensor]], offset: int, part: int, shape: Any) -> Callable[[], torch.Tensor]:
-    """Return what reads one part of each rank and joins them; the last one may be padded."""
+def _parts_of(ranks: list[list[torch.Tensor]], offset: int, part: int, shape: Shape) -> Load:
+    """Return what reads a part of each rank and joins the parts; the last one may be padded."""
 
     def load() -> torch.Tensor:
         parts = [_slice_of(pieces, offset, (part,))() for pieces in ranks]
@@ -159,7 +157,7 @@ def _parts_of(ranks: list[list[torch.Tensor]], offset: int, part: int, shape: An
     return load
 
 
-def _frozen(models: list[dict[str, Any]], by_stage3: bool) -> list[StoredTensor]:
+def _frozen(models: list[RankFile], by_stage3: bool) -> list[StoredTensor]:
     shapes = models[0].get("frozen_param_shapes") or {}
     found = []
     for name, shape in shapes.items():
@@ -168,7 +166,7 @@ def _frozen(models: list[dict[str, Any]], by_stage3: bool) -> list[StoredTensor]
     return found
 
 
-def _buffers(model: dict[str, Any]) -> list[StoredTensor]:
+def _buffers(model: RankFile) -> list[StoredTensor]:
     return [
         StoredTensor(name=name, nbytes=tensor.nbytes, load=lambda tensor=tensor: tensor)  # type: ignore[misc]
         for name in model["buffer_names"]
@@ -176,7 +174,7 @@ def _buffers(model: dict[str, Any]) -> list[StoredTensor]:
     ]
 
 
-def _shared(model: dict[str, Any], found: list[StoredTensor]) -> list[StoredTensor]:
+def _shared(model: RankFile, found: list[StoredTensor]) -> list[StoredTensor]:
     """Tied weights: a second name for a tensor."""
     by_name = {stored.name: stored for stored in found}
     pairs = (model.get("shared_params") or {}).items()

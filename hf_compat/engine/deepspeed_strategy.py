@@ -11,29 +11,37 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from hf_compat.engine.internals import InnerModelDeepSpeedStrategy, call_hooks_before_step
 from hf_compat.engine.precision import ForwardPrecision
-from hf_compat.engine.strategies import DirectSteps, LaunchedEnvironment, _leave_model
+from hf_compat.engine.strategies import DirectStepsStrategy, LaunchedEnvironment, tear_down_in_place
+from hf_compat.interop.deepspeed import DeepSpeedEngine
 from hf_compat.plan.deepspeed import zero_stage
 from hf_compat.runtime.launch import Launch
 from hf_compat.runtime.text import need
 
 
 class DeepSpeedPrecision(ForwardPrecision):
-    """Let the engine make the optimizer's step: it clips, and sends parts to where they belong."""
+    """Lets the engine make the optimizer's step: it clips, and distributes what each process has updated."""
 
-    engine: Any = None
+    engine: DeepSpeedEngine | None = None
 
-    def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:  # type: ignore[override]
+    def optimizer_step(  # type: ignore[override]  # Lightning's parameter types differ from its base's as well
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: pl.LightningModule,
+        closure: Callable[[], object],
+        **kwargs: object,
+    ) -> None:
+        assert self.engine is not None  # `setup` makes it
         closure()
         call_hooks_before_step(self, model, optimizer)
-        return self.engine.step()
+        self.engine.step()
 
 
-class HFDeepSpeedStrategy(DirectSteps, InnerModelDeepSpeedStrategy):
+class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
     """ZeRO 0 to 3 around the model itself: what HF calls `model_wrapped` is DeepSpeed's engine.
 
     Args:
-        launch: The place of this process.
-        precision_plugin: Whose step is the engine's.
+        launch: The place of this process among several.
+        precision_plugin: The plugin that lets the engine step.
         config: The resolved configuration.
 
     Raises:
@@ -66,8 +74,9 @@ class HFDeepSpeedStrategy(DirectSteps, InnerModelDeepSpeedStrategy):
         self.accelerator.setup(trainer)
         if trainer.state.fn != TrainerFn.FITTING:
             return  # hooks on the model gather what an evaluation needs
-        precision: Any = self.precision_plugin
+        precision = self.precision_plugin
+        assert isinstance(precision, DeepSpeedPrecision)  # __init__ has set it
         precision.engine = self.set_up_engine()
 
     def teardown(self) -> None:
-        _leave_model(self)
+        tear_down_in_place(self)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ from hf_compat.plan.fsdp import FsdpPlan
 
 @functools.lru_cache(maxsize=4)
 def shard_mesh(device: str, world_size: int, per_node: int, hybrid: bool) -> DeviceMesh:
-    """Return the mesh that parameters are sharded over: one for the whole run, however many trainers it makes."""
+    """Return the mesh that parameters are sharded over: one for all trainers of a run."""
     if hybrid and world_size > per_node:
         return init_device_mesh(
             device, (world_size // per_node, per_node), mesh_dim_names=("replicate", "data_parallel")
@@ -26,7 +25,7 @@ def shard_mesh(device: str, world_size: int, per_node: int, hybrid: bool) -> Dev
 
 
 def shard_model(model: nn.Module, plan: FsdpPlan, mesh: DeviceMesh, precision: str) -> None:
-    """Shard a model in place: first the modules that the plan names, then what is left. Nothing happens twice.
+    """Shard a model in place: first the modules that the plan names, then the rest. A sharded model stays as it is.
 
     Raises:
         ArgumentError: No module is of the classes that the plan names.
@@ -34,35 +33,29 @@ def shard_model(model: nn.Module, plan: FsdpPlan, mesh: DeviceMesh, precision: s
     if isinstance(model, FSDPModule):
         return
     half = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
-    options: dict[str, Any] = {
-        "mesh": mesh,
-        "reshard_after_forward": plan.reshard_after_forward,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None),
-        "offload_policy": CPUOffloadPolicy() if plan.cpu_offload else OffloadPolicy(),
-    }
+    shard = functools.partial(
+        fully_shard,
+        mesh=mesh,
+        reshard_after_forward=plan.reshard_after_forward,
+        mp_policy=MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None),
+        offload_policy=CPUOffloadPolicy() if plan.cpu_offload else OffloadPolicy(),
+    )
     parts = list(_parts(model, plan))
     if plan.activation_checkpointing:
         _recompute(model, parts)
     for part in parts:
-        fully_shard(part, **options)
-    fully_shard(model, **options)
+        shard(part)
+    shard(model)
 
 
-def _parts(model: nn.Module, plan: FsdpPlan) -> Iterator[nn.Module]:
-    """Yield the modules that are sharded one by one, inner ones first."""
-    modules = [
-        module for module in list(model.modules())[:0:-1] if not isinstance(module, (nn.ModuleList, nn.ModuleDict))
-    ]
+def _parts(model: nn.Module, plan: FsdpPlan) -> Iterable[nn.Module]:
+    """Return the modules that are sharded one by one, inner ones first."""
     if plan.wrap == "none":
-        return
+        return ()
+    containers = (nn.ModuleList, nn.ModuleDict)  # fully_shard takes none of them
+    modules = [module for module in list(model.modules())[:0:-1] if not isinstance(module, containers)]
     if plan.wrap == "size":
-        taken: set[int] = set()
-        for module in modules:
-            own = [p for p in module.parameters() if id(p) not in taken]
-            if sum(p.numel() for p in own) >= plan.min_num_params:
-                taken.update(map(id, own))
-                yield module
-        return
+        return _parts_of_size(modules, plan.min_num_params)
     names = set(plan.wrap_classes) or set(getattr(model, "_no_split_modules", None) or ())
     found = [module for module in modules if type(module).__name__ in names]
     missing = set(plan.wrap_classes) - {type(module).__name__ for module in found}
@@ -71,7 +64,17 @@ def _parts(model: nn.Module, plan: FsdpPlan) -> Iterator[nn.Module]:
             f"`fsdp_config` wraps {sorted(missing)}, and the model has no module of such a class.\n\n"
             f"Hint: its classes are {', '.join(sorted({type(m).__name__ for m in modules}))}."
         )
-    yield from found
+    return found
+
+
+def _parts_of_size(modules: list[nn.Module], min_num_params: int) -> Iterator[nn.Module]:
+    """Yield the modules with enough parameters that no module within them has taken."""
+    taken: set[int] = set()
+    for module in modules:
+        own = [parameter for parameter in module.parameters() if id(parameter) not in taken]
+        if sum(parameter.numel() for parameter in own) >= min_num_params:
+            taken.update(map(id, own))
+            yield module
 
 
 def _recompute(model: nn.Module, parts: list[nn.Module]) -> None:

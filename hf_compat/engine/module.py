@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities.types import STEP_OUTPUT, LRSchedulerConfig, OptimizerLRScheduler
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.checkpoint.lightning_io import OWN_KEY, HFCheckpointIO
 from hf_compat.checkpoint.reading import names_of, plain_names
+from hf_compat.data.collators import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, EvaluationSettings
 from hf_compat.engine.internals import (
     BOOKKEEPING_FIELDS,
@@ -23,7 +26,7 @@ from hf_compat.engine.internals import (
     start_from,
     warn_of_newer_lightning,
 )
-from hf_compat.engine.protocols import SilentObserver, TrainingSteps, UpdateObserver
+from hf_compat.engine.protocols import Nested, SilentObserver, TrainingSteps, UpdateObserver
 from hf_compat.engine.strategies import wrapped_model
 from hf_compat.engine.update_mechanics import UpdateMechanics, make_update_mechanics
 from hf_compat.engine.windows import Window, Windows
@@ -38,9 +41,9 @@ class WindowModule(pl.LightningModule):
 
     Args:
         model: Any module whose forward returns a loss first (tuple, mapping or object with `.loss`).
-        steps: Whoever owns the overridable steps: a Trainer, or `NativeSteps`.
-        compute_metrics: Metrics of validation and test where nobody else brings an evaluation: a torchmetrics object,
-            something that makes one, or a function of an `EvalPrediction`.
+        steps: The owner of the overridable steps: a Trainer, or `NativeSteps`.
+        compute_metrics: Metrics of validation and test where no Trainer brings an evaluation: a torchmetrics object, a
+            function that makes one, or a function of an `EvalPrediction`.
     """
 
     # whether the metrics of an evaluation go to Lightning's loggers from here; a Trainer logs them itself
@@ -65,7 +68,7 @@ class WindowModule(pl.LightningModule):
         self.num_training_updates: int | None = None
         self.strict_loading = False  # a folder holds tied weights once
         self._resume: dict[str, Any] | None = None
-        self._tells_zero_grad = True
+        self._calls_before_zero_grad = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in BOOKKEEPING_FIELDS:
@@ -73,19 +76,19 @@ class WindowModule(pl.LightningModule):
         else:
             super().__setattr__(name, value)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Nested:
         """Call the model."""
         return self.model(*args, **kwargs)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         """Let the steps make optimizer and schedule; the schedule is stepped by the update, not by Lightning."""
         updates = self.num_training_updates
         if updates is None:
             updates = int(self.trainer.estimated_stepping_batches)
         self.steps.create_optimizer_and_scheduler(updates)
         optimizer, scheduler = self.steps.optimizer, self.steps.lr_scheduler
-        shown = getattr(scheduler, "optimizer", None) is optimizer and hasattr(scheduler, "state_dict")
-        if not shown:
+        is_known = getattr(scheduler, "optimizer", None) is optimizer and hasattr(scheduler, "state_dict")
+        if scheduler is None or not is_known:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -96,12 +99,12 @@ class WindowModule(pl.LightningModule):
             strategy.checkpoint_io = HFCheckpointIO(strategy.checkpoint_io)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what an HF folder says about where its run stood; name weights as the model does, compiled or not."""
+        """Keep what an HF folder says about the progress of its run; name weights as the model, compiled or not."""
         self._resume = checkpoint.get(OWN_KEY)
         checkpoint["state_dict"] = names_of(self, plain_names(checkpoint["state_dict"]))
 
     def on_train_start(self) -> None:
-        """Go on where the run of a Lightning checkpoint, or of an HF folder, stood."""
+        """Continue where the run of a Lightning checkpoint, or of an HF folder, ended."""
         load_waiting_data_states(self.trainer)
         resume, self._resume = self._resume, None
         if resume is None:
@@ -112,14 +115,20 @@ class WindowModule(pl.LightningModule):
             start_from(self.trainer, windows.next_epoch, int(resume["updates"]))
 
     def on_fit_start(self) -> None:
-        """Let the steps's forward and backward pass go through Lightning's strategy."""
+        """Let the forward and backward passes of the steps go through Lightning's strategy."""
         steps = self.steps
         steps.model_wrapped = wrapped_model(self.trainer.strategy, steps.model)
         self._mechanics = make_update_mechanics(steps, self.manual_backward, self.trainer.precision_plugin)
         steps.accelerator.run_backward = self._mechanics.backward
-        heard: list[Any] = [*self.trainer.callbacks, self]  # type: ignore[attr-defined]  # set by a connector
+        self._calls_before_zero_grad = self._has_zero_grad_hook()
+
+    def _has_zero_grad_hook(self) -> bool:
+        """Return whether a callback, or this module, overrides `on_before_zero_grad`."""
+        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
         empty = (pl.Callback.on_before_zero_grad, pl.LightningModule.on_before_zero_grad)
-        self._tells_zero_grad = any(getattr(one.on_before_zero_grad, "__func__", one) not in empty for one in heard)
+        hooks: list[object] = [callback.on_before_zero_grad for callback in callbacks]
+        hooks.append(self.on_before_zero_grad)
+        return any(getattr(hook, "__func__", hook) not in empty for hook in hooks)
 
     def training_step(self, window: Window, batch_idx: int) -> torch.Tensor | None:
         """Do one update: every micro-batch forward and backward, then clip, step, schedule, zero.
@@ -157,41 +166,42 @@ class WindowModule(pl.LightningModule):
         observer.learning_rate_read(rate)
         if not mechanics.step_was_skipped:
             self._step_schedule("step")
-        if self._tells_zero_grad:
+        if self._calls_before_zero_grad:
             before_zero_grad(self.trainer, steps.optimizer)
         model.zero_grad()
 
-    def _step_schedule(self, moment: str) -> None:
-        """Step the schedule where its moment has come: the steps's, or one that a callback has put in its place."""
+    def _step_schedule(self, moment: Literal["step", "epoch"]) -> None:
+        """Step the schedule if it is due: the one of the steps, or the one that a callback has put in its place."""
         scheduler, replaced = self.steps.lr_scheduler, self._replaced_schedule()
         if replaced is not None:
             if replaced.interval == moment:
-                replaced.scheduler.step()
+                replaced.scheduler.step()  # type: ignore[call-arg]  # one that follows a metric is never due here
         elif moment == "step" and scheduler is not None and not follows_metric(scheduler):
+            assert not isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric
             scheduler.step()
 
-    def _replaced_schedule(self) -> Any:
-        """Return Lightning's entry of a schedule that a callback has put in the place of the steps's, else None."""
+    def _replaced_schedule(self) -> LRSchedulerConfig | None:
+        """Return Lightning's entry of a schedule that a callback has put in place of the steps' one, else None."""
         configs = self.trainer.lr_scheduler_configs
         return configs[0] if configs and configs[0].scheduler is not self.steps.lr_scheduler else None
 
     def on_train_epoch_end(self) -> None:
-        """Step a schedule of epochs that a callback has put in (averaging weights does)."""
+        """Step a schedule of epochs, which callbacks that average weights put in place."""
         self._step_schedule("epoch")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowModule:
-        """Copy the model; whoever owns the steps and the data stays the same one (averages are copies)."""
+        """Copy the model, which callbacks that average weights do; the owner of steps and data is not copied."""
         for shared in (self.steps, self.observer, self.evaluation, self.__dict__.get("_mechanics")):
             memo[id(shared)] = shared
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
-        twin.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()})
-        return twin
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()})
+        return copied
 
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+    def validation_step(self, batch: EvaluationBatch | Batch, batch_idx: int) -> torch.Tensor | None:
         """Predict one batch and keep what the metrics need; returns its loss."""
         run = self._running_evaluation()
-        if not isinstance(batch, EvaluationBatch):  # a plain loader, in a trainer of somebody else's
+        if not isinstance(batch, EvaluationBatch):  # of a plain loader, in a trainer of the user's own
             batch = EvaluationBatch(batch, False, -1)
         # Lightning evaluates without gradients; the prediction step decides whether it needs them
         with torch.enable_grad():
@@ -199,11 +209,13 @@ class WindowModule(pl.LightningModule):
 
     test_step = validation_step
 
-    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def on_validation_batch_end(
+        self, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """Finish a batch after its callbacks."""
         self._running_evaluation().end_batch()
 
-    def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def on_test_batch_end(self, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Finish a batch after its callbacks."""
         self._running_evaluation().end_batch()
 
@@ -221,7 +233,7 @@ class WindowModule(pl.LightningModule):
     on_test_epoch_end = on_validation_epoch_end
 
     def on_validation_model_train(self) -> None:
-        """Stay in eval mode: every training step sets the mode, and logs of an evaluation are told by it."""
+        """Stay in eval mode: every training step sets its mode; values logged in eval mode are the evaluation's."""
 
     on_test_model_train = on_validation_model_train
 
@@ -239,8 +251,8 @@ class WindowModule(pl.LightningModule):
         return self.evaluation
 
     @contextlib.contextmanager
-    def evaluating(self, run: EvaluationRun) -> Any:
-        """Collect into `run` whatever is validated meanwhile."""
+    def evaluating(self, run: EvaluationRun) -> Iterator[None]:
+        """Collect into `run` what is validated within the context."""
         previous, self.evaluation = self.evaluation, run
         try:
             yield

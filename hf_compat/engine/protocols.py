@@ -1,41 +1,81 @@
-"""What the engine asks of whoever owns the steps, and whom it tells about them. Protocols only.
+"""What the engine asks of the object that owns the steps, and what it reports to an observer. Protocols only.
 
 `Trainer` and `NativeSteps` satisfy `TrainingSteps`; `HFBridge` satisfies `UpdateObserver`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from hf_compat.data.collators import Batch
+from hf_compat.hf.arguments import TrainingArguments
 
 GradNorm = torch.Tensor | float | None
+Items = torch.Tensor | int | None  # of a window: what its loss is divided by
+Schedule = LRScheduler | ReduceLROnPlateau
+Nested = Any  # tensors in tuples, lists and mappings, as the user's model returns them
+
+
+class Accelerator(Protocol):
+    """What the engine asks of, and sets on, the object that HF's steps know as `accelerator`."""
+
+    run_backward: Callable[[torch.Tensor], None] | None
+    sync_gradients: bool
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that train together."""
+
+    @property
+    def process_index(self) -> int:
+        """Rank of this process."""
+
+    def gather(self, tensor: Nested) -> Nested:
+        """What all processes hold, joined along the first dimension."""
+
+    def pad_across_processes(self, tensor: Nested, dim: int = 0, pad_index: int = 0) -> Nested:
+        """Tensors padded to the longest of all processes."""
 
 
 class TrainingSteps(Protocol):
     """The overridable steps of a run."""
 
-    args: Any
     model: nn.Module
     model_wrapped: nn.Module
-    accelerator: Any
-    optimizer: Any
-    lr_scheduler: Any
     current_gradient_accumulation_steps: int
 
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    @property
+    def args(self) -> TrainingArguments:
+        """The training arguments."""
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """How the processes of the run work together."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer, from `create_optimizer_and_scheduler` on."""
+
+    @property
+    def lr_scheduler(self) -> Schedule | None:
+        """The schedule of the learning rate."""
+
+    def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Items = None) -> torch.Tensor:
         """Forward and backward of one micro-batch; returns the detached loss."""
 
     def prediction_step(
-        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[Any, Any, Any]:
+        self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Nested, Nested, Nested]:
         """One evaluation batch; returns loss, logits, labels."""
 
     def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[Any], Any]:
+        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
+    ) -> tuple[list[Batch], Items]:
         """The micro-batches of one window and the number of items in them."""
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
@@ -51,9 +91,9 @@ class TrainingSteps(Protocol):
 
 
 class UpdateObserver(Protocol):
-    """Whoever is told what happens inside an update, where Lightning has no hook."""
+    """What the engine calls within an update, where Lightning has no hook."""
 
-    def micro_batch_done(self, loss: torch.Tensor, inputs: Any) -> None:
+    def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
         """A micro-batch's backward pass is done."""
 
     def substep_ended(self) -> None:
@@ -70,9 +110,9 @@ class UpdateObserver(Protocol):
 
 
 class SilentObserver:
-    """Nobody is told: `HFModule` in a trainer without `HFBridge`."""
+    """An observer that does nothing: `HFModule` in a trainer without `HFBridge`."""
 
-    def micro_batch_done(self, loss: torch.Tensor, inputs: Any) -> None: ...
+    def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None: ...
 
     def substep_ended(self) -> None: ...
 

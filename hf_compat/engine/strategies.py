@@ -1,25 +1,25 @@
 """Lightning strategies as this engine needs them. Lightning words only.
 
-Two things are ours in all of them: the model stays where it is when a fit ends (a Trainer evaluates, predicts and
-trains on), and steps are called directly: each micro-batch makes its own forward through the wrapped model, so the step
-itself must not run inside one.
+Two things differ from Lightning's own. The model stays on its device when a fit ends, because a Trainer evaluates,
+predicts and trains again. And steps are called directly: each micro-batch makes its own forward pass through the
+wrapped model, so the step itself must not run inside one.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat.checkpoint.model_state import ModelState, make_model_state
 from hf_compat.engine.fsdp2 import shard_mesh, shard_model
 from hf_compat.engine.internals import InnerModelDDPStrategy
+from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.interop.deepspeed import is_deepspeed_engine
 from hf_compat.plan.fsdp import FsdpPlan
 from hf_compat.runtime.launch import Launch, main_address
@@ -38,7 +38,7 @@ class HFSingleDeviceStrategy(SingleDeviceStrategy):
             super().model_to_device()
 
     def teardown(self) -> None:
-        _leave_model(self)
+        tear_down_in_place(self)
 
 
 class LaunchedEnvironment(ClusterEnvironment):
@@ -85,26 +85,29 @@ class LaunchedEnvironment(ClusterEnvironment):
         return self._launch.node_rank
 
 
-class DirectSteps:
-    """Call the module's steps as they are."""
+class DirectStepsStrategy(Strategy):
+    """Calls the module's steps as they are, not within a forward pass of the wrapped model."""
 
-    lightning_module: Any
-    precision_plugin: Any
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+    def training_step(self, *args: object, **kwargs: object) -> STEP_OUTPUT:
+        module = self.lightning_module
+        assert module is not None  # a trainer runs one
         with self.precision_plugin.train_step_context():
-            return self.lightning_module.training_step(*args, **kwargs)
+            return module.training_step(*args, **kwargs)
 
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+    def validation_step(self, *args: object, **kwargs: object) -> STEP_OUTPUT:
+        module = self.lightning_module
+        assert module is not None  # as above
         with self.precision_plugin.val_step_context():
-            return self.lightning_module.validation_step(*args, **kwargs)
+            return module.validation_step(*args, **kwargs)
 
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+    def test_step(self, *args: object, **kwargs: object) -> STEP_OUTPUT:
+        module = self.lightning_module
+        assert module is not None  # as above
         with self.precision_plugin.test_step_context():
-            return self.lightning_module.test_step(*args, **kwargs)
+            return module.test_step(*args, **kwargs)
 
 
-class HFDDPStrategy(DirectSteps, InnerModelDDPStrategy):
+class HFDDPStrategy(DirectStepsStrategy, InnerModelDDPStrategy):
     """DDP around the model itself: what HF calls `model_wrapped`, with the model as its `module`."""
 
     def setup(self, trainer: pl.Trainer) -> None:
@@ -128,14 +131,21 @@ class HFDDPStrategy(DirectSteps, InnerModelDDPStrategy):
         self.set_world_ranks()
 
     def teardown(self) -> None:
-        _leave_model(self)
+        tear_down_in_place(self)
         self.model = None
 
 
-class HFFSDP2Strategy(DirectSteps, ModelParallelStrategy):
-    """FSDP 2 around the model's own modules; `HFModule.configure_model` shards them."""
+class HFFSDP2Strategy(DirectStepsStrategy, ModelParallelStrategy):
+    """FSDP 2 around the model's own modules; `FSDP2Module.configure_model` shards them.
 
-    def __init__(self, launch: Launch, precision_plugin: Any, plan: FsdpPlan, precision: str) -> None:
+    Args:
+        launch: The place of this process among several.
+        precision_plugin: The plugin; FSDP 2 itself casts parameters.
+        plan: What is sharded, and how.
+        precision: Lightning's name of the precision.
+    """
+
+    def __init__(self, launch: Launch, precision_plugin: ForwardPrecision, plan: FsdpPlan, precision: str) -> None:
         super().__init__(data_parallel_size=launch.world_size, tensor_parallel_size=1)
         self.cluster_environment = LaunchedEnvironment(launch)
         self.precision_plugin = precision_plugin
@@ -159,10 +169,11 @@ class HFFSDP2Strategy(DirectSteps, ModelParallelStrategy):
             super().model_to_device()
 
     def teardown(self) -> None:
-        _leave_model(self)
+        tear_down_in_place(self)
 
 
-def _leave_model(strategy: Any) -> None:
+def tear_down_in_place(strategy: Strategy) -> None:
+    """End a strategy's work, and leave the model where it is."""
     strategy.precision_plugin.teardown()
     if strategy.accelerator is not None:
         strategy.accelerator.teardown()

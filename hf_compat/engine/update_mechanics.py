@@ -19,7 +19,7 @@ from hf_compat.engine.protocols import GradNorm, TrainingSteps
 from hf_compat.interop.deepspeed import DeepSpeedEngine, is_deepspeed_engine
 from hf_compat.plan.translate import exchanges_every_micro_batch
 
-Backward = Callable[[torch.Tensor], object]
+Backward = Callable[[torch.Tensor], None]
 
 
 class UpdateMechanics:
@@ -114,9 +114,11 @@ class DeepSpeedMechanics(UpdateMechanics):
     step_was_skipped = False
 
     def __init__(self, steps: TrainingSteps, precision: Precision, engine: DeepSpeedEngine) -> None:
-        # the loss is divided by the window already
-        super().__init__(steps, lambda loss: engine.backward(loss, scale_wrt_gas=False), precision)
+        super().__init__(steps, self._run_backward, precision)
         self._engine = engine
+
+    def _run_backward(self, loss: torch.Tensor) -> None:
+        self._engine.backward(loss, scale_wrt_gas=False)  # the loss is divided by the window already
 
     def begin_micro_batch(self, is_last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(is_last)
