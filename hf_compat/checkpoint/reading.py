@@ -16,7 +16,7 @@ from hf_compat.errors import CheckpointError
 
 Weights = dict[str, torch.Tensor]
 Plain = Any  # tensors and plain containers: what a file holds, its reader knows
-Allowed = Sequence[Callable[..., object] | tuple[Callable[..., object], str]]  # types, also under a name of their own
+Allowed = Sequence[Any]  # as torch lists safe globals: types and functions, or one of these with another name
 COMPILED = "_orig_mod."  # what torch.compile puts into the names of weights
 
 

@@ -17,7 +17,7 @@ from torchmetrics import Metric, MetricCollection
 
 from hf_compat.checkpoint.lightning_io import OWN_KEY, HFCheckpointIO
 from hf_compat.checkpoint.reading import names_of, plain_names
-from hf_compat.data.collators import Batch
+from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, EvaluationSettings
 from hf_compat.engine.internals import (
     BOOKKEEPING_FIELDS,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hf_compat.data.collators import Batch
+from hf_compat.data.types import Batch
 from hf_compat.hf.arguments import TrainingArguments
 
 GradNorm = torch.Tensor | float | None
