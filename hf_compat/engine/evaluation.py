@@ -9,7 +9,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,51 +16,15 @@ import torch
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.tree import PADDING_INDEX, find_batch_size, join_batches, nested_numpify, truncate_to
 from hf_compat.data.types import Batch
+from hf_compat.engine.protocols import PredictionSteps
 from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics, Metrics, TorchMetrics, torch_metrics
 from hf_compat.errors import HfCompatWarning
-from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.metrics import denumpify_detensorize
 from hf_compat.hf.outputs import Arrays, EvalLoopOutput, EvalPrediction
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import Nested, leaves
 
 _BLOCK = 65536
-
-
-class PredictionSteps(Protocol):
-    """What an evaluation asks of whoever owns the steps: a Trainer, or `NativeSteps`."""
-
-    args: TrainingArguments
-    model: torch.nn.Module
-
-    @property
-    def accelerator(self) -> Gatherer:
-        """What exchanges results between the processes."""
-
-    def prediction_step(
-        self, model: torch.nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[torch.Tensor | None, Nested | None, Nested | None]:
-        """One evaluation batch; returns loss, logits, labels."""
-
-    def _prepare_input(self, data: Batch) -> Batch: ...
-
-
-class Gatherer(Protocol):
-    """What an evaluation asks of HF's `accelerator`."""
-
-    @property
-    def num_processes(self) -> int:
-        """Processes of the run."""
-
-    @property
-    def process_index(self) -> int:
-        """The rank of this process."""
-
-    def gather(self, tensor: Nested) -> Nested:
-        """Return what all processes hold, joined along the first dimension."""
-
-    def pad_across_processes(self, tensor: Nested, dim: int = 0, pad_index: int = 0) -> Nested:
-        """Pad to the longest of all processes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

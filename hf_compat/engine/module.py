@@ -26,12 +26,13 @@ from hf_compat.engine.internals import (
     start_from,
     warn_of_newer_lightning,
 )
-from hf_compat.engine.protocols import Nested, SilentObserver, TrainingSteps, UpdateObserver
+from hf_compat.engine.protocols import SilentObserver, TrainingSteps, UpdateObserver
 from hf_compat.engine.strategies import wrapped_model
 from hf_compat.engine.update_mechanics import UpdateMechanics, make_update_mechanics
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.runtime.inspection import call_by_signature
+from hf_compat.runtime.nested import Nested
 
 
 class WindowModule(pl.LightningModule):

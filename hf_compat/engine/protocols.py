@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -14,18 +14,15 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.data.types import Batch
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.runtime.nested import Nested
 
 GradNorm = torch.Tensor | float | None
 Items = torch.Tensor | int | None  # of a window: what its loss is divided by
 Schedule = LRScheduler | ReduceLROnPlateau
-Nested = Any  # tensors in tuples, lists and mappings, as the user's model returns them
 
 
-class Accelerator(Protocol):
-    """What the engine asks of, and sets on, the object that HF's steps know as `accelerator`."""
-
-    run_backward: Callable[[torch.Tensor], None] | None
-    sync_gradients: bool
+class Gatherer(Protocol):
+    """What an evaluation asks of the object that HF's steps know as `accelerator`."""
 
     @property
     def num_processes(self) -> int:
@@ -36,22 +33,45 @@ class Accelerator(Protocol):
         """Rank of this process."""
 
     def gather(self, tensor: Nested) -> Nested:
-        """What all processes hold, joined along the first dimension."""
+        """Return what all processes hold, joined along the first dimension."""
 
     def pad_across_processes(self, tensor: Nested, dim: int = 0, pad_index: int = 0) -> Nested:
-        """Tensors padded to the longest of all processes."""
+        """Pad to the longest of all processes."""
 
 
-class TrainingSteps(Protocol):
-    """The overridable steps of a run."""
+class Accelerator(Gatherer, Protocol):
+    """What a fit sets on it besides."""
+
+    run_backward: Callable[[torch.Tensor], None] | None
+    sync_gradients: bool
+
+
+class PredictionSteps(Protocol):
+    """What an evaluation asks of the owner of the steps: a Trainer, or `NativeSteps`."""
 
     model: nn.Module
-    model_wrapped: nn.Module
-    current_gradient_accumulation_steps: int
 
     @property
     def args(self) -> TrainingArguments:
         """The training arguments."""
+
+    @property
+    def accelerator(self) -> Gatherer:
+        """What exchanges results between the processes."""
+
+    def prediction_step(
+        self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[torch.Tensor | None, Nested | None, Nested | None]:
+        """One evaluation batch; returns loss, logits, labels."""
+
+    def _prepare_input(self, data: Batch) -> Batch: ...
+
+
+class TrainingSteps(PredictionSteps, Protocol):
+    """The overridable steps of a run."""
+
+    model_wrapped: nn.Module
+    current_gradient_accumulation_steps: int
 
     @property
     def accelerator(self) -> Accelerator:
@@ -68,11 +88,6 @@ class TrainingSteps(Protocol):
     def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Items = None) -> torch.Tensor:
         """Forward and backward of one micro-batch; returns the detached loss."""
 
-    def prediction_step(
-        self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[Nested, Nested, Nested]:
-        """One evaluation batch; returns loss, logits, labels."""
-
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], Items]:
@@ -80,8 +95,6 @@ class TrainingSteps(Protocol):
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Set `optimizer` and `lr_scheduler`."""
-
-    def _prepare_input(self, data: Any) -> Any: ...
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor: ...
 
