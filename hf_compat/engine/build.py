@@ -1,4 +1,4 @@
-"""Build a Lightning trainer from a plan, quietly. Lightning words only."""
+"""Build a Lightning trainer from a plan and run a fit, without Lightning's announcements."""
 
 from __future__ import annotations
 

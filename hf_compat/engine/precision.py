@@ -1,4 +1,4 @@
-"""Mixed precision around the model's forward only, which is where HF has it. Lightning words only.
+"""Mixed precision around the model's forward only, which is where HF has it.
 
 Lightning's own mixed precision is around the whole training step: a loss computed from logits outside the model would
 be computed in half precision. It also refuses to clip with fused optimizers; here clipping is the module's own.

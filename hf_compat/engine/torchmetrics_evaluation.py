@@ -1,4 +1,4 @@
-"""torchmetrics as `compute_metrics`: updated batch by batch, so that memory does not grow. Lightning words only.
+"""torchmetrics as `compute_metrics`: updated batch by batch, so that memory does not grow.
 
 Ranks exchange the metrics' states, not logits: torchmetrics does so when it computes.
 """
