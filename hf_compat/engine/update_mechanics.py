@@ -26,7 +26,7 @@ class UpdateMechanics:
     """One device, or gradients that are exchanged in every backward pass: the steps clip, then the optimizer steps.
 
     Args:
-        steps: Whoever owns the overridable steps.
+        steps: The owner of the overridable steps.
         backward: Lightning's backward pass.
         precision: The trainer's precision plugin.
     """
@@ -62,7 +62,7 @@ class DDPMechanics(UpdateMechanics):
     """Several processes under DDP: gradients are exchanged in a window's last backward pass.
 
     Args:
-        steps: Whoever owns the overridable steps.
+        steps: The owner of the overridable steps.
         backward: Lightning's backward pass.
         precision: The trainer's precision plugin.
         wrapper: DDP around the model.
@@ -85,7 +85,7 @@ class FSDP2Mechanics(UpdateMechanics):
     """Several processes under FSDP 2: gradients are reduced in a window's last backward pass.
 
     Args:
-        steps: Whoever owns the overridable steps.
+        steps: The owner of the overridable steps.
         backward: Lightning's backward pass.
         precision: The trainer's precision plugin.
         sharded: The model.
@@ -105,7 +105,7 @@ class DeepSpeedMechanics(UpdateMechanics):
     """DeepSpeed's engine: it runs the backward pass, clips when it steps, and knows the norm afterwards.
 
     Args:
-        steps: Whoever owns the overridable steps.
+        steps: The owner of the overridable steps.
         precision: The trainer's precision plugin.
         engine: The engine around the model.
     """
@@ -132,7 +132,7 @@ def make_update_mechanics(steps: TrainingSteps, backward: Backward, precision: P
     """Return what goes with the way in which the model is wrapped, in a strategy of ours or of Lightning's own.
 
     Args:
-        steps: Whoever owns the overridable steps; its `model_wrapped` is what forward passes go through.
+        steps: The owner of the overridable steps; its `model_wrapped` is what forward passes go through.
         backward: Lightning's backward pass.
         precision: The trainer's precision plugin.
     """

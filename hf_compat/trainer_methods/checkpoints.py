@@ -125,7 +125,7 @@ class CheckpointMethods(TrainerBase):
             return _not_written(final, error)
 
     def _may_save_in_background(self) -> bool:
-        """Say whether what is to be written can be copied first: a subclass's own saving cannot."""
+        """Return whether all that a checkpoint holds can be copied first: what a subclass writes cannot."""
         if not self.args.async_save:
             return False
         if self.args.world_size > 1:
@@ -147,16 +147,7 @@ class CheckpointMethods(TrainerBase):
     def _frozen_write(self) -> Callable[[str], None]:
         """Copy everything that a checkpoint holds, and return what writes the copy."""
         weights = frozen_copy(self._other_weights or self._model_state.whole_weights())
-        files: dict[str, Any] = {}
-        if not self.args.save_only_model:
-            files[names.OPTIMIZER_NAME] = frozen_copy(self.optimizer.state_dict())
-            files |= frozen_copy(self._schedule_file())
-            if self.accelerator.scaler is not None:
-                files[names.SCALER_NAME] = self.accelerator.scaler.state_dict()
-            files[names.RNG_STATE_NAME] = unpack_rng(read_rng())
-            run_state = self._run_state_now()
-            if run_state is not None:
-                files[RUN_STATE_NAME] = frozen_copy(run_state.to_plain())
+        files = {} if self.args.save_only_model else self._frozen_files()
         self.state.stateful_callbacks = export_states(self._stateful())
         state = copy.deepcopy(self.state)
 
@@ -167,6 +158,18 @@ class CheckpointMethods(TrainerBase):
             state.save_to_json(os.path.join(folder, names.TRAINER_STATE_NAME))
 
         return write
+
+    def _frozen_files(self) -> dict[str, object]:
+        """Copy what it takes to resume, under the names of its files."""
+        files: dict[str, object] = {names.OPTIMIZER_NAME: frozen_copy(self.optimizer.state_dict())}
+        files |= frozen_copy(self._schedule_file())
+        if self.accelerator.scaler is not None:
+            files[names.SCALER_NAME] = self.accelerator.scaler.state_dict()
+        files[names.RNG_STATE_NAME] = unpack_rng(read_rng())
+        run_state = self._run_state_now()
+        if run_state is not None:
+            files[RUN_STATE_NAME] = frozen_copy(run_state.to_plain())
+        return files
 
     def _write_checkpoint(self, partial: str) -> None:
         with _holding(self.accelerator.unwrap_model(self.model), self._other_weights):
@@ -262,8 +265,17 @@ class CheckpointMethods(TrainerBase):
             return
         folder = str(output_dir if output_dir is not None else self.args.output_dir)
         os.makedirs(folder, exist_ok=True)
+        self._save_weights_and_config(folder, state_dict)
+        processor = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+        if processor is not None and hasattr(processor, "save_pretrained"):
+            processor.save_pretrained(folder)
+        # A plain dict under HF's file name: it loads with `weights_only=True`, and secrets are masked.
+        plain = json.loads(self.args.to_json_string())
+        torch.save(plain, os.path.join(folder, names.TRAINING_ARGS_NAME))
+
+    def _save_weights_and_config(self, folder: str, state_dict: Weights | None) -> None:
         model = self.accelerator.unwrap_model(self.model)
-        if state_dict is not None and not state_dict:  # the weights are written elsewhere
+        if state_dict is not None and not state_dict:  # shards hold the weights
             if hasattr(getattr(model, "config", None), "save_pretrained"):
                 model.config.save_pretrained(folder)  # type: ignore[union-attr,operator]  # transformers'
         elif is_pretrained_model(model):
@@ -273,12 +285,6 @@ class CheckpointMethods(TrainerBase):
             model.save_pretrained(folder, state_dict=state_dict)  # type: ignore[operator]  # transformers' or peft's
         else:
             write_weights(state_dict or model.state_dict(), os.path.join(folder, names.SAFE_WEIGHTS_NAME))
-        processor = self.processing_class or getattr(self.data_collator, "tokenizer", None)
-        if processor is not None and hasattr(processor, "save_pretrained"):
-            processor.save_pretrained(folder)
-        # A plain dict under HF's file name: it loads with `weights_only=True`, and secrets are masked.
-        plain = json.loads(self.args.to_json_string())
-        torch.save(plain, os.path.join(folder, names.TRAINING_ARGS_NAME))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load a checkpoint's weights into the model.
@@ -302,7 +308,7 @@ class CheckpointMethods(TrainerBase):
         self._issue_warnings_after_load(state.load_weights(folder))
 
     def _issue_warnings_after_load(self, load_result: LoadResult) -> None:
-        """Say which weights a checkpoint lacked, and which it had that the model does not know."""
+        """Warn of weights that a checkpoint lacked, and of those that the model does not know."""
         target = self.accelerator.unwrap_model(self.model)
         missing = set(load_result.missing_keys) - _aliases(target) - set(_ignored_on_save(target))
         if missing:
