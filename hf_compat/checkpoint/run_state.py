@@ -236,7 +236,7 @@ class ResumePoint:
 
 
 def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore_data_skip: bool) -> ResumePoint:
-    """Say where a run goes on, whoever wrote its checkpoint.
+    """Return where a run goes on, whoever wrote its checkpoint.
 
     Args:
         state: The run state of the checkpoint; None where `transformers` wrote it.
@@ -298,7 +298,11 @@ def _is_finished(epoch: int, updates_done: int, counts: RunCounts) -> bool:
 
 
 def _is_cut_alike(state: RunState, cut: DataCut) -> bool:
-    """Say whether the data is cut into the same updates as before, and warn where it is not."""
+    """Return whether the data is cut into the same updates as before, and warn where it is not."""
+    return _has_same_ranks(state, cut) and _has_same_epochs(state, cut)
+
+
+def _has_same_ranks(state: RunState, cut: DataCut) -> bool:
     now = cut.world_size, cut.samples_per_micro_batch
     before = state.world_size, state.samples_per_micro_batch or cut.samples_per_micro_batch
     if before != now:
@@ -308,18 +312,19 @@ def _is_cut_alike(state: RunState, cut: DataCut) -> bool:
             *before,
             *now,
         )
-        return False
-    epoch_now, epoch_before = cut.counts.micro_batches_per_epoch, state.data.micro_batches_per_epoch
+    return before == now
+
+
+def _has_same_epochs(state: RunState, cut: DataCut) -> bool:
+    length_now, length_before = cut.counts.micro_batches_per_epoch, state.data.micro_batches_per_epoch
     if cut.counts.is_endless:  # its only epoch is as long as the run
-        epoch_now = epoch_before = 0
-    if (epoch_before, state.data.window_size) != (epoch_now, cut.window_size):
+        length_before = length_now
+    before, now = (length_before, state.data.window_size), (length_now, cut.window_size)
+    if before != now:
         logger.warning(
             "The checkpoint's epochs had %s micro-batches in windows of %s, now they have %s in windows of %s: "
             "the data goes on after as many updates, but the run is not the one that was interrupted.",
-            epoch_before,
-            state.data.window_size,
-            epoch_now,
-            cut.window_size,
+            *before,
+            *now,
         )
-        return False
-    return True
+    return before == now

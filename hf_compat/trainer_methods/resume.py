@@ -12,12 +12,13 @@ from typing import cast
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.lightning_io import to_hf
 from hf_compat.checkpoint.reading import read_torch_file
-from hf_compat.checkpoint.run_state import RunState, resume_point
+from hf_compat.checkpoint.run_state import ResumePoint, RunState, resume_point
 from hf_compat.errors import CheckpointError
 from hf_compat.hf.state import TrainerState, is_exportable
 from hf_compat.plan.run_counts import RunCounts
 from hf_compat.runtime import slurm
 from hf_compat.runtime.collectives import broadcast_object
+from hf_compat.runtime.rng import write_rng
 from hf_compat.trainer_methods.base import Loader, Trial
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods, read_state
 from hf_compat.trainer_methods.windows import WindowMethods
@@ -114,5 +115,14 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
             run.start = resume_point(run.resumed, updates_done, self._data_cut(counts), args.ignore_data_skip)
             if run.resumed is not None and run.start.is_exact:
                 run.losses.load_state_dict(cast(LossLogState, run.resumed.losses))
+            if run.start.is_finished:  # no data is read, which would restore them
+                self._restore_rng(run.start, checkpoint)
         run.windows = self._make_windows(loader, counts, run.start, checkpoint)
         return run
+
+    def _restore_rng(self, start: ResumePoint, checkpoint: str) -> None:
+        """Set the random states to those of the checkpoint: what the script draws after training goes on from them."""
+        if start.position is not None and start.position.rng is not None:
+            write_rng(start.position.rng)
+        else:
+            self._load_rng_state(checkpoint)

@@ -70,8 +70,9 @@ class TrainingRun:
     module: WindowModule | None = field(default=None, init=False)
 
     def begin_epoch(self, is_first: bool) -> None:
-        """Forget the last update's figures, but for an epoch that is resumed: its log may need them."""
-        resumed = self.resumed if is_first and self.start.is_exact else None
+        """Forget the last update's figures; an epoch that is resumed has its own, which the log of its end may need."""
+        position = self.start.position
+        resumed = self.resumed if is_first and position is not None and position.is_open else None
         self.grad_norm = None if resumed is None else resumed.grad_norm
         self.learning_rate = None if resumed is None else resumed.learning_rate
 
