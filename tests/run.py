@@ -24,7 +24,7 @@ def main() -> None:
     environment.run("-m", "ruff", "check", ".")
     environment.run("-m", "ruff", "format", "--check", ".")
     environment.run("-m", "mypy")
-    arguments = sys.argv[1:] or ["-n", "2", "--dist", "loadfile", "-m", "not benchmark"]
+    arguments = sys.argv[1:] or ["-n", "2", "--dist", "loadfile"]
     environment.run("-m", "pytest", *arguments)
 
 

@@ -8,6 +8,7 @@ from pyproject.toml, or a guest that is imported, fails here.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -116,6 +117,15 @@ def test_it_holds_the_package_with_its_types_and_nothing_else(wheel):
     assert {name.split("/")[0] for name in names if not name.startswith("hf_compat-")} == {"hf_compat"}
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_compat").rglob("*.py")}
     assert sources <= set(names)
+
+
+def test_every_extra_that_an_error_names_is_one(wheel):
+    sources = "".join(path.read_text() for path in (ROOT / "hf_compat").rglob("*.py"))
+    named = set(re.findall(r"hf-compat\[(\w+)\]", sources))
+    (path,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA"))
+    offered = set(re.findall(r"^Provides-Extra: (\w+)$", zipfile.ZipFile(wheel).read(path).decode(), re.MULTILINE))
+    assert {"transformers", "plot"} <= named <= offered
+    assert "cli" in offered, "what users have written down goes on installing"
 
 
 def test_no_guest_is_there(installed, tmp_path):

@@ -108,7 +108,8 @@ def test_options_without_effect_are_warned_of_where_translate_is_called(args_of,
 
 
 def test_the_launchers_defaults_are_not_warned_of(args_of):
-    fsdp_plan(args_of(), {"FSDP_BACKWARD_PREFETCH": "BACKWARD_PRE", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"})
+    defaults = {"FSDP_BACKWARD_PREFETCH": "BACKWARD_PRE", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
+    assert fsdp_plan(args_of(), defaults) == fsdp_plan(args_of(), {})  # and warnings are errors
 
 
 def test_a_switch_that_is_no_truth_value_is_an_error(args_of):
