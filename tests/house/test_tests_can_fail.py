@@ -37,8 +37,24 @@ def asserting_functions(tree: ast.Module) -> set[str]:
     return found
 
 
-def uses(function: ast.FunctionDef, names: set[str]) -> bool:
-    used = {node.id for node in own_nodes(function) if isinstance(node, ast.Name)}
+def blocks(function: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
+    statements = (node for node in own_nodes(function) if isinstance(node, (ast.stmt, ast.excepthandler)))
+    for node in [function, *statements]:
+        yield from (getattr(node, name, None) or [] for name in ("body", "orelse", "finalbody"))
+
+
+def returns_first(block: list[ast.stmt], asserting: set[str]) -> bool:
+    """Whether a block leaves its test without an expectation before that."""
+    for line in block:
+        if isinstance(line, ast.Return):
+            return True
+        if any(is_expectation(node) for node in [line, *own_nodes(line)]) or uses(line, asserting):
+            return False
+    return False
+
+
+def uses(node: ast.AST, names: set[str]) -> bool:
+    used = {node.id for node in own_nodes(node) if isinstance(node, ast.Name)}
     return bool(used & names) or any(name.startswith("assert_") for name in used)  # imported, by that name
 
 
@@ -67,7 +83,7 @@ def complaints(tree: ast.Module, may_skip: bool) -> Iterator[str]:
         elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             if node.name not in asserting:
                 yield f"{node.lineno}: {node.name} expects nothing"
-            if any(isinstance(part, ast.Return) for part in own_nodes(node)):
+            if any(returns_first(block, asserting) for block in blocks(node)):
                 yield f"{node.lineno}: {node.name} may end before it asserts"
 
 
