@@ -99,6 +99,7 @@ class HFBridge(pl.Callback):
         self._stepped = False
         self._last_saved = -1
         self._took_up_optimizer = False
+        self._stops_at_start = False
         self._requested_kwargs: set[str] = set()
         self._order: CallbackOrder | None = None
         self._last_segment = 0
@@ -181,6 +182,8 @@ class HFBridge(pl.Callback):
         if not self._took_up_optimizer:
             self._took_up_optimizer = True
             self.hf_trainer._take_up_optimizer()
+        if trainer.should_stop:  # a callback's time is up already: Lightning would leave out the run's beginning
+            self._stops_at_start, trainer.should_stop = True, False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin the run."""
@@ -188,7 +191,7 @@ class HFBridge(pl.Callback):
         self.fire_for_hook("on_train_start", self._last_segment)
         if hf_trainer.args.eval_on_start:
             hf_trainer._evaluate(run.trial, run.ignore_keys_for_eval, skip_scheduler=True)
-        if run.start.is_finished:
+        if run.start.is_finished or self._stops_at_start:
             trainer.should_stop = True
         elif hf_trainer.state.global_step >= hf_trainer.state.max_steps:  # resumed before the end of its last epoch
             hf_trainer.control.should_training_stop = True

@@ -129,8 +129,10 @@ def _position_of_lightning(checkpoint: LightningCheckpoint) -> DataPosition | No
 
 
 def _epoch_of(checkpoint: LightningCheckpoint, data: DataPosition | None) -> float:
-    if data is None or not data.is_open or not data.micro_batches_per_epoch:
+    if data is None:
         return float(checkpoint["epoch"])
+    if not data.is_open or not data.micro_batches_per_epoch:
+        return float(data.epoch)
     return float(data.epoch + data.micro_batches_done / data.micro_batches_per_epoch)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -69,6 +70,7 @@ class WindowModule(pl.LightningModule):
         self.num_training_updates: int | None = None
         self.strict_loading = False  # a folder holds tied weights once
         self._resume: dict[str, Any] | None = None
+        self._lightning_resumes = False
         self._calls_before_zero_grad = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -99,21 +101,34 @@ class WindowModule(pl.LightningModule):
         if not isinstance(strategy.checkpoint_io, HFCheckpointIO):
             strategy.checkpoint_io = HFCheckpointIO(strategy.checkpoint_io)
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add where the data stands: Lightning itself keeps it within epochs only."""
+        windows = self.trainer.train_dataloader
+        if not isinstance(windows, Windows):
+            return
+        data = windows.position()
+        if self.trainer.world_size > 1:  # one process writes for all, and each has read other batches ahead
+            data = dataclasses.replace(data, lookahead=None, source=None)
+        checkpoint[OWN_KEY] = {"windows": data.to_plain(), "updates": self.trainer.global_step}
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what an HF folder says about the progress of its run; name weights as the model, compiled or not."""
         self._resume = checkpoint.get(OWN_KEY)
+        self._lightning_resumes = "loops" in checkpoint
         checkpoint["state_dict"] = names_of(self, plain_names(checkpoint["state_dict"]))
 
     def on_train_start(self) -> None:
         """Continue where the run of a Lightning checkpoint, or of an HF folder, ended."""
         load_waiting_data_states(self.trainer)
         resume, self._resume = self._resume, None
-        if resume is None:
-            return
         windows = self.trainer.train_dataloader
-        if isinstance(windows, Windows):
-            windows.load_state_dict(resume["windows"])
+        if resume is None or not isinstance(windows, Windows):
+            return
+        windows.load_state_dict(resume["windows"])
+        if not self._lightning_resumes:
             start_from(self.trainer, windows.next_epoch, int(resume["updates"]))
+        elif self.trainer.current_epoch > windows.next_epoch:
+            windows.finish_epoch()  # behind an epoch's last update Lightning goes on with the next one
 
     def on_fit_start(self) -> None:
         """Let the forward and backward passes of the steps go through Lightning's strategy."""
@@ -187,7 +202,10 @@ class WindowModule(pl.LightningModule):
         return configs[0] if configs and configs[0].scheduler is not self.steps.lr_scheduler else None
 
     def on_train_epoch_end(self) -> None:
-        """Step a schedule of epochs, which callbacks that average weights put in place."""
+        """Finish the epoch's data; step a schedule of epochs, which callbacks that average weights put in place."""
+        windows = self.trainer.train_dataloader
+        if isinstance(windows, Windows):
+            windows.finish_epoch()
         self._step_schedule("epoch")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowModule:

@@ -110,7 +110,12 @@ class Windows:
 
     def finish_epoch(self) -> None:
         """Let a position that is asked for from now on begin with the next epoch, where this one is over."""
-        if self._is_over or self._is_at_end_of_data:
+        start = self._start
+        if start is not None and start.epoch_is_over and start.position is not None:
+            # whoever drives has ended the epoch without asking for a window
+            following = dataclasses.replace(start.position, epoch=start.epoch + 1, is_open=False)
+            self.start_at(ResumePoint(epoch=start.epoch + 1, position=following))
+        elif self._is_over or self._is_at_end_of_data:
             self._epoch_rng = None
 
     @property

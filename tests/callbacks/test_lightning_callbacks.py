@@ -234,6 +234,29 @@ def test_timer_stops_the_run(make_args):
     assert 1 < trainer.state.global_step < 100 and timer.time_elapsed("train") >= 0.2
 
 
+def test_a_run_whose_time_is_up_already_begins_and_ends(make_args):
+    """Lightning leaves out a fit that is to stop before it starts; HF's callbacks count on `on_train_begin`."""
+    events = []
+
+    class Events(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            events.append("begin")
+
+        def on_step_begin(self, args, state, control, **kwargs):
+            events.append("step")
+
+        def on_train_end(self, args, state, control, **kwargs):
+            events.append("end")
+
+    class TimeIsUp(pl.Callback):
+        def on_fit_start(self, trainer, pl_module):
+            trainer.should_stop = True
+
+    trainer = make(make_args, [TimeIsUp(), Events()])
+    trainer.train()
+    assert events == ["begin", "end"] and trainer.state.global_step == 0
+
+
 def test_rich_progress_bar_and_model_summary_show_something(make_args, capsys):
     make(make_args, [plc.RichProgressBar(leave=True), plc.ModelSummary(max_depth=2)]).train()
     shown = capsys.readouterr().out

@@ -1,0 +1,59 @@
+"""`HFModule` in a Lightning trainer goes on from every checkpoint of Lightning, an epoch's last update included."""
+
+from __future__ import annotations
+
+import warnings
+
+import lightning.pytorch as pl
+import pytest
+import toy
+from compare import same
+from lightning.pytorch.callbacks import ModelCheckpoint
+from resume_runs import OPTIONS, LightningStop
+
+import hf_compat
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*defined a `validation_step` but have no `val_dataloader`"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    # the state after the update is what is meant
+    pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization"),
+]
+
+
+def fit(folder, accumulation: int, by_epoch: bool, resume=None, stop_at: int | None = None):
+    args = hf_compat.TrainingArguments(str(folder), **{**OPTIONS, "gradient_accumulation_steps": accumulation})
+    hf_compat.set_seed(3)
+    model = toy.Classifier()
+    pl.seed_everything(args.seed, verbose=False)
+    when = {"save_on_train_epoch_end": True} if by_epoch else {"every_n_train_steps": 1}
+    saver = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, **when)
+    trainer = pl.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        num_sanity_val_steps=0, callbacks=[saver, *([LightningStop(stop_at)] if stop_at else [])],
+    )  # fmt: skip
+    with warnings.catch_warnings():  # the arguments are those of the other runs
+        warnings.filterwarnings("ignore", message="A Lightning trainer of your own")
+        trainer.fit(hf_compat.HFModule(model, args), hf_compat.HFDataModule(args, toy.rows(13)), ckpt_path=resume)
+    return trainer.global_step, {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("by_epoch", "accumulation", "at"),
+    [
+        *((False, 1, at) for at in (1, 6, 7, 8, 14)),
+        *((False, 3, at) for at in (1, 2, 3, 4, 6)),
+        *((True, 1, at) for at in (7, 14)),
+        *((True, 3, at) for at in (3, 6)),
+    ],
+)
+@pytest.mark.parametrize("stops", [False, True])
+def test_goes_on_from_every_checkpoint(tmp_path, by_epoch, accumulation, at, stops):
+    updates, expected = fit(tmp_path / "whole", accumulation, by_epoch)
+    written = tmp_path / "whole"
+    if stops:
+        written = tmp_path / "stopped"
+        assert fit(written, accumulation, by_epoch, stop_at=at)[0] == at
+    found, weights = fit(tmp_path / "again", accumulation, by_epoch, str(written / f"step={at}.ckpt"))
+    assert found == updates
+    assert same(expected, weights)
