@@ -85,16 +85,14 @@ class HFBridge(pl.Callback):
 
     Args:
         hf_trainer: Whose events they are.
-        run: The run that is trained; None where nothing is.
+        run: The run that is trained; where nothing is, the last one.
         writer: Writes checkpoints in the background; its errors come out at the next update.
     """
 
-    def __init__(
-        self, hf_trainer: BridgedTrainer, run: TrainingRun | None = None, writer: BackgroundWriter | None = None
-    ) -> None:
+    def __init__(self, hf_trainer: BridgedTrainer, run: TrainingRun, writer: BackgroundWriter | None = None) -> None:
         self.hf_trainer = hf_trainer
         self.run = run
-        self.epoch = run.start.epoch - 1 if run is not None else -1
+        self.epoch = run.start.epoch - 1
         self._writer = writer
         self._stepped = False
         self._last_saved = -1
@@ -103,11 +101,6 @@ class HFBridge(pl.Callback):
         self._requested_kwargs: set[str] = set()
         self._order: CallbackOrder | None = None
         self._last_segment = 0
-
-    @property
-    def _running(self) -> TrainingRun:
-        assert self.run is not None  # the hooks of training come in a fit only
-        return self.run
 
     # Events are fired through here, so that a callback may replace the control.
     def _fire(self, event: str) -> None:
@@ -162,7 +155,7 @@ class HFBridge(pl.Callback):
             self._begin_epoch()
         elif hook == "on_train_batch_start":
             self._stepped = False
-            self._running.moment = Moment.UPDATE
+            self.run.moment = Moment.UPDATE
         elif hook == "on_train_batch_end" and self._stepped:
             assert isinstance(batch, Window)  # the data module yields nothing else
             trainer.state.global_step += 1
@@ -187,7 +180,7 @@ class HFBridge(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin the run."""
-        hf_trainer, run = self.hf_trainer, self._running
+        hf_trainer, run = self.hf_trainer, self.run
         self.fire_for_hook("on_train_start", self._last_segment)
         if hf_trainer.args.eval_on_start:
             hf_trainer._evaluate(run.trial, run.ignore_keys_for_eval, skip_scheduler=True)
@@ -202,9 +195,9 @@ class HFBridge(pl.Callback):
 
     def _begin_epoch(self) -> None:
         self.epoch += 1
-        start = self._running.start
+        start = self.run.start
         is_first = self.epoch == start.epoch
-        self._running.begin_epoch(is_first)
+        self.run.begin_epoch(is_first)
         if is_first and start.epoch_is_over:
             # what restored flags ask for was done before the checkpoint was whole, and no update will reset them
             control = self.hf_trainer.control
@@ -220,7 +213,7 @@ class HFBridge(pl.Callback):
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
         """Take a micro-batch's loss, operations and tokens into account."""
         trainer = self.hf_trainer
-        self._running.losses.add(loss, trainer.state.global_step)
+        self.run.losses.add(loss, trainer.state.global_step)
         if self._requested_kwargs:
             trainer.callback_handler.requestable_kwargs.update(loss=loss, inputs=inputs)
         trainer.current_flos += float(trainer.floating_point_ops(inputs))
@@ -243,13 +236,13 @@ class HFBridge(pl.Callback):
 
     def optimizer_stepped(self, grad_norm: torch.Tensor | float | None) -> None:
         """Fire `on_optimizer_step`."""
-        self._running.grad_norm = grad_norm
+        self.run.grad_norm = grad_norm
         self._stepped = True
         self._fire("on_optimizer_step")
 
     def learning_rate_read(self, learning_rate: float) -> None:
         """Keep the learning rate of the update that was just made."""
-        self._running.learning_rate = learning_rate
+        self.run.learning_rate = learning_rate
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: StepOutput, batch: Window, batch_idx: int
@@ -262,7 +255,7 @@ class HFBridge(pl.Callback):
             control.should_training_stop = True
         self.fire_for_hook("on_train_batch_end", self._last_segment, batch)
         if self._stepped:
-            self._running.losses.end_update()
+            self.run.losses.end_update()
             self._act_on_flags(trainer)
             self._obey_signals()
         if self.should_break():
@@ -270,7 +263,7 @@ class HFBridge(pl.Callback):
 
     def _leave_epoch(self, trainer: pl.Trainer, window: Window) -> None:
         """Let no further window begin."""
-        control, windows = self.hf_trainer.control, self._running.windows
+        control, windows = self.hf_trainer.control, self.run.windows
         trainer.should_stop = control.should_training_stop
         if windows is None:
             return
@@ -280,7 +273,7 @@ class HFBridge(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End an epoch: then log, evaluate and save as the flags say."""
-        hf_trainer, run = self.hf_trainer, self._running
+        hf_trainer, run = self.hf_trainer, self.run
         self.fire_for_hook("on_train_epoch_end", self._last_segment)
         if trainer.should_stop:  # a Lightning callback asks to stop, at the end of this epoch
             hf_trainer.control.should_training_stop = True
@@ -291,7 +284,7 @@ class HFBridge(pl.Callback):
         trainer.should_stop = hf_trainer.control.should_training_stop
 
     def _close_epoch(self) -> None:
-        hf_trainer, run = self.hf_trainer, self._running
+        hf_trainer, run = self.hf_trainer, self.run
         if run.windows is not None and not run.windows.saw_data:
             logger.warning(
                 "The training data gave no sample in epoch %d; training stops at update %d of %d.",
@@ -312,7 +305,7 @@ class HFBridge(pl.Callback):
         if signals.received is None:
             return
         if self._last_saved != trainer.state.global_step:
-            trainer._save_checkpoint(trainer.model, self._running.trial)
+            trainer._save_checkpoint(trainer.model, self.run.trial)
             self._fire("on_save")
         if self._writer is not None:
             self._writer.wait()
@@ -321,7 +314,7 @@ class HFBridge(pl.Callback):
         signals.obey()
 
     def _act_on_flags(self, trainer: pl.Trainer) -> None:
-        hf_trainer, run = self.hf_trainer, self._running
+        hf_trainer, run = self.hf_trainer, self.run
         if hf_trainer.control.should_save:
             self._last_saved = hf_trainer.state.global_step
         # by name: older overrides lack the learning rate, the start time or the gradient norm

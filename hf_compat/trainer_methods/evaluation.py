@@ -226,7 +226,7 @@ class EvaluationMethods(TrainerBase):
 
     def _drive_alone(self, run: EvaluationRun, plan: LightningPlan, batches: EvaluationBatches) -> None:
         """Let a Lightning trainer of its own run an evaluation."""
-        bridge = HFBridge(self)
+        bridge = HFBridge(self, self._run)
         callbacks = bridge.lightning_callback_list(self._lightning_callbacks, self._callback_order)
         trainer = build_trainer(plan, callbacks, self._loggers(), self.args._launch, **self.lightning_options)
         if self._run.module is None:
