@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import time
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -21,6 +22,9 @@ from hf_compat.runtime.launch import has_rendezvous, main_address, variable
 from hf_compat.runtime.nested import Nested, map_nested
 
 Object = TypeVar("Object")
+
+# How long the first process waits for a port that a job which has just ended still holds.
+PORT_WAIT_SECONDS = 20.0
 
 
 class GroupArguments(Protocol):
@@ -76,10 +80,23 @@ def _rendezvous_store(args: GroupArguments, timeout: datetime.timedelta) -> Stor
     """
     address, port = main_address()
     method = "env://" if has_rendezvous() else f"tcp://{address}:{port}"
-    found = rendezvous(method, rank=args.process_index, world_size=args.world_size, timeout=timeout)
-    store, _, _ = next(found)
+    store = _meet(method, args, timeout)
     store.set_timeout(timeout)
     return PrefixStore(f"hf_compat/start_{variable('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _meet(method: str, args: GroupArguments, timeout: datetime.timedelta) -> Store:
+    """Return torch's store; where the last start still holds the port, wait until it is free."""
+    give_up = time.monotonic() + PORT_WAIT_SECONDS
+    while True:
+        found = rendezvous(method, rank=args.process_index, world_size=args.world_size, timeout=timeout)
+        try:
+            store, _, _ = next(found)
+            return store
+        except distributed.DistNetworkError as error:
+            if "EADDRINUSE" not in str(error) or time.monotonic() > give_up:
+                raise
+            time.sleep(0.5)
 
 
 def _leave() -> None:

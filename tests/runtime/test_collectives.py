@@ -1,5 +1,7 @@
 """What two processes tell each other, against Accelerate's functions, in one start of two processes."""
 
+import subprocess
+import sys
 from typing import NamedTuple
 
 import pytest
@@ -44,3 +46,24 @@ def test_one_process_gets_its_own_back():
     collectives.agree(None)
     with pytest.raises(KeyError):
         collectives.agree(KeyError("mine"))
+
+
+SCRIPT = """
+import datetime, os, socket, sys, threading, types
+from hf_compat.runtime import collectives
+holder = socket.socket()
+holder.bind(("127.0.0.1", 0))
+holder.listen()
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(holder.getsockname()[1]), RANK="0", WORLD_SIZE="1")
+collectives.PORT_WAIT_SECONDS = float(sys.argv[1])
+threading.Timer(1.5, holder.close).start()
+args = types.SimpleNamespace(process_index=0, world_size=1)
+print("met", collectives._rendezvous_store(args, datetime.timedelta(seconds=30)) is not None)
+"""
+
+
+@pytest.mark.parametrize(("waits", "meets"), [(30, True), (0, False)])
+def test_a_port_that_the_last_job_still_holds_is_waited_for(waits, meets):
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(waits)], capture_output=True, text=True, timeout=120)
+    assert ("met True" in done.stdout) == meets, done.stderr[-1500:]
+    assert meets or "EADDRINUSE" in done.stderr
