@@ -12,8 +12,9 @@ from tqdm.auto import tqdm
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.dcp_reader import dcp_tensors, is_dcp_folder
+from hf_compat.checkpoint.files import first_line
 from hf_compat.checkpoint.lightning_io import from_hf, to_hf, write_weights
-from hf_compat.checkpoint.reading import StoredTensor, read_torch_file
+from hf_compat.checkpoint.reading import StoredTensor, fitting, read_torch_file
 from hf_compat.checkpoint.zero_reader import find_zero_folder, zero_tensors
 from hf_compat.errors import ArgumentError, CheckpointError
 
@@ -70,8 +71,7 @@ def _shards(source: str) -> list[StoredTensor] | None:
         return None
     if is_dcp_folder(source):
         return dcp_tensors(source)
-    zero = find_zero_folder(source)
-    return zero_tensors(zero) if zero is not None else None
+    return zero_tensors(source) if find_zero_folder(source) is not None else None
 
 
 def _write_shards(stored: list[StoredTensor], target: str, shard_bytes: int, keep_names: bool) -> int:
@@ -81,19 +81,39 @@ def _write_shards(stored: list[StoredTensor], target: str, shard_bytes: int, kee
     partial = target + ".partial"
     shutil.rmtree(partial, ignore_errors=True)
     os.makedirs(partial)
+    try:
+        count = _write_files(stored, partial, shard_bytes, keep_names)
+        os.replace(partial, target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return count
+
+
+def _write_files(stored: list[StoredTensor], partial: str, shard_bytes: int, keep_names: bool) -> int:
     prefix = "" if keep_names else _common_prefix([tensor.name for tensor in stored])
     groups = list(_grouped(stored, shard_bytes))
     file_of: dict[str, str] = {}
     total_bytes = 0
     for number, group in enumerate(tqdm(groups, desc="weight files"), start=1):
-        weights = {tensor.name.removeprefix(prefix): tensor.load() for tensor in group}
+        weights = {tensor.name.removeprefix(prefix): _load(tensor) for tensor in group}
         file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         write_weights(weights, os.path.join(partial, file))
         file_of |= dict.fromkeys(weights, file)
         total_bytes += sum(tensor.nbytes for tensor in weights.values())
     _write_index(file_of, total_bytes, partial)
-    os.replace(partial, target)
     return len(file_of)
+
+
+def _load(stored: StoredTensor) -> torch.Tensor:
+    try:
+        with fitting(f"The stored tensor {stored.name!r}"):
+            tensor = stored.load()
+    except RuntimeError as error:  # of torch: parts that do not make up the shape
+        raise CheckpointError(f"The stored tensor {stored.name!r} cannot be read: {first_line(error)}") from error
+    if tensor.is_meta:
+        raise CheckpointError(f"The stored tensor {stored.name!r} has no data.")
+    return tensor
 
 
 def _write_index(file_of: dict[str, str], total_bytes: int, folder: str) -> None:

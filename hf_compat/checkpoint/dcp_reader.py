@@ -1,22 +1,42 @@
-"""Tensors out of torch.distributed.checkpoint's folders, one at a time, by one process. torch only."""
+"""torch.distributed.checkpoint's folders, read without running anything in them. torch only.
+
+torch unpickles two kinds of things there: the index (`.metadata`) and every value that is no tensor. Here the index is
+read by an unpickler of its own, once, and torch is handed the result; values are read with `weights_only=True`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import math
 import os
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from hf_compat.checkpoint.reading import StoredTensor, first_line
+from hf_compat.checkpoint.contents import Contents
+from hf_compat.checkpoint.files import first_line, is_plain_name, read_small
+from hf_compat.checkpoint.reading import StoredTensor
 from hf_compat.errors import CheckpointError
 
 METADATA_NAME = ".metadata"
+INDEX_BYTES = 2**30  # an entry of a tensor's part takes about 200 bytes
 _OPTIMIZER_PREFIXES = ("optim.", "optimizer.")
 _METADATA = "torch.distributed.checkpoint.metadata"
 _INDEX_NAMES = {
@@ -31,10 +51,25 @@ _INDEX_NAMES = {
     *(("pathlib._local", name) for name in ("Path", "PosixPath", "WindowsPath")),  # Python 3.13's
 }
 
+States = dict[str, Any]  # torch's nested dicts of tensors and plain values
+
+
+@dataclass(frozen=True, slots=True)
+class DcpFolder:
+    """A folder of torch.distributed.checkpoint whose index was read and found right.
+
+    Args:
+        path: The folder.
+        index: What its `.metadata` holds.
+    """
+
+    path: str
+    index: Metadata
+
 
 def is_dcp_folder(folder: str) -> bool:
     """Return whether a folder was written by torch.distributed.checkpoint."""
-    return os.path.isfile(os.path.join(folder, METADATA_NAME))
+    return os.path.lexists(os.path.join(folder, METADATA_NAME))
 
 
 def dcp_tensors(folder: str) -> list[StoredTensor]:
@@ -43,27 +78,99 @@ def dcp_tensors(folder: str) -> list[StoredTensor]:
     Raises:
         CheckpointError: The folder's index is damaged, or holds what does not belong there.
     """
-    check_dcp_index(folder)
-    entries = FileSystemReader(folder).read_metadata().state_dict_metadata
+    dcp = open_dcp(Contents(folder))
     return [
         StoredTensor(
             name=key,
             nbytes=entry.size.numel() * entry.properties.dtype.itemsize,
-            load=_reader_of(folder, key, entry),
+            load=_reader_of(dcp, key, entry),
         )
-        for key, entry in entries.items()
+        for key, entry in dcp.index.state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata) and not key.startswith(_OPTIMIZER_PREFIXES)
     ]
 
 
-def _reader_of(folder: str, key: str, entry: TensorStorageMetadata) -> Callable[[], torch.Tensor]:
+def _reader_of(dcp: DcpFolder, key: str, entry: TensorStorageMetadata) -> Callable[[], torch.Tensor]:
     def read() -> torch.Tensor:
-        state = {key: torch.empty(entry.size, dtype=entry.properties.dtype)}
-        with one_process_reads():
-            load(state, checkpoint_id=folder, no_dist=True)
+        state = {key: torch.zeros(entry.size, dtype=entry.properties.dtype)}
+        read_dcp(dcp, state, in_one_process=True)
         return state[key]
 
     return read
+
+
+def read_dcp(dcp: DcpFolder, state: States, in_one_process: bool) -> None:
+    """Read a folder into a nested state: its tensors are filled, its plain values replaced.
+
+    Args:
+        dcp: The folder.
+        state: What is to be read, in the form that it has.
+        in_one_process: Whether this process reads alone; else all of them call this.
+
+    Raises:
+        CheckpointError: The folder lacks something, has a value for a tensor, or holds anything but plain values.
+    """
+    try:
+        with _one_process_reads():
+            load(state, storage_reader=_CheckedReader(dcp), planner=_PlainPlanner(dcp.path), no_dist=in_one_process)
+    except (Exception, CheckpointException) as error:  # torch's own error, of all processes, is no `Exception`
+        raise CheckpointError(f"{dcp.path} cannot be read: {_cause(error)}") from error
+
+
+def _cause(error: BaseException) -> str:
+    """Return the first error of a process in words, where torch has gathered those of all."""
+    failures = getattr(error, "failures", None)
+    if isinstance(failures, dict) and failures:
+        error = next(iter(failures.values()))[0]
+    return first_line(error)
+
+
+class _CheckedReader(FileSystemReader):
+    """Reads by the index that was checked: torch never opens `.metadata`, whatever it holds by now."""
+
+    def __init__(self, dcp: DcpFolder) -> None:
+        super().__init__(dcp.path)
+        self._index = dcp.index
+
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
+        return self._index
+
+
+class _PlainPlanner(DefaultLoadPlanner):
+    """Takes tensors for tensors, and for values what `weights_only=True` reads.
+
+    Args:
+        folder: The folder that is read.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None  # torch has set it
+        plan = super().create_local_plan()
+        stored = self.metadata.state_dict_metadata
+        for key, own in self.state_dict.items():
+            if isinstance(own, torch.Tensor) != isinstance(stored[key], TensorStorageMetadata):
+                kinds = ("a tensor", "a value") if isinstance(own, torch.Tensor) else ("a value", "a tensor")
+                raise CheckpointError(f"{key!r} has to be {kinds[0]} and is stored as {kinds[1]}.")
+        return plan
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        key = read_item.dest_index.fqn
+        plain = io.BytesIO()
+        # torch's own method unpickles whatever it is given, so it is given what was read and written again here
+        torch.save(_plain_value(self._folder, key, value), plain)
+        plain.seek(0)
+        super().load_bytes(read_item, plain)
+
+
+def _plain_value(folder: str, key: str, stored: io.BytesIO) -> object:
+    try:
+        return torch.load(stored, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(f"{folder} holds no plain value as {key!r}: {first_line(error)}") from error
 
 
 class _IndexOnly(pickle.Unpickler):
@@ -75,32 +182,85 @@ class _IndexOnly(pickle.Unpickler):
         raise CheckpointError(f"The index of the shards names {module}.{name}, which does not belong there.")
 
 
-def check_dcp_index(folder: str) -> None:
-    """Refuse an index that holds more than torch writes or names files elsewhere.
+def open_dcp(contents: Contents, subfolder: str = "") -> DcpFolder:
+    """Read the index of a folder, and refuse one that torch would not have written.
 
-    torch writes the index as a pickle of its own classes, and unpickles whatever it finds there: this comes first.
+    Args:
+        contents: The checkpoint.
+        subfolder: Where the shards are in it.
 
     Raises:
-        CheckpointError: It does, or it cannot be read.
+        CheckpointError: The index cannot be read, names files elsewhere or files that may not be read, or has tensors
+            of which a part is nowhere.
     """
-    path = os.path.join(folder, METADATA_NAME)
-    for file in _files_of_index(path):
-        if os.path.isabs(file) or ".." in file.replace("\\", "/").split("/"):
+    before = f"{subfolder}/" if subfolder else ""
+    path = contents.need(before + METADATA_NAME)
+    index = _read_index(path)
+    for file in sorted({info.relative_path for info in index.storage_data.values()}):
+        if not is_plain_name(file):
             raise CheckpointError(f"{path} names {file!r}, which is outside the checkpoint.")
+        contents.need(before + file)
+    return DcpFolder(os.path.dirname(path), index)
 
 
-def _files_of_index(path: str) -> set[str]:
+def check_values(dcp: DcpFolder) -> None:
+    """Read every value of a folder that is no tensor.
+
+    Raises:
+        CheckpointError: One is not plain.
+    """
+    for place, info in dcp.index.storage_data.items():
+        if isinstance(dcp.index.state_dict_metadata.get(place.fqn), BytesStorageMetadata):
+            with open(os.path.join(dcp.path, info.relative_path), "rb") as file:
+                file.seek(info.offset)
+                _plain_value(dcp.path, place.fqn, io.BytesIO(file.read(info.length)))
+
+
+def _read_index(path: str) -> Metadata:
+    content = read_small(path, INDEX_BYTES)
     try:
-        with open(path, "rb") as file:
-            return {info.relative_path for info in (_IndexOnly(file).load().storage_data or {}).values()}
+        index = _IndexOnly(io.BytesIO(content)).load()
+        wrong = _problem(index)
     except CheckpointError:
         raise
-    except Exception as error:  # whatever a damaged pickle raises
+    except Exception as error:  # whatever a damaged pickle raises, or lacks
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+    if wrong is not None:
+        raise CheckpointError(f"{path} cannot be read: {wrong}.")
+    assert isinstance(index, Metadata)
+    return index
+
+
+def _problem(index: object) -> str | None:
+    """Return what is wrong with an index. The unpickler sets any attribute to any value, so each one is looked at."""
+    if not isinstance(index, Metadata) or not isinstance(index.storage_data, dict):
+        return "it is no index of shards"
+    for place, info in index.storage_data.items():
+        spans = isinstance(info.offset, int) and isinstance(info.length, int) and info.offset >= 0 <= info.length
+        if not isinstance(place, MetadataIndex) or not isinstance(info.relative_path, str) or not spans:
+            return "it is no index of shards"
+    for key, entry in index.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata) and not _is_covered(entry):
+            return f"it does not say where all of {key!r} is stored"
+        if not isinstance(key, str) or not isinstance(entry, (TensorStorageMetadata, BytesStorageMetadata)):
+            return f"it does not say what {key!r} is"
+    return None
+
+
+def _is_covered(entry: TensorStorageMetadata) -> bool:
+    """Return whether a tensor's parts are as large as all of it; parts that are nowhere would be made up."""
+    if not isinstance(entry.properties, TensorProperties) or not isinstance(entry.properties.dtype, torch.dtype):
+        return False
+    inside = all(
+        offset >= 0 and size >= 0 and offset + size <= whole
+        for chunk in entry.chunks
+        for offset, size, whole in zip(chunk.offsets, chunk.sizes, entry.size, strict=True)
+    )
+    return inside and sum(math.prod(chunk.sizes) for chunk in entry.chunks) == math.prod(entry.size)
 
 
 @contextlib.contextmanager
-def one_process_reads() -> Iterator[None]:
+def _one_process_reads() -> Iterator[None]:
     """Leave out torch's warning that a single process reads: it is meant to."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*assuming the intent is to load in a single process.*")

@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+from hf_compat.errors import CheckpointError
+
 PREFIX_CHECKPOINT_DIR = "checkpoint"
 TRAINING_ARGS_NAME = "training_args.bin"
 TRAINER_STATE_NAME = "trainer_state.json"
@@ -29,6 +31,7 @@ SAFE_WEIGHTS_NAME = "model.safetensors"
 SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
 ADAPTER_SAFE_WEIGHTS_NAME = "adapter_model.safetensors"
 ADAPTER_WEIGHTS_NAME = "adapter_model.bin"
+ADAPTER_CONFIG_NAME = "adapter_config.json"
 
 _NUMBERED = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
 
@@ -45,8 +48,16 @@ def checkpoint_step(path: str | os.PathLike[str]) -> int | None:
 
 
 def list_checkpoints(folder: str | os.PathLike[str]) -> list[str]:
-    """List the checkpoint folders of an output folder, oldest step first."""
+    """List the checkpoint folders of an output folder, oldest step first.
+
+    Raises:
+        CheckpointError: The output folder cannot be listed.
+    """
     if not os.path.isdir(folder):
         return []
-    found = [entry.path for entry in os.scandir(folder) if checkpoint_step(entry.name) is not None and entry.is_dir()]
+    try:
+        inside = [entry.path for entry in os.scandir(folder)]
+    except OSError as error:
+        raise CheckpointError(f"{os.fspath(folder)} cannot be listed: {error.strerror}.") from error
+    found = [path for path in inside if checkpoint_step(path) is not None and os.path.isdir(path)]
     return sorted(found, key=lambda path: checkpoint_step(path) or 0)

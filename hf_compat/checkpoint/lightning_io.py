@@ -11,6 +11,7 @@ callbacks, hf_compat        run_state.pt (rng_state.pth where a folder has no mo
 from __future__ import annotations
 
 import os
+import shutil
 from typing import Any
 
 import hf_compat.upstream  # noqa: F401 - loads Lightning
@@ -24,8 +25,10 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.reading import COMPILED, read_torch_file, read_weights
+from hf_compat.checkpoint.contents import Contents
+from hf_compat.checkpoint.reading import COMPILED, Weights, fitting, read_torch_file, read_weights
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, DataPosition, Moment, RunState
+from hf_compat.checkpoint.trainer_state import read_trainer_state
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.rng import legacy_globals, pack_legacy_rng, unpack_rng
@@ -48,7 +51,8 @@ def from_hf(folder: str) -> LightningCheckpoint:
     wrong = manifest.problems(folder)
     if wrong:
         raise CheckpointError(f"{folder} is not a whole checkpoint: {'; '.join(wrong)}.")
-    state = TrainerState.load_from_json(os.path.join(folder, names.TRAINER_STATE_NAME))
+    contents = Contents(folder)
+    state = read_trainer_state(contents.need(names.TRAINER_STATE_NAME))
     checkpoint: LightningCheckpoint = {
         "pytorch-lightning_version": lightning.__version__,
         "global_step": state.global_step,
@@ -57,25 +61,25 @@ def from_hf(folder: str) -> LightningCheckpoint:
         "callbacks": {},
         OWN_KEY: {"updates": state.global_step},
     }
-    optimizer = os.path.join(folder, names.OPTIMIZER_NAME)
-    if os.path.isfile(optimizer):
+    optimizer = contents.find(names.OPTIMIZER_NAME)
+    if optimizer is not None:
         checkpoint["optimizer_states"] = [read_torch_file(optimizer)]
-        checkpoint["lr_schedulers"] = [read_torch_file(os.path.join(folder, names.SCHEDULER_NAME))]
-    own = os.path.join(folder, RUN_STATE_NAME)  # of one process: each of several has a position of its own
-    run_state = RunState.load(folder, ended_by_callback=state.was_leaving_epoch) if os.path.isfile(own) else None
+        checkpoint["lr_schedulers"] = [read_torch_file(contents.need(names.SCHEDULER_NAME))]
+    own = contents.find(RUN_STATE_NAME)  # of one process: each of several has a position of its own
+    run_state = RunState.read(own, state.was_leaving_epoch) if own is not None else None
     if run_state is not None:
         checkpoint["callbacks"] = run_state.callbacks
-    data = _position_of_transformers(folder, state) if run_state is None else run_state.data
+    data = _position_of_transformers(contents, state) if run_state is None else run_state.data
     checkpoint[OWN_KEY]["windows"] = data.to_plain()
     return checkpoint
 
 
-def _position_of_transformers(folder: str, state: TrainerState) -> DataPosition:
+def _position_of_transformers(contents: Contents, state: TrainerState) -> DataPosition:
     """Work out where the data stood from what `transformers` writes: the updates, and the random states."""
     updates_per_epoch = round(state.global_step / state.epoch) if state.epoch else max(state.global_step, 1)
     epoch, updates = divmod(state.global_step, updates_per_epoch)
-    path = os.path.join(folder, names.RNG_STATE_NAME)
-    rng = pack_legacy_rng(read_torch_file(path, allowed=legacy_globals())) if os.path.isfile(path) else None
+    path = contents.find(names.RNG_STATE_NAME)
+    rng = pack_legacy_rng(read_torch_file(path, allowed=legacy_globals())) if path is not None else None
     return DataPosition(epoch=epoch, updates_done=updates, rng=rng)
 
 
@@ -92,15 +96,29 @@ def to_hf(checkpoint: LightningCheckpoint, folder: str) -> None:
     """
     if os.path.exists(folder):
         raise ArgumentError(f"{folder} exists and is not overwritten.\n\nHint: name a new folder.")
-    weights = {k.removeprefix(PREFIX): v for k, v in checkpoint.get("state_dict", {}).items() if k.startswith(PREFIX)}
-    if not weights:
+    with fitting("The Lightning checkpoint"):
+        held = checkpoint.get("state_dict", {})
+        weights = {name.removeprefix(PREFIX): value for name, value in held.items() if name.startswith(PREFIX)}
+    if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise CheckpointError("The checkpoint has no weights under `state_dict['model.*']`: it is of no HFModule.")
     partial = folder + manifest.PARTIAL_SUFFIX
+    shutil.rmtree(partial, ignore_errors=True)
     os.makedirs(partial)
-    write_weights(weights, os.path.join(partial, names.SAFE_WEIGHTS_NAME))
+    try:
+        with fitting("The Lightning checkpoint"):
+            _write_files(checkpoint, weights, partial)
+        manifest.seal(partial)
+        manifest.put_in_place(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _write_files(checkpoint: LightningCheckpoint, weights: Weights, folder: str) -> None:
+    write_weights(weights, os.path.join(folder, names.SAFE_WEIGHTS_NAME))
     for key, name in (("optimizer_states", names.OPTIMIZER_NAME), ("lr_schedulers", names.SCHEDULER_NAME)):
         if checkpoint.get(key):
-            torch.save(checkpoint[key][0], os.path.join(partial, name))
+            torch.save(checkpoint[key][0], os.path.join(folder, name))
     data = _position_of_lightning(checkpoint)
     state = TrainerState(
         global_step=int(checkpoint["global_step"]),
@@ -109,13 +127,11 @@ def to_hf(checkpoint: LightningCheckpoint, folder: str) -> None:
         train_batch_size=(data.micro_batch_size if data is not None else None) or 0,
         stateful_callbacks=[TrainerControl()],
     )
-    state.save_to_json(os.path.join(partial, names.TRAINER_STATE_NAME))
+    state.save_to_json(os.path.join(folder, names.TRAINER_STATE_NAME))
     if data is not None:
-        _run_state(checkpoint, data).save(partial)
+        _run_state(checkpoint, data).save(folder)
         if data.rng is not None:
-            torch.save(unpack_rng(data.rng), os.path.join(partial, names.RNG_STATE_NAME))
-    manifest.seal(partial)
-    manifest.put_in_place(partial, folder)
+            torch.save(unpack_rng(data.rng), os.path.join(folder, names.RNG_STATE_NAME))
 
 
 def _position_of_lightning(checkpoint: LightningCheckpoint) -> DataPosition | None:

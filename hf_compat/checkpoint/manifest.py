@@ -14,27 +14,20 @@ import json
 import logging
 import os
 import shutil
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint.contents import MANIFEST_KIND, MANIFEST_NAME, Contents, Listed, listed_files, read_manifest
+from hf_compat.checkpoint.files import first_line, is_inside, is_plain_name, open_regular
+from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
+from hf_compat.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-MANIFEST_NAME = "manifest.json"
 PARTIAL_SUFFIX = ".partial"
 REPLACED_SUFFIX = ".replaced"
 DELETED_SUFFIX = ".deleted"
-_KIND = "hf_compat checkpoint"
-_WEIGHTS_NAMES = (
-    names.SAFE_WEIGHTS_NAME,
-    names.WEIGHTS_NAME,
-    names.SAFE_WEIGHTS_INDEX_NAME,
-    names.WEIGHTS_INDEX_NAME,
-    names.ADAPTER_SAFE_WEIGHTS_NAME,
-    names.ADAPTER_WEIGHTS_NAME,
-)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -63,7 +56,7 @@ def seal(folder: str) -> None:
     for path in _files(root):
         _flush(path)
         listed[path.relative_to(root).as_posix()] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-    text = json.dumps({"kind": _KIND, "version": 1, "files": listed}, indent=1)
+    text = json.dumps({"kind": MANIFEST_KIND, "version": 1, "files": listed}, indent=1)
     with open(root / MANIFEST_NAME, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -123,14 +116,12 @@ def is_ours(folder: str) -> bool:
     return _listed(Path(folder)) is not None
 
 
-def _listed(folder: Path) -> dict[str, object] | None:
-    """Return the files that a manifest lists, each with what it says about them; None without a readable manifest."""
-    try:
-        manifest = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
-        listed = manifest["files"] if manifest["kind"] == _KIND else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return dict(listed) if isinstance(listed, dict) else None
+def _listed(folder: Path) -> Listed | None:
+    """Return the files that a manifest lists, each with what it says about them; None without a readable manifest.
+
+    Names that lead outside the folder are left out: nothing is ever deleted or copied by them.
+    """
+    return listed_files(folder)
 
 
 def tidy(run_dir: str) -> None:
@@ -157,99 +148,41 @@ def recover(run_dir: str) -> None:
 
 
 def problems(folder: str) -> list[str]:
-    """List what is wrong with a checkpoint folder; nothing is wrong with a whole one."""
+    """List what is wrong with a checkpoint folder; nothing is wrong with a whole one, which every reader can read."""
     root = Path(folder)
-    if not root.is_dir():
+    if not os.path.isdir(root):
         return [f"{folder} is no folder"]
-    if (root / MANIFEST_NAME).exists():
-        listed = _listed(root)
+    try:
+        if not os.path.lexists(root / MANIFEST_NAME):
+            return list(judge_unlisted(root))
+        listed = read_manifest(root)
         if listed is None:
             return [f"{MANIFEST_NAME} is not readable"]
-        return [problem for name, facts in listed.items() if (problem := _compare(root, name, facts))]
-    return list(_judge_unlisted(root))
+        wrong = [problem for name, facts in listed.items() if (problem := _compare(root, name, facts))]
+        return wrong or list(judge_contents(Contents(root)))
+    except OSError as error:
+        return [f"{error.filename or folder} cannot be read: {error.strerror}"]
+    except CheckpointError as error:
+        return [first_line(error)]
 
 
 def _compare(root: Path, name: str, facts: object) -> str | None:
     """Return what is wrong with a file, going by what the manifest says about it."""
-    path = root / name
-    if not path.resolve().is_relative_to(root.resolve()):
-        return f"{name} is outside the folder"
-    if not path.is_file():
+    if not is_inside(root, name):
+        return f"{name!a} is outside the folder" if not is_plain_name(name) else f"{name} is outside the folder"
+    if not os.path.lexists(root / name):
         return f"{name} is missing"
-    if not isinstance(facts, dict) or path.stat().st_size != facts.get("bytes"):
-        return f"{name} has {path.stat().st_size} bytes, not what {MANIFEST_NAME} says"
-    return None if _sha256(path) == facts.get("sha256") else f"{name} is damaged (its hash differs)"
-
-
-def _judge_unlisted(root: Path) -> Iterator[str]:
-    """Judge a folder of `transformers`, which writes `trainer_state.json` last."""
-    yield from _judge_json(root / names.TRAINER_STATE_NAME)
-    yield from _judge_weights(root)
-    has_optimizer = (root / names.OPTIMIZER_NAME).exists()
-    if has_optimizer != (root / names.SCHEDULER_NAME).exists():
-        yield f"{names.SCHEDULER_NAME if has_optimizer else names.OPTIMIZER_NAME} is missing"
-    for path in _files(root):
-        if path.suffix == ".safetensors":
-            yield from _judge_safetensors(path)
-        elif path.suffix in (".pt", ".pth", ".bin"):
-            yield from _judge_torch_file(path)
-
-
-def _judge_weights(root: Path) -> Iterator[str]:
-    weights = [root / name for name in _WEIGHTS_NAMES if (root / name).exists()]
-    if not weights:
-        yield f"{names.SAFE_WEIGHTS_NAME} is missing"
-    for index in (path for path in weights if path.name.endswith(".index.json")):
-        yield from _judge_json(index)
-        yield from _judge_shards(root, index)
-
-
-def _judge_json(path: Path) -> Iterator[str]:
-    if not path.is_file():
-        yield f"{path.name} is missing"
-        return
     try:
-        json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        yield f"{path.name} is no valid JSON"
-
-
-def _judge_shards(root: Path, index: Path) -> Iterator[str]:
-    try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError, TypeError):
-        return  # _judge_json reports it, or the reader of the weights
-    yield from (f"{shard} is missing" for shard in sorted(map(str, shards)) if not (root / shard).is_file())
-
-
-def _judge_safetensors(path: Path) -> Iterator[str]:
-    try:
-        whole = _bytes_of_safetensors(path) == path.stat().st_size
-    except (ValueError, KeyError, AttributeError, TypeError, MemoryError, OverflowError):
-        whole = False
-    if not whole:
-        yield f"{path.name} is cut off or damaged"
-
-
-def _bytes_of_safetensors(path: Path) -> int:
-    """Return the size that a file's header says it has: its own length comes first, then where each tensor ends."""
-    with open(path, "rb") as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        if not 0 < header_bytes < path.stat().st_size:
-            raise ValueError("the header does not fit into the file")
-        header = json.loads(file.read(header_bytes))
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    return 8 + header_bytes + int(max(ends, default=0))
-
-
-def _judge_torch_file(path: Path) -> Iterator[str]:
-    try:
-        with zipfile.ZipFile(path) as archive:  # torch writes zip files, with checksums
-            whole = archive.testzip() is None
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError):
-        whole = False
-    if not whole:
-        yield f"{path.name} is cut off or damaged"
+        with open_regular(root / name) as file:
+            size = os.fstat(file.fileno()).st_size
+            if not isinstance(facts, dict) or size != facts.get("bytes"):
+                return f"{name} has {size} bytes, not what {MANIFEST_NAME} says"
+            digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # a buffered file
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
+    except CheckpointError as error:
+        return f"{name}: {first_line(error)}"
+    return None if digest == facts.get("sha256") else f"{name} is damaged (its hash differs)"
 
 
 def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
@@ -259,6 +192,7 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 
     Raises:
         FileNotFoundError: `folder` does not exist.
+        CheckpointError: It cannot be listed.
 
     Mirrors:
         `transformers.trainer_utils.get_last_checkpoint`, 5.23.

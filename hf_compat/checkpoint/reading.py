@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,8 @@ import safetensors.torch
 import torch
 
 from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint.contents import Contents
+from hf_compat.checkpoint.files import check_regular, first_line, is_plain_name, read_json
 from hf_compat.errors import CheckpointError
 
 Weights = dict[str, torch.Tensor]
@@ -54,13 +56,30 @@ def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False) -> Pla
         mmap: Leave tensors on disk until they are used.
 
     Raises:
-        CheckpointError: It is damaged, or holds anything else; nothing of it is run.
+        CheckpointError: It is damaged, or holds anything else; nothing of it is run. Tensors without data are damage.
     """
+    check_regular(path)
     try:
         with torch.serialization.safe_globals(list(allowed)):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # torch and pickle raise what they like; the file is the fact
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+    if any(tensor.is_meta for tensor in _tensors_in(content)):
+        raise CheckpointError(f"{path} cannot be read: it holds tensors without data.")
+    return content
+
+
+def _tensors_in(content: Plain) -> Iterator[torch.Tensor]:
+    """Yield the tensors of nested containers, which may contain themselves."""
+    seen: set[int] = set()
+    waiting: list[Plain] = [content]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, (Mapping, list, tuple, set)) and id(item) not in seen:
+            seen.add(id(item))
+            waiting.extend(item.values() if isinstance(item, Mapping) else item)
 
 
 def read_safetensors(path: str) -> Weights:
@@ -69,6 +88,7 @@ def read_safetensors(path: str) -> Weights:
     Raises:
         CheckpointError: It is damaged.
     """
+    check_regular(path)
     try:
         return safetensors.torch.load_file(path, device="cpu")
     except Exception as error:
@@ -81,14 +101,13 @@ def read_weights(folder: str) -> Weights:
     Raises:
         CheckpointError: There are none, one is damaged, or an index names a file outside the folder.
     """
-    for name, read in ((names.SAFE_WEIGHTS_NAME, read_safetensors), (names.WEIGHTS_NAME, read_torch_file)):
-        path = os.path.join(folder, name)
-        if os.path.isfile(path):
-            return plain_names(read(path))
+    contents = Contents(folder)
+    for name in (names.SAFE_WEIGHTS_NAME, names.WEIGHTS_NAME):
+        if (path := contents.find(name)) is not None:
+            return plain_names(_read_weights_file(path))
     for name in (names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME):
-        path = os.path.join(folder, name)
-        if os.path.isfile(path):
-            return plain_names(_read_shards(folder, path))
+        if (path := contents.find(name)) is not None:
+            return plain_names(_read_shards(contents, path))
     raise CheckpointError(
         f"Can't find a valid checkpoint at {folder}: it has no {names.SAFE_WEIGHTS_NAME}.\n\n"
         "Hint: name a checkpoint-<updates> folder."
@@ -113,25 +132,61 @@ def shard_names(index: str) -> list[str]:
         CheckpointError: It is no index, or names a file outside its folder.
     """
     try:
-        with open(index, encoding="utf-8") as file:
-            shards = sorted(set(json.load(file)["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        read = read_json(index)
+    except CheckpointError as error:
         raise CheckpointError(f"{index} is no readable index: {first_line(error)}") from error
+    weight_map = read.get("weight_map") if isinstance(read, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise CheckpointError(f"{index} is no readable index: it has no map of weights to files.")
+    shards = sorted(set(weight_map.values()))
     for shard in shards:
-        if os.path.basename(shard) != shard or shard in ("", ".", ".."):
+        if os.path.basename(shard) != shard or not is_plain_name(shard):
             raise CheckpointError(f"{index} names the file {shard!r}, which is outside the checkpoint.")
     return shards
 
 
-def _read_shards(folder: str, index: str) -> Weights:
+def _read_shards(contents: Contents, index: str) -> Weights:
     weights: Weights = {}
     for shard in shard_names(index):
-        path = os.path.join(folder, shard)
-        weights |= read_safetensors(path) if shard.endswith(".safetensors") else read_torch_file(path)
+        weights |= _read_weights_file(contents.need(shard))
     return weights
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+def _read_weights_file(path: str) -> Weights:
+    if path.endswith(".safetensors"):
+        return read_safetensors(path)
+    weights = read_torch_file(path)
+    if not isinstance(weights, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in weights.items()
+    ):
+        raise CheckpointError(f"{path} cannot be read: it holds something else than weights by name.")
+    return weights
+
+
+def check_adapter(folder: str) -> None:
+    """Refuse a folder whose adapter PEFT should not read: it opens the files itself, and looks for none in a list.
+
+    Raises:
+        CheckpointError: Its weights or configuration are missing, not regular files, or not listed in the manifest.
+    """
+    contents = Contents(folder)
+    weights = [names.ADAPTER_SAFE_WEIGHTS_NAME, names.ADAPTER_WEIGHTS_NAME]
+    found = [name for name in weights if os.path.lexists(contents.folder / name)]
+    for name in (names.ADAPTER_CONFIG_NAME, *(found or weights[:1])):
+        contents.need(name)
+
+
+@contextlib.contextmanager
+def fitting(what: str) -> Iterator[None]:
+    """Turn what is raised where a state has another form than its owner expects into an error that names the state.
+
+    Raises:
+        CheckpointError: It does not fit.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        cause = f"{type(error).__name__}: {first_line(error)}"
+        raise CheckpointError(f"{what} does not fit: {cause}\n\nHint: resume from another checkpoint.") from error

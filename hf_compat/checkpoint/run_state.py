@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.layout import of_rank
 from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.errors import CheckpointError
@@ -24,6 +26,7 @@ from hf_compat.plan.run_counts import RunCounts
 logger = logging.getLogger(__name__)
 
 RUN_STATE_NAME = "run_state.pt"
+RUN_STATE_FILE = re.compile(r"run_state(_\d+)?\.pt")  # of one process, or of one of several
 RUN_STATE_VERSION = 2
 
 PlainState = dict[str, Any]  # dicts, lists, numbers, strings and tensors, nested: what `weights_only=True` loads
@@ -159,20 +162,50 @@ class RunState:
         Raises:
             CheckpointError: There is a state, and it cannot be read.
         """
-        path = os.path.join(checkpoint, of_rank(RUN_STATE_NAME, rank, world_size))
-        if not os.path.isfile(path):
-            stem, suffix = os.path.splitext(RUN_STATE_NAME)
-            others = sorted(n for n in os.listdir(checkpoint) if n.startswith(stem) and n.endswith(suffix))
-            if not others:
-                return None
-            path = os.path.join(checkpoint, others[0])
+        contents = Contents(checkpoint)
+        path = contents.find(of_rank(RUN_STATE_NAME, rank, world_size))
+        if path is None:
+            others = [name for name in contents.names() if RUN_STATE_FILE.fullmatch(name)]
+            path = contents.find(others[0]) if others else None
+        return cls.read(path, ended_by_callback) if path is not None else None
+
+    @classmethod
+    def read(cls, path: str, ended_by_callback: bool = False) -> RunState:
+        """Read one `run_state.pt`.
+
+        Raises:
+            CheckpointError: It cannot be read, or it is no run state.
+        """
         plain = read_torch_file(path)
         if not isinstance(plain, dict) or plain.get("version") not in (1, RUN_STATE_VERSION):
             raise CheckpointError(f"{path} was written by another version of hf_compat, or it is not a run state.")
         try:
-            return cls.from_plain(plain, ended_by_callback)
-        except (KeyError, TypeError, ValueError) as error:
+            state = cls.from_plain(plain, ended_by_callback)
+            wrong = _wrong_field(state)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CheckpointError(f"{path} is not a readable run state: {type(error).__name__}: {error}.") from error
+        if wrong is not None:
+            raise CheckpointError(f"{path} is not a readable run state: {wrong}.")
+        return state
+
+
+def _wrong_field(state: RunState) -> str | None:
+    """Return which count or mapping of a state is none."""
+    data = state.data
+    counts: dict[str, object] = {
+        name: getattr(data, name)
+        for name in ("epoch", "micro_batches_done", "updates_done", "window_size", "micro_batches_per_epoch")
+    }
+    counts |= {"micro_batch_size": data.micro_batch_size, "world_size": state.world_size}
+    counts |= {"samples_per_micro_batch": state.samples_per_micro_batch, "current_epoch": state.current_epoch}
+    for name, value in counts.items():
+        may_be_none = name not in ("epoch", "micro_batches_done", "updates_done", "world_size", "current_epoch")
+        if not ((isinstance(value, int) and 0 <= value < 2**63) or (value is None and may_be_none)):
+            return f"`{name}` is {value!r:.60}, not a whole number from 0 on"
+    for name in ("losses", "loops", "callbacks", "extras"):
+        if not isinstance(getattr(state, name), dict):
+            return f"`{name}` is {getattr(state, name)!r:.60}, not a mapping"
+    return None
 
 
 def _from_version_1(plain: Mapping[str, Any], ended_by_callback: bool) -> RunState:

@@ -16,8 +16,13 @@ from typing import Any
 
 import torch
 
+from hf_compat.checkpoint.contents import Contents
+from hf_compat.checkpoint.files import first_line, read_text
 from hf_compat.checkpoint.reading import StoredTensor, read_torch_file
 from hf_compat.errors import CheckpointError
+
+LATEST_NAME = "latest"
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 RankFile = dict[str, Any]  # what DeepSpeed saved for a rank: tensors and plain containers
 Load = Callable[[], torch.Tensor]
@@ -31,59 +36,83 @@ class _Unread:
         pass
 
 
-# What DeepSpeed 0.19 puts beside the tensors. Each is read as an empty `_Unread`.
-_BESIDE = [
-    (_Unread, f"deepspeed.{name}")
-    for name in (
-        "runtime.zero.config.ZeroStageEnum",
-        "runtime.fp16.loss_scaler.LossScaler",
-        "runtime.fp16.loss_scaler.DynamicLossScaler",
-        "utils.tensor_fragment.fragment_address",
-    )
-]
+# What DeepSpeed 0.19 puts beside the tensors. Each is read as an empty `_Unread`, but for DeepSpeed itself.
+OWN_TYPES = (
+    "deepspeed.runtime.zero.config.ZeroStageEnum",
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+    "deepspeed.utils.tensor_fragment.fragment_address",
+)
+_BESIDE = [(_Unread, name) for name in OWN_TYPES]
 
 
-def named_zero_folder(source: str) -> str | None:
-    """Return the folder that DeepSpeed's `latest` file names; None where there is no such file.
+def named_zero_folder(contents: Contents) -> str | None:
+    """Return the name of the folder that DeepSpeed's `latest` file names; None where there is no such file.
 
     Raises:
-        CheckpointError: It names a folder elsewhere.
+        CheckpointError: It is no plain name: DeepSpeed takes `*`, `?` and `[` for patterns, and opens what they match.
     """
-    latest = Path(source) / "latest"
-    if not latest.is_file():
+    latest = contents.find(LATEST_NAME)
+    if latest is None:
         return None
-    name = latest.read_text().strip()
-    if os.path.basename(name) != name:
-        raise CheckpointError(f"{latest} names {name!r}, which is outside the checkpoint.")
-    return str(Path(source) / name)
+    name = read_text(latest).strip()
+    if not _FOLDER_NAME.fullmatch(name):
+        raise CheckpointError(
+            f"{latest} names {name[:80]!r}, which may be outside the checkpoint.\n\n"
+            "Hint: a folder's name there has letters, digits, `_` and `-` only."
+        )
+    return name
 
 
 def find_zero_folder(source: str) -> str | None:
     """Return the folder with the ranks' files: `source` itself, or the one that its `latest` names; None for others."""
-    folder = named_zero_folder(source) or source
-    return folder if optimizer_files(folder) else None
+    contents = Contents(source)
+    name = named_zero_folder(contents)
+    folder = os.path.join(source, name) if name is not None else source
+    return folder if optimizer_files(contents, name or "") else None
 
 
-def optimizer_files(folder: str) -> list[Path]:
+def optimizer_files(contents: Contents, subfolder: str) -> list[str]:
     """List the ranks' optimizer states, in the order of the ranks."""
-    return _sorted(folder, "*_optim_states.pt")
+    return _of_ranks(contents, subfolder, "_optim_states.pt")
 
 
-def _rank(path: Path) -> int:
-    found = re.search(r"zero_pp_rank_(\d+)", path.name)
+def _of_ranks(contents: Contents, subfolder: str, ending: str) -> list[str]:
+    if not os.path.isdir(contents.folder / subfolder):
+        return []
+    found = [name for name in contents.names(subfolder) if name.endswith(ending)]
+    return [contents.need(name) for name in sorted(found, key=_rank)]
+
+
+def _rank(name: str) -> int:
+    found = re.search(r"zero_pp_rank_(\d+)", os.path.basename(name))
     return int(found.group(1)) if found else 0
 
 
-def zero_tensors(folder: str) -> list[StoredTensor]:
+def zero_tensors(source: str) -> list[StoredTensor]:
     """List the weights of a ZeRO checkpoint, in float32 (buffers in their own type).
+
+    Args:
+        source: The folder with the ranks' files, or the one whose `latest` names it.
 
     Raises:
         CheckpointError: Files are missing, damaged, or of a kind that is not known.
     """
-    optimizers = [_read(path)["optimizer_state_dict"] for path in optimizer_files(folder)]
-    models = [_read(path) for path in _sorted(folder, "*_model_states.pt")]
+    contents = Contents(source)
+    subfolder = named_zero_folder(contents) or ""
+    folder = contents.folder / subfolder
+    optimizers = [_read(path) for path in optimizer_files(contents, subfolder)]
+    models = [_read(path) for path in _of_ranks(contents, subfolder, "_model_states.pt")]
     if not models or not optimizers:
         raise CheckpointError(f"{folder} lacks the ranks' model or optimizer states.")
+    try:
+        return _list_tensors(models, [states["optimizer_state_dict"] for states in optimizers], folder)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        cause = f"{type(error).__name__}: {first_line(error)}"
+        raise CheckpointError(f"{folder} does not hold what DeepSpeed writes ({cause}).") from error
+
+
+def _list_tensors(models: list[RankFile], optimizers: list[RankFile], folder: Path) -> list[StoredTensor]:
     world_size = _world_size(optimizers[0])
     if len(optimizers) != world_size:
         raise CheckpointError(f"{folder} has the optimizer states of {len(optimizers)} ranks, of {world_size}.")
@@ -93,12 +122,11 @@ def zero_tensors(folder: str) -> list[StoredTensor]:
     return [*found, *_shared(models[0], found)]
 
 
-def _sorted(folder: str, pattern: str) -> list[Path]:
-    return sorted(Path(folder).glob(pattern), key=_rank)
-
-
-def _read(path: Path) -> RankFile:
-    return dict(read_torch_file(str(path), allowed=_BESIDE, mmap=True))
+def _read(path: str) -> RankFile:
+    content = read_torch_file(path, allowed=_BESIDE, mmap=True)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} cannot be read: it holds no state of DeepSpeed's.")
+    return content
 
 
 def _world_size(optimizer: RankFile) -> int:
@@ -132,7 +160,17 @@ def _slice_of(pieces: list[torch.Tensor], offset: int, shape: Shape) -> Load:
             start, end = start - piece.numel(), end - piece.numel()
         return torch.cat(parts).view(shape)
 
+    _check_pieces(pieces, offset + math.prod(shape))
     return load
+
+
+def _check_pieces(pieces: list[torch.Tensor], needed: int) -> None:
+    """Refuse pieces that do not hold as many numbers as a tensor needs."""
+    if not all(isinstance(piece, torch.Tensor) and piece.dim() == 1 for piece in pieces):
+        raise TypeError("a rank's part of the weights is no flat tensor")
+    held = sum(piece.numel() for piece in pieces)
+    if held < needed:
+        raise ValueError(f"the ranks hold {held} numbers where {needed} are needed")
 
 
 def _stage3(model: RankFile, optimizers: list[RankFile]) -> list[StoredTensor]:
@@ -151,9 +189,9 @@ def _parts_of(ranks: list[list[torch.Tensor]], offset: int, part: int, shape: Sh
     """Return what reads a part of each rank and joins the parts; the last one may be padded."""
 
     def load() -> torch.Tensor:
-        parts = [_slice_of(pieces, offset, (part,))() for pieces in ranks]
-        return torch.cat(parts)[: math.prod(shape)].view(shape)
+        return torch.cat([read() for read in slices])[: math.prod(shape)].view(shape)
 
+    slices = [_slice_of(pieces, offset, (part,)) for pieces in ranks]
     return load
 
 
@@ -185,11 +223,12 @@ def _shared(model: RankFile, found: list[StoredTensor]) -> list[StoredTensor]:
     ]
 
 
-def check_zero_files(folder: str) -> None:
+def check_zero_files(contents: Contents, subfolder: str) -> None:
     """Read every file of a ZeRO checkpoint as tensors and plain containers.
 
     Raises:
         CheckpointError: A file holds anything else, code that runs when it is unpickled say, or is damaged.
     """
-    for path in sorted(Path(folder).glob("*.pt")):
-        _read(path)
+    for name in contents.names(subfolder):
+        if name.endswith(".pt"):
+            _read(contents.need(name))

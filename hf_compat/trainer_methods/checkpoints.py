@@ -23,12 +23,22 @@ from torch import nn
 from hf_compat.callbacks.lightning_states import ask_callbacks
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.lightning_io import write_weights
 from hf_compat.checkpoint.model_state import ModelState, make_model_state
-from hf_compat.checkpoint.reading import COMPILED, LoadResult, Weights, plain_names, read_torch_file
+from hf_compat.checkpoint.reading import (
+    COMPILED,
+    LoadResult,
+    Weights,
+    check_adapter,
+    fitting,
+    plain_names,
+    read_torch_file,
+)
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, RunState
+from hf_compat.checkpoint.trainer_state import read_trainer_state
 from hf_compat.engine.windows import as_plain
-from hf_compat.errors import CheckpointError, CheckpointWriteError, ProcessError, warn_once
+from hf_compat.errors import CheckpointWriteError, ProcessError, warn_once
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
 from hf_compat.runtime.background import frozen_copy
@@ -300,6 +310,7 @@ class CheckpointMethods(TrainerBase):
         target = self.accelerator.unwrap_model(given)
         folder = str(resume_from_checkpoint)
         if is_peft_model(target):
+            check_adapter(folder)
             adapter = next(iter(target.active_adapters))  # type: ignore[arg-type]  # peft's
             target.load_adapter(folder, adapter, is_trainable=True)  # type: ignore[operator]  # peft's
             return
@@ -333,31 +344,37 @@ class CheckpointMethods(TrainerBase):
         """Load the states of optimizer and schedule, where a checkpoint has them."""
         if checkpoint is None:
             return
-        schedule = os.path.join(checkpoint, names.SCHEDULER_NAME)
-        if not os.path.isfile(schedule) or not self._model_state.load_optimizer(checkpoint, self.optimizer):
+        schedule = Contents(checkpoint).find(names.SCHEDULER_NAME)
+        if schedule is None or not self._load_optimizer(checkpoint):
             logger.warning("%s has no optimizer and schedule: both start anew.", checkpoint)
             return
-        self.lr_scheduler.load_state_dict(read_torch_file(schedule))
+        with fitting(schedule):
+            self.lr_scheduler.load_state_dict(read_torch_file(schedule))
+
+    def _load_optimizer(self, checkpoint: str) -> bool:
+        with fitting(f"The optimizer's state in {checkpoint}"):
+            return self._model_state.load_optimizer(checkpoint, self.optimizer)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Load the gradient scaler's state, where there is one."""
         scaler = self.accelerator.scaler
-        path = os.path.join(checkpoint, names.SCALER_NAME) if checkpoint is not None else ""
-        if scaler is not None and os.path.isfile(path):
-            scaler.load_state_dict(read_torch_file(path))
+        path = Contents(checkpoint).find(names.SCALER_NAME) if scaler is not None and checkpoint is not None else None
+        if scaler is not None and path is not None:
+            with fitting(path):
+                scaler.load_state_dict(read_torch_file(path))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Set all random generators to a checkpoint's states, where it has them."""
         own, first = self._own(names.RNG_STATE_NAME), names.of_rank(names.RNG_STATE_NAME, 0, 2)
         places = [own, first, names.RNG_STATE_NAME]  # of another number of processes: the first one's
-        found = [os.path.join(checkpoint, place) for place in places] if checkpoint is not None else []
-        path = next(filter(os.path.isfile, found), "")
-        if not os.path.isfile(path):
-            if checkpoint is not None:
-                logger.info("Didn't find an RNG file in %s, reproducibility is not guaranteed.", checkpoint)
+        if checkpoint is None:
             return
-        states = read_torch_file(path, allowed=legacy_globals())
-        write_rng(pack_legacy_rng(states))
+        path = next(filter(None, map(Contents(checkpoint).find, places)), None)
+        if path is None:
+            logger.info("Didn't find an RNG file in %s, reproducibility is not guaranteed.", checkpoint)
+            return
+        with fitting(path):
+            write_rng(pack_legacy_rng(read_torch_file(path, allowed=legacy_globals())))
 
     def _load_callback_state(self) -> None:
         """Give callbacks and control the states that a checkpoint saved, where the arguments ask for it."""
@@ -374,7 +391,8 @@ class CheckpointMethods(TrainerBase):
             logger.warning("The checkpoint has states of callbacks that are not there: %s.", ", ".join(absent))
 
     def _restore(self, callback: Any, state: dict[str, Any]) -> None:
-        restored = type(callback).from_state(state)
+        with fitting(f"The state of {type(callback).__name__} in `stateful_callbacks` of {names.TRAINER_STATE_NAME}"):
+            restored = type(callback).from_state(state)
         if isinstance(callback, TrainerControl):
             self.control = restored
             return
@@ -394,13 +412,7 @@ def read_state(checkpoint: str) -> TrainerState:
     Raises:
         CheckpointError: There is none, or it is no state.
     """
-    path = os.path.join(checkpoint, names.TRAINER_STATE_NAME)
-    try:
-        return TrainerState.load_from_json(path)
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} is not a readable trainer state: {error}.\n\nHint: resume from another checkpoint."
-        ) from error
+    return read_trainer_state(Contents(checkpoint).need(names.TRAINER_STATE_NAME))
 
 
 def _not_written(final: str, cause: Exception) -> CheckpointWriteError:

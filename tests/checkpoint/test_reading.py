@@ -11,8 +11,8 @@ import toy
 from compare import same
 from safetensors.torch import save_file
 
+from hf_compat.checkpoint.files import first_line
 from hf_compat.checkpoint.reading import (
-    first_line,
     names_of,
     plain_names,
     read_safetensors,

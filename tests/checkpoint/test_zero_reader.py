@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 import random
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
-from hf_compat.checkpoint.zero_reader import _slice_of, find_zero_folder, named_zero_folder
+from hf_compat.checkpoint.contents import Contents
+from hf_compat.checkpoint.convert import convert
+from hf_compat.checkpoint.reading import read_torch_file
+from hf_compat.checkpoint.zero_reader import _BESIDE, _slice_of, find_zero_folder, named_zero_folder
 from hf_compat.errors import CheckpointError
+
+ZERO = Path(__file__).with_name("zero")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -25,9 +32,60 @@ def test_a_slice_is_that_of_the_joined_pieces(seed):
 
 
 def test_latest_names_a_folder_within(tmp_path):
-    assert named_zero_folder(str(tmp_path)) is None and find_zero_folder(str(tmp_path)) is None
+    contents = Contents(tmp_path)
+    assert named_zero_folder(contents) is None and find_zero_folder(str(tmp_path)) is None
     (tmp_path / "latest").write_text("global_step4\n")
-    assert named_zero_folder(str(tmp_path)) == str(tmp_path / "global_step4")
-    (tmp_path / "latest").write_text("../elsewhere")
+    assert named_zero_folder(contents) == "global_step4"
+
+
+@pytest.mark.parametrize(
+    "name", ["../elsewhere", "/tmp", "global_step[2]", "global_step*", "a?", "", ".", "a/b", "a\0b"]
+)
+def test_latest_names_nothing_elsewhere_and_no_pattern(tmp_path, name):
+    (tmp_path / "latest").write_text(name)
     with pytest.raises(CheckpointError, match="outside the checkpoint"):
-        named_zero_folder(str(tmp_path))
+        named_zero_folder(Contents(tmp_path))
+
+
+def on_meta(states):
+    groups = states["optimizer_state_dict"]["single_partition_of_fp32_groups"]
+    groups[:] = [piece.to("meta") for piece in groups]
+
+
+def shortened(states):
+    groups = states["optimizer_state_dict"]["single_partition_of_fp32_groups"]
+    groups[:] = [piece[:2].clone() for piece in groups]
+
+
+def emptied(states):
+    states["optimizer_state_dict"]["single_partition_of_fp32_groups"] = []
+
+
+def no_tensor(states):
+    states["optimizer_state_dict"]["single_partition_of_fp32_groups"] = ["text"]
+
+
+def without_a_state(states):
+    del states["optimizer_state_dict"]
+
+
+@pytest.mark.parametrize("change", [on_meta, shortened, emptied, no_tensor, without_a_state])
+def test_shards_without_data_are_an_error(tmp_path, change):
+    """A tensor on torch's meta device has a shape and no numbers: written out, it was whatever lay in memory."""
+    shutil.copytree(ZERO / "stage2", tmp_path / "zero")
+    for path in (tmp_path / "zero").rglob("*_optim_states.pt"):
+        states = read_torch_file(str(path), allowed=_BESIDE)
+        change(states)
+        states.get("optimizer_state_dict", {}).pop("loss_scaler", None)
+        torch.save(_plain(states), path)
+    with pytest.raises(CheckpointError):
+        convert(str(tmp_path / "zero"), str(tmp_path / "hf"))
+    assert [path.name for path in tmp_path.iterdir()] == ["zero"]
+
+
+def _plain(states):
+    """Leave out what only DeepSpeed can read."""
+    own = states.get("optimizer_state_dict", {})
+    for name in [name for name, value in own.items() if type(value).__name__ == "_Unread"]:
+        del own[name]
+    return states

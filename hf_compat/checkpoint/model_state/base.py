@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import abc
-import os
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.model_state.shards import (
     has_model_shards,
     has_optimizer_shards,
@@ -103,8 +103,8 @@ class TorchState(ModelState):
         if has_optimizer_shards(folder):
             read_optimizer_shards(folder, self.model, optimizer)
             return True
-        path = os.path.join(folder, names.OPTIMIZER_NAME)
-        if not os.path.isfile(path):
+        path = Contents(folder).find(names.OPTIMIZER_NAME)
+        if path is None:
             return False
         self._set_optimizer_state(optimizer, read_torch_file(path))
         return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -10,9 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import distributed, nn
 
+from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.model_state.base import ModelState
-from hf_compat.checkpoint.reading import LoadResult, Weights, names_of
-from hf_compat.checkpoint.zero_reader import check_zero_files, named_zero_folder, optimizer_files
+from hf_compat.checkpoint.reading import LoadResult, Plain, Weights, names_of, read_torch_file
+from hf_compat.checkpoint.zero_reader import OWN_TYPES, check_zero_files, named_zero_folder, optimizer_files
 from hf_compat.errors import CheckpointError
 from hf_compat.interop.deepspeed import DeepSpeedEngine
 from hf_compat.runtime.collectives import barrier
@@ -55,17 +58,24 @@ class DeepSpeedState(ModelState):
         Raises:
             CheckpointError: They were written by another number of processes, or hold code.
         """
-        zero = named_zero_folder(folder)
-        if zero is None:
+        contents = Contents(folder)
+        name = named_zero_folder(contents)
+        if name is None:
             return False
-        found, expected = len(optimizer_files(zero)), distributed.get_world_size()
+        found, expected = len(optimizer_files(contents, name)), distributed.get_world_size()
         if found not in (0, expected):  # without ZeRO the optimizer's state is with the weights
             raise CheckpointError(
                 f"{folder} holds DeepSpeed's optimizer states of {found} processes; there are {expected}.\n\n"
                 "Hint: resume with as many; or begin from its weights with `from_pretrained`."
             )
-        check_zero_files(zero)  # DeepSpeed itself unpickles whatever it finds
-        self.engine.load_checkpoint(folder, load_lr_scheduler_states=False)
+        if self.engine.load_universal_checkpoint():
+            raise CheckpointError(
+                f"{folder} is not read: DeepSpeed unpickles whatever is in a universal checkpoint.\n\n"
+                "Hint: leave `load_universal` out of DeepSpeed's configuration."
+            )
+        check_zero_files(contents, name)  # on every rank and before any exchange: one that fails alone lets all wait
+        with _plain_reads(self.engine, contents):
+            self.engine.load_checkpoint(folder, tag=name, load_lr_scheduler_states=False)
         return True
 
     def _set_weights(self, weights: Weights) -> LoadResult:
@@ -87,6 +97,50 @@ class DeepSpeedState(ModelState):
         for prefix, module in self.model.named_modules():
             if prefix in owned:
                 yield module, owned[prefix]
+
+
+class _PlainReader:
+    """Reads for DeepSpeed's engine, which would unpickle whatever it finds: tensors, plain values and its own types.
+
+    The engine gets the very objects that were checked; there is no second read for which a file could be replaced.
+
+    Args:
+        replaced: The engine's own reader and writer, which answers everything else.
+        contents: The checkpoint.
+    """
+
+    def __init__(self, replaced: object, contents: Contents) -> None:
+        self._replaced = replaced
+        self._contents = contents
+
+    def load(self, path: str, map_location: object = None) -> Plain:
+        """Read a file of the checkpoint.
+
+        Raises:
+            CheckpointError: It is no file of the checkpoint, damaged, or holds code.
+        """
+        # DeepSpeed looks for its files by a pattern, and may have found some elsewhere
+        name = os.path.relpath(path, self._contents.folder).replace(os.sep, "/")
+        return read_torch_file(self._contents.need(name), allowed=_own_types())
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._replaced, name)
+
+
+def _own_types() -> list[type]:
+    found = [name.rpartition(".") for name in OWN_TYPES]
+    return [getattr(importlib.import_module(module), name) for module, _, name in found]
+
+
+@contextlib.contextmanager
+def _plain_reads(engine: DeepSpeedEngine, contents: Contents) -> Iterator[None]:
+    """Let an engine read a checkpoint through `_PlainReader`."""
+    own = engine.checkpoint_engine
+    engine.checkpoint_engine = _PlainReader(own, contents)
+    try:
+        yield
+    finally:
+        engine.checkpoint_engine = own
 
 
 def _gathered(module: nn.Module) -> AbstractContextManager[None]:

@@ -7,7 +7,6 @@ on one process.
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,26 +16,25 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from hf_compat.checkpoint.dcp_reader import check_dcp_index, is_dcp_folder, one_process_reads
+from hf_compat.checkpoint.contents import Contents
+from hf_compat.checkpoint.dcp_reader import METADATA_NAME, States, open_dcp, read_dcp
 from hf_compat.checkpoint.reading import LoadResult
 from hf_compat.runtime.collectives import is_distributed
 
 MODEL_FOLDER = "pytorch_model_fsdp_0"
 OPTIMIZER_FOLDER = "optimizer_0"
-States = dict[str, Any]  # torch's nested dicts of tensors and plain values
 
 
 def has_model_shards(folder: str) -> bool:
     """Return whether a checkpoint holds its weights as shards."""
-    return is_dcp_folder(os.path.join(folder, MODEL_FOLDER))
+    return _has_shards(folder, MODEL_FOLDER)
 
 
 def has_optimizer_shards(folder: str) -> bool:
     """Return whether a checkpoint holds the optimizer's state as shards."""
-    return is_dcp_folder(os.path.join(folder, OPTIMIZER_FOLDER))
+    return _has_shards(folder, OPTIMIZER_FOLDER)
 
 
 def write_model_shards(folder: str, model: nn.Module) -> None:
@@ -53,7 +51,7 @@ def write_optimizer_shards(folder: str, model: nn.Module, optimizer: torch.optim
 def read_model_shards(folder: str, model: nn.Module) -> LoadResult:
     """Load a model, sharded or whole, from shards that any number of processes wrote."""
     state = {"model": get_model_state_dict(model)}
-    _read(state, os.path.join(folder, MODEL_FOLDER))
+    _read(state, folder, MODEL_FOLDER)
     result: LoadResult = set_model_state_dict(model, state["model"])
     return result
 
@@ -61,11 +59,13 @@ def read_model_shards(folder: str, model: nn.Module) -> LoadResult:
 def read_optimizer_shards(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load the state of an optimizer, of a sharded or whole model."""
     state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
-    _read(state, os.path.join(folder, OPTIMIZER_FOLDER))
+    _read(state, folder, OPTIMIZER_FOLDER)
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
 
 
-def _read(state: States, folder: str) -> None:
-    check_dcp_index(folder)
-    with one_process_reads():
-        load(state, checkpoint_id=folder, no_dist=not is_distributed())
+def _has_shards(folder: str, subfolder: str) -> bool:
+    return Contents(folder).find(f"{subfolder}/{METADATA_NAME}") is not None
+
+
+def _read(state: States, folder: str, subfolder: str) -> None:
+    read_dcp(open_dcp(Contents(folder), subfolder), state, in_one_process=not is_distributed())

@@ -1,0 +1,104 @@
+"""Which files of a checkpoint may be read: those that its manifest lists, where it has a manifest of ours. Files only.
+
+What else lies in such a folder was put or left there by somebody: reading it would mix two checkpoints.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from hf_compat.checkpoint.files import check_regular, is_inside, is_plain_name, read_json
+from hf_compat.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+MANIFEST_NAME = "manifest.json"
+MANIFEST_KIND = "hf_compat checkpoint"
+
+Listed = dict[str, object]  # each file's name, and what the manifest says about it
+
+
+def read_manifest(folder: Path) -> Listed | None:
+    """Return everything that a manifest of ours lists, good names and bad; None without a readable one."""
+    try:
+        manifest = read_json(folder / MANIFEST_NAME)
+    except CheckpointError:
+        return None
+    if not isinstance(manifest, dict) or manifest.get("kind") != MANIFEST_KIND:
+        return None
+    listed = manifest.get("files")
+    return listed if isinstance(listed, dict) else None
+
+
+def listed_files(folder: Path) -> Listed | None:
+    """Return what a manifest of ours lists inside its folder; None without a readable one.
+
+    A name that is absolute, has `..`, or leads elsewhere over a link is left out: nobody may read or delete by it.
+    """
+    listed = read_manifest(folder)
+    return None if listed is None else {name: facts for name, facts in listed.items() if is_inside(folder, name)}
+
+
+class Contents:
+    """The files of a checkpoint that may be read.
+
+    Args:
+        folder: The checkpoint. One without a manifest (of `transformers`) has no list: all its files may be read.
+
+    Raises:
+        CheckpointError: It has a manifest, which is not readable.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.listed = listed_files(self.folder)
+        if self.listed is None and os.path.lexists(self.folder / MANIFEST_NAME):
+            raise CheckpointError(f"{self.folder / MANIFEST_NAME} is not readable.")
+
+    def find(self, name: str) -> str | None:
+        """Return a file's path; None where the folder has none, or, with a warning, where no manifest lists it.
+
+        Args:
+            name: Its name relative to the folder, with `/`.
+
+        Raises:
+            CheckpointError: It is there and not a regular file, or not readable.
+        """
+        path = self.folder / name
+        if not is_plain_name(name) or not os.path.lexists(path) or os.path.isdir(path):
+            return None
+        if self.listed is not None and name not in self.listed:
+            logger.warning("%s is not read: %s does not list it.", path, MANIFEST_NAME)
+            return None
+        check_regular(path)
+        return str(path)
+
+    def need(self, name: str) -> str:
+        """Return the path of a file that has to be there.
+
+        Raises:
+            CheckpointError: It is not, or may not be read.
+        """
+        path = self.find(name)
+        if path is None:
+            raise CheckpointError(f"{self.folder} holds no {name!r} that may be read.")
+        return path
+
+    def names(self, subfolder: str = "") -> list[str]:
+        """List the names of the files of the folder, or of a subfolder, that may be read.
+
+        Raises:
+            CheckpointError: The folder cannot be listed, or one of the files cannot be read.
+        """
+        try:
+            found = sorted(os.listdir(self.folder / subfolder))
+        except OSError as error:
+            raise CheckpointError(f"{self.folder / subfolder} cannot be listed: {error.strerror}.") from error
+        before = f"{subfolder}/" if subfolder else ""
+        return [before + name for name in found if name != MANIFEST_NAME and self._may_read(before + name)]
+
+    def _may_read(self, name: str) -> bool:
+        path = self.folder / name
+        return os.path.isfile(path) and (self.listed is None or name in self.listed)

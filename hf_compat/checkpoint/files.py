@@ -1,0 +1,119 @@
+"""Opening files that somebody else may have written: regular ones only, no larger than expected. Files only.
+
+A FIFO, a device or a socket in the place of a file could keep a reader waiting for ever. What cannot be read is a
+CheckpointError that names the file, whatever the cause.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from hf_compat.errors import CheckpointError
+
+SMALL_FILE_BYTES = 64 * 2**20  # of an index, a manifest, a name
+STATE_FILE_BYTES = 2**30  # of a trainer state: a log of each of a million updates takes 150 MB
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file for reading, without waiting for anything.
+
+    Raises:
+        CheckpointError: It cannot be opened, or it is not a regular file.
+    """
+    try:
+        # without O_NONBLOCK the opening of a FIFO would wait for a writer
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{os.fspath(path)} cannot be read: it is not a regular file.")
+    return open(descriptor, "rb")
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Refuse what is not a regular file: for readers that open a file themselves.
+
+    Raises:
+        CheckpointError: It cannot be opened, or it is not a regular file.
+    """
+    open_regular(path).close()
+
+
+def read_small(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> bytes:
+    """Read a file that is expected to be small.
+
+    Raises:
+        CheckpointError: It cannot be read, or it is larger than `limit` bytes.
+    """
+    with open_regular(path) as file:
+        try:
+            content = file.read(limit + 1)
+        except OSError as error:
+            raise unreadable(path, error) from error
+    if len(content) > limit:
+        raise CheckpointError(f"{os.fspath(path)} cannot be read: it has more than {limit} bytes.")
+    return content
+
+
+def read_text(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> str:
+    """Read a small file of UTF-8.
+
+    Raises:
+        CheckpointError: It cannot be read, is too large, or holds other bytes.
+    """
+    try:
+        return read_small(path, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise unreadable(path, error) from error
+
+
+def read_json(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> object:
+    """Read a small JSON file.
+
+    Raises:
+        CheckpointError: It cannot be read, is too large, too deeply nested, or holds no JSON.
+    """
+    text = read_text(path, limit)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{os.fspath(path)} cannot be read: no valid JSON ({first_line(error)}).") from error
+
+
+def is_plain_name(name: object) -> bool:
+    """Return whether a name is that of a file below a folder: relative, without `..`, and possible at all."""
+    if not isinstance(name, str) or not name or "\0" in name or "\\" in name:
+        return False
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    parts = name.split("/")
+    return not os.path.isabs(name) and not any(part in ("", ".", "..") for part in parts)
+
+
+def is_inside(folder: Path, name: object) -> bool:
+    """Return whether a name is plain and leads, links followed, to a place inside the folder."""
+    if not is_plain_name(name):
+        return False
+    try:
+        return (folder / str(name)).resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # RuntimeError: links in a circle
+        return False
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def unreadable(path: str | os.PathLike[str], error: BaseException) -> CheckpointError:
+    """Return the error for a file that cannot be read, with its cause in words."""
+    cause = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+    return CheckpointError(f"{os.fspath(path)!s} cannot be read: {cause}".replace("\0", "\\0"))

@@ -1,0 +1,164 @@
+"""What is wrong with the files of a checkpoint, going by what a resumed run would read of them.
+
+HF words; reads, writes nothing. Each file is read by the reader that a run uses, tensors left on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint.contents import Contents
+from hf_compat.checkpoint.dcp_reader import METADATA_NAME, check_values, open_dcp
+from hf_compat.checkpoint.files import check_regular, open_regular
+from hf_compat.checkpoint.reading import read_torch_file, shard_names
+from hf_compat.checkpoint.run_state import RUN_STATE_FILE, RunState
+from hf_compat.checkpoint.trainer_state import read_trainer_state
+from hf_compat.checkpoint.zero_reader import LATEST_NAME, check_zero_files, named_zero_folder
+from hf_compat.errors import CheckpointError
+from hf_compat.runtime.rng import legacy_globals
+
+_WEIGHTS_NAMES = (
+    names.SAFE_WEIGHTS_NAME,
+    names.WEIGHTS_NAME,
+    names.SAFE_WEIGHTS_INDEX_NAME,
+    names.WEIGHTS_INDEX_NAME,
+    names.ADAPTER_SAFE_WEIGHTS_NAME,
+    names.ADAPTER_WEIGHTS_NAME,
+)
+_HEADER_BYTES = 10**8  # the most that safetensors reads
+
+Judge = Callable[[Contents, str], object]
+
+
+def judge_contents(contents: Contents) -> Iterator[str]:
+    """Read what a resumed run would read, and yield what is wrong."""
+    for name in _all_names(contents):
+        judge = next((judge for pattern, judge in _JUDGES if pattern.fullmatch(name)), None)
+        if judge is None:
+            continue
+        try:
+            judge(contents, name)
+        except CheckpointError as error:
+            yield str(error).partition("\n")[0].removesuffix(".")
+
+
+def _all_names(contents: Contents) -> list[str]:
+    if contents.listed is not None:
+        return sorted(contents.listed)
+    return [*contents.names(), *_indices_of_shards(contents)]
+
+
+def _indices_of_shards(contents: Contents) -> list[str]:
+    places = [entry.name for entry in sorted(contents.folder.iterdir()) if entry.is_dir()]
+    return [f"{place}/{METADATA_NAME}" for place in places if contents.find(f"{place}/{METADATA_NAME}") is not None]
+
+
+def _judge_state(contents: Contents, name: str) -> None:
+    read_trainer_state(contents.need(name))
+
+
+def _judge_torch(contents: Contents, name: str) -> None:
+    read_torch_file(contents.need(name), mmap=True)
+
+
+def _judge_rng(contents: Contents, name: str) -> None:
+    read_torch_file(contents.need(name), allowed=legacy_globals(), mmap=True)
+
+
+def _judge_run_state(contents: Contents, name: str) -> None:
+    RunState.read(contents.need(name))
+
+
+def _judge_index(contents: Contents, name: str) -> None:
+    for shard in shard_names(contents.need(name)):
+        contents.need(shard)
+
+
+def _judge_shards(contents: Contents, name: str) -> None:
+    check_values(open_dcp(contents, name.rpartition("/")[0]))
+
+
+def _judge_zero(contents: Contents, name: str) -> None:
+    folder = named_zero_folder(contents)
+    if folder is not None:
+        check_zero_files(contents, folder)
+
+
+_JUDGES: tuple[tuple[re.Pattern[str], Judge], ...] = (
+    (re.compile(re.escape(names.TRAINER_STATE_NAME)), _judge_state),
+    (re.compile(r"(optimizer|scheduler|scaler)\.pt|(pytorch|adapter)_model[^/]*\.bin"), _judge_torch),
+    (re.compile(r"rng_state(_\d+)?\.pth"), _judge_rng),
+    (RUN_STATE_FILE, _judge_run_state),
+    (re.compile(r"[^/]+\.index\.json"), _judge_index),
+    (re.compile(rf"[^/]+/{re.escape(METADATA_NAME)}"), _judge_shards),
+    (re.compile(LATEST_NAME), _judge_zero),
+)
+
+
+def judge_unlisted(root: Path) -> Iterator[str]:
+    """Judge a folder of `transformers`, which writes `trainer_state.json` last."""
+    if not (root / names.TRAINER_STATE_NAME).is_file():
+        yield f"{names.TRAINER_STATE_NAME} is missing"
+    if not any(os.path.lexists(root / name) for name in _WEIGHTS_NAMES):
+        yield f"{names.SAFE_WEIGHTS_NAME} is missing"
+    has_optimizer = os.path.lexists(root / names.OPTIMIZER_NAME)
+    if has_optimizer != os.path.lexists(root / names.SCHEDULER_NAME):
+        yield f"{names.SCHEDULER_NAME if has_optimizer else names.OPTIMIZER_NAME} is missing"
+    damaged = [wrong for path in _files_below(root) if (wrong := _judge_bytes(path)) is not None]
+    yield from damaged
+    seen = {wrong.partition(" ")[0] for wrong in damaged}
+    for wrong in judge_contents(Contents(root)):
+        if not any(name in wrong for name in seen):
+            yield wrong
+
+
+def _files_below(root: Path) -> Iterator[Path]:
+    return (path for path in sorted(root.rglob("*")) if os.path.lexists(path) and not os.path.isdir(path))
+
+
+def _judge_bytes(path: Path) -> str | None:
+    """Return what is wrong with a file whose form shows whether all of it is there."""
+    judge = {".safetensors": _is_whole_safetensors, ".pt": _is_whole_torch_file}
+    is_whole = judge.get(".pt" if path.suffix in (".pth", ".bin") else path.suffix)
+    if is_whole is None:
+        return None
+    try:
+        check_regular(path)
+        whole = is_whole(path)
+    except CheckpointError as error:
+        return f"{path.name}: {error}"
+    except OSError as error:
+        return f"{path.name} cannot be read: {error.strerror}"
+    return None if whole else f"{path.name} is cut off or damaged"
+
+
+def _is_whole_safetensors(path: Path) -> bool:
+    try:
+        return _bytes_of_safetensors(path) == path.stat().st_size
+    except (ValueError, KeyError, IndexError, AttributeError, TypeError, MemoryError, OverflowError, RecursionError):
+        return False
+
+
+def _bytes_of_safetensors(path: Path) -> int:
+    """Return the size that a file's header says it has: its own length comes first, then where each tensor ends."""
+    with open_regular(path) as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if not 0 < header_bytes < min(path.stat().st_size, _HEADER_BYTES):
+            raise ValueError("the header does not fit into the file")
+        header = json.loads(file.read(header_bytes))
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return 8 + header_bytes + int(max(ends, default=0))
+
+
+def _is_whole_torch_file(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch writes zip files, with checksums
+            return archive.testzip() is None
+    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError, MemoryError):
+        return False

@@ -1,0 +1,64 @@
+"""A trainer state is read with all its fields right, or refused with the name of the one that is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hf_compat import get_last_checkpoint
+from hf_compat.checkpoint.trainer_state import read_trainer_state
+from hf_compat.errors import CheckpointError
+from hf_compat.hf.state import TrainerControl, TrainerState
+
+WRONG = [
+    *(("global_step", value) for value in ("x", -5, 1e30, float("nan"), None, True, 10**30, [])),
+    *(("logging_steps", value) for value in ("x", -1, float("inf"), None)),
+    ("epoch", "x"),
+    ("log_history", 3),
+    ("log_history", [3]),
+    ("log_history", {"loss": 1}),
+    ("stateful_callbacks", [1]),
+    ("stateful_callbacks", {"TrainerControl": 3}),
+    ("stateful_callbacks", {"TrainerControl": [3]}),
+    ("stateful_callbacks", {"TrainerControl": {"args": [1]}}),
+    ("best_metric", "high"),
+    ("best_model_checkpoint", 3),
+    ("is_hyper_param_search", "no"),
+    ("trial_params", [1]),
+]
+
+
+def test_what_is_written_is_read(tmp_path):
+    state = TrainerState(global_step=7, log_history=[{"loss": float("nan"), "step": 7}], best_metric=0.5)
+    state.stateful_callbacks = {"TrainerControl": TrainerControl().state()}
+    state.save_to_json(tmp_path / "trainer_state.json")
+    again = read_trainer_state(tmp_path / "trainer_state.json")
+    assert json.dumps(vars(again)) == json.dumps(vars(state))
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_a_wrong_field_is_named(tmp_path, field, value):
+    path = tmp_path / "trainer_state.json"
+    path.write_text(json.dumps({field: value}))
+    with pytest.raises(CheckpointError, match=rf"trainer_state\.json is not a readable trainer state: `{field}` is"):
+        read_trainer_state(path)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '{"of_the_future": 1}'])
+def test_what_is_no_state(tmp_path, content):
+    (tmp_path / "trainer_state.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"trainer_state\.json is not a readable trainer state: it "):
+        read_trainer_state(tmp_path / "trainer_state.json")
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG[:2])
+def test_a_checkpoint_with_a_wrong_field_is_passed_over(tmp_path, field, value):
+    from hf_compat.checkpoint import manifest
+
+    for step, values in ((2, {}), (4, {field: value})):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text(json.dumps(values))
+        manifest.seal(str(folder))
+    assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
