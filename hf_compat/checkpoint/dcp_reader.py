@@ -176,7 +176,26 @@ def _plain_value(folder: str, key: str, stored: io.BytesIO) -> object:
 class _IndexOnly(pickle.Unpickler):
     """Reads what torch writes into the index of a folder, and nothing else."""
 
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._found: dict[type, dict[str, object]] = {}
+
+    def load(self) -> object:
+        """Read the index. A pickle can set attributes of the classes that it names: they are as before, then."""
+        try:
+            return super().load()
+        finally:
+            for one, before in self._found.items():
+                for name in [name for name, value in vars(one).items() if before.get(name, vars) is not value]:
+                    setattr(one, name, before[name]) if name in before else delattr(one, name)
+
     def find_class(self, module: str, name: str) -> object:
+        found = self._class_of_index(module, name)
+        if isinstance(found, type) and found not in self._found:
+            self._found[found] = dict(vars(found))
+        return found
+
+    def _class_of_index(self, module: str, name: str) -> object:
         if (module, name) in _INDEX_NAMES or (module == "torch" and isinstance(getattr(torch, name, 0), torch.dtype)):
             return super().find_class(module, name)
         raise CheckpointError(f"The index of the shards names {module}.{name}, which does not belong there.")

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hf_compat.checkpoint import layout as names
@@ -202,8 +202,18 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     """
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"No such directory: {os.fspath(folder)!r}")
+    return newest_checkpoint(folder, problems)
+
+
+def newest_checkpoint(folder: str | os.PathLike[str], judge: Callable[[str], list[str]]) -> str | None:
+    """Return the newest checkpoint with which nothing is wrong, and warn of each newer one.
+
+    Args:
+        folder: The output folder.
+        judge: Lists what is wrong with a checkpoint.
+    """
     for path in reversed(names.list_checkpoints(folder)):
-        wrong = problems(path)
+        wrong = judge(path)
         if not wrong:
             return path
         logger.warning("%s is not whole and is skipped: %s.", path, "; ".join(wrong))

@@ -57,7 +57,7 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
                     "Hint: train without `resume_from_checkpoint`, or name a folder."
                 )
             return last
-        wrong = manifest.problems(str(wanted))
+        wrong = self._problems(str(wanted))
         if wrong:
             raise CheckpointError(
                 f"Can't find a valid checkpoint at {wanted}: {'; '.join(wrong)}.\n\n"
@@ -65,11 +65,21 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
             )
         return str(wanted)
 
-    @staticmethod
-    def _newest_checkpoint(folder: str) -> str | None:
+    def _newest_checkpoint(self, folder: str) -> str | None:
         """Finish what a killed save has left, then return the newest whole checkpoint."""
         manifest.recover(folder)
-        return manifest.get_last_checkpoint(folder) if os.path.isdir(folder) else None
+        return manifest.newest_checkpoint(folder, self._problems) if os.path.isdir(folder) else None
+
+    def _problems(self, checkpoint: str) -> list[str]:
+        """List what is wrong with a checkpoint, for a run with these arguments."""
+        return manifest.problems(checkpoint) or list(self._zero_intervals(checkpoint))
+
+    def _zero_intervals(self, checkpoint: str) -> Iterator[str]:
+        """Yield the intervals of 0 that this run would count by. Where a run acts by epochs, 0 is right."""
+        state = read_state(checkpoint)
+        for name in ("logging", "eval", "save"):
+            if getattr(self.args, f"{name}_strategy") == "steps" and getattr(state, f"{name}_steps") == 0:
+                yield f"`{name}_steps` is 0 in trainer_state.json, and `{name}_strategy` is 'steps'"
 
     def _init_training_state(self, counts: RunCounts, checkpoint: str | None, trial: Trial) -> None:
         """Set the state of a run, from a checkpoint where there is one."""

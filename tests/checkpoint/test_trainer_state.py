@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import toy
 
-from hf_compat import get_last_checkpoint
+from hf_compat import Trainer, get_last_checkpoint
 from hf_compat.checkpoint.trainer_state import read_trainer_state
 from hf_compat.errors import CheckpointError
 from hf_compat.hf.state import TrainerControl, TrainerState
@@ -62,3 +63,21 @@ def test_a_checkpoint_with_a_wrong_field_is_passed_over(tmp_path, field, value):
         (folder / "trainer_state.json").write_text(json.dumps(values))
         manifest.seal(str(folder))
     assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
+
+
+def test_an_interval_of_zero_is_refused_where_the_run_counts_by_it(make_args, tmp_path):
+    from hf_compat.checkpoint import manifest
+
+    values = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    Trainer(toy.Classifier(), make_args(**values), train_dataset=toy.rows()).train()
+    folder = tmp_path / "out" / "checkpoint-4"
+    state = json.loads((folder / "trainer_state.json").read_text())
+    (folder / "trainer_state.json").write_text(json.dumps({**state, "logging_steps": 0}))
+    (folder / "manifest.json").unlink()
+    manifest.seal(str(folder))
+    by_steps = Trainer(toy.Classifier(), make_args(**values), train_dataset=toy.rows())
+    with pytest.raises(CheckpointError, match=r"checkpoint-4: `logging_steps` is 0 in trainer_state\.json"):
+        by_steps.train(resume_from_checkpoint=str(folder))
+    assert by_steps._newest_checkpoint(str(tmp_path / "out")) == str(tmp_path / "out" / "checkpoint-2")
+    by_epochs = Trainer(toy.Classifier(), make_args(**values, logging_strategy="epoch"), train_dataset=toy.rows())
+    assert by_epochs.train(resume_from_checkpoint=str(folder)).global_step == 4
