@@ -16,7 +16,7 @@ from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, check_values, open_dcp
 from hf_compat.checkpoint.files import check_regular, open_regular
-from hf_compat.checkpoint.reading import read_torch_file, shard_names
+from hf_compat.checkpoint.reading import Allowed, read_torch_file, shard_names
 from hf_compat.checkpoint.run_state import RUN_STATE_FILE, RunState
 from hf_compat.checkpoint.trainer_state import read_trainer_state
 from hf_compat.checkpoint.zero_reader import LATEST_NAME, check_zero_files, named_zero_folder
@@ -64,11 +64,15 @@ def _judge_state(contents: Contents, name: str) -> None:
 
 
 def _judge_torch(contents: Contents, name: str) -> None:
-    read_torch_file(contents.need(name), mmap=True)
+    _read_torch(contents.need(name))
 
 
 def _judge_rng(contents: Contents, name: str) -> None:
-    read_torch_file(contents.need(name), allowed=legacy_globals(), mmap=True)
+    _read_torch(contents.need(name), legacy_globals())
+
+
+def _read_torch(path: str, allowed: Allowed = ()) -> None:
+    read_torch_file(path, allowed, mmap=zipfile.is_zipfile(path))  # files of torch before 1.6 are no zip files
 
 
 def _judge_run_state(contents: Contents, name: str) -> None:
@@ -95,7 +99,8 @@ _JUDGES: tuple[tuple[re.Pattern[str], Judge], ...] = (
     (re.compile(r"(optimizer|scheduler|scaler)\.pt|(pytorch|adapter)_model[^/]*\.bin"), _judge_torch),
     (re.compile(r"rng_state(_\d+)?\.pth"), _judge_rng),
     (RUN_STATE_FILE, _judge_run_state),
-    (re.compile(r"[^/]+\.index\.json"), _judge_index),
+    (re.compile(re.escape(names.SAFE_WEIGHTS_INDEX_NAME)), _judge_index),
+    (re.compile(re.escape(names.WEIGHTS_INDEX_NAME)), _judge_index),
     (re.compile(rf"[^/]+/{re.escape(METADATA_NAME)}"), _judge_shards),
     (re.compile(LATEST_NAME), _judge_zero),
 )
