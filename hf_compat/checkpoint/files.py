@@ -38,6 +38,9 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 def check_regular(path: str | os.PathLike[str]) -> None:
     """Refuse what is not a regular file: for readers that open a file themselves.
 
+    A file that is replaced by a FIFO between this check and their opening it can still keep them waiting. It cannot
+    make them run anything: what they read, they read as plain values.
+
     Raises:
         CheckpointError: It cannot be opened, or it is not a regular file.
     """
@@ -90,11 +93,10 @@ def is_plain_name(name: object) -> bool:
     if not isinstance(name, str) or not name or "\0" in name or "\\" in name:
         return False
     try:
-        os.fsencode(name)
+        parts = os.fsencode(name).split(b"/")
     except UnicodeEncodeError:
         return False
-    parts = name.split("/")
-    return not os.path.isabs(name) and not any(part in ("", ".", "..") for part in parts)
+    return not os.path.isabs(name) and not any(part in (b"", b".", b"..") or len(part) > 255 for part in parts)
 
 
 def is_inside(folder: Path, name: object) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.contents import MANIFEST_KIND, MANIFEST_NAME, Contents, Listed, listed_files, read_manifest
-from hf_compat.checkpoint.files import first_line, is_inside, is_plain_name, open_regular
+from hf_compat.checkpoint.files import first_line, is_inside, open_regular
 from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
 from hf_compat.errors import CheckpointError
 
@@ -169,7 +169,7 @@ def problems(folder: str) -> list[str]:
 def _compare(root: Path, name: str, facts: object) -> str | None:
     """Return what is wrong with a file, going by what the manifest says about it."""
     if not is_inside(root, name):
-        return f"{name!a} is outside the folder" if not is_plain_name(name) else f"{name} is outside the folder"
+        return f"{name if name.isprintable() else ascii(name)} is outside the folder"
     if not os.path.lexists(root / name):
         return f"{name} is missing"
     try:

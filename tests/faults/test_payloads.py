@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 
 import payloads
@@ -10,7 +11,7 @@ import torch
 
 
 def test_no_payload_runs():
-    table, is_well = payloads.run(every=40)
+    table, is_well = payloads.run(every=60, every_targeted=5)
     assert is_well, "\n".join("  ".join(row) for row in table)
 
 
@@ -25,10 +26,11 @@ def test_each_payload_runs_where_a_reader_is_careless(tmp_path):
     for kind, content in payloads.contents(mark).items():
         path = tmp_path / "file"
         path.write_bytes(content)
-        if "torch" in kind.rpartition(", ")[2]:
-            torch.load(path, weights_only=False)
-        else:
-            pickle.loads(content)
+        with contextlib.suppress(TypeError):  # some of them have no value in the end
+            if "torch" in kind.rpartition(", ")[2]:
+                torch.load(path, weights_only=False)
+            else:
+                pickle.loads(content)
         assert mark.exists(), kind
         mark.unlink()
 
