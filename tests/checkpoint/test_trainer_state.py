@@ -35,7 +35,7 @@ def test_what_is_written_is_read(tmp_path):
     state.stateful_callbacks = {"TrainerControl": TrainerControl().state()}
     state.save_to_json(tmp_path / "trainer_state.json")
     again = read_trainer_state(tmp_path / "trainer_state.json")
-    assert json.dumps(vars(again)) == json.dumps(vars(state))
+    assert json.dumps(vars(again), sort_keys=True) == json.dumps(vars(state), sort_keys=True)
 
 
 @pytest.mark.parametrize(("field", "value"), WRONG)

@@ -85,16 +85,16 @@ def test_shards_without_data_are_an_error(tmp_path, change, what):
     for path in (tmp_path / "zero").rglob("*_optim_states.pt"):
         states = read_torch_file(str(path), allowed=_BESIDE)
         change(states)
-        states.get("optimizer_state_dict", {}).pop("loss_scaler", None)
         torch.save(_plain(states), path)
     with pytest.raises(CheckpointError, match=what):
         convert(str(tmp_path / "zero"), str(tmp_path / "hf"))
     assert [path.name for path in tmp_path.iterdir()] == ["zero"]
 
 
-def _plain(states):
+def _plain(value):
     """Leave out what only DeepSpeed can read."""
-    own = states.get("optimizer_state_dict", {})
-    for name in [name for name, value in own.items() if type(value).__name__ == "_Unread"]:
-        del own[name]
-    return states
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return None if type(value).__name__ == "_Unread" else value
