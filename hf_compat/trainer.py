@@ -27,7 +27,7 @@ from hf_compat.runtime.background import BackgroundWriter
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.out_of_memory import run_with_fitting_batch_size
 from hf_compat.runtime.signals import StopSignals
-from hf_compat.runtime.text import did_you_mean
+from hf_compat.runtime.text import did_you_mean, shown
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.argument_checks import ArgumentChecks
 from hf_compat.trainer_methods.base import Dataset, MetricSource, ModelOutput, ProcessingClass, Trial
@@ -189,6 +189,11 @@ class Trainer(
                     trial=trial,
                     ignore_keys_for_eval=ignore_keys_for_eval,
                 )
+        except BaseException as error:
+            unwritten = self._background.settle()  # a `True` right after would begin from an older checkpoint
+            if unwritten is not None:
+                error.add_note(str(unwritten))
+            raise
         finally:
             self.is_in_train = False
 
@@ -202,7 +207,7 @@ def _accept_old_names(old_names: dict[str, ProcessingClass], processing_class: P
         name = next(iter(old_names))
         known = [p for p in inspect.signature(Trainer.__init__).parameters if p not in ("self", "old_names")]
         hint = did_you_mean(name, [*known, "tokenizer"], f"the arguments are {', '.join(known)}.", cutoff=0.5)
-        raise UnknownArgument(f"Trainer got an unknown argument `{name}={old_names[name]!r}`.\n\nHint: {hint}")
+        raise UnknownArgument(f"Trainer got an unknown argument `{shown(name, old_names[name])}`.\n\nHint: {hint}")
     if tokenizer is not None and processing_class is not None:
         raise ArgumentError("`tokenizer` is the old name of `processing_class`: pass one of them.")
     return processing_class if processing_class is not None else tokenizer

@@ -10,13 +10,14 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import sys
 import typing
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jsonargparse
-from jsonargparse import ArgumentParser, namespace_to_dict
+from jsonargparse import ArgumentParser, Namespace, namespace_to_dict
 from torch import nn
 
 from hf_compat.cli.class_paths import Made, Spec, build, build_or_import
@@ -26,6 +27,7 @@ from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
 from hf_compat.plan.lightning_equivalents import ELSEWHERE, EQUIVALENTS, PASSED_ON, join
 from hf_compat.runtime.seeding import set_seed
+from hf_compat.runtime.text import is_secret, without_secrets
 
 if TYPE_CHECKING:
     from hf_compat.hf.outputs import PredictionOutput
@@ -58,9 +60,34 @@ _FUNCTIONS = {
 }
 
 
+class ConfigParser(ArgumentParser):
+    """jsonargparse's parser; what it writes, to a file or the screen, holds no secret."""
+
+    def dump(self, cfg: Namespace, **kwargs: Any) -> str:  # of jsonargparse
+        """Return a configuration as text; tokens are left out, as a run of that file has to bring its own."""
+        text = _hide(cfg.clone())
+        return super().dump(text, **kwargs)
+
+
+def _hide(section: Namespace) -> Namespace:
+    """Take the values of secrets out of a configuration."""
+    for name, value in vars(section).items():
+        if isinstance(value, Namespace):
+            _hide(value)
+        else:
+            setattr(section, name, None if is_secret(name) else _without_tokens(value))
+    return section
+
+
+def _without_tokens(value: Value) -> Value:
+    if isinstance(value, dict):
+        return {key: None if is_secret(str(key)) else _without_tokens(item) for key, item in value.items()}
+    return [_without_tokens(item) for item in value] if isinstance(value, list) else value
+
+
 def make_parser(command: str) -> ArgumentParser:
     """Return the parser of a command."""
-    parser = ArgumentParser(prog=f"hf-compat {command}", description=COMMANDS[command], exit_on_error=False)
+    parser = ConfigParser(prog=f"hf-compat {command}", description=COMMANDS[command], exit_on_error=False)
     parser.add_argument("-c", "--config", action="config", help="YAML file with the sections below")
     parser.add_argument("--model", type=nn.Module | dict[str, Any] | str | None, help="class path and arguments")
     parser.add_argument("--trainer_class", type=str, default="hf_compat.Trainer", help="Trainer, or a subclass's path")
@@ -137,6 +164,14 @@ def _in_todays_words(name: str, text: str) -> list[str]:
     return [f"--args.{n}={value if isinstance(value, str) else json.dumps(value)}" for n, value in today.items()]
 
 
+def _told(error: Exception, line: list[str]) -> str:
+    """Return an error's message without secrets."""
+    key = re.search(r"\bargs\.(\w+)", str(error))
+    if key is not None and is_secret(key[1]):
+        return f"`{key[1]}` has a value that is no text."
+    return without_secrets(str(error), line)
+
+
 class Run:
     """What a configuration describes: a Trainer, and data to test on.
 
@@ -156,7 +191,10 @@ class Run:
             self.config = parser.parse_args(line)
             explicit = namespace_to_dict(parser.parse_args(line, defaults=False))
         except jsonargparse.ArgumentError as error:
-            raise ArgumentError(f"{error}\n\nHint: `hf-compat {command} --help` lists what there is.") from error
+            # without the cause: its message may hold a token
+            raise ArgumentError(
+                f"{_told(error, line)}\n\nHint: `hf-compat {command} --help` lists what there is."
+            ) from None
         self.text = parser.dump(self.config)
         self.args = _arguments(namespace_to_dict(self.config), set(explicit.get("args") or {}))
         # weights that a class or from_pretrained makes at random follow from the seed alone

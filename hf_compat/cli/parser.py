@@ -20,7 +20,7 @@ import jsonargparse
 from hf_compat.errors import ArgumentError, UnknownArgument
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
-from hf_compat.runtime.text import bool_or_none
+from hf_compat.runtime.text import bool_or_none, without_secrets
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -147,7 +147,8 @@ class HfArgumentParser(argparse.ArgumentParser):
         if return_remaining_strings:
             return (*outputs, remaining)
         if remaining:
-            raise UnusedWords(f"Some specified arguments are not used by the HfArgumentParser: {remaining}")
+            text = f"Some specified arguments are not used by the HfArgumentParser: {remaining}"
+            raise UnusedWords(without_secrets(text, words))
         return tuple(outputs)
 
     def _without_defaults(self, namespace: argparse.Namespace, line: list[str]) -> argparse.Namespace:

@@ -20,6 +20,7 @@ from hf_compat.hf.enums import ParallelMode
 from hf_compat.hf.legacy import ArgumentValue
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.launch import Launch, choose_device, read_launch
+from hf_compat.runtime.text import is_secret
 
 _LEVEL_NAMES = ("debug", "info", "warning", "error", "critical")
 LEVELS = {name: int(getattr(logging, name.upper())) for name in _LEVEL_NAMES} | {"detail": logging.DEBUG}
@@ -179,7 +180,7 @@ class ArgumentViews:
 
 
 def _plain(name: str, value: ArgumentValue) -> ArgumentValue:
-    if name.endswith("_token"):
+    if name.endswith("_token") or (is_secret(name) and value is not None):
         return f"<{name.upper()}>"
     if isinstance(value, Enum):
         return value.value

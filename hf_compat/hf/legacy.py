@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnknownArgument
-from hf_compat.runtime.text import did_you_mean
+from hf_compat.runtime.text import did_you_mean, is_secret, nearest, shown
 
 # The value of some argument: its type is the argument's.
 ArgumentValue: TypeAlias = Any
@@ -234,15 +234,18 @@ def _merge(old: str, new: str, given: ArgumentValue, translated: ArgumentValue) 
     if old == "warmup_ratio":  # 4.x: an explicit count of steps wins over the ratio
         return given if given else translated
     raise ArgumentError(
-        f"`{old}` (an old name of `{new}`) asks for {translated!r}, but `{new}={given!r}` was given too.\n\n"
+        f"`{old}` (an old name of `{new}`) asks for `{shown(new, translated)}`, but `{shown(new, given)}` was given "
+        "too.\n\n"
         f"Hint: keep `{new}` only."
     )
 
 
 def _unknown_message(name: str, value: ArgumentValue, known: list[str]) -> str:
     hint = did_you_mean(name, [*known, *OLD_NAMES], "see docs/arguments.md for the list of arguments.", cutoff=0.5)
-    return f"TrainingArguments got an unknown argument `{name}={value!r}`.\n\nHint: {hint}"
+    meant = nearest(name, [*known, *OLD_NAMES], cutoff=0.5) or name
+    text = shown(name, value) if not is_secret(meant) else f"{name}=<{meant.upper()}>"
+    return f"TrainingArguments got an unknown argument `{text}`.\n\nHint: {hint}"
 
 
 def _warn_inert(name: str, value: ArgumentValue, means: str) -> None:
-    warnings.warn(f"`{name}={value!r}` has no effect: {means}.", InertArgumentWarning, stacklevel=5)
+    warnings.warn(f"`{shown(name, value)}` has no effect: {means}.", InertArgumentWarning, stacklevel=5)

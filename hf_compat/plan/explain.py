@@ -13,6 +13,7 @@ from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.memory_estimate import size_of_run
 from hf_compat.plan.run_counts import RunCounts
 from hf_compat.plan.translate import translate
+from hf_compat.runtime.text import hide_secrets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +112,7 @@ def _explained(args: TrainingArguments) -> Iterator[ExplainedArgument]:
         if field.name == "accelerator_config":  # an object by now
             is_default = value == type(value)()
         if not is_default:
-            shown = "<hidden>" if field.name.endswith("_token") else value
+            shown = "<hidden>" if field.name.endswith("_token") else hide_secrets(value)
             yield ExplainedArgument(name=field.name, value=shown, becomes=_destination(field.name, args.world_size))
 
 

@@ -38,12 +38,17 @@ class BackgroundWriter:
 
     def wait(self) -> None:
         """Wait for the write under way, and raise its error."""
+        error = self.settle()
+        if error is not None:
+            raise error
+
+    def settle(self) -> BaseException | None:
+        """Wait for the write under way, and return its error: for whoever has another one to raise."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        error, self._error = self._error, None
+        return error
 
 
 def frozen_copy(data: Nested) -> Nested:

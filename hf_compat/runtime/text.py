@@ -1,11 +1,13 @@
-"""Text that people write or read: truth values, hints for unknown names, missing packages. Imports only errors."""
+"""Text that people write or read: truth values, secrets, hints for names, missing packages. Imports only errors."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Iterable, Mapping
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 
 from hf_compat.errors import ArgumentError, MissingPackage
@@ -13,6 +15,12 @@ from hf_compat.errors import ArgumentError, MissingPackage
 # The words of `transformers.utils.strtobool` and `accelerate.utils.str_to_bool`, upper or lower case.
 _TRUE = frozenset(("1", "true", "t", "yes", "y", "on"))
 _FALSE = frozenset(("0", "false", "f", "no", "n", "off"))
+
+# Of tokenizers: no secrets.
+_SPECIAL_TOKENS = frozenset(
+    f"{kind}_token" for kind in ("bos", "eos", "pad", "unk", "sep", "cls", "mask", "image", "audio", "video")
+)
+_LIKE_TOKEN = re.compile(r"tok(?!ens|eniz)")
 
 
 def bool_or_none(text: str | bool) -> bool | None:
@@ -70,6 +78,44 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str, cutoff: float 
     """
     near = nearest(name, known, cutoff)
     return otherwise if near is None else f"did you mean `{near}`?"
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a value of that name is nobody else's business: `hub_token`, `--args.hub-token`, `api_key`."""
+    plain = name.lstrip("-").rpartition(".")[2].lower().replace("-", "_")
+    if plain in _SPECIAL_TOKENS:
+        return False
+    return plain.endswith(("_token", "_api_key", "_password")) or plain in ("token", "api_key", "password")
+
+
+def shown(name: str, value: object) -> str:
+    """Return `name=value` for a message; a secret's value is left out, a nested one's too."""
+    return f"{name}=<{name.upper()}>" if is_secret(name) else f"{name}={hide_secrets(value)!r}"
+
+
+def hide_secrets(value: object) -> object:
+    """Return a value with secrets in nested dicts and lists replaced."""
+    if isinstance(value, Mapping):
+        return {key: f"<{key.upper()}>" if _is_set(key, item) else hide_secrets(item) for key, item in value.items()}
+    return [hide_secrets(item) for item in value] if isinstance(value, list) else value
+
+
+def _is_set(key: object, value: object) -> bool:
+    return isinstance(key, str) and is_secret(key) and value is not None
+
+
+def without_secrets(text: str, words: Sequence[str]) -> str:
+    """Return a message about a command line without the values of its secrets.
+
+    A misspelt option counts as well: what has `tok` in its name is taken for a token.
+    """
+    for word, following in itertools.pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name.startswith("-") and (is_secret(name) or _LIKE_TOKEN.search(name.lower())):
+            secret = value if equals else following
+            if secret and not secret.startswith("-"):
+                text = text.replace(secret, "<hidden>")
+    return text
 
 
 def is_installed(module: str) -> bool:

@@ -117,7 +117,7 @@ class CheckpointMethods(TrainerBase):
         agree(self._attempt(lambda: write(partial), partial, final))
         agree(self._attempt(lambda: self._seal(partial, final), partial, final))
         if self.args.should_save:
-            self._rotate_checkpoints(*rotation)
+            self._rotate_checkpoints(*rotation, written=final)
 
     def _seal(self, partial: str, final: str) -> None:
         if self.args.should_save:
@@ -194,16 +194,19 @@ class CheckpointMethods(TrainerBase):
             self.state.stateful_callbacks = export_states(self._stateful())
             self.state.save_to_json(os.path.join(partial, names.TRAINER_STATE_NAME))
 
-    def _rotate_checkpoints(self, run_dir: str, best: str | None) -> None:
-        """Remove what the limit has no room for: the oldest of ours by step, never the newest or the best."""
+    def _rotate_checkpoints(self, run_dir: str, best: str | None, written: str) -> None:
+        """Remove what the limit has no room for: the oldest of ours by step, never the one just written or the best.
+
+        The one just written need not be the newest by step: an earlier run may have left one with more updates.
+        """
         ours = _own_checkpoints(run_dir)
-        for path in checkpoints_to_delete(ours, self.args.save_total_limit, keep=[best, *ours[-1:]]):
-            manifest.remove(path)
+        for path in checkpoints_to_delete(ours, self.args.save_total_limit, keep=[best, written]):
+            _remove(path)
 
     def _rotate_checkpoints_at_end(self, run_dir: str, best: str | None) -> None:
         """With a limit of one, keep the best checkpoint alone."""
         for path in checkpoints_to_delete_at_end(_own_checkpoints(run_dir), self.args.save_total_limit, best):
-            manifest.remove(path)
+            _remove(path)
 
     def _save_run_state(self, output_dir: str) -> None:
         """Write `run_state.pt`: what it takes to go on as if the run had not stopped."""
@@ -399,6 +402,14 @@ class CheckpointMethods(TrainerBase):
         callbacks = self.callback_handler.callbacks
         callbacks.remove(callback)
         callbacks.append(restored)
+
+
+def _remove(path: str) -> None:
+    """Remove a checkpoint; one that cannot be removed is no reason to end a training that saves."""
+    try:
+        manifest.remove(path)
+    except OSError as error:
+        logger.warning("The old checkpoint %s could not be removed: %s. Training goes on.", path, error)
 
 
 def _own_checkpoints(run_dir: str) -> list[str]:

@@ -1,0 +1,57 @@
+"""Rotation in a folder that is not empty, or not ours to clean: the checkpoint just written stays, training goes on."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from toy import Classifier, rows
+
+from hf_compat import Trainer, TrainerCallback, set_seed
+from hf_compat.checkpoint import manifest
+
+
+def train(make_args, folder, **values):
+    set_seed(3)
+    args = make_args(output_dir=str(folder), save_strategy="steps", save_steps=2, **values)
+    trainer = Trainer(Classifier(), args, train_dataset=rows())
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_fresh_checkpoint_is_not_removed_for_an_older_run_with_more_updates(make_args, tmp_path, limit):
+    train(make_args, tmp_path / "out", max_steps=12, save_total_limit=1)
+    train(make_args, tmp_path / "out", max_steps=6, save_total_limit=limit)
+    left = {path.name for path in (tmp_path / "out").glob("checkpoint-*")}
+    assert "checkpoint-6" in left and len(left) == limit
+
+
+def test_a_checkpoint_that_cannot_be_removed_does_not_end_the_training(make_args, tmp_path, monkeypatch, caplog):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(manifest, "remove", refuse)
+    trainer = train(make_args, tmp_path / "out", max_steps=6, save_total_limit=1)
+    assert trainer.state.global_step == 6
+    assert "checkpoint-2 could not be removed" in caplog.text and "Permission denied" in caplog.text
+
+
+class Broken(Exception):
+    """Of the user's code."""
+
+
+class Breaks(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            raise Broken
+
+
+def test_an_error_waits_for_the_checkpoint_that_is_being_written(make_args, tmp_path, monkeypatch):
+    seal = manifest.seal
+    monkeypatch.setattr(manifest, "seal", lambda folder: (time.sleep(1), seal(folder)))  # a slow disk
+    args = make_args(output_dir=str(tmp_path), save_strategy="steps", save_steps=2, max_steps=8, async_save=True)
+    with pytest.raises(Broken):
+        Trainer(Classifier(), args, train_dataset=rows(), callbacks=[Breaks()]).train()
+    assert manifest.get_last_checkpoint(str(tmp_path)).endswith("checkpoint-2")
+    assert not list(tmp_path.glob("*.partial*"))
