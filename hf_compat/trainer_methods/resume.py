@@ -77,9 +77,11 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
     def _zero_intervals(self, checkpoint: str) -> Iterator[str]:
         """Yield the intervals of 0 that this run would count by. Where a run acts by epochs, 0 is right."""
         state = read_state(checkpoint)
-        for name in ("logging", "eval", "save"):
-            if getattr(self.args, f"{name}_strategy") == "steps" and getattr(state, f"{name}_steps") == 0:
-                yield f"`{name}_steps` is 0 in trainer_state.json, and `{name}_strategy` is 'steps'"
+        args = self.args
+        strategies = {"logging": args.logging_strategy, "eval": args.eval_strategy, "save": args.save_strategy}
+        for name, strategy in strategies.items():
+            if strategy == "steps" and getattr(state, f"{name}_steps") == 0:
+                yield f"`{name}_steps` is 0 in trainer_state.json, and this run counts by it"
 
     def _init_training_state(self, counts: RunCounts, checkpoint: str | None, trial: Trial) -> None:
         """Set the state of a run, from a checkpoint where there is one."""
