@@ -172,8 +172,9 @@ def check_adapter(folder: str) -> None:
     contents = Contents(folder)
     weights = [names.ADAPTER_SAFE_WEIGHTS_NAME, names.ADAPTER_WEIGHTS_NAME]
     found = [name for name in weights if os.path.lexists(contents.folder / name)]
-    for name in (names.ADAPTER_CONFIG_NAME, *(found or weights[:1])):
-        contents.need(name)
+    read_json(contents.need(names.ADAPTER_CONFIG_NAME))
+    for name in found or weights[:1]:
+        _read_weights_file(contents.need(name))  # small, and PEFT's own errors do not name the file
 
 
 @contextlib.contextmanager
