@@ -312,6 +312,11 @@ class HFBridge(pl.Callback):
         if signals.asks_for_requeue and trainer.state.is_world_process_zero:
             slurm.requeue(str(trainer.args.output_dir))
         signals.obey()
+        trainer.control.should_training_stop = True  # a handler of the user's own has returned
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Obey a signal that has come after the last update's end."""
+        self._obey_signals()
 
     def _act_on_flags(self, trainer: pl.Trainer) -> None:
         hf_trainer, run = self.hf_trainer, self.run

@@ -16,7 +16,7 @@ import torch
 
 from hf_compat.errors import ArgumentError
 from hf_compat.interop.patching import patch_transformers
-from hf_compat.runtime.launch import read_launch
+from hf_compat.runtime.launch import end_with_launcher, read_launch
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -30,6 +30,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--main-address", default="127.0.0.1", help="address of the first of several machines")
     parser.add_argument("--main-port", type=int, default=None, help="port there (a free one on a single machine)")
     parser.add_argument("--restarts", type=int, default=0, help="times that a failed run is started again")
+    parser.add_argument("--launcher", type=int, default=None, help=argparse.SUPPRESS)  # process id, for a rank
     parser.add_argument("script", help="the script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     return parser
@@ -49,6 +50,8 @@ def main(words: Sequence[str]) -> int:
             f"A launcher has started {launched} processes already, and `--devices`, `--nodes` ask for more.\n\n"
             "Hint: leave them out, or the launcher."
         )
+    if chosen.launcher is not None:
+        end_with_launcher(chosen.launcher)
     if processes * chosen.nodes == 1:
         return run_here(chosen.script, chosen.arguments)
     return _launch(chosen, processes)
@@ -77,13 +80,15 @@ def run_here(script: str, arguments: Sequence[str]) -> int:
 
 def _launch(chosen: argparse.Namespace, processes: int) -> int:
     """Start the processes of this machine and wait for them; returns the exit status."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser
     from torch.distributed.run import run as elastic_run
 
     words = [
         "--nproc_per_node", str(processes), "--nnodes", str(chosen.nodes), "--max_restarts", str(chosen.restarts),
-        *_rendezvous(chosen), "-m", "hf_compat", "run", chosen.script, *chosen.arguments,
+        *_rendezvous(chosen), "-m", "hf_compat", "run", "--launcher", str(os.getpid()),
+        chosen.script, *chosen.arguments,
     ]  # fmt: skip
     try:
         elastic_run(get_args_parser().parse_args(words))  # type: ignore[no-untyped-call]  # torch's
@@ -93,6 +98,9 @@ def _launch(chosen: argparse.Namespace, processes: int) -> int:
             f"Rank {rank} has failed with status {failure.exitcode}; all processes are ended.", file=sys.stderr
         )
         return failure.exitcode if failure.exitcode > 0 else 1
+    except SignalException as stopped:
+        print(f"{stopped.sigval.name} has ended all processes.", file=sys.stderr)  # noqa: T201 - as above
+        return 128 + stopped.sigval
     return 0
 
 

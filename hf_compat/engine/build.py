@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
-import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -16,8 +14,8 @@ from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from hf_compat.engine.internals import interruptible, leave_signals_alone
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import HFDDPStrategy, HFFSDP2Strategy, HFSingleDeviceStrategy, LaunchedEnvironment
 from hf_compat.plan.lightning_plan import LightningPlan
@@ -103,7 +101,9 @@ def build_trainer(
     with quietly():
         # a GPU may be left out on purpose
         warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
-        return pl.Trainer(**settings)
+        trainer = pl.Trainer(**settings)
+    leave_signals_alone(trainer)
+    return trainer
 
 
 def make_strategy(plan: LightningPlan, launch: Launch | None) -> Strategy:
@@ -138,22 +138,15 @@ NO_BATCHES = _NoBatches()
 def run_fit(
     trainer: pl.Trainer, module: pl.LightningModule, batches: Iterable[object], validation: Iterable[object]
 ) -> None:
-    """Fit, and let Ctrl-C come out as itself, and SIGTERM with its exit status.
+    """Fit; signals do what they do without a trainer."""
+    with interruptible(trainer), quietly():
+        trainer.fit(module, train_dataloaders=batches, val_dataloaders=validation)
 
-    Lightning ends the process on KeyboardInterrupt and leaves the signal ignored; scripts and notebooks written for HF
-    catch it and go on.
-    """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGINT) if in_main_thread else None
-    try:
-        with quietly():
-            trainer.fit(module, train_dataloaders=batches, val_dataloaders=validation)
-    except SystemExit as ended:
-        if isinstance(ended.__context__, KeyboardInterrupt):
-            raise ended.__context__ from None
-        if isinstance(ended, SIGTERMException):  # Lightning leaves its loops by it, with the status of success
-            raise SystemExit(128 + signal.SIGTERM) from None
-        raise
-    finally:
-        if handler is not None:
-            signal.signal(signal.SIGINT, handler)
+
+def run_evaluation(
+    trainer: pl.Trainer, module: pl.LightningModule, batches: Iterable[object], is_prediction: bool
+) -> None:
+    """Evaluate or predict outside a fit; signals do what they do without a trainer."""
+    run = trainer.test if is_prediction else trainer.validate
+    with interruptible(trainer), quietly():
+        run(module, dataloaders=batches, verbose=False)

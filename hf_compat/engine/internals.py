@@ -6,8 +6,11 @@ for accesses outside this file.
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import lightning
@@ -108,6 +111,53 @@ def end_epoch_after_this_batch(trainer: Trainer) -> None:
 def is_validating_within_fit(trainer: Trainer) -> bool:
     """Return whether the validation loop of a fit is running right now."""
     return bool(trainer.state.fn == "fit" and trainer.validating)
+
+
+def leave_signals_alone(trainer: Trainer) -> None:
+    """Let a trainer install no handlers, and exchange nothing about signals at every update.
+
+    Lightning's handler of SIGTERM waits for the end of the batch and then exits with status 0, and every update sends
+    over all processes, and waits for, whether it was called. Remove it when a trainer takes a setting for it.
+    """
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def interruptible(trainer: Trainer) -> Iterator[None]:
+    """Let Ctrl-C come out of a trainer's entry points as itself, with its handler as it was.
+
+    Lightning ignores the signal from then on, and ends the process with status 1; scripts and notebooks written for HF
+    catch KeyboardInterrupt and go on. Remove it when a trainer raises it.
+    """
+    run, handler = trainer._run, signal.getsignal(signal.SIGINT)
+
+    def noted_run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal handler
+        try:
+            return run(*args, **kwargs)
+        except KeyboardInterrupt as interrupt:
+            handler = signal.getsignal(signal.SIGINT)  # a callback may have installed another one
+            if not _in_main_thread():  # Lightning's own way out sets a handler, which only this thread can
+                call._interrupt(trainer, interrupt)
+                trainer._teardown()
+            raise
+
+    trainer._run = noted_run  # type: ignore[method-assign]
+    try:
+        yield
+    except (SystemExit, ValueError) as ended:
+        if not isinstance(ended.__context__, KeyboardInterrupt):
+            raise
+        if _in_main_thread() and handler is not None:
+            signal.signal(signal.SIGINT, handler)
+        raise ended.__context__ from None
+    finally:
+        del trainer._run
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def leave_validation_to_flags(trainer: Trainer) -> None:

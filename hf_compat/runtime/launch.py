@@ -6,8 +6,11 @@ Only this file and `runtime/seeding.py` read or write the process environment.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
+import signal
+import sys
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -169,3 +172,21 @@ def slurm_job_id(environment: Mapping[str, str] | None = None) -> str | None:
     if array is not None:
         return f"{array}_{variables.get('SLURM_ARRAY_TASK_ID', '0')}"
     return variables.get("SLURM_JOB_ID")
+
+
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
+
+
+def end_with_launcher(launcher: int) -> None:
+    """Get SIGTERM when the process that started this one is gone; Linux only.
+
+    A launcher that is killed cannot end its processes: they would train on, beside the next start in the same folder.
+
+    Args:
+        launcher: Its process id.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != launcher:  # it was gone before
+        raise SystemExit(128 + signal.SIGTERM)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from types import FrameType
 
+from hf_compat.errors import InertArgumentWarning
 from hf_compat.runtime.collectives import CPUAgreement
+
+Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class StopSignals:
@@ -20,6 +24,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.received: int | None = None
         self._agreement: CPUAgreement | None = None
+        self._handlers: dict[int, Handler] = {}  # those that were there before
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
@@ -29,27 +34,29 @@ class StopSignals:
 
     @contextlib.contextmanager
     def watched(self, stop: bool, requeue: bool = False) -> Iterator[None]:
-        """Note signals within this context; Python has them in its main thread only.
+        """Note signals within this context, and put back what handled them before.
+
+        Python has signals in its main thread only; in another one they do what they did.
 
         Args:
             stop: Note SIGTERM and SIGINT.
             requeue: Note SIGUSR1, by which SLURM announces the job's end (`#SBATCH --signal=SIGUSR1@90`).
         """
         self.received = None
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        watched = [signal.SIGTERM, signal.SIGINT] if stop else []
-        # Windows lacks this signal; a handler that is there already is the user's or the launcher's own
-        if requeue and hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
-            watched.append(signal.SIGUSR1)
-        self._agreement = CPUAgreement() if watched else None
-        before = {number: signal.signal(number, self.note) for number in watched}
+        # all processes make it, whichever handlers each of them has
+        self._agreement = CPUAgreement() if stop or requeue else None
+        self._handlers = {number: signal.getsignal(number) for number in _watchable(stop, requeue)}
+        for number in self._handlers:
+            signal.signal(number, self.note)
         try:
             yield
         finally:
             self._agreement = None
-            for number, handler in before.items():
+            self._put_back()
+
+    def _put_back(self) -> None:
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) == self.note:  # else the user has installed one of their own meanwhile
                 signal.signal(number, handler)
 
     def agree(self) -> None:
@@ -63,8 +70,40 @@ class StopSignals:
         return self.received is not None and self.received == getattr(signal, "SIGUSR1", None)
 
     def obey(self) -> None:
-        """End this process as the noted signal would have: with its usual exit status."""
-        if self.received == signal.SIGINT:
+        """End this process as the noted signal would have: by the user's handler, else with its usual exit status.
+
+        It returns where the user's handler does.
+        """
+        number, self.received = self.received, None
+        if number is None:
+            return
+        handler = self._handlers.get(number)
+        if callable(handler) and handler is not signal.default_int_handler:
+            handler(number, None)
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        if self.received is not None:
-            raise SystemExit(128 + self.received)
+        else:
+            raise SystemExit(128 + number)
+
+
+def _watchable(stop: bool, requeue: bool) -> list[int]:
+    """Return the signals that can be noted here."""
+    if threading.current_thread() is not threading.main_thread():
+        if stop:
+            warnings.warn(
+                "`enable_jit_checkpoint=True` has no effect outside the main thread: Python handles signals there.",
+                InertArgumentWarning,
+                stacklevel=2,
+            )
+        return []
+    wanted = [signal.SIGTERM, *_unless_ignored(signal.SIGINT)] if stop else []
+    # Windows lacks this signal; a handler that is there already is the user's or the launcher's own
+    if requeue and hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+        wanted.append(signal.SIGUSR1)
+    # Python cannot put back a handler that C code has installed
+    return [number for number in wanted if signal.getsignal(number) is not None]
+
+
+def _unless_ignored(number: signal.Signals) -> list[signal.Signals]:
+    """Return the signal, unless this process was started to ignore it (`nohup`, a job in the background)."""
+    return [] if signal.getsignal(number) is signal.SIG_IGN else [number]

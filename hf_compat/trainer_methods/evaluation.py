@@ -13,7 +13,7 @@ import torch
 
 from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.data.tree import join_batches
-from hf_compat.engine.build import build_trainer, quietly
+from hf_compat.engine.build import build_trainer, run_evaluation
 from hf_compat.engine.evaluation import EvaluationBatches, EvaluationRun, EvaluationSettings
 from hf_compat.engine.internals import is_validating_within_fit, run_validation
 from hf_compat.engine.precision import wrap_forward
@@ -231,11 +231,10 @@ class EvaluationMethods(TrainerBase):
         trainer = build_trainer(plan, callbacks, self._loggers(), self.args._launch, **self.lightning_options)
         if self._run.module is None:
             self.lightning_trainer = trainer
-        validate = trainer.test if run.settings.is_prediction else trainer.validate
         module = self._make_module(plan)
         bridge.find_requested_kwargs()
         try:
-            with module.evaluating(run), quietly():
-                validate(module, dataloaders=batches, verbose=False)
+            with module.evaluating(run):
+                run_evaluation(trainer, module, batches, run.settings.is_prediction)
         finally:
             self._watch_outputs(False)

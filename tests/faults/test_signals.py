@@ -77,12 +77,6 @@ def test_a_checkpoint_is_written_at_the_end_of_the_update(make_args, tmp_path, n
     assert same(finish(make_args, tmp_path / "b", last), finish(make_args, tmp_path / "c", None))
 
 
-def test_without_it_the_process_ends_without_one(tmp_path):
-    returned, _ = interrupted(tmp_path, signal.SIGTERM)
-    assert returned == 128 + signal.SIGTERM
-    assert list((tmp_path / "out").glob("checkpoint-*")) == []
-
-
 def test_handlers_are_put_back(make_args, tmp_path):
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     Trainer(toy.Classifier(), make_args(enable_jit_checkpoint=True), train_dataset=toy.rows()).train()
