@@ -17,6 +17,7 @@ from hf_compat.native.steps import NativeSteps
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.lightning_equivalents import PRECISIONS, check_native
 from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.runtime.process_exit import leave_at_exit
 
 
 class HFModule(WindowModule):
@@ -50,6 +51,8 @@ class HFModule(WindowModule):
 
     def setup(self, stage: str) -> None:
         """Take this process's place; compare a trainer of the user's own with the arguments."""
+        if self.trainer.world_size > 1:
+            leave_at_exit()
         if self._own_steps is not None:
             self._own_steps.take_place(*place_of(self.trainer))
             if stage == "fit":

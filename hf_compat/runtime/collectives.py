@@ -6,7 +6,6 @@ In a run of one process every function returns what that process has. Lightning'
 
 from __future__ import annotations
 
-import atexit
 import datetime
 import time
 from functools import partial
@@ -20,6 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from hf_compat.errors import ProcessError
 from hf_compat.runtime.launch import has_rendezvous, main_address, variable
 from hf_compat.runtime.nested import Nested, map_nested
+from hf_compat.runtime.process_exit import destroy_at_exit, leave_at_exit
 
 Object = TypeVar("Object")
 
@@ -57,8 +57,14 @@ def start_processes(args: GroupArguments) -> None:
     Args:
         args: The training arguments.
     """
-    if args.world_size <= 1 or distributed.is_initialized():
+    if args.world_size <= 1:
         return
+    leave_at_exit()
+    if not distributed.is_initialized():
+        _make_process_group(args)
+
+
+def _make_process_group(args: GroupArguments) -> None:
     on_gpu = args.device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(args.device)
@@ -70,7 +76,7 @@ def start_processes(args: GroupArguments) -> None:
         world_size=args.world_size,
         timeout=timeout,
     )
-    atexit.register(_leave)
+    destroy_at_exit()
 
 
 def _rendezvous_store(args: GroupArguments, timeout: datetime.timedelta) -> Store:
@@ -97,11 +103,6 @@ def _meet(method: str, args: GroupArguments, timeout: datetime.timedelta) -> Sto
             if "EADDRINUSE" not in str(error) or time.monotonic() > give_up:
                 raise
             time.sleep(0.5)
-
-
-def _leave() -> None:
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 def barrier() -> None:
