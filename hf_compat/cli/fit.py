@@ -23,8 +23,9 @@ from torch import nn
 from hf_compat.cli.class_paths import Made, Spec, build, build_or_import
 from hf_compat.cli.parser import Value, read_plain
 from hf_compat.errors import ArgumentError
+from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
-from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
+from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, read_old
 from hf_compat.plan.lightning_equivalents import ELSEWHERE, EQUIVALENTS, PASSED_ON, join
 from hf_compat.runtime.seeding import set_seed
 from hf_compat.runtime.text import is_secret, without_secrets
@@ -158,10 +159,14 @@ def _as_text(values: list[str], is_list: bool) -> str:
 def _in_todays_words(name: str, text: str) -> list[str]:
     """Return an argument's word; of an old name, the words of today: they override a configuration file's."""
     row = OLD_NAMES.get(name)
-    today = {} if row is None or row.inert or name in ATTRIBUTES_ONLY else row.translate(read_plain(text))
+    today = {} if row is None or row.inert or name in ATTRIBUTES_ONLY else row.translate(_value_of_old(name, text))
     if not today:
         return [f"--args.{name}={text}"]
     return [f"--args.{n}={value if isinstance(value, str) else json.dumps(value)}" for n, value in today.items()]
+
+
+def _value_of_old(name: str, text: str) -> Value:
+    return read_old(name, read_plain(text), checks_of(TrainingArguments, TrainingArguments))
 
 
 def _told(error: Exception, line: list[str]) -> str:

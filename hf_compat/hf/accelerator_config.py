@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import copy
-import json
-import os
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from hf_compat.errors import ArgumentError
-from hf_compat.runtime.text import did_you_mean
+from hf_compat.errors import ArgumentError, UnsupportedArgument
+from hf_compat.hf.option_values import read_options, read_options_file
+from hf_compat.hf.value_types import (
+    LARGEST_COUNT,
+    NONE,
+    OPTIONS,
+    PATH,
+    TRUTH_VALUE,
+    Range,
+    Unreadable,
+    ValueType,
+    either,
+    type_of,
+    whole_number,
+)
+from hf_compat.runtime.text import shown
 
-
-class HasDict(Protocol):
-    """An object of the same options, such as `transformers`' own."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the options."""
+# Of `gradient_accumulation_kwargs`: the fields of Accelerate's `GradientAccumulationPlugin`.
+_ACCUMULATION: dict[str, ValueType] = {
+    "num_steps": either((NONE, whole_number(Range(low=1, high=LARGEST_COUNT)))),
+    **dict.fromkeys(("adjust_scheduler", "sync_with_dataloader", "sync_each_batch"), TRUTH_VALUE),
+}
 
 
 @dataclass
@@ -46,35 +58,49 @@ class AcceleratorConfig:
     use_configured_state: bool = False
 
     @classmethod
-    def from_any(cls, value: dict[str, Any] | str | os.PathLike[str] | HasDict | None) -> AcceleratorConfig:
-        """Build the options from None, a mapping, a JSON file's path or an object of the same attributes.
+    def from_any(cls, value: object) -> AcceleratorConfig:
+        """Build the options from None, a mapping, its JSON, a JSON file's path or an object with `to_dict()`.
 
         Raises:
-            ArgumentError: An unknown key, or a class where an object is wanted.
+            ArgumentError: An unknown option, or one with a wrong value.
+            UnsupportedArgument: A class where an object is wanted (a `NotImplementedError`, as upstream).
         """
         if value is None:
             return cls()
-        if isinstance(value, cls):
-            return value
         if isinstance(value, type):
-            raise ArgumentError(
+            raise UnsupportedArgument(
                 f"`accelerator_config={value!r}` is a class.\n\nHint: pass an object of it, or a dict of its options."
             )
-        if isinstance(value, (str, os.PathLike)):
-            with open(value, encoding="utf-8") as file:
-                read: dict[str, Any] = json.load(file)
-                value = read
-        options = dict(value) if isinstance(value, dict) else dict(value.to_dict())
-        _check_names(options, [field.name for field in fields(cls)])
-        return cls(**options)
+        options = read_options("accelerator_config", _types_of(cls), _options_of(value))
+        accumulation = options.get("gradient_accumulation_kwargs")
+        if isinstance(accumulation, dict):
+            options["gradient_accumulation_kwargs"] = read_options(
+                "accelerator_config['gradient_accumulation_kwargs']", _ACCUMULATION, accumulation
+            )
+        return value if isinstance(value, cls) and options == value.to_dict() else cls(**typing.cast(Any, options))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as a plain dict."""
         return copy.deepcopy(self.__dict__)
 
 
-def _check_names(options: Iterable[str], known: list[str]) -> None:
-    for name in options:
-        if name not in known:
-            hint = did_you_mean(name, known, f"the options are {', '.join(known)}.")
-            raise ArgumentError(f"`accelerator_config` has no option {name!r}.\n\nHint: {hint}")
+def _types_of(kind: type) -> dict[str, ValueType]:
+    return {name: type_of(hint) or OPTIONS for name, hint in typing.get_type_hints(kind).items()}
+
+
+def _options_of(value: object) -> dict[str, object]:
+    """Return the options that a value holds.
+
+    Raises:
+        ArgumentError: It holds none.
+    """
+    to_dict = getattr(value, "to_dict", None)
+    try:
+        if callable(to_dict):
+            value = to_dict()
+        if isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip().startswith("{")):
+            return typing.cast("dict[str, object]", OPTIONS.read(value))
+        return read_options_file(str(PATH.read(value)))
+    except Unreadable as error:
+        hint = str(error) or "pass a dict of its options, its JSON, or the path of a JSON file."
+        raise ArgumentError(f"`{shown('accelerator_config', value)}` cannot be read.\n\nHint: {hint}") from error

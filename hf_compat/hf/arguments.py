@@ -1,15 +1,20 @@
 """`TrainingArguments`: the 114 fields of HF, with their help. HF words only.
 
-Rules over the fields live beside: `arguments_rules.py` (normalisation, validation), `arguments_views.py` (properties,
-dumps), `arguments_setters.py` (the `set_*` methods) and `legacy.py` (old names).
+What stands beside: `argument_values.py` (what each field may be), `arguments_rules.py` (rules over several fields),
+`arguments_views.py` (properties, dumps), `arguments_setters.py` (the `set_*` methods) and `legacy.py` (old names).
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from hf_compat.hf.arguments_rules import check_arguments, normalise_arguments
+from hf_compat.errors import ArgumentError
+from hf_compat.hf.argument_values import ArgumentCheck, checks_of, read_all
+from hf_compat.hf.arguments_rules import NORMAL_FORMS, check_arguments, is_normal, normalise_arguments
 from hf_compat.hf.arguments_setters import ArgumentSetters
 from hf_compat.hf.arguments_views import ArgumentViews
 from hf_compat.hf.enums import (
@@ -20,7 +25,7 @@ from hf_compat.hf.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from hf_compat.hf.legacy import ArgumentValue, translate_legacy
+from hf_compat.hf.legacy import OLD_NAMES, ArgumentValue, translate_legacy
 
 LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
 
@@ -36,16 +41,56 @@ OWN_ARGUMENTS = {
 
 
 class AcceptOldNames(type):
-    """Metaclass that lets every old argument name into the constructor, of subclasses too."""
+    """Metaclass that lets every old argument name into the constructor, of subclasses too, and reads the values.
+
+    All complaints about a call come in one error, before a subclass's own `__post_init__` sees the values.
+    """
 
     def __call__(cls, *args: ArgumentValue, **kwargs: ArgumentValue) -> Any:  # an instance of the class
-        own = {name: kwargs.pop(name) for name in OWN_ARGUMENTS if name in kwargs}
-        known = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]  # cls is a dataclass by then
-        current, attributes = translate_legacy(kwargs, known)
-        instance = super().__call__(*args, **current)
+        checks, names = checks_of(cls, TrainingArguments), _names_of_constructor(cls)
+        positional, problems = read_all(checks, dict(zip(names, args, strict=False)))
+        given, further = read_all(checks, kwargs)
+        problems += further
+        own = {name: given.pop(name) for name in OWN_ARGUMENTS if name in given}
+        current, attributes = translate_legacy(given, _known_names(cls, kwargs), checks)
+        if problems:
+            raise ArgumentError("\n\n".join([*problems, *_further_problems({**positional, **current})]))
+        instance = super().__call__(*positional.values(), *args[len(names) :], **current)
         for name, value in {**attributes, **own}.items():
             setattr(instance, name, value)
         return instance
+
+
+@functools.lru_cache(maxsize=64)
+def _names_of_constructor(kind: type) -> tuple[str, ...]:
+    """Return the names of a class's constructor: its fields, or what an `__init__` of its own takes."""
+    return tuple(p.name for p in _parameters(kind) if p.kind is p.POSITIONAL_OR_KEYWORD)
+
+
+@functools.lru_cache(maxsize=64)
+def _parameters(kind: type) -> tuple[inspect.Parameter, ...]:
+    return tuple(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]  # of this very class
+
+
+def _known_names(kind: type, given: Iterable[str]) -> set[str]:
+    """Return today's names: the fields, and what an `__init__` of a subclass takes besides."""
+    known = {f.name for f in fields(kind) if f.init} | {p.name for p in _parameters(kind)}
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in _parameters(kind))
+    return known | ({name for name in given if name not in OLD_NAMES} if takes_all else set())
+
+
+def _further_problems(good: Mapping[str, object]) -> list[str]:
+    """Return what the rules over several fields say about values that are allowed one by one."""
+    trial = TrainingArguments.__new__(TrainingArguments)
+    try:
+        for known in fields(TrainingArguments):
+            default = known.default if known.name != "include_for_metrics" else []
+            setattr(trial, known.name, good.get(known.name, default))
+        normalise_arguments(trial)
+        check_arguments(trial)
+    except ArgumentError as error:
+        return [str(error)]
+    return []
 
 
 @dataclass(repr=False)
@@ -222,6 +267,23 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, metaclass=AcceptOldNames
     do_predict: bool = _arg(False, "For scripts: whether to predict.")
     resume_from_checkpoint: str | None = _arg(None, "For scripts: checkpoint to resume from.")
     local_rank: int = _arg(-1, "Rank on this machine as old launchers passed it; `local_process_index` is the truth.")
+
+    @classmethod
+    def _checks(cls) -> Mapping[str, ArgumentCheck]:
+        return checks_of(cls, TrainingArguments)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an argument, or any other attribute.
+
+        Raises:
+            ArgumentError: The argument cannot have that value; it keeps the one it has.
+        """
+        check = self._checks().get(name)
+        if check is not None and value is not check.default and not check.is_lenient:
+            value = check.read(value)
+        if name in NORMAL_FORMS and is_normal(self):
+            value = NORMAL_FORMS[name](value)
+        super().__setattr__(name, value)
 
     def __post_init__(self) -> None:
         normalise_arguments(self)

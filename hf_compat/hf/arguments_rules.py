@@ -1,97 +1,84 @@
 """What `TrainingArguments` makes of its fields: normal forms, derived values, and everything that cannot work.
 
-HF words only. `normalise_arguments` raises only where a field cannot be read at all (a value outside a closed set,
-broken JSON, two counts of accumulation); `check_arguments` collects all complaints and raises once.
+HF words only. What a field may be by itself stands in `argument_values.py`; here are the rules over several fields.
+`check_arguments` collects all complaints and raises once.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Iterator
-from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.accelerator_config import AcceleratorConfig
-from hf_compat.hf.enums import (
-    DebugOption,
-    ExplicitEnum,
-    HubStrategy,
-    IntervalStrategy,
-    OptimizerNames,
-    SaveStrategy,
-    SchedulerType,
-)
+from hf_compat.hf.enums import DebugOption, IntervalStrategy, SaveStrategy, SchedulerType
 from hf_compat.hf.legacy import ArgumentValue
-from hf_compat.hf.tracking import PACKAGES, available_trackers
+from hf_compat.hf.tracking import available_trackers
+from hf_compat.hf.value_types import plain
 from hf_compat.runtime.launch import variable
-from hf_compat.runtime.text import parse_bool
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments  # which imports this module
 
-JSON_FIELDS = (
-    "lr_scheduler_kwargs",
-    "activation_checkpointing_kwargs",
-    "accelerator_config",
-    "deepspeed",
-    "gradient_checkpointing_kwargs",
-    "fsdp_config",
-)
 METRIC_SCHEDULES = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 
 
-Strategy = TypeVar("Strategy", bound=ExplicitEnum)
-
-
 def normalise_arguments(args: TrainingArguments) -> None:
-    """Bring every field to its one form: enums, parsed JSON, resolved defaults."""
-    args.output_dir = os.path.expanduser(args.output_dir) if args.output_dir is not None else "trainer_output"
-    _parse_json_fields(args)
+    """Bring every field to its one form: lists, parsed options, resolved defaults."""
+    for name, form in NORMAL_FORMS.items():
+        setattr(args, name, form(getattr(args, name)))
     _resolve_activation_checkpointing(args)
-    _convert_enums(args)
     _derive_defaults(args)
     _derive_metric(args)
-    _round_steps(args)
-    config = AcceleratorConfig.from_any(args.accelerator_config)
-    args.accelerator_config = config  # type: ignore[assignment]  # the field's type is what a command line gives
-    _resolve_accumulation(args, config)
+    _resolve_accumulation(args)
+    if args.torch_compile_mode is not None or args.torch_compile_backend is not None:
+        args.torch_compile = True
     if args.fp16 or args.bf16:
         args.mixed_precision = "fp16" if args.fp16 else "bf16"
     else:  # what `accelerate launch --mixed_precision` has set
         args.mixed_precision = str(variable("ACCELERATE_MIXED_PRECISION", "no")).lower()
-    if args.torch_compile_mode is not None or args.torch_compile_backend is not None:
-        args.torch_compile = True
 
 
-def _parse_json_fields(args: TrainingArguments) -> None:
-    for name in JSON_FIELDS:
-        value = getattr(args, name)
-        if isinstance(value, str) and value.lstrip().startswith("{"):
-            try:
-                setattr(args, name, _typed(json.loads(value)))
-            except json.JSONDecodeError as error:
-                raise ArgumentError(f"`{name}={value!r}` is not valid JSON: {error}.") from error
+def is_normal(args: TrainingArguments) -> bool:
+    """Return whether the fields have their one form: from the end of the constructor on they keep it."""
+    return "mixed_precision" in vars(args)
 
 
-def _typed(value: ArgumentValue) -> ArgumentValue:
-    """Turn the strings of command-line JSON into what they spell: booleans and numbers."""
-    if isinstance(value, dict):
-        return {key: _typed(item) for key, item in value.items()}
-    if not isinstance(value, str):
-        return value
-    if value.lower() in ("true", "false"):  # narrow, as in transformers: `"on"` and `"1"` may be meant as they are
-        return parse_bool(value, "JSON")
-    for convert in (int, float):
-        try:
-            return convert(value)
-        except ValueError:
-            continue
-    return value
+def _output_dir(folder: ArgumentValue) -> str:
+    return "trainer_output" if folder is None else os.path.expanduser(folder)
+
+
+def _debug_options(debug: ArgumentValue) -> list[DebugOption]:
+    return [DebugOption(plain(option)) for option in (debug.split() if isinstance(debug, str) else debug or [])]
+
+
+def _rounded(steps: ArgumentValue) -> ArgumentValue:
+    """Make a whole number of steps an int; a share below 1 stays."""
+    return int(steps) if steps is not None and steps > 1 and steps == int(steps) else steps
+
+
+def _trackers(report_to: ArgumentValue) -> list[str]:
+    """Return the trackers as a list: names, and Lightning loggers as they are."""
+    names = report_to if isinstance(report_to, list) else [] if report_to is None else [report_to]
+    if names == ["all"]:
+        return available_trackers()
+    return [] if names == ["none"] else names
+
+
+# Field → what makes its one form of a value that is allowed.
+NORMAL_FORMS: dict[str, Callable[[ArgumentValue], ArgumentValue]] = {
+    "output_dir": _output_dir,
+    "debug": _debug_options,
+    "report_to": _trackers,
+    "include_for_metrics": lambda names: names or [],
+    "disable_tqdm": bool,
+    "accelerator_config": AcceleratorConfig.from_any,
+    **dict.fromkeys(("logging_steps", "eval_steps", "save_steps"), _rounded),
+}
 
 
 def _resolve_activation_checkpointing(args: TrainingArguments) -> None:
@@ -107,41 +94,11 @@ def _resolve_activation_checkpointing(args: TrainingArguments) -> None:
         args.activation_checkpointing = args.gradient_checkpointing = False
 
 
-def _convert_enums(args: TrainingArguments) -> None:
-    args.eval_strategy = _strategy(IntervalStrategy, args.eval_strategy)
-    args.logging_strategy = _strategy(IntervalStrategy, args.logging_strategy)
-    args.save_strategy = _strategy(SaveStrategy, args.save_strategy)
-    args.hub_strategy = HubStrategy(_value(args.hub_strategy))
-    args.lr_scheduler_type = SchedulerType(_value(args.lr_scheduler_type))
-    args.optim = OptimizerNames(_value(args.optim))
-    debug = args.debug.split() if isinstance(args.debug, str) else (args.debug or [])
-    args.debug = [DebugOption(_value(option)) for option in debug]
-
-
-def _strategy(kind: type[Strategy], value: str | bool | Enum) -> Strategy:
-    # 3.x and 4.x scripts also passed booleans; members of the `transformers` enums bring their value along.
-    if isinstance(value, bool):
-        value = "steps" if value else "no"
-    return kind(_value(value))
-
-
-def _value(option: str | Enum) -> str:
-    """Return the value of a member of an enum, ours or `transformers`' own; a string is returned as it is."""
-    return str(option.value) if isinstance(option, Enum) else option
-
-
 def _derive_defaults(args: TrainingArguments) -> None:
-    if args.disable_tqdm is None:
-        args.disable_tqdm = False
-    if isinstance(args.include_num_input_tokens_seen, bool):
-        args.include_num_input_tokens_seen = "all" if args.include_num_input_tokens_seen else "no"
-    if args.include_for_metrics is None:
-        args.include_for_metrics = []
     if args.eval_strategy != IntervalStrategy.NO:
         args.do_eval = True
     if args.eval_strategy == IntervalStrategy.STEPS and not args.eval_steps:
         args.eval_steps = args.logging_steps
-    args.report_to = _trackers(args.report_to)
     if args.use_cpu:
         args.dataloader_pin_memory = False
 
@@ -155,41 +112,28 @@ def _derive_metric(args: TrainingArguments) -> None:
         args.greater_is_better = not args.metric_for_best_model.endswith("loss")
 
 
-def _round_steps(args: TrainingArguments) -> None:
-    """Make whole numbers of steps ints; a share below 1 stays."""
-    for kind in ("logging", "eval", "save"):
-        steps = getattr(args, f"{kind}_steps")
-        if steps is not None and steps > 1 and steps == int(steps):
-            setattr(args, f"{kind}_steps", int(steps))
-
-
-def _trackers(report_to: str | list[str] | None) -> list[str]:
-    """Return the trackers as a list: names, and Lightning loggers as they are."""
-    names = list(report_to) if isinstance(report_to, (list, tuple)) else [] if report_to is None else [report_to]
-    if names == ["all"]:
-        return available_trackers()
-    return [] if names == ["none"] else names
-
-
-def _known_trackers(args: TrainingArguments) -> Iterator[str]:
-    for name in args.report_to or []:
-        if isinstance(name, str) and name not in PACKAGES:
-            yield _problem(
-                f"`report_to` has {name!r}, which is not known.",
-                f"choose from {', '.join(PACKAGES)}, 'all', 'none', or pass a Lightning logger.",
-            )
-
-
-def _resolve_accumulation(args: TrainingArguments, config: AcceleratorConfig) -> None:
-    options = config.gradient_accumulation_kwargs or {}
-    if "num_steps" not in options:
+def _resolve_accumulation(args: TrainingArguments) -> None:
+    config: ArgumentValue = args.accelerator_config  # an object by now
+    num_steps = (config.gradient_accumulation_kwargs or {}).get("num_steps")
+    if num_steps is None:
         return
     if args.gradient_accumulation_steps > 1:
         raise ArgumentError(
             f"`gradient_accumulation_steps={args.gradient_accumulation_steps}` and `accelerator_config`'s "
-            f"`num_steps={options['num_steps']}` both set the accumulation.\n\nHint: keep one of them."
+            f"`num_steps={num_steps}` both set the accumulation.\n\nHint: keep one of them."
         )
-    args.gradient_accumulation_steps = options["num_steps"]
+    args.gradient_accumulation_steps = num_steps
+
+
+def check_again(args: TrainingArguments) -> None:
+    """Check what fields that were set after the constructor may have broken: what would end training late.
+
+    Raises:
+        ArgumentError: Fields contradict each other.
+    """
+    problems = [*_intervals(args), *_workers(args)]
+    if problems:
+        raise ArgumentError("\n\n".join(problems))
 
 
 def check_arguments(args: TrainingArguments) -> None:
@@ -201,12 +145,9 @@ def check_arguments(args: TrainingArguments) -> None:
     problems = [
         *_intervals(args),
         *_best_model(args),
-        *_numbers(args),
         *_workers(args),
         *_precision(args),
-        *_choices(args),
         *_metric_schedule(args),
-        *_known_trackers(args),
     ]
     if problems:
         raise ArgumentError("\n\n".join(problems))
@@ -225,6 +166,8 @@ def _intervals(args: TrainingArguments) -> Iterator[str]:
         if strategy != "steps":
             continue
         steps = getattr(args, f"{kind}_steps")
+        if steps is None and kind == "eval":  # set after the constructor: the state's own number counts, as upstream
+            continue
         if steps is None or (steps == 0 and kind != "save"):
             yield _problem(
                 f"`{kind}_strategy='steps'` needs `{kind}_steps` above 0, got {steps!r}.",
@@ -242,7 +185,7 @@ def _best_model(args: TrainingArguments) -> Iterator[str]:
     if args.eval_strategy != args.save_strategy:
         yield _problem(
             "`load_best_model_at_end=True` needs the evaluation and the save strategy to match, got "
-            f"`eval_strategy={_value(args.eval_strategy)!r}` and `save_strategy={_value(args.save_strategy)!r}`.",
+            f"`eval_strategy={plain(args.eval_strategy)!r}` and `save_strategy={plain(args.save_strategy)!r}`.",
             "set both to 'steps' or both to 'epoch', or use `save_strategy='best'`.",
         )
     elif args.eval_strategy == IntervalStrategy.STEPS and not _is_multiple(args.save_steps, args.eval_steps):
@@ -260,26 +203,6 @@ def _is_multiple(save_steps: float, eval_steps: float | None) -> bool:
         ratio = save_steps / eval_steps
         return math.isclose(ratio, round(ratio), rel_tol=1e-9)
     return False
-
-
-def _numbers(args: TrainingArguments) -> Iterator[str]:
-    positive = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
-    for name in positive:
-        value = getattr(args, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            yield _problem(f"`{name}={value!r}` is not a whole number above 0.", "use 1 or more.")
-    not_negative = ("warmup_steps", "max_grad_norm", "learning_rate", "weight_decay", "num_train_epochs")
-    for name in not_negative:
-        value = getattr(args, name)
-        if value is None or value < 0:
-            yield _problem(f"`{name}={value!r}` is below 0; expected {name} >= 0.", "use 0 or more.")
-    every = args.torch_empty_cache_steps
-    if every is not None and not (isinstance(every, int) and every > 0):
-        yield _problem(
-            f"`torch_empty_cache_steps={every!r}` must be an integer bigger than 0.", "use 1 or more, or None."
-        )
-    if not 0 <= args.label_smoothing_factor < 1:
-        yield _problem(f"`label_smoothing_factor={args.label_smoothing_factor!r}` is not in [0, 1).", "use 0.1, say.")
 
 
 def _workers(args: TrainingArguments) -> Iterator[str]:
@@ -317,26 +240,10 @@ def _precision(args: TrainingArguments) -> Iterator[str]:
         yield _problem("`tf32=True` requires an Ampere or newer GPU.", "leave `tf32` out.")
 
 
-def _choices(args: TrainingArguments) -> Iterator[str]:
-    for name in ("train_sampling_strategy", "log_level", "log_level_replica", "dataloader_multiprocessing_context"):
-        allowed = args.__dataclass_fields__[name].metadata["choices"]
-        value = getattr(args, name)
-        if value is not None and value not in allowed:
-            yield _problem(f"`{name}={value!r}` is not known.", f"choose one of {', '.join(map(repr, allowed))}.")
-    if args.include_num_input_tokens_seen not in ("no", "all", "non_padding"):
-        yield _problem(
-            f"`include_num_input_tokens_seen={args.include_num_input_tokens_seen!r}` is not known.",
-            "choose 'no', 'all' or 'non_padding'.",
-        )
-    for name in args.include_for_metrics:
-        if name not in ("inputs", "loss"):
-            yield _problem(f"`include_for_metrics` has {name!r}, which is not known.", "choose from 'inputs', 'loss'.")
-
-
 def _metric_schedule(args: TrainingArguments) -> Iterator[str]:
     needs_metric = args.lr_scheduler_type in METRIC_SCHEDULES
     if needs_metric and args.eval_strategy == IntervalStrategy.NO:
         yield _problem(
-            f"`lr_scheduler_type={_value(args.lr_scheduler_type)!r}` requires an eval strategy: it follows a metric.",
+            f"`lr_scheduler_type={plain(args.lr_scheduler_type)!r}` requires an eval strategy: it follows a metric.",
             "set `eval_strategy` to 'steps' or 'epoch'.",
         )

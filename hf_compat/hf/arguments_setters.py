@@ -1,24 +1,40 @@
 """The `set_*` methods of `TrainingArguments`: groups of fields set in one call. HF words only.
 
-Each mirrors the method of the same name of `transformers.TrainingArguments`, 5.23. They set fields after the
-constructor, so they check what they set themselves.
+Each mirrors the method of the same name of `transformers.TrainingArguments`, 5.23. All values of a call are read before
+the first one is set: a call that raises changes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 from hf_compat.errors import ArgumentError
+from hf_compat.hf.argument_values import ArgumentCheck, read_all
 from hf_compat.hf.enums import HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 
 Self = TypeVar("Self", bound="ArgumentSetters")
+_COUNTING = (("logging_strategy", "logging_steps"), ("eval_strategy", "eval_steps"), ("save_strategy", "save_steps"))
 
 
 class ArgumentSetters:
     """Group setters of `TrainingArguments`; each returns the arguments, so calls can be chained."""
 
+    eval_strategy: IntervalStrategy | str
+
+    @classmethod
+    def _checks(cls) -> Mapping[str, ArgumentCheck]:
+        """Return what each field may be."""
+        raise NotImplementedError
+
     def _set(self: Self, **values: object) -> Self:
-        for name, value in values.items():
+        good, problems = read_all(self._checks(), values)
+        problems += [
+            _no_steps(steps) for kind, steps in _COUNTING if good.get(kind) == "steps" and good.get(steps) == 0
+        ]
+        if problems:
+            raise ArgumentError("\n\n".join(problems))
+        for name, value in good.items():
             setattr(self, name, value)
         return self
 
@@ -59,16 +75,15 @@ class ArgumentSetters:
         loss_only: bool = False,
     ) -> Self:
         """Set when and how to evaluate, and `do_eval` with it."""
-        kind = _interval(strategy, steps, "eval_steps")
-        return self._set(
-            eval_strategy=kind,
-            do_eval=kind != IntervalStrategy.NO,
+        self._set(
+            eval_strategy=strategy,
             eval_steps=steps,
             per_device_eval_batch_size=batch_size,
             eval_accumulation_steps=accumulation_steps,
             eval_delay=delay if delay is not None else 0,
             prediction_loss_only=loss_only,
         )
+        return self._set(do_eval=self.eval_strategy != IntervalStrategy.NO)
 
     def set_testing(self: Self, batch_size: int = 8, loss_only: bool = False) -> Self:
         """Set how to predict, and `do_predict`."""
@@ -82,11 +97,8 @@ class ArgumentSetters:
         on_each_node: bool = False,
     ) -> Self:
         """Set when to save and how much to keep."""
-        kind = SaveStrategy(strategy)
-        if kind == SaveStrategy.STEPS and steps == 0:
-            raise ArgumentError("`strategy='steps'` needs `steps` above 0.")
         return self._set(
-            save_strategy=kind, save_steps=steps, save_total_limit=total_limit, save_on_each_node=on_each_node
+            save_strategy=strategy, save_steps=steps, save_total_limit=total_limit, save_on_each_node=on_each_node
         )
 
     def set_logging(
@@ -101,11 +113,10 @@ class ArgumentSetters:
         replica_level: str = "passive",
     ) -> Self:
         """Set what is logged, when and where."""
-        trackers = [report_to] if isinstance(report_to, str) else list(report_to)
         return self._set(
-            logging_strategy=_interval(strategy, steps, "logging_steps"),
+            logging_strategy=strategy,
             logging_steps=steps,
-            report_to=[] if trackers == ["none"] else trackers,
+            report_to=report_to,
             log_level=level,
             logging_first_step=first_step,
             logging_nan_inf_filter=nan_inf_filter,
@@ -126,7 +137,7 @@ class ArgumentSetters:
         return self._set(
             push_to_hub=True,
             hub_model_id=model_id,
-            hub_strategy=HubStrategy(strategy),
+            hub_strategy=strategy,
             hub_token=token,
             hub_private_repo=private_repo,
             hub_always_push=always_push,
@@ -145,7 +156,7 @@ class ArgumentSetters:
     ) -> Self:
         """Set the optimizer and its numbers."""
         return self._set(
-            optim=OptimizerNames(name),
+            optim=name,
             learning_rate=learning_rate,
             weight_decay=weight_decay,
             adam_beta1=beta1,
@@ -163,7 +174,7 @@ class ArgumentSetters:
     ) -> Self:
         """Set the learning-rate schedule and its length."""
         return self._set(
-            lr_scheduler_type=SchedulerType(name),
+            lr_scheduler_type=name,
             num_train_epochs=num_epochs,
             max_steps=max_steps,
             warmup_steps=warmup_steps,
@@ -201,8 +212,5 @@ class ArgumentSetters:
         )
 
 
-def _interval(strategy: str | IntervalStrategy, steps: int, name: str) -> IntervalStrategy:
-    kind = IntervalStrategy(strategy)
-    if kind == IntervalStrategy.STEPS and steps == 0:
-        raise ArgumentError(f"`strategy='steps'` needs `steps` above 0 (it sets `{name}`).")
-    return kind
+def _no_steps(name: str) -> str:
+    return f"`strategy='steps'` needs `steps` above 0 (it sets `{name}`).\n\nHint: give a number of updates."

@@ -184,6 +184,8 @@ def _plain(name: str, value: ArgumentValue) -> ArgumentValue:
         return f"<{name.upper()}>"
     if isinstance(value, Enum):
         return value.value
+    if name == "parallelism_config" and value is not None:
+        return value.to_json()
     if isinstance(value, AcceleratorConfig):
         # not an option but a question to Accelerate; upstream leaves it out as well
         return {key: item for key, item in value.to_dict().items() if key != "use_configured_state"}

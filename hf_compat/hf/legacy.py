@@ -8,11 +8,25 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnknownArgument
+from hf_compat.hf.argument_values import ArgumentCheck, read_as
+from hf_compat.hf.value_types import (
+    LARGEST_COUNT,
+    NONE,
+    PATH,
+    TEXT,
+    TRUTH_VALUE,
+    Range,
+    ValueType,
+    either,
+    list_of,
+    number,
+    whole_number,
+)
 from hf_compat.runtime.text import did_you_mean, is_secret, nearest, shown
 
 # The value of some argument: its type is the argument's.
@@ -31,6 +45,7 @@ class OldName:
         translate: The old value's keywords of today.
         inert: A value other than `harmless` has no effect here and is warned about.
         harmless: Values that asked for nothing.
+        kind: What its value may be; None where the argument of today that it was renamed to says so.
     """
 
     lifetime: str
@@ -38,6 +53,7 @@ class OldName:
     translate: Callable[[ArgumentValue], Translation]
     inert: bool = False
     harmless: tuple[ArgumentValue, ...] = (None, False, "", "auto", -1, "O1", "last")
+    kind: ValueType | None = None
 
 
 def _renamed(new: str) -> Callable[[ArgumentValue], Translation]:
@@ -53,13 +69,8 @@ def _nothing(value: ArgumentValue) -> Translation:
 
 
 def _warmup_ratio(ratio: ArgumentValue) -> Translation:
-    if ratio is None or float(ratio) == 0.0:
+    if ratio is None or ratio == 0:
         return {}
-    if not 0.0 <= float(ratio) <= 1.0:
-        raise ArgumentError(
-            f"`warmup_ratio={ratio!r}` is not between 0 and 1.\n\n"
-            "Hint: use `warmup_steps` with a whole number to give the warmup in updates."
-        )
     # `warmup_steps=1.0` would be a single update. The float just below 1 is a ratio still, and as warmup steps are
     # rounded up it gives the whole run.
     return {"warmup_steps": min(float(ratio), math.nextafter(1.0, 0.0))}
@@ -82,33 +93,43 @@ def _organization(value: ArgumentValue) -> Translation:
     )
 
 
+_SHARE = number(Range(low=0, high=1))
+_COUNT = whole_number(Range(low=0, high=LARGEST_COUNT))
+
 OLD_NAMES: dict[str, OldName] = {
     "evaluation_strategy": OldName(lifetime="3.2-4.50", means="eval_strategy", translate=_renamed("eval_strategy")),
     "evaluate_during_training": OldName(
-        lifetime="3.0-3.5", means='eval_strategy="steps"', translate=_evaluate_during_training
+        lifetime="3.0-3.5", means='eval_strategy="steps"', kind=TRUTH_VALUE, translate=_evaluate_during_training
     ),
     "no_cuda": OldName(lifetime="3.0-4.57", means="use_cpu", translate=_renamed("use_cpu")),
     "logging_dir": OldName(
         lifetime="3.0-5.14",
         means="kept as the attribute `logging_dir`, where TensorBoard files go",
+        kind=PATH,
         translate=lambda value: {"logging_dir": value},
     ),
     "warmup_ratio": OldName(
-        lifetime="4.4-5.14", means="warmup_steps below 1; 1.0 is a full warmup", translate=_warmup_ratio
+        lifetime="4.4-5.14",
+        means="warmup_steps below 1; 1.0 is a full warmup",
+        kind=_SHARE,
+        translate=_warmup_ratio,
     ),
     "group_by_length": OldName(
         lifetime="4.3-5.14",
         means='train_sampling_strategy="group_by_length"',
+        kind=TRUTH_VALUE,
         translate=_flag("train_sampling_strategy", "group_by_length"),
     ),
     "include_inputs_for_metrics": OldName(
         lifetime="4.19-4.57",
         means='include_for_metrics=["inputs"]',
+        kind=TRUTH_VALUE,
         translate=_flag("include_for_metrics", ["inputs"]),
     ),
     "include_tokens_per_second": OldName(
         lifetime="4.34-4.57",
         means='include_num_input_tokens_seen="all"',
+        kind=TRUTH_VALUE,
         translate=_flag("include_num_input_tokens_seen", "all"),
     ),
     "per_gpu_train_batch_size": OldName(
@@ -121,7 +142,9 @@ OLD_NAMES: dict[str, OldName] = {
         means="per_device_eval_batch_size",
         translate=_renamed("per_device_eval_batch_size"),
     ),
-    "adafactor": OldName(lifetime="4.2-4.57", means='optim="adafactor"', translate=_flag("optim", "adafactor")),
+    "adafactor": OldName(
+        lifetime="4.2-4.57", means='optim="adafactor"', kind=TRUTH_VALUE, translate=_flag("optim", "adafactor")
+    ),
     "push_to_hub_token": OldName(lifetime="4.8-4.57", means="hub_token", translate=_renamed("hub_token")),
     "push_to_hub_model_id": OldName(lifetime="4.8-4.57", means="hub_model_id", translate=_renamed("hub_model_id")),
     "push_to_hub_organization": OldName(
@@ -130,11 +153,13 @@ OLD_NAMES: dict[str, OldName] = {
     "overwrite_output_dir": OldName(
         lifetime="3.0-4.57",
         means="nothing: a flag for scripts; an output folder is never wiped",
+        kind=TRUTH_VALUE,
         translate=lambda value: {"overwrite_output_dir": value},
     ),
     "save_safetensors": OldName(
         lifetime="4.28-4.57",
         means="nothing: weights are always written as safetensors",
+        kind=TRUTH_VALUE,
         translate=_nothing,
         inert=True,
         harmless=(None, True),
@@ -144,26 +169,33 @@ OLD_NAMES: dict[str, OldName] = {
     ),
     "xpu_backend": OldName(lifetime="4.11-4.31", means="ddp_backend", translate=_renamed("ddp_backend")),
     "tpu_metrics_debug": OldName(
-        lifetime="3.0-4.57", means='debug="tpu_metrics_debug"', translate=_flag("debug", "tpu_metrics_debug")
+        lifetime="3.0-4.57",
+        means='debug="tpu_metrics_debug"',
+        kind=TRUTH_VALUE,
+        translate=_flag("debug", "tpu_metrics_debug"),
     ),
     "dispatch_batches": OldName(
         lifetime="4.32-4.50",
         means='accelerator_config={"dispatch_batches": …}',
+        kind=either((NONE, TRUTH_VALUE)),
         translate=_in_config("accelerator_config", "dispatch_batches"),
     ),
     "split_batches": OldName(
         lifetime="4.35-4.50",
         means='accelerator_config={"split_batches": …}',
+        kind=either((NONE, TRUTH_VALUE)),
         translate=_in_config("accelerator_config", "split_batches"),
     ),
     "fsdp_min_num_params": OldName(
         lifetime="4.19-4.57",
         means='fsdp_config={"min_num_params": …}',
+        kind=_COUNT,
         translate=lambda value: {"fsdp_config": {"min_num_params": value}} if value else {},
     ),
     "fsdp_transformer_layer_cls_to_wrap": OldName(
         lifetime="4.21-4.57",
         means='fsdp_config={"transformer_layer_cls_to_wrap": …}',
+        kind=either((NONE, list_of(TEXT), TEXT)),
         translate=_in_config("fsdp_config", "transformer_layer_cls_to_wrap"),
     ),
     **{
@@ -193,19 +225,38 @@ OLD_NAMES: dict[str, OldName] = {
 ATTRIBUTES_ONLY = ("logging_dir", "overwrite_output_dir")
 
 
-def translate_legacy(given: Translation, known: Iterable[str]) -> tuple[Translation, Translation]:
+def read_old(name: str, value: ArgumentValue, checks: Mapping[str, ArgumentCheck]) -> ArgumentValue:
+    """Read the value of an old name; None stands for a name that is not set.
+
+    Args:
+        name: The old name.
+        value: What it was given.
+        checks: What today's arguments may be.
+
+    Raises:
+        ArgumentError: It cannot have that value.
+    """
+    row = OLD_NAMES[name]
+    kind = row.kind or (checks[row.means].kind if row.means in checks else None)
+    return value if value is None or kind is None else read_as(name, kind, value)
+
+
+def translate_legacy(
+    given: Translation, known: Iterable[str], checks: Mapping[str, ArgumentCheck]
+) -> tuple[Translation, Translation]:
     """Turn a call's keywords of any era into today's.
 
     Args:
         given: The keywords as the user gave them.
         known: Today's names.
+        checks: What today's arguments may be.
 
     Returns:
         Today's keywords, and the attributes that are kept for scripts that read them back.
 
     Raises:
         UnknownArgument: A name that no release has had; the message holds the nearest one that exists.
-        ArgumentError: An old and a new name that contradict each other.
+        ArgumentError: An old and a new name that contradict each other, or a value that an old name cannot have.
     """
     known = list(known)
     current = {name: value for name, value in given.items() if name in known}
@@ -216,12 +267,18 @@ def translate_legacy(given: Translation, known: Iterable[str]) -> tuple[Translat
         if name not in OLD_NAMES:
             raise UnknownArgument(_unknown_message(name, value, known))
         row = OLD_NAMES[name]
-        if row.inert and value not in row.harmless:
+        if row.inert and not _is_harmless(value, row.harmless):
             _warn_inert(name, value, row.means)
+        value = read_old(name, value, checks)
         for new, new_value in row.translate(value).items():
             target = attributes if new in ATTRIBUTES_ONLY else current
             target[new] = _merge(name, new, given.get(new), new_value)
     return current, attributes
+
+
+def _is_harmless(value: ArgumentValue, harmless: tuple[ArgumentValue, ...]) -> bool:
+    # only plain values are compared: an array answers with an array
+    return value is None or (isinstance(value, (bool, int, float, str)) and value in harmless)
 
 
 def _merge(old: str, new: str, given: ArgumentValue, translated: ArgumentValue) -> ArgumentValue:

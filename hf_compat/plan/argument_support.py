@@ -13,6 +13,8 @@ from typing import Any
 
 from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.arguments_rules import check_again
+from hf_compat.runtime.text import shown
 
 _ONE_PROCESS = "it only matters with several processes, and the launcher has started one"
 
@@ -204,20 +206,22 @@ def default_of(field: Field[Any]) -> object:
 
 
 def check_supported(args: TrainingArguments) -> None:
-    """Refuse what is not supported, and warn about what changes nothing.
+    """Refuse what is not supported or contradictory, and warn about what changes nothing.
 
     Args:
         args: The arguments; fields that a subclass adds are not looked at.
 
     Raises:
+        ArgumentError: Fields that were set after the constructor contradict each other.
         UnsupportedArgument: At least one field asks for something that is not here; all of them are listed.
     """
+    check_again(args)
     refused: list[str] = []
     for name, row, value in _set_arguments(args):
         if row.refuse is not None:
-            refused.append(f"`{name}={_shown(value)}`: {row.refuse}.\n\nHint: {row.hint}.")
+            refused.append(f"`{shown(name, value)}`: {row.refuse}.\n\nHint: {row.hint}.")
         elif row.inert is not None and not (row.alone_only and args.world_size > 1):
-            warnings.warn(f"`{name}={_shown(value)}` has no effect: {row.inert}.", InertArgumentWarning, stacklevel=4)
+            warnings.warn(f"`{shown(name, value)}` has no effect: {row.inert}.", InertArgumentWarning, stacklevel=4)
     if refused:
         raise UnsupportedArgument("\n\n".join(refused))
 
@@ -231,8 +235,8 @@ def _set_arguments(args: TrainingArguments) -> Iterator[tuple[str, Row, object]]
 
 
 def _is_set(row: Row, value: object, default: object) -> bool:
-    return row.refuses(value) if row.refuses is not None else bool(value != default)
-
-
-def _shown(value: object) -> str:
-    return repr(getattr(value, "value", value))
+    if row.refuses is not None:
+        return row.refuses(value)
+    if default is None:  # the object of a parallelism_config may answer `!=` with anything
+        return value is not None
+    return bool(value != default)

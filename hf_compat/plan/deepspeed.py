@@ -7,13 +7,14 @@ configuration say has to agree, or to be `auto`. A configuration that is given a
 from __future__ import annotations
 
 import copy
-import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hf_compat.errors import ArgumentError, HfCompatWarning, InertArgumentWarning
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.option_values import read_options, read_options_file
+from hf_compat.hf.value_types import OPTIONS, TEXT, Range, Unreadable, whole_number
 from hf_compat.runtime.text import parse_switch
 
 Config = dict[str, Any]  # DeepSpeed's, as JSON has it: sections within sections
@@ -46,6 +47,7 @@ def deepspeed_config(
         `transformers.integrations.HfTrainerDeepSpeedConfig`, 5.23.
     """
     config = _read(args.deepspeed) if args.deepspeed else _config_of_accelerate(variables)
+    _check_sections(config)
     table = _Table(config)
     _match_batches(table, args)
     _match_precision(table, args)
@@ -55,6 +57,28 @@ def deepspeed_config(
     table.check()
     _leave_to_us(config, args)
     return config
+
+
+_SECTIONS = ("zero_optimization", "optimizer", "scheduler", "bf16", "fp16")
+_STAGES = Range(low=0, high=3)
+
+
+def _check_sections(config: Config) -> None:
+    """Refuse sections that are none, before they are looked into.
+
+    Raises:
+        ArgumentError: One of them is no section, or has a type or stage that there is not.
+    """
+    sections = {name: config[name] for name in _SECTIONS if config.get(name) is not None}
+    read_options("deepspeed", dict.fromkeys(_SECTIONS, OPTIONS), sections)
+    for name in ("optimizer", "scheduler"):
+        section = sections.get(name, {})
+        known = {"type": TEXT, "params": OPTIONS}
+        read_options(f"deepspeed[{name!r}]", known, {key: section[key] for key in known if key in section})
+    stage = sections.get("zero_optimization", {}).get("stage")
+    if stage is not None:
+        read = read_options("deepspeed['zero_optimization']", {"stage": whole_number(_STAGES)}, {"stage": stage})
+        config["zero_optimization"]["stage"] = read["stage"]
 
 
 def _leave_to_us(config: Config, args: TrainingArguments) -> None:
@@ -143,10 +167,9 @@ def _read(given: Config | str) -> Config:
     if isinstance(given, dict):
         return copy.deepcopy(given)
     try:
-        with open(given, encoding="utf-8") as file:
-            return dict(json.load(file))
-    except (OSError, ValueError, TypeError) as error:
-        raise ArgumentError(f"`deepspeed={given!r}` is no JSON file that can be read: {error}.") from error
+        return read_options_file(given)
+    except Unreadable as error:
+        raise ArgumentError(f"`deepspeed={given!r}`: {error}") from error
 
 
 def _config_of_accelerate(variables: Mapping[str, str]) -> Config:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from enum import Enum
 
-from hf_compat.errors import UnsupportedArgument
+from hf_compat.errors import ArgumentError, UnsupportedArgument
+from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.value_types import Range, number
+from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.plan.argument_support import ROWS, default_of
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.memory_estimate import size_of_run
+from hf_compat.plan.optimization_checks import check_optimization
 from hf_compat.plan.run_counts import RunCounts
 from hf_compat.plan.translate import translate
-from hf_compat.runtime.text import hide_secrets
+from hf_compat.runtime.text import hide_secrets, is_secret
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,25 +86,31 @@ def explain(args: TrainingArguments, counts: RunCounts | None = None, parameters
     """Explain what arguments mean here: each one's destination, and the settings of the Lightning trainer.
 
     Args:
-        args: The training arguments.
+        args: The training arguments, or `transformers`' own.
         counts: Counts of the run, where its data is known.
         parameters: Of the model: adds what a run takes on each device.
 
     Returns:
         The explanation; what would be refused is in it, not raised.
 
+    Raises:
+        ArgumentError: `args` are no training arguments, or `parameters` is no number.
+
     Example:
         >>> explanation = explain(TrainingArguments("out", use_cpu=True, max_grad_norm=0.5))
         >>> [argument.name for argument in explanation.arguments if argument.value == 0.5]
         ['max_grad_norm']
     """
+    args = adopt_arguments(args)
+    size = None if parameters is None else read_as("parameters", number(Range(low=0)), parameters)
     plan: LightningPlan | None = None
     refused = ""
     try:
+        check_optimization(args)
         plan = translate(args, counts)
-    except UnsupportedArgument as error:
+    except (ArgumentError, UnsupportedArgument) as error:
         refused = str(error)
-    sizes = tuple(size_of_run(plan, parameters).lines()) if plan is not None and parameters else ()
+    sizes = tuple(size_of_run(plan, float(str(size))).lines()) if plan is not None and size else ()
     return Explanation(arguments=tuple(_explained(args)), plan=plan, refused=refused, sizes=sizes)
 
 
@@ -107,12 +118,14 @@ def _explained(args: TrainingArguments) -> Iterator[ExplainedArgument]:
     """Yield the arguments that are set away from their defaults."""
     for field in fields(args):
         value = getattr(args, field.name)
-        value = getattr(value, "value", value)
-        is_default = value == default_of(field)
+        value = value.value if isinstance(value, Enum) else value
         if field.name == "accelerator_config":  # an object by now
             is_default = value == type(value)()
+        else:
+            default = default_of(field)
+            is_default = value is default or (default is not None and bool(value == default))
         if not is_default:
-            shown = "<hidden>" if field.name.endswith("_token") else hide_secrets(value)
+            shown = "<hidden>" if is_secret(field.name) else hide_secrets(value)
             yield ExplainedArgument(name=field.name, value=shown, becomes=_destination(field.name, args.world_size))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,20 @@ from typing import Any
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.option_values import read_options, read_options_file
+from hf_compat.hf.value_types import (
+    ANYTHING,
+    LARGEST_COUNT,
+    NONE,
+    TEXT,
+    TRUTH_VALUE,
+    Range,
+    Unreadable,
+    ValueType,
+    either,
+    list_of,
+    whole_number,
+)
 from hf_compat.runtime.text import bool_or_none, parse_switch
 
 Options = dict[str, Any]  # of `fsdp_config`: texts, numbers and flags, as JSON has them
@@ -55,7 +68,30 @@ _NUMBERED_STRATEGIES = {
     "5": "hybrid_shard_zero2",
 }
 _POLICIES = {"TRANSFORMER_BASED_WRAP": "class", "SIZE_BASED_WRAP": "size", "NO_WRAP": "none"}
-_KNOWN = {*_VARIABLES, *_INERT, "xla"}
+_NAMES = (*_STRATEGIES, *_NUMBERED_STRATEGIES)
+
+
+def _read_sharding(value: object) -> object:
+    """Read a strategy's name or number, or a truth value."""
+    if str(value).lower() in _NAMES:
+        return value
+    try:
+        return TRUTH_VALUE.read(value)
+    except Unreadable as error:
+        raise Unreadable(f"choose true, false, or one of {', '.join(_STRATEGIES)}.") from error
+
+
+_SWITCH = either((NONE, TRUTH_VALUE))
+_KNOWN: dict[str, ValueType] = {
+    **dict.fromkeys(sorted({*_VARIABLES, *_INERT}), ANYTHING),
+    "version": whole_number(),
+    **dict.fromkeys(("reshard_after_forward", "sharding_strategy"), ValueType("known", _read_sharding)),
+    **dict.fromkeys(("cpu_offload", "activation_checkpointing", "xla"), _SWITCH),
+    "min_num_params": either((NONE, whole_number(Range(low=0, high=LARGEST_COUNT)))),
+    "auto_wrap_policy": TEXT,
+    "state_dict_type": TEXT,
+    "transformer_layer_cls_to_wrap": either((NONE, list_of(TEXT), TEXT)),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,11 +161,7 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
 def _options_of(given: Mapping[str, Any] | str | None) -> Options:
     """Return the options of `fsdp_config` under their names of 5.x."""
     options = {key.removeprefix("fsdp_"): value for key, value in _read(given).items()}
-    unknown = sorted(set(options) - _KNOWN)
-    if unknown:
-        raise ArgumentError(
-            f"`fsdp_config` has no option {unknown}.\n\nHint: the options are {', '.join(sorted(_KNOWN))}."
-        )
+    options = read_options("fsdp_config", _KNOWN, options)
     if options.get("xla"):
         raise ArgumentError("`fsdp_config={'xla': True}` is for TPUs, which are not supported.")
     return options
@@ -138,9 +170,10 @@ def _options_of(given: Mapping[str, Any] | str | None) -> Options:
 def _read(given: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
     if not isinstance(given, str):
         return given or {}
-    with open(given, encoding="utf-8") as file:
-        options: Options = json.load(file)
-    return options
+    try:
+        return read_options_file(given)
+    except Unreadable as error:
+        raise ArgumentError(f"`fsdp_config={given!r}`: {error}") from error
 
 
 def _warn_of_inert(options: Options) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.state import TrainerState
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.deepspeed import Config, deepspeed_config, uses_deepspeed
 from hf_compat.plan.fsdp import FsdpPlan, fsdp_plan, uses_fsdp
@@ -142,8 +143,7 @@ def _validation_interval(args: TrainingArguments, counts: RunCounts | None) -> i
         return None
     if args.eval_strategy == "epoch":
         return counts.updates_per_epoch
-    assert args.eval_steps is not None  # set where `eval_strategy` is "steps"
-    return _updates_of(args.eval_steps, counts.max_updates)
+    return _updates_of(args.eval_steps or TrainerState.eval_steps, counts.max_updates)
 
 
 def _max_epochs(args: TrainingArguments, counts: RunCounts | None) -> int:
@@ -153,7 +153,9 @@ def _max_epochs(args: TrainingArguments, counts: RunCounts | None) -> int:
 
 
 def _log_interval(args: TrainingArguments, counts: RunCounts | None) -> int:
-    return _updates_of(args.logging_steps, counts.max_updates if counts is not None else 1)
+    return _updates_of(
+        args.logging_steps or TrainerState.logging_steps, counts.max_updates if counts is not None else 1
+    )
 
 
 def _updates_of(interval: float, max_updates: int) -> int:

@@ -8,6 +8,7 @@ import importlib.util
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from types import ModuleType
 
 from hf_compat.errors import ArgumentError, MissingPackage
@@ -90,7 +91,16 @@ def is_secret(name: str) -> bool:
 
 def shown(name: str, value: object) -> str:
     """Return `name=value` for a message; a secret's value is left out, a nested one's too."""
-    return f"{name}=<{name.upper()}>" if is_secret(name) else f"{name}={hide_secrets(value)!r}"
+    return f"{name}=<{name.upper()}>" if is_secret(name) else f"{name}={brief(value)}"
+
+
+def brief(value: object, longest: int = 400) -> str:
+    """Return a value for a message, whatever it is: secrets left out, a long text cut."""
+    try:
+        text = repr(hide_secrets(value.value if isinstance(value, Enum) else value))
+    except Exception as error:  # the `repr` of anybody's object, a list that holds itself, a number of 5,000 digits
+        return f"<{type(value).__name__}, which cannot be shown: {type(error).__name__}>"
+    return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def hide_secrets(value: object) -> object:

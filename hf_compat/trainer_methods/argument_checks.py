@@ -5,9 +5,11 @@ from __future__ import annotations
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
+from hf_compat.plan.optimization_checks import check_optimizer, check_schedule
 from hf_compat.runtime.inspection import has_length
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.model_setup import ModelSetupMethods
+from hf_compat.trainer_methods.optimization import OptimizationMethods
 
 
 class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
@@ -54,6 +56,21 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
                 "Passing a `model_init` is incompatible with providing the `optimizers` argument: they hold parameters "
                 "of another model.\n\nHint: override `create_optimizer_and_scheduler` in a subclass."
             )
+
+        self._check_optimization()
+
+    def _check_optimization(self) -> None:
+        """Refuse options that the optimizer or the schedule does not take, where the arguments' own are made."""
+        if self.optimizer is not None or self._overrides("create_optimizer", "create_optimizer_and_scheduler"):
+            return
+        optimizer = None
+        if self.optimizer_cls_and_kwargs is None and not self._overrides("get_optimizer_cls_and_kwargs"):
+            optimizer = check_optimizer(self.args)
+        if self.lr_scheduler is None and not self._overrides("create_scheduler"):
+            check_schedule(self.args, optimizer)
+
+    def _overrides(self, *names: str) -> bool:
+        return any(getattr(type(self), name) is not getattr(OptimizationMethods, name) for name in names)
 
     def _check_data(self) -> None:
         if not callable(self.data_collator):

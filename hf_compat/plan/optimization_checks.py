@@ -1,0 +1,108 @@
+"""Whether `optim_args` and `lr_scheduler_kwargs` work: a small optimizer and its schedule are built and asked.
+
+So an option that the schedule does not take, or one of a wrong type, is told before anything is loaded or trained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from hf_compat.errors import ArgumentError, HfCompatError
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.optim.lr_schedulers import get_scheduler
+from hf_compat.optim.optimizers import get_optimizer_cls_and_kwargs
+from hf_compat.runtime.text import shown
+
+# What builders and schedules of torch raise for values that they cannot use.
+_UNUSABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+# Of the run that a schedule is asked about: before and after the warmup, in the middle, at the end.
+_WARMUP, _TOTAL = 10, 1000
+_ASKED = (0, 5, 10, 500, 999)
+# A metric that improves, stays, and gets worse.
+_METRICS = (1.0, 0.5, 0.5, 2.0, 3.0)
+
+
+def check_optimization(args: TrainingArguments) -> None:
+    """Build the optimizer and the schedule that the arguments ask for, and ask the schedule for rates.
+
+    Raises:
+        ArgumentError: One of them does not work with its options; the message names the argument.
+        UnsupportedArgument: An optimizer that is not here yet.
+    """
+    check_schedule(args, check_optimizer(args))
+
+
+def check_optimizer(args: TrainingArguments) -> torch.optim.Optimizer:
+    """Return the optimizer that the arguments ask for, of two numbers: one that decays, one that does not.
+
+    Raises:
+        ArgumentError: It does not take its options.
+        UnsupportedArgument: One that is not here yet.
+    """
+    try:
+        kind, keywords = get_optimizer_cls_and_kwargs(args)
+        return kind(_two_groups(), **keywords)
+    except HfCompatError:
+        raise
+    except _UNUSABLE as error:
+        name = "optim" if args.optim_args is None else "optim_args"
+        raise ArgumentError(
+            f"`{shown(name, getattr(args, name))}` does not work: {error}.\n\n"
+            f"Hint: check {name} and the numbers of the optimizer (`learning_rate`, `weight_decay` …)."
+        ) from error
+
+
+def check_schedule(args: TrainingArguments, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Ask the schedule of the arguments for learning rates, at some updates.
+
+    Args:
+        args: The arguments.
+        optimizer: Whose learning rate it sets; one of torch's with `learning_rate` where none is given.
+
+    Raises:
+        ArgumentError: The schedule does not take its options, or gives no learning rate with them.
+    """
+    if optimizer is None:
+        optimizer = torch.optim.SGD(_two_groups(), lr=args.learning_rate)
+    options: object = args.lr_scheduler_kwargs
+    try:
+        rates = _rates(args, optimizer)
+    except HfCompatError as error:
+        if "lr_scheduler_kwargs" in str(error) or not options:
+            raise
+        raise ArgumentError(f"`{shown('lr_scheduler_kwargs', options)}`: {error}") from error
+    except _UNUSABLE as error:
+        raise _unusable(options, f"{type(error).__name__}: {error}") from error
+    if not all(math.isfinite(rate) for rate in rates):
+        raise _unusable(options, "it gives learning rates that are not finite")
+
+
+def _unusable(options: object, why: str) -> ArgumentError:
+    return ArgumentError(
+        f"`{shown('lr_scheduler_kwargs', options)}` does not work: {why}.\n\n"
+        "Hint: check the options of the schedule (`lr_scheduler_type`)."
+    )
+
+
+def _two_groups() -> list[dict[str, object]]:
+    return [{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(2)]
+
+
+def _rates(args: TrainingArguments, optimizer: torch.optim.Optimizer) -> list[float]:
+    options: Any = args.lr_scheduler_kwargs or {}  # a dict by now
+    # a schedule that follows a metric may print what it does
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        schedule: Any = get_scheduler(args.lr_scheduler_type, optimizer, _WARMUP, _TOTAL, dict(options))
+        if isinstance(schedule, LambdaLR):
+            return [float(factor(update)) for factor in schedule.lr_lambdas for update in _ASKED]
+        for metric in _METRICS:
+            schedule.step(metric)
+        return [float(group["lr"]) for group in optimizer.param_groups]

@@ -1,0 +1,313 @@
+"""Every argument reads its value when it is made and when it is set: types, ranges, choices, numbers as text."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import toy
+
+from hf_compat import HfArgumentParser, Trainer, TrainingArguments, explain
+from hf_compat.errors import ArgumentError, UnsupportedArgument
+
+# Argument, what is given, what is meant; None where it is refused.
+READ = [
+    ("learning_rate", "5e-5", 5e-5),
+    ("learning_rate", "1", 1.0),
+    ("learning_rate", np.float64(0.5), 0.5),
+    ("learning_rate", torch.tensor(0.5), 0.5),
+    ("learning_rate", Fraction(1, 2), 0.5),
+    ("learning_rate", 1, 1),
+    ("max_steps", "1e3", 1000),
+    ("max_steps", 3.0, 3),
+    ("max_steps", np.int64(3), 3),
+    ("max_steps", torch.tensor(3), 3),
+    ("save_total_limit", "3", 3),
+    ("save_total_limit", "null", None),
+    ("save_total_limit", 0, 0),
+    ("warmup_steps", "0.1", 0.1),
+    ("logging_steps", "10", 10),
+    ("logging_steps", 10.0, 10),
+    ("bf16", "False", False),
+    ("bf16", 1, True),
+    ("bf16", np.bool_(True), True),
+    ("bf16", None, False),
+    ("tf32", "no", False),
+    ("disable_tqdm", "true", True),
+    ("max_grad_norm", None, 0.0),
+    ("max_grad_norm", False, 0.0),
+    ("run_name", 2024, "2024"),
+    ("eval_strategy", True, "steps"),
+    ("optim", "sgd", "sgd"),
+    ("label_names", ("labels",), ["labels"]),
+    ("label_names", '["labels"]', ["labels"]),
+    ("include_for_metrics", "inputs", ["inputs"]),
+    ("include_num_input_tokens_seen", "true", "all"),
+    ("lr_scheduler_kwargs", '{"num_cycles": "2"}', {"num_cycles": 2}),
+    ("deepspeed", "", None),
+    ("output_dir", Path("folder"), "folder"),
+    ("trackio_static_space_id", False, False),
+    ("async_save", "true", True),
+]
+REFUSED = [
+    ("max_steps", 0.5),
+    ("max_steps", float("nan")),
+    ("max_steps", True),
+    ("max_steps", -2),
+    ("label_names", "labels"),
+    ("label_names", [1.5]),
+    ("bf16", "abc"),
+    ("bf16", 2),
+    ("use_cpu", "maybe"),
+    ("learning_rate", float("nan")),
+    ("learning_rate", "fast"),
+    ("learning_rate", [1e-3]),
+    ("learning_rate", -1.0),
+    ("learning_rate", 10**5000),
+    ("weight_decay", float("inf")),
+    ("max_grad_norm", float("inf")),
+    ("max_grad_norm", -1),
+    ("adam_beta1", 1.0),
+    ("adam_beta2", -0.1),
+    ("save_total_limit", "x"),
+    ("save_total_limit", 1.5),
+    ("eval_accumulation_steps", "x"),
+    ("eval_accumulation_steps", 0),
+    ("dataloader_num_workers", -1),
+    ("per_device_train_batch_size", "0"),
+    ("seed", -1),
+    ("num_train_epochs", float("inf")),
+    ("eval_strategy", "Steps"),
+    ("optim", "adamw"),
+    ("lr_scheduler_type", None),
+    ("log_level", 20),
+    ("report_to", "tensor_board"),
+    ("report_to", [3]),
+    ("fsdp", "full_shart"),
+    ("debug", "all"),
+    ("include_for_metrics", ["labels"]),
+    ("lr_scheduler_kwargs", "linear"),
+    ("lr_scheduler_kwargs", "{'a': 1}"),
+    ("lr_scheduler_kwargs", {1: 2}),
+    ("gradient_checkpointing_kwargs", [1]),
+    ("accelerator_config", {"split_batches": "maybe"}),
+    ("accelerator_config", {"gradient_accumulation_kwargs": {"num_steps": 0}}),
+    ("accelerator_config", {"gradient_accumulation_kwargs": {"steps": 2}}),
+    ("accelerator_config", "no/such/file.json"),
+    ("deepspeed", "no/such/file.json"),
+    ("deepspeed", {"a": object()}),
+    ("fsdp_config", [1]),
+    ("parallelism_config", {"dp_size": 2}),
+    ("output_dir", "a\0b"),
+    ("output_dir", ""),
+    ("run_name", ["a"]),
+    ("async_save", "maybe"),
+]
+
+
+def make(**values):
+    return TrainingArguments(**{"output_dir": "out", "use_cpu": True, **values})
+
+
+def assigned(**values):
+    args = make()
+    for name, value in values.items():
+        setattr(args, name, value)
+    return args
+
+
+WAYS = {
+    "constructor": make,
+    "assignment": assigned,
+    "replace": lambda **values: dataclasses.replace(make(), **values),
+    "parser": lambda **values: HfArgumentParser(TrainingArguments).parse_dict({"output_dir": "out", **values})[0],
+}
+FIELDS = {field.name for field in dataclasses.fields(TrainingArguments)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_values_are_read(way):
+    for name, given, meant in READ:
+        if way == "replace" and name not in FIELDS:
+            continue
+        values = {name: given} if name != "bf16" or way == "parser" else {name: given, "use_cpu": True}
+        read = getattr(WAYS[way](**({**values, "use_cpu": True} if way == "parser" else values)), name)
+        assert (read, type(read) is bool) == (meant, type(meant) is bool), (name, given)
+        assert not isinstance(read, (np.generic, torch.Tensor)), name
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_nonsense_is_refused_by_name(way, number):
+    name, value = REFUSED[number]
+    if way == "replace" and name not in FIELDS:
+        way = "constructor"
+    with pytest.raises(ArgumentError, match=f"(?s)`{name}.*Hint: ") as caught:
+        WAYS[way](**{name: value})
+    assert isinstance(caught.value, ValueError) and len(str(caught.value)) < 2500
+
+
+def test_a_refused_assignment_changes_nothing():
+    args = make(save_total_limit=3)
+    with pytest.raises(ArgumentError, match="save_total_limit='x'"):
+        args.save_total_limit = "x"
+    with pytest.raises(ArgumentError, match=r"(?s)weight_decay=-1.*gradient_accumulation_steps=0"):
+        args.set_training(learning_rate=1.0, weight_decay=-1, gradient_accumulation_steps=0)
+    assert (args.save_total_limit, args.learning_rate, args.do_train) == (3, 5e-5, False)
+
+
+def test_setters_read_their_values():
+    args = make().set_training(learning_rate="1e-3", batch_size="4").set_save("steps", steps="7").set_logging(steps="9")
+    assert (args.learning_rate, args.per_device_train_batch_size, args.save_steps, args.logging_steps) == (
+        1e-3,
+        4,
+        7,
+        9,
+    )
+    with pytest.raises(ArgumentError, match=r"needs `steps` above 0 \(it sets `eval_steps`\)"):
+        args.set_evaluate("steps", steps="0")
+    with pytest.raises(ArgumentError, match=r"(?s)eval_strategy='step'.*did you mean 'steps'"):
+        args.set_evaluate("step")
+
+
+def test_all_complaints_of_a_call_come_at_once():
+    with pytest.raises(ArgumentError, match=r"(?s)learning_rate='x'.*seed=-1.*`fp16` and `bf16` are both on"):
+        make(learning_rate="x", seed=-1, fp16=True, bf16=True)
+
+
+def test_enums_name_the_choices_and_the_nearest():
+    with pytest.raises(
+        ArgumentError, match=r"(?s)='Epochs'.*choose one of 'no', 'steps', 'epoch'; did you mean 'epoch'"
+    ):
+        make(eval_strategy="Epochs")
+
+
+def test_old_names_are_named_as_they_were_given():
+    for name, value in (("no_cuda", "maybe"), ("warmup_ratio", 3), ("evaluation_strategy", "x"), ("adafactor", "x")):
+        with pytest.raises(ArgumentError, match=f"`{name}="):
+            make(**{name: value})
+    assert make(warmup_ratio="0.1").warmup_steps == 0.1
+    assert make(group_by_length="false").train_sampling_strategy == "random"
+    assert TrainingArguments("out", no_cuda="true").use_cpu is True
+
+
+def test_secrets_stay_out_of_messages():
+    for value in ("hf_secret\0", ["hf_secret"], {"a": "hf_secret"}):
+        with pytest.raises(ArgumentError, match="<HUB_TOKEN>") as caught:
+            make(hub_token=value)
+        assert "hf_secret" not in str(caught.value)
+
+
+def test_subclasses_keep_their_own_types():
+    @dataclasses.dataclass
+    class Own(TrainingArguments):
+        temperature: float = 0.9
+        layers: int = None
+        tags: str = "a,b"
+        bf16: bool | None = None
+        learning_rate: float = 1e-6
+        report_to: str = "none"
+
+        def __post_init__(self):
+            self.tags = self.tags.split(",")
+            self.was_given = self.bf16 is not None
+            super().__post_init__()
+
+    args = Own("out", temperature="0.5", layers="3", learning_rate="1e-4", use_cpu=True)
+    assert (args.temperature, args.layers, args.tags, args.learning_rate) == (0.5, 3, ["a", "b"], 1e-4)
+    assert args.was_given is False and args.report_to == []
+    args.temperature = [1, 2]  # the subclass's affair
+    for values, name in (({"temperature": "hot"}, "temperature"), ({"max_steps": 0.5}, "max_steps")):
+        with pytest.raises(ArgumentError, match=f"`{name}="):
+            Own("out", **values)
+    with pytest.raises(ArgumentError, match="`learning_rate="):
+        Own("out").learning_rate = "fast"
+
+
+def test_a_subclass_with_a_constructor_of_its_own():
+    class Own(TrainingArguments):
+        def __init__(self, folder, **rest):
+            self.mine = rest.pop("mine", 1)
+            super().__init__(output_dir=folder, use_cpu=True, **rest)
+
+    args = Own("out", mine=2, seed="3")
+    assert (args.output_dir, args.mine, args.seed) == ("out", 2, 3)
+    with pytest.raises(ArgumentError, match="`seed='x'`"):
+        Own("out", seed="x")
+
+
+def test_arguments_of_transformers_are_read(tmp_path):
+    import transformers
+
+    theirs = transformers.TrainingArguments(str(tmp_path), use_cpu=True)
+    theirs.save_total_limit, theirs.learning_rate = "3", "1e-3"
+    args = Trainer(toy.Classifier(), theirs, train_dataset=toy.rows(8)).args
+    assert (args.save_total_limit, args.learning_rate) == (3, 1e-3)
+    theirs.eval_accumulation_steps = "x"
+    with pytest.raises(ArgumentError, match="eval_accumulation_steps='x'"):
+        Trainer(toy.Classifier(), theirs, train_dataset=toy.rows(8))
+    with pytest.raises(ArgumentError, match="eval_accumulation_steps='x'"):
+        explain(theirs)
+
+
+def test_arguments_stay_plain_objects():
+    args = make(learning_rate="1e-3", report_to="none", eval_strategy="steps")
+    assert copy.copy(args) == copy.deepcopy(args) == pickle.loads(pickle.dumps(args)) == args
+    assert dataclasses.replace(args) == args
+    assert set(vars(args)) - FIELDS <= {"mixed_precision", "device", "_launch"}
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"lr_scheduler_kwargs": {"num_cycle": 2}}, "lr_scheduler_kwargs"),
+        ({"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": "x"}}, "lr_scheduler_kwargs"),
+        ({"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": [1]}}, "lr_scheduler_kwargs"),
+        ({"lr_scheduler_type": "warmup_stable_decay"}, "lr_scheduler_kwargs"),
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, "lr_scheduler_kwargs"),
+        ({"optim_args": "momentum"}, "optim_args"),
+        ({"optim": "sgd", "optim_args": "momentum=x"}, "optim_args"),
+        ({"optim": "sgd", "optim_args": "momentum=-1"}, "optim_args"),
+        ({"optim": "sgd", "optim_args": "nesterov=maybe,momentum=0.9"}, "optim_args"),
+        ({"optim": "adamw_torch", "optim_args": "betas=1"}, "optim_args"),
+    ],
+)
+def test_options_that_are_of_no_use_are_told_before_training(make_args, values, name):
+    with pytest.raises(ArgumentError, match=name):
+        Trainer(toy.Classifier(), make_args(**values), train_dataset=toy.rows(8))
+    assert name in explain(make_args(**values)).refused
+
+
+def test_an_override_takes_options_of_its_own(make_args):
+    class Own(Trainer):
+        def create_scheduler(self, num_training_steps, optimizer=None):
+            self.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(self.optimizer, **self.args.lr_scheduler_kwargs)
+            return self.lr_scheduler
+
+    args = make_args(lr_scheduler_kwargs={"factor": 0.5, "total_iters": 2}, max_steps=2)
+    assert Own(toy.Classifier(), args, train_dataset=toy.rows(8)).train().global_step == 2
+
+
+def test_what_a_later_assignment_breaks_is_told_before_training(make_args):
+    args = make_args()
+    args.logging_steps = 0
+    with pytest.raises(ArgumentError, match="logging_steps"):
+        Trainer(toy.Classifier(), args, train_dataset=toy.rows(8))
+    args = make_args()
+    args.eval_strategy = "steps"  # upstream: 500, the state's own
+    trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(8), eval_dataset=toy.rows(8))
+    assert trainer.train().global_step == 4 and trainer.state.eval_steps == 500
+
+
+def test_classes_in_place_of_objects(make_args):
+    import transformers
+
+    with pytest.raises(UnsupportedArgument, match="accelerator_config") as caught:
+        make_args(accelerator_config=transformers.trainer_pt_utils.AcceleratorConfig)
+    assert isinstance(caught.value, NotImplementedError)
