@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hf_compat.callbacks.run_memory import RunMemory
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.state import TrainerControl, TrainerState
-from hf_compat.hf.tracking import SUMMARY_KEYS, RunMemory, default_logdir, numbers_of, rewrite_logs
+from hf_compat.hf.tracking import SUMMARY_KEYS, default_logdir, numbers_of, rewrite_logs
 from hf_compat.runtime.launch import variable
 from hf_compat.runtime.text import need
 
@@ -70,7 +71,7 @@ class TensorBoardCallback(TrainerCallback):
         memory = RunMemory(str(args.output_dir), "tensorboard")
         chosen = getattr(args, "logging_dir", None) or variable("TENSORBOARD_LOGGING_DIR")
         if chosen is None and state.global_step > 0:
-            chosen = memory.read().get("logdir")
+            chosen = memory.logdir()
         if chosen is None:
             trial = (state.trial_name,) if state.is_hyper_param_search and state.trial_name else ()
             chosen = os.path.join(str(args.output_dir), default_logdir(), *trial)

@@ -115,6 +115,15 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
+def short(value: object) -> str:
+    """Return a value as an error shows it, at most 60 characters of it."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # ValueError: an integer of too many digits
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
 def unreadable(path: str | os.PathLike[str], error: BaseException) -> CheckpointError:
     """Return the error for a file that cannot be read, with its cause in words."""
     cause = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TypeGuard
 
-from hf_compat.checkpoint.files import STATE_FILE_BYTES, read_json
+from hf_compat.checkpoint.files import STATE_FILE_BYTES, read_json, short
 from hf_compat.errors import CheckpointError
 from hf_compat.hf.state import TrainerState
 
@@ -32,21 +32,13 @@ def read_trainer_state(path: str | os.PathLike[str]) -> TrainerState:
     for name, value in values.items():
         expected, fits = _FIELDS[name]
         if not fits(value):
-            raise _wrong(path, f"`{name}` is {_short(value)}, not {expected}")
+            raise _wrong(path, f"`{name}` is {short(value)}, not {expected}")
     return TrainerState(**values)
 
 
 def _wrong(path: str | os.PathLike[str], what: str) -> CheckpointError:
     text = f"{os.fspath(path)} is not a readable trainer state: {what}."
     return CheckpointError(f"{text}\n\nHint: resume from another checkpoint.")
-
-
-def _short(value: object) -> str:
-    try:
-        text = repr(value)
-    except (RecursionError, ValueError):  # ValueError: an integer of too many digits
-        return f"a {type(value).__name__}"
-    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

@@ -21,6 +21,7 @@ from jsonargparse import ArgumentParser, Namespace, namespace_to_dict
 from torch import nn
 
 from hf_compat.cli.class_paths import Made, Spec, build, build_or_import
+from hf_compat.cli.configuration import ConfigAction, register
 from hf_compat.cli.parser import Value, read_plain
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.argument_values import checks_of
@@ -88,8 +89,10 @@ def _without_tokens(value: Value) -> Value:
 
 def make_parser(command: str) -> ArgumentParser:
     """Return the parser of a command."""
-    parser = ConfigParser(prog=f"hf-compat {command}", description=COMMANDS[command], exit_on_error=False)
-    parser.add_argument("-c", "--config", action="config", help="YAML file with the sections below")
+    parser = ConfigParser(
+        prog=f"hf-compat {command}", description=COMMANDS[command], exit_on_error=False, parser_mode=register()
+    )
+    parser.add_argument("-c", "--config", action=ConfigAction, help="YAML file with the sections below")
     parser.add_argument("--model", type=nn.Module | dict[str, Any] | str | None, help="class path and arguments")
     parser.add_argument("--trainer_class", type=str, default="hf_compat.Trainer", help="Trainer, or a subclass's path")
     for name, meaning in _DATA.items():

@@ -2,99 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import html
 import io
-import json
+import logging
 import math
 import os
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, list_checkpoints
-from hf_compat.errors import ArgumentError
+from hf_compat.checkpoint.files import open_regular
+from hf_compat.cli.curves import RunCurves, read_run
+from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.runtime.text import need
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+logger = logging.getLogger(__name__)
 
 # Written into every file, and looked for before one is written over.
 MARK = "drawn by hf-compat plot"
-_TIMED = ("_runtime", "_per_second", "_preparation_time")
-_NO_CURVES = frozenset({"epoch", "step", "total_flos", "train_loss"})
+_MARK_WITHIN = 2**16  # bytes from the beginning of a file
 _FIRST = ("loss", "learning_rate", "grad_norm")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunCurves:
-    """What a run has logged.
-
-    Args:
-        name: How the run is called in legends.
-        folder: Where its state was read.
-        step: Updates done.
-        max_steps: Updates planned; 0 where the state does not say.
-        curves: Name of a value → points (update, epoch, value).
-    """
-
-    name: str
-    folder: str
-    step: int
-    max_steps: int
-    curves: dict[str, list[tuple[int, float, float]]]
-
-
-def read_run(path: str, name: str | None = None) -> RunCurves:
-    """Read a run's logs: of its output folder, finished or not, of one checkpoint, or of a `trainer_state.json`.
-
-    Raises:
-        ArgumentError: There is no state, or it cannot be read.
-    """
-    file = _state_file(path)
-    try:
-        state = json.loads(file.read_text(encoding="utf-8"))
-        history, step = state["log_history"], int(state.get("global_step", 0))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArgumentError(f"{file} is no readable trainer state: {error}.") from error
-    curves: dict[str, list[tuple[int, float, float]]] = {}
-    for log in history:
-        for key, value in log.items():
-            if key in _NO_CURVES or key.endswith(_TIMED) or not isinstance(value, (int, float)):
-                continue
-            curves.setdefault(key, []).append((int(log.get("step", 0)), float(log.get("epoch") or 0.0), float(value)))
-    chosen = name or os.path.basename(os.path.abspath(path if os.path.isdir(path) else os.path.dirname(path) or "."))
-    return RunCurves(
-        name=chosen, folder=str(file.parent), step=step, max_steps=int(state.get("max_steps") or 0), curves=curves
-    )
-
-
-def _state_file(path: str) -> Path:
-    """Return the newest state of a run: a finished one's own, else its last checkpoint's."""
-    if os.path.isfile(path):
-        return Path(path)
-    if not os.path.isdir(path):
-        raise ArgumentError(f"There is no run at {path}.\n\nHint: name the output folder of a run.")
-    candidates = [Path(path), *map(Path, list_checkpoints(path))]
-    files = [folder / TRAINER_STATE_NAME for folder in candidates if (folder / TRAINER_STATE_NAME).is_file()]
-    if not files:
-        raise ArgumentError(
-            f"{path} has no {TRAINER_STATE_NAME} yet, nor has a checkpoint in it.\n\n"
-            "Hint: training writes one with each checkpoint (`save_steps`), `trainer.save_state()` at its end."
-        )
-    return max(files, key=lambda file: file.stat().st_mtime_ns)
+_MOST_PANELS = 99  # a picture of more is too large for its format
+_LARGEST_DRAWN = 1e300  # an axis needs room beyond its values
+_LONGEST_NAME = 60  # characters
+_LONGEST_WAIT_SECONDS = 86_400
 
 
 def panels_of(runs: Sequence[RunCurves]) -> list[tuple[str, list[str]]]:
     """Return which values share a picture: the losses of training and evaluation, and every other value by itself."""
     names = list(dict.fromkeys(name for run in runs for name in run.curves))
     losses = [name for name in names if name == "loss" or (name.startswith("eval") and name.endswith("_loss"))]
-    rest = [name for name in names if name not in losses]
+    rest = [name for name in names if name not in set(losses)]
     ordered = sorted(rest, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
-    return ([("loss", losses)] if losses else []) + [(name, [name]) for name in ordered]
+    panels = ([("loss", losses)] if losses else []) + [(name, [name]) for name in ordered]
+    if len(panels) > _MOST_PANELS:
+        logger.warning("%d values are logged; the first %d panels are drawn.", len(names), _MOST_PANELS)
+    return panels[:_MOST_PANELS]
+
+
+@contextlib.contextmanager
+def _settings() -> Iterator[None]:
+    """Draw as this module means it, whatever the user's matplotlibrc says.
+
+    Raises:
+        MissingPackage: matplotlib is not installed.
+    """
+    matplotlib = need("matplotlib", "'hf-compat[plot]'", "`hf-compat plot`")
+    # text stays text: it is found, scaled and read aloud, and TeX never reads a run's name
+    with matplotlib.rc_context({"text.usetex": False, "svg.fonttype": "none", "agg.path.chunksize": 10_000}):
+        yield
 
 
 def draw(runs: Sequence[RunCurves], by: str = "step") -> list[tuple[str, Figure]]:
@@ -109,8 +74,9 @@ def draw(runs: Sequence[RunCurves], by: str = "step") -> list[tuple[str, Figure]
     """
     figures = []
     for title, names in panels_of(runs):
-        figure = _figure(1)
-        _draw_panel(figure.subplots(), runs, title, names, by)
+        with _settings():
+            figure = _figure(1)
+            _draw_panel(figure.subplots(), runs, title, names, by)
         figures.append((title, figure))
     return figures
 
@@ -124,41 +90,88 @@ def _figure(panels: int) -> Figure:
 
 
 def _draw_panel(axes: Axes, runs: Sequence[RunCurves], title: str, names: Sequence[str], by: str) -> None:
+    lines: list[Line2D] = []
+    labels: list[str] = []
     for index, run in enumerate(runs):
         for name in names:
-            label = run.name if len(names) == 1 else f"{run.name}: {name}"
-            _draw_curve(axes, run, index, name, by, label, "-" if name == names[0] else "--")
-    axes.set_title(title)
+            label = _shown(run.name) if len(names) == 1 else f"{_shown(run.name)}: {_shown(name)}"
+            line = _draw_curve(axes, run, index, name, by, "-" if name == names[0] else "--")
+            if line is not None:
+                lines.append(line)
+                labels.append(label)
+    # names are plain text: `$` begins no formula
+    axes.set_title(_shown(title) + _left_out(runs, names), parse_math=False)
     axes.set_xlabel("epoch" if by == "epoch" else "update")
     axes.grid(alpha=0.3)
-    if len(runs) > 1 or len(names) > 1:
-        axes.legend(fontsize="small")
+    if lines and (len(runs) > 1 or len(names) > 1):
+        for text in axes.legend(lines, labels, fontsize="small").get_texts():
+            text.set_parse_math(False)
 
 
-def _draw_curve(axes: Axes, run: RunCurves, index: int, name: str, by: str, label: str, dashes: str) -> None:
+def _draw_curve(axes: Axes, run: RunCurves, index: int, name: str, by: str, dashes: str) -> Line2D | None:
     """Draw one value of one run; points that are not finite are left out."""
-    points = [point for point in run.curves.get(name, []) if math.isfinite(point[2])]
+    points = [point for point in run.curves.get(name, []) if _is_drawn(point[2])]
     if not points:
-        return
+        return None
     along = [point[1 if by == "epoch" else 0] for point in points]
     (line,) = axes.plot(
         along, [point[2] for point in points],
         color=f"C{index % 10}", linestyle=dashes, marker="o" if len(points) < 20 else "", markersize=3, linewidth=1.5,
-        label=label,
     )  # fmt: skip
     line.set_gid(f"run-{index}-{re.sub('[^A-Za-z0-9]+', '-', name)}")
+    return line
+
+
+def _is_drawn(value: float) -> bool:
+    return abs(value) <= _LARGEST_DRAWN  # no NaN either
+
+
+def _left_out(runs: Sequence[RunCurves], names: Sequence[str]) -> str:
+    """Say how many values of a panel are not drawn."""
+    values = (point[2] for run in runs for name in names for point in run.curves.get(name, []))
+    count = sum(not _is_drawn(value) for value in values)
+    return f"\n(without {count} not finite)" if count else ""
+
+
+def _shown(name: str) -> str:
+    """Return a name as pictures and pages can hold it: what no font has is replaced, and it is cut."""
+    text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+    return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
 
 
 def write_png(runs: Sequence[RunCurves], path: Path, by: str = "step") -> None:
-    """Draw all panels into one PNG."""
-    panels = panels_of(runs)
-    figure = _figure(len(panels))
-    grid = figure.subplots(math.ceil(len(panels) / 3), min(len(panels), 3), squeeze=False).flat
-    for axes, (title, names) in zip(grid, panels, strict=False):
-        _draw_panel(axes, runs, title, names, by)
-    for axes in list(grid)[len(panels) :]:
-        axes.set_visible(False)
-    figure.savefig(path, dpi=130, metadata={"Software": MARK})
+    """Draw all panels into one PNG.
+
+    Raises:
+        ArgumentError: It cannot be written.
+    """
+    panels, picture = panels_of(runs), io.BytesIO()
+    with _settings():
+        figure = _figure(len(panels))
+        grid = list(figure.subplots(math.ceil(len(panels) / 3), min(len(panels), 3), squeeze=False).flat)
+        for axes, (title, names) in zip(grid, panels, strict=False):
+            _draw_panel(axes, runs, title, names, by)
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        figure.savefig(picture, format="png", dpi=130, metadata={"Software": MARK})
+    _write(path, picture.getvalue())
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file as a whole: a browser, and a kill, find the old one or the new one."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except (OSError, ValueError) as error:
+        with contextlib.suppress(OSError, ValueError):
+            partial.unlink()
+        raise _not_writable(path, error) from error
+
+
+def _not_writable(path: Path, error: Exception) -> ArgumentError:
+    cause = error.strerror if isinstance(error, OSError) else error
+    return ArgumentError(f"{str(path)!r} cannot be written: {cause}.\n\nHint: choose another `--output`.")
 
 
 _PAGE = """<!doctype html>
@@ -205,46 +218,62 @@ document.querySelectorAll("input[data-run]").forEach(function (box) {{
 
 
 def write_page(runs: Sequence[RunCurves], path: Path, by: str = "step", refresh: float | None = None) -> None:
-    """Write one HTML page that holds everything: curves as SVG, a switch a run, and a table of last values."""
-    panels = panels_of(runs)
-    drawn = [f'<figure data-panel="{html.escape(title)}">{_svg(figure)}</figure>' for title, figure in draw(runs, by)]
+    """Write one HTML page that holds everything: curves as SVG, a switch a run, and a table of last values.
+
+    Raises:
+        ArgumentError: It cannot be written.
+    """
+    drawn = [
+        f'<figure data-panel="{html.escape(_shown(title))}">{_svg(figure)}</figure>' for title, figure in draw(runs, by)
+    ]
     switches = [
-        f'<label><input type="checkbox" data-run="{index}" checked> {html.escape(run.name)}</label>'
+        f'<label><input type="checkbox" data-run="{index}" checked> {html.escape(_shown(run.name))}</label>'
         for index, run in enumerate(runs)
     ]
-    names = [name for _, group in panels for name in group]
+    names = [name for _, group in panels_of(runs) for name in group]
     page = _PAGE.format(
         mark=MARK,
         refresh="" if refresh is None else f'\n<meta http-equiv="refresh" content="{refresh:g}">',
-        title=html.escape(", ".join(run.name for run in runs)),
+        title=html.escape(", ".join(_shown(run.name) for run in runs)),
         switches="".join(switches),
         figures="\n".join(drawn),
-        heads="".join(f"<th>{html.escape(name)}</th>" for name in names),
+        heads="".join(f"<th>{html.escape(_shown(name))}</th>" for name in names),
         rows="\n".join(_row(run, names) for run in runs),
     )
-    path.write_text(page, encoding="utf-8")
+    _write(path, page.encode("utf-8"))
 
 
 def _row(run: RunCurves, names: Sequence[str]) -> str:
     values = [f"{run.curves[name][-1][2]:.4g}" if name in run.curves else "" for name in names]
     done = f"{run.step:,}" + (f" of {run.max_steps:,}" if run.max_steps else "")
-    return f"<tr><td>{html.escape(run.name)}</td><td>{done}</td>{''.join(f'<td>{v}</td>' for v in values)}</tr>"
+    cells = "".join(f"<td>{value}</td>" for value in values)
+    return f"<tr><td>{html.escape(_shown(run.name))}</td><td>{done}</td>{cells}</tr>"
 
 
 def _svg(figure: Figure) -> str:
-    import matplotlib
-
     buffer = io.StringIO()
-    # text stays text: it is found, scaled and read aloud
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
+    with _settings():
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
 
 
-def _may_write(path: Path) -> None:
-    if path.exists() and MARK.encode() not in path.read_bytes():
+def _check_target(path: Path) -> None:
+    """Make the folder of a file, and refuse a file that is somebody else's."""
+    try:
+        os.makedirs(path.parent, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise _not_writable(path, error) from error
+    if os.path.lexists(path) and not _is_drawn_here(path):
         raise ArgumentError(f"{path} is there already and was not {MARK}.\n\nHint: choose another `--output`.")
+
+
+def _is_drawn_here(path: Path) -> bool:
+    try:
+        with open_regular(path) as file:
+            return MARK.encode() in file.read(_MARK_WITHIN)
+    except (CheckpointError, OSError):  # whatever it is, it is not ours
+        return False
 
 
 def plot(
@@ -263,24 +292,56 @@ def plot(
         The files.
 
     Raises:
-        ArgumentError: A run cannot be read, has no curve, or a file is somebody else's.
+        ArgumentError: A run cannot be read, has no curve, or a file is somebody else's or cannot be written; or
+            an argument has no such value.
     """
+    _check_arguments(kind, by, watch)
     files = [Path(f"{output}.{suffix}") for suffix in ("png", "html") if kind in (suffix, "both")]
     for file in files:
-        _may_write(file)
-        file.parent.mkdir(parents=True, exist_ok=True)
+        _check_target(file)
+    runs = _read_runs(paths)
     while True:
-        runs = _distinct([_read_named(path) for path in paths])
-        if not panels_of(runs):
-            raise ArgumentError(f"Nothing is logged in {', '.join(paths)} yet.\n\nHint: lower `logging_steps`.")
-        for file in files:
-            if file.suffix == ".png":
-                write_png(runs, file, by)
-            else:
-                write_page(runs, file, by, watch)
+        _write_files(runs, files, by, watch)
         if watch is None or all(run.max_steps and run.step >= run.max_steps for run in runs):
             return files
         time.sleep(watch)
+        runs = _read_again(paths, runs)
+
+
+def _check_arguments(kind: str, by: str, watch: float | None) -> None:
+    choices = {"kind": (kind, ("png", "html", "both")), "by": (by, ("step", "epoch"))}
+    for name, (value, known) in choices.items():
+        if value not in known:
+            raise ArgumentError(f"`--{name}` is {value!r}.\n\nHint: choose one of {', '.join(known)}.")
+    if watch is not None and not 0 < watch <= _LONGEST_WAIT_SECONDS:
+        raise ArgumentError(
+            f"`--watch` is {watch:g}: so many seconds cannot be waited.\n\n"
+            f"Hint: give a number above 0 and up to {_LONGEST_WAIT_SECONDS}."
+        )
+
+
+def _write_files(runs: Sequence[RunCurves], files: Sequence[Path], by: str, watch: float | None) -> None:
+    for file in files:
+        if file.suffix == ".png":
+            write_png(runs, file, by)
+        else:
+            write_page(runs, file, by, watch)
+
+
+def _read_runs(paths: Sequence[str]) -> list[RunCurves]:
+    runs = _distinct([_read_named(path) for path in paths])
+    if not any(run.curves for run in runs):
+        raise ArgumentError(f"Nothing is logged in {', '.join(paths)} yet.\n\nHint: lower `logging_steps`.")
+    return runs
+
+
+def _read_again(paths: Sequence[str], before: list[RunCurves]) -> list[RunCurves]:
+    """Read runs that are under way; while one cannot be read, as it is being written say, the curves stay."""
+    try:
+        return _read_runs(paths)
+    except (ArgumentError, CheckpointError) as error:
+        logger.warning("The curves stay as they are: %s", error)
+        return before
 
 
 def _read_named(path: str) -> RunCurves:
@@ -291,9 +352,4 @@ def _read_named(path: str) -> RunCurves:
 def _distinct(runs: list[RunCurves]) -> list[RunCurves]:
     """Give runs that are called the same the names of their folders."""
     names = [run.name for run in runs]
-    return [
-        RunCurves(name=run.folder, folder=run.folder, step=run.step, max_steps=run.max_steps, curves=run.curves)
-        if names.count(run.name) > 1
-        else run
-        for run in runs
-    ]
+    return [dataclasses.replace(run, name=run.folder) if names.count(run.name) > 1 else run for run in runs]

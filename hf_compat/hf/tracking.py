@@ -1,14 +1,12 @@
-"""Names of trackers and of what they show, and which of their runs a resumed training continues. HF words only."""
+"""Names of trackers and of what they show. HF words only."""
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import socket
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TypedDict, TypeVar, Unpack, cast
+from typing import TypeVar
 
 from hf_compat.runtime.launch import variable
 from hf_compat.runtime.text import is_installed
@@ -40,11 +38,7 @@ _SWITCHES = (
     ("DISABLE_MLFLOW_INTEGRATION", "true", "mlflow"),
 )
 
-logger = logging.getLogger(__name__)
-
 Value = TypeVar("Value")
-
-TRACKERS_NAME = "trackers.json"
 
 # What describes the whole run, not a step.
 SUMMARY_KEYS = (
@@ -91,57 +85,3 @@ def numbers_of(logs: Mapping[str, object]) -> dict[str, float]:
 def default_logdir() -> str:
     """Return `runs/<time>_<host>`, as torch's `SummaryWriter` names its folders."""
     return os.path.join("runs", f"{datetime.now().strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}")
-
-
-class RunRecord(TypedDict, total=False):
-    """What is remembered of a tracker's run.
-
-    Attributes:
-        logdir: Folder of a TensorBoard run.
-        id: Identity of a wandb run.
-        step: Update of the last log.
-        logs: Logs of that update.
-    """
-
-    logdir: str
-    id: str
-    step: int
-    logs: int
-
-
-class RunMemory:
-    """The run of a tracker that an output folder belongs to, so that a resumed training continues it.
-
-    Args:
-        folder: The output folder.
-        tracker: Name of the tracker.
-    """
-
-    def __init__(self, folder: str, tracker: str) -> None:
-        self.path = os.path.join(folder, TRACKERS_NAME)
-        self.tracker = tracker
-
-    def read(self) -> RunRecord:
-        """Return the record of the run: empty where there was none, or, with a warning, where it cannot be read."""
-        return self._records().get(self.tracker, {})
-
-    def _records(self) -> dict[str, RunRecord]:
-        try:
-            with open(self.path, encoding="utf-8") as file:
-                known = json.load(file)
-            return {name: cast(RunRecord, dict(values)) for name, values in known.items()}
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            logger.warning("%s cannot be read (%s): trackers begin new runs.", self.path, error)
-            return {}
-
-    def write(self, **values: Unpack[RunRecord]) -> None:
-        """Add to the record. A kill in the middle leaves the old one."""
-        known = self._records()
-        known[self.tracker] = {**known.get(self.tracker, {}), **values}
-        os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
-        partial = f"{self.path}.tmp"
-        with open(partial, "w", encoding="utf-8") as file:
-            json.dump(known, file, indent=2)
-        os.replace(partial, self.path)

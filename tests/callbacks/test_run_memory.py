@@ -1,0 +1,119 @@
+"""`trackers.json` is advice: a damaged or hostile one costs a warning, never a training, and leads nowhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from toy import Classifier, rows
+
+from hf_compat import Trainer
+from hf_compat.callbacks.run_memory import RunMemory
+
+CONTENTS = {
+    "a list": b"[1]",
+    "null": b"null",
+    "a number": b"5",
+    "text": b'"x"',
+    "empty": b"",
+    "cut off": b'{"tensorboard": {"logdir": "',
+    "binary": b"\xff\xfe\x00",
+    "deep": b"[" * 100_000,
+    "digits": b'{"tensorboard": {"step": ' + b"9" * 10_000 + b"}}",
+    "large": b" " * (2**20 + 1),
+    "records that are none": b'{"tensorboard": [1], "wandb": null}',
+    "records of text": b'{"tensorboard": "logdir", "wandb": 5}',
+    "fields that are none": b'{"tensorboard": {"logdir": 5}, "wandb": {"id": [1], "step": "x", "logs": NaN}}',
+    "fields that are null": b'{"tensorboard": {"logdir": null}, "wandb": {"id": null, "step": null}}',
+    "an empty folder": b'{"tensorboard": {"logdir": ""}, "wandb": {"id": ""}}',
+    "NUL": b'{"tensorboard": {"logdir": "a\\u0000b"}, "wandb": {"id": "a\\u0000b"}}',
+    "a lone surrogate": b'{"tensorboard": {"logdir": "\\ud800"}, "wandb": {"id": "\\ud800"}}',
+    "a path as id": b'{"tensorboard": {"logdir": "~nobody/x"}, "wandb": {"id": "../../x"}}',
+    "long": b'{"tensorboard": {"logdir": "' + b"x" * 5000 + b'"}, "wandb": {"id": "' + b"x" * 5000 + b'"}}',
+}
+FILES = ["FIFO", "/dev/zero", "circle", "folder"]
+
+
+def put(path, kind):
+    path.unlink(missing_ok=True)
+    if kind in CONTENTS:
+        path.write_bytes(CONTENTS[kind])
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path.name if kind == "circle" else kind)
+
+
+@pytest.mark.parametrize("kind", [*CONTENTS, *FILES])
+def test_whatever_the_file_holds_a_warning_is_all(kind, tmp_path, caplog):
+    put(tmp_path / "trackers.json", kind)
+    board, wandb = RunMemory(str(tmp_path), "tensorboard"), RunMemory(str(tmp_path), "wandb")
+    assert board.logdir() is None and wandb.read() == {}
+    assert "trackers.json" in caplog.text
+    wandb.write(id="abc", step=1, logs=2)
+    again = RunMemory(str(tmp_path), "wandb").read()
+    assert again == ({} if kind == "folder" else {"id": "abc", "step": 1, "logs": 2})
+
+
+def trained(make_args, resume=None, **values):
+    args = make_args(
+        max_steps=2 if resume is None else 4, save_strategy="steps", save_steps=2, report_to="tensorboard", **values
+    )
+    trainer = Trainer(Classifier(), args, train_dataset=rows(16))
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+@pytest.mark.parametrize("kind", ["a list", "null", "records that are none", "fields that are none", "deep", "folder"])
+def test_a_resume_goes_on_past_a_damaged_file(kind, make_args, caplog):
+    first = trained(make_args)
+    put(Path(first.args.output_dir, "trackers.json"), kind)
+    assert trained(make_args, True).state.global_step == 4
+    assert "trackers.json" in caplog.text
+
+
+@pytest.mark.parametrize("way", ["absolute", "..", "a link", "~"])
+def test_a_folder_elsewhere_is_not_followed(way, make_args, tmp_path, caplog, monkeypatch):
+    first = trained(make_args)
+    out, elsewhere = first.args.output_dir, tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setenv("HOME", str(elsewhere))
+    os.symlink(elsewhere, os.path.join(out, "link"))
+    named = {
+        "absolute": str(elsewhere / "runs"),
+        "..": os.path.join(out, "..", "elsewhere", "runs"),
+        "a link": os.path.join(out, "link", "runs"),
+        "~": "~/runs",
+    }[way]
+    with open(os.path.join(out, "trackers.json"), "w") as file:
+        json.dump({"tensorboard": {"logdir": named}}, file)
+    trained(make_args, True)
+    assert os.listdir(elsewhere) == [] and "is not followed" in caplog.text
+
+
+def test_a_folder_that_an_argument_names_is_used_wherever_it_is(make_args, tmp_path):
+    trained(make_args, logging_dir=str(tmp_path / "elsewhere"))
+    trained(make_args, True, logging_dir=str(tmp_path / "elsewhere"))
+    assert len(os.listdir(tmp_path / "elsewhere")) == 2
+
+
+def test_a_resume_goes_on_in_the_folder_of_its_run(make_args):
+    first = trained(make_args)
+    trained(make_args, True)
+    runs = os.path.join(first.args.output_dir, "runs")
+    (run,) = os.listdir(runs)
+    assert len(os.listdir(os.path.join(runs, run))) == 2
+
+
+def test_a_link_in_the_place_of_the_partial_file_is_not_written_through(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "trackers.json.tmp").symlink_to(victim)
+    RunMemory(str(out), "wandb").write(id="abc")
+    assert victim.read_text() == "mine" and RunMemory(str(out), "wandb").read() == {"id": "abc"}
