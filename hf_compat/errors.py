@@ -45,6 +45,10 @@ class CheckpointWriteError(HfCompatError, OSError):
     """A checkpoint could not be written; the message names path and cause. Earlier checkpoints are as they were."""
 
 
+class OutputFolderError(HfCompatError, OSError):
+    """The output folder cannot be written to, or another run saves into it."""
+
+
 class CallbackError(HfCompatError, TypeError):
     """A callback returned something, or is something, that the trainer cannot work with."""
 
@@ -54,6 +58,10 @@ class MissingMetric(HfCompatError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+class MetricError(HfCompatError, TypeError, ValueError):
+    """A metric is something that cannot be logged, saved or compared; the message names it."""
 
 
 class MissingPackage(HfCompatError, ImportError):

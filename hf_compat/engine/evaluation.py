@@ -19,7 +19,7 @@ from hf_compat.data.types import Batch
 from hf_compat.engine.protocols import PredictionSteps
 from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics, Metrics, TorchMetrics, torch_metrics
 from hf_compat.errors import HfCompatWarning
-from hf_compat.hf.metrics import denumpify_detensorize
+from hf_compat.hf.metrics import plain_metrics
 from hf_compat.hf.outputs import Arrays, EvalLoopOutput, EvalPrediction
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import Nested, leaves
@@ -336,7 +336,9 @@ class EvaluationRun:
         if self.compute_metrics is None or results.predictions is None or results.labels is None:
             return
         prediction = self._prediction(results.predictions, results.labels, results.losses, batch.inputs)
-        self.metrics_so_far = self.compute_metrics(prediction, compute_result=batch.is_last) or {}
+        computed = self.compute_metrics(prediction, compute_result=batch.is_last)
+        # before the last batch there may be nothing to say yet
+        self.metrics_so_far = plain_metrics(computed, "compute_metrics") if batch.is_last or computed else {}
 
     def _prediction(
         self, predictions: Nested, labels: Nested, losses: Nested | None, inputs: Nested | None
@@ -352,7 +354,7 @@ class EvaluationRun:
         """Join what was kept and compute the metrics."""
         kept = (self.losses, self.predictions, self.labels, self.inputs)
         losses, predictions, labels, inputs = (batches.result(self.settings.join) for batches in kept)
-        metrics = denumpify_detensorize(self._metrics(predictions, labels, losses, inputs))
+        metrics = plain_metrics(self._metrics(predictions, labels, losses, inputs), "compute_metrics")
         loss = self._mean_loss(losses)
         if loss is not None:
             metrics[f"{self.settings.metric_key_prefix}_loss"] = loss
@@ -370,7 +372,7 @@ class EvaluationRun:
             return self.metrics_so_far
         if self.compute_metrics is None or predictions is None or labels is None:
             return {}
-        return dict(self.compute_metrics(self._prediction(predictions, labels, losses, inputs)))
+        return self.compute_metrics(self._prediction(predictions, labels, losses, inputs))
 
     def _mean_loss(self, losses: Arrays | None) -> float | None:
         if isinstance(self.losses, RunningMean):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from hf_compat.errors import MetricError, warn_once
 from hf_compat.runtime.nested import Nested, map_nested
 
 # A number, or what a metric function of the user's returns for one.
@@ -56,6 +59,87 @@ def denumpify_detensorize(metrics: Nested) -> Nested:
         `transformers.trainer_utils.denumpify_detensorize`, 5.23.
     """
     return map_nested(_number_of_tensor, metrics, on_other=_number_of_scalar)
+
+
+def plain_metrics(metrics: object, source: str) -> dict[str, Metric]:
+    """Return metrics as a dict of what JSON has: tensors and arrays become numbers, or lists of them.
+
+    Args:
+        metrics: What a metric function returned.
+        source: Its name, for messages.
+
+    Raises:
+        MetricError: It is no mapping, or a metric cannot be written as JSON; the message names it.
+    """
+    if not isinstance(metrics, Mapping):
+        raise MetricError(
+            f"`{source}` returned {_shown(metrics)}, which is no mapping.\n\n"
+            "Hint: return a dict from the metrics' names to numbers."
+        )
+    for name in metrics:
+        if not isinstance(name, str):
+            raise MetricError(
+                f"`{source}` returned a metric under the name {name!r}, which is no text.\n\nHint: use str({name!r})."
+            )
+    try:
+        return {name: _plain_metric(value, name, source) for name, value in metrics.items()}
+    except RecursionError:
+        raise MetricError(f"`{source}` returned a metric that contains itself: it cannot be logged or saved.") from None
+
+
+def _plain_metric(value: object, name: str, source: str) -> Metric:
+    """Return a metric in JSON's types, looking into lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = value.item() if value.numel() == 1 else value.to_dense().tolist()
+    elif isinstance(value, np.ndarray):
+        value = value.item() if value.size == 1 else value.tolist()
+    elif isinstance(value, np.generic):
+        value = value.item()
+    elif isinstance(value, (Decimal, Fraction)):
+        value = float(value)
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain_metric(part, f"{name}.{key}", source) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = [_plain_metric(part, f"{name}[{index}]", source) for index, part in enumerate(value)]
+        return tuple(parts) if isinstance(value, tuple) else parts
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise MetricError(
+        f"`{source}` returned {_shown(value)} as the metric {name!r}: it cannot be logged or saved.\n\n"
+        "Hint: return a number, a text, or a list or dict of these."
+    )
+
+
+def loggable(logs: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Return what of a log can be written as JSON; callbacks get all of it. A warning names what is left out."""
+    kept = {}
+    for name, value in logs.items():
+        try:
+            kept[str(name)] = _plain_metric(value, str(name), "log")
+        except MetricError:
+            warn_once(f"`log`: {name!r} is a {type(value).__name__}, which the state's log history cannot hold.")
+    return kept
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
+
+
+def number_of_metric(value: object, name: str) -> float:
+    """Return a metric that is to be compared as a number.
+
+    Raises:
+        MetricError: It is no number.
+    """
+    plain = _plain_metric(value, name, "evaluate")
+    if isinstance(plain, (int, float)):
+        return plain
+    raise MetricError(
+        f"The metric {name!r}, which `metric_for_best_model` names, is {_shown(value)}: no number to compare.\n\n"
+        "Hint: let `compute_metrics` return a number under this name, or name another metric."
+    )
 
 
 def _number_of_tensor(tensor: torch.Tensor) -> torch.Tensor | float:

@@ -26,6 +26,7 @@ from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.inspection import call_by_signature
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.base import Dataset, Loader, Metrics, TrainerBase
+from hf_compat.training_run.best_metric import check_tracked_value
 
 
 class EvaluationMethods(TrainerBase):
@@ -46,6 +47,7 @@ class EvaluationMethods(TrainerBase):
 
         Raises:
             DataError: There is nothing to evaluate on.
+            MetricError: A metric is something that cannot be logged, or is to be compared and no number.
 
         Mirrors:
             `transformers.Trainer.evaluate`, 5.23.
@@ -66,6 +68,7 @@ class EvaluationMethods(TrainerBase):
             metric_key_prefix=metric_key_prefix,
         )
         evaluated = self._with_speed(output, metric_key_prefix, start_time)
+        check_tracked_value(evaluated, self.args.metric_for_best_model)
         call_by_signature(self.log, evaluated, optional={})
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, evaluated)
         return evaluated

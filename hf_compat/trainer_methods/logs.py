@@ -16,7 +16,7 @@ from hf_compat.callbacks.loggers import LoggerCallback
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME
 from hf_compat.engine.internals import note_metrics
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.metrics import metrics_format, speed_metrics
+from hf_compat.hf.metrics import loggable, metrics_format, speed_metrics
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.runtime.inspection import call_by_signature
 from hf_compat.trainer_methods.base import TrainerBase
@@ -114,7 +114,7 @@ class LogMethods(TrainerBase):
             if start_time is not None:
                 new = seen - self._initial_num_input_tokens_seen
                 logs.update(speed_metrics("train", start_time, num_tokens=new))
-        self.state.log_history.append({**logs, "step": self.state.global_step})
+        self.state.log_history.append({**loggable(logs), "step": self.state.global_step})
         if self._lightning_callbacks and self.lightning_trainer is not None:
             note_metrics(self.lightning_trainer, logs)  # so that they may monitor `loss`, too
         self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)

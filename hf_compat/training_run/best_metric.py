@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from hf_compat.errors import MissingMetric
+from hf_compat.errors import MetricError, MissingMetric
 from hf_compat.hf.builtin_callbacks import eval_metric_name
 from hf_compat.hf.enums import SaveStrategy
+from hf_compat.hf.metrics import number_of_metric
 from hf_compat.hf.state import TrainerState
 
 if TYPE_CHECKING:
@@ -20,16 +21,32 @@ def tracked_value(metrics: Mapping[str, float], metric_for_best_model: str) -> f
 
     Raises:
         MissingMetric: It is not among the metrics (a `KeyError`).
+        MetricError: It is no number, or the metrics are no mapping.
     """
     name = eval_metric_name(metric_for_best_model)
+    if not isinstance(metrics, Mapping):  # an override may return anything
+        raise MetricError(
+            f"`evaluate` returned {metrics!r}, which is no mapping: {name!r} cannot be looked for in it.\n\n"
+            "Hint: return the metrics, or train without `metric_for_best_model`."
+        )
     try:
-        return metrics[name]
+        return number_of_metric(metrics[name], name)
     except KeyError:
         raise MissingMetric(
             f"The `metric_for_best_model` training argument is set to {name!r}, which is not found in the "
             f"evaluation metrics. The available evaluation metrics are: {list(metrics)}.\n\n"
             "Hint: name one of them, or let `compute_metrics` return it."
         ) from None
+
+
+def check_tracked_value(metrics: Mapping[str, float], metric_for_best_model: str | None) -> None:
+    """Refuse a tracked metric that cannot be compared; whether it is there is not looked at.
+
+    Raises:
+        MetricError: It is no number.
+    """
+    if metric_for_best_model is not None and eval_metric_name(metric_for_best_model) in metrics:
+        tracked_value(metrics, metric_for_best_model)
 
 
 def note_best_metric(state: TrainerState, args: TrainingArguments, metrics: Mapping[str, float]) -> bool:
@@ -40,6 +57,7 @@ def note_best_metric(state: TrainerState, args: TrainingArguments, metrics: Mapp
 
     Raises:
         MissingMetric: The tracked metric is not among the metrics.
+        MetricError: It is no number.
 
     Mirrors:
         `transformers.Trainer._determine_best_metric`, 5.23.
@@ -57,16 +75,22 @@ def note_best_metric(state: TrainerState, args: TrainingArguments, metrics: Mapp
     return is_best
 
 
-def note_best_checkpoint(state: TrainerState, path_of: Callable[[int], str], current: str) -> None:
-    """Remember the checkpoint of the best update where it exists, or is the one that is about to be written.
+def note_best_checkpoint(
+    state: TrainerState,
+    path_of: Callable[[int], str],
+    current: str,
+    was_written: Callable[[str], bool] = os.path.exists,
+) -> None:
+    """Remember the checkpoint of the best update where it was written, or is the one that is about to be.
 
     Args:
         state: The run's state, before it goes into the checkpoint.
         path_of: Returns the path of an update's checkpoint.
         current: Path of the checkpoint that is about to be written.
+        was_written: Whether this run wrote a checkpoint; a folder of that name may be another run's.
     """
     if not state.best_global_step:
         return
     path = path_of(state.best_global_step)
-    if path == current or os.path.exists(path):
+    if path == current or was_written(path):
         state.best_model_checkpoint = path
