@@ -76,6 +76,7 @@ class Trainer(
         UnknownArgument: A keyword that no release has had (a `TypeError`).
         ArgumentError: Arguments that contradict each other (a `ValueError`).
         UnsupportedArgument: Something that is not here yet.
+        OutputFolderError: `output_dir` cannot be written to, and the run would save there.
 
     Mirrors:
         `transformers.Trainer`, 5.23.
@@ -113,6 +114,8 @@ class Trainer(
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self._validate_args()
+        if self._can_train():  # a Trainer that only evaluates may name a folder that is read-only
+            self._prepare_output_folder()
         self._set_up_counters()
         self._set_up_run()
         self._set_callbacks(callbacks)
@@ -171,6 +174,7 @@ class Trainer(
 
         Raises:
             CheckpointError: There is no such checkpoint.
+            OutputFolderError: Another run saves into the output folder.
 
         Mirrors:
             `transformers.Trainer.train`, 5.23.
@@ -178,7 +182,10 @@ class Trainer(
         self._background.wait()
         self.is_in_train = True
         try:
-            with self._resolved_checkpoint(resume_from_checkpoint or model_path) as checkpoint:
+            with (
+                self._output_folder_taken(),
+                self._resolved_checkpoint(resume_from_checkpoint or model_path) as checkpoint,
+            ):
                 self._prepare_model_for_training(checkpoint, trial)
                 return run_with_fitting_batch_size(
                     self._inner_training_loop,
@@ -189,11 +196,6 @@ class Trainer(
                     trial=trial,
                     ignore_keys_for_eval=ignore_keys_for_eval,
                 )
-        except BaseException as error:
-            unwritten = self._background.settle()  # a `True` right after would begin from an older checkpoint
-            if unwritten is not None:
-                error.add_note(str(unwritten))
-            raise
         finally:
             self.is_in_train = False
 

@@ -6,6 +6,7 @@ the Trainer's: `hf_compat.training_run`.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -29,8 +30,10 @@ from hf_compat.runtime.collectives import gather
 from hf_compat.runtime.inspection import has_length
 from hf_compat.training_run.best_metric import note_best_checkpoint, note_best_metric
 from hf_compat.training_run.loss_log import LossLog, LossLogState
-from hf_compat.training_run.rotation import checkpoints_to_delete, checkpoints_to_delete_at_end
+from hf_compat.training_run.rotation import checkpoints_to_delete, checkpoints_to_delete_at_end, in_order_of_rotation
 from hf_compat.training_run.summary import run_summary
+
+logger = logging.getLogger(__name__)
 
 _CHECKPOINT = re.compile(r"^checkpoint-(\d+)\.ckpt$")
 # What a resumed run takes over from the saved state; the rest follows from the arguments and Lightning's progress.
@@ -221,22 +224,25 @@ class AdaptedRun:
         path = self.checkpoint_path(self.state.global_step)
         note_best_checkpoint(self.state, self.checkpoint_path, path)
         trainer.save_checkpoint(path)
-        kept = [path, self.state.best_model_checkpoint]
-        for old in checkpoints_to_delete(self._checkpoints(), self.args.save_total_limit, kept):
-            trainer.strategy.remove_checkpoint(old)
+        kept, now = [path, self.state.best_model_checkpoint], self.state.global_step
+        found = {self.checkpoint_path(update): update for update in self._updates_of_checkpoints()}
+        # what lies beyond the update did not lead to it: an earlier run left it in the folder
+        ordered = in_order_of_rotation(found, now, lambda old: found[old] <= now)
+        for old in checkpoints_to_delete(ordered, self.args.save_total_limit, kept):
+            _remove(trainer, old)
 
     def rotate_at_end(self, trainer: pl.Trainer) -> None:
         """With a limit of one checkpoint, keep the best alone."""
         best = self.state.best_model_checkpoint
-        for old in checkpoints_to_delete_at_end(self._checkpoints(), self.args.save_total_limit, best):
-            trainer.strategy.remove_checkpoint(old)
+        found = [self.checkpoint_path(update) for update in self._updates_of_checkpoints()]
+        for old in checkpoints_to_delete_at_end(found, self.args.save_total_limit, best):
+            _remove(trainer, old)
 
-    def _checkpoints(self) -> list[str]:
+    def _updates_of_checkpoints(self) -> list[int]:
         folder = str(self.args.output_dir)
         if not os.path.isdir(folder):
             return []
-        updates = sorted(int(match[1]) for match in map(_CHECKPOINT.match, os.listdir(folder)) if match)
-        return [self.checkpoint_path(count) for count in updates]
+        return sorted(int(match[1]) for match in map(_CHECKPOINT.match, os.listdir(folder)) if match)
 
     def summarize(self, trainer: pl.Trainer) -> dict[str, float]:
         """Log the summary of the run, and return it."""
@@ -244,6 +250,14 @@ class AdaptedRun:
         samples = _samples(trainer.train_dataloader, self._micro_batches, trainer.world_size)
         train_loss = self.losses.mean(self.state.global_step)
         return self.log(run_summary(self._start_time, samples, updates, self.state.total_flos, train_loss))
+
+
+def _remove(trainer: pl.Trainer, checkpoint: str) -> None:
+    """Remove a checkpoint; one that cannot be removed is no reason to end a training that saves."""
+    try:
+        trainer.strategy.remove_checkpoint(checkpoint)
+    except OSError as error:
+        logger.warning("The old checkpoint %s could not be removed: %s. Training goes on.", checkpoint, error)
 
 
 def loss_of(outputs: STEP_OUTPUT) -> torch.Tensor | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from hf_compat.checkpoint.files import check_regular, is_inside, is_plain_name, read_json
@@ -16,20 +17,43 @@ logger = logging.getLogger(__name__)
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_KIND = "hf_compat checkpoint"
+_LARGEST_TURN = 2**53
 
 Listed = dict[str, object]  # each file's name, and what the manifest says about it
 
 
 def read_manifest(folder: Path) -> Listed | None:
     """Return everything that a manifest of ours lists, good names and bad; None without a readable one."""
+    listed = (_read(folder) or {}).get("files")
+    return listed if isinstance(listed, dict) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who wrote a checkpoint.
+
+    Args:
+        run: Id of the run; one that goes on keeps it.
+        turn: Which call of `train` in this output folder, counted from 1.
+    """
+
+    run: str
+    turn: int
+
+
+def read_writer(folder: Path) -> Writer | None:
+    """Return who wrote a checkpoint; None where its manifest does not say."""
+    manifest = _read(folder) or {}
+    run, turn = manifest.get("run"), manifest.get("turn")
+    return Writer(run, turn) if isinstance(run, str) and type(turn) is int and 0 < turn < _LARGEST_TURN else None
+
+
+def _read(folder: Path) -> dict[str, object] | None:
     try:
         manifest = read_json(folder / MANIFEST_NAME)
     except CheckpointError:
         return None
-    if not isinstance(manifest, dict) or manifest.get("kind") != MANIFEST_KIND:
-        return None
-    listed = manifest.get("files")
-    return listed if isinstance(listed, dict) else None
+    return manifest if isinstance(manifest, dict) and manifest.get("kind") == MANIFEST_KIND else None
 
 
 def listed_files(folder: Path) -> Listed | None:

@@ -6,9 +6,11 @@ CheckpointError that names the file, whatever the cause.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,11 +37,23 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     return open(descriptor, "rb")
 
 
-def check_regular(path: str | os.PathLike[str]) -> None:
-    """Refuse what is not a regular file: for readers that open a file themselves.
+@contextlib.contextmanager
+def pinned(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Give the path of a regular file to a reader that opens it itself.
 
-    A file that is replaced by a FIFO between this check and their opening it can still keep them waiting. It cannot
-    make them run anything: what they read, they read as plain values.
+    Where the system names open files (Linux), the reader gets the very file that was looked at: one that is replaced
+    by a FIFO in between does not keep it waiting.
+
+    Raises:
+        CheckpointError: It cannot be opened, or it is not a regular file.
+    """
+    with open_regular(path) as file:
+        by_descriptor = f"/proc/self/fd/{file.fileno()}"
+        yield by_descriptor if os.path.exists(by_descriptor) else os.fspath(path)
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Refuse what is not a regular file.
 
     Raises:
         CheckpointError: It cannot be opened, or it is not a regular file.

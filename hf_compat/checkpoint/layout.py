@@ -33,7 +33,30 @@ ADAPTER_SAFE_WEIGHTS_NAME = "adapter_model.safetensors"
 ADAPTER_WEIGHTS_NAME = "adapter_model.bin"
 ADAPTER_CONFIG_NAME = "adapter_config.json"
 
+# What a checkpoint of ours, of `transformers`, Accelerate, PEFT, DeepSpeed or FSDP is made of: files, and folders with
+# all that is in them.
+_PARTS_OF_CHECKPOINTS = re.compile(
+    r"""(
+    (adapter_|pytorch_)?model(-\d+-of-\d+)?(\.\w+)?\.(safetensors|bin)(\.index(\.\w+)?\.json)?
+    | (tf_model\.h5|flax_model\.msgpack)(\.index\.json)?
+    | pytorch_model(_fsdp_\d+|_\d+)? | optimizer(_\d+)? | distributed_checkpoint | dist_ckpt   # folders
+    | .*\.distcp | \.metadata
+    | global_step[^/]* | latest(_universal)? | zero_to_fp32\.py | .*_(model|optim)_states\.pt
+    | (optimizer|scheduler|scaler|rng_state|run_state|random_states|custom_checkpoint|sampler|dl_state_dict)
+      (_\d+)*\.(pt|pth|bin|pkl)
+    | tokenizer(_config)?\.json | (special_tokens_map|added_tokens|(pre)?processor_config|vocab)\.json | vocab\.txt
+    | merges\.txt | (spiece|tokenizer|sentencepiece\.bpe)\.model | chat_template\.(jinja|json)
+    | trainer_state\.json | training_args\.(bin|json) | manifest\.json
+    | (adapter_|generation_)?config\.json
+    )""",
+    re.VERBOSE,
+)
 _NUMBERED = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
+
+
+def is_part_of_checkpoint(name: str) -> bool:
+    """Return whether a file, named from its folder with `/`, is of a kind that a program's checkpoints have."""
+    return any(_PARTS_OF_CHECKPOINTS.fullmatch(part) for part in name.split("/"))
 
 
 def checkpoint_path(folder: str, updates: int) -> str:

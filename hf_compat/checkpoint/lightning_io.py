@@ -101,9 +101,7 @@ def to_hf(checkpoint: LightningCheckpoint, folder: str) -> None:
         weights = {name.removeprefix(PREFIX): value for name, value in held.items() if name.startswith(PREFIX)}
     if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise CheckpointError("The checkpoint has no weights under `state_dict['model.*']`: it is of no HFModule.")
-    partial = folder + manifest.PARTIAL_SUFFIX
-    shutil.rmtree(partial, ignore_errors=True)
-    os.makedirs(partial)
+    partial = manifest.make_partial(folder)
     try:
         with fitting("The Lightning checkpoint"):
             _write_files(checkpoint, weights, partial)

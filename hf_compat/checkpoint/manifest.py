@@ -13,14 +13,27 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint.contents import MANIFEST_KIND, MANIFEST_NAME, Contents, Listed, listed_files, read_manifest
+from hf_compat.checkpoint.contents import (
+    MANIFEST_KIND,
+    MANIFEST_NAME,
+    Contents,
+    Listed,
+    Writer,
+    listed_files,
+    read_manifest,
+    read_writer,
+)
 from hf_compat.checkpoint.files import first_line, is_inside, open_regular
 from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
+from hf_compat.checkpoint.run_lock import Owner, is_in_use
 from hf_compat.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -28,10 +41,21 @@ logger = logging.getLogger(__name__)
 PARTIAL_SUFFIX = ".partial"
 REPLACED_SUFFIX = ".replaced"
 DELETED_SUFFIX = ".deleted"
+# Beside the checkpoints: what a save or a removal has under way, with the id of its run (versions before had none).
+_LEFT_OVER = re.compile(r"(?P<final>.+)(?P<suffix>\.partial|\.replaced|\.deleted)(-(?P<id>.+))?")
+# What a run on another host has under way is touched when nothing was written to it for so long, in seconds.
+_SURELY_OVER = 3600.0
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST_NAME)
+    """List the regular files of a folder but its manifest."""
+    return (path for path in _entries(folder) if path.is_file())
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    """List what is below a folder but subfolders and its manifest: files, links, and what else somebody put there."""
+    below = (path for path in sorted(folder.rglob("*")) if path != folder / MANIFEST_NAME)
+    return (path for path in below if path.is_symlink() or not path.is_dir())
 
 
 def _sha256(path: Path) -> str:
@@ -49,14 +73,15 @@ def _flush(path: Path) -> None:
             os.close(descriptor)
 
 
-def seal(folder: str) -> None:
-    """Flush every file of a folder to disk, then write its manifest."""
+def seal(folder: str, writer: Writer | None = None) -> None:
+    """Flush every file of a folder to disk, then write its manifest, which names the writer where there is one."""
     root = Path(folder)
     listed = {}
     for path in _files(root):
         _flush(path)
         listed[path.relative_to(root).as_posix()] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-    text = json.dumps({"kind": MANIFEST_KIND, "version": 1, "files": listed}, indent=1)
+    by = {} if writer is None else asdict(writer)
+    text = json.dumps({"kind": MANIFEST_KIND, "version": 1, **by, "files": listed}, indent=1)
     with open(root / MANIFEST_NAME, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -65,55 +90,114 @@ def seal(folder: str) -> None:
         _flush(subfolder)
 
 
+def partial_path(final: str, owner: Owner) -> str:
+    """Return where a run writes a checkpoint before it gets its final name."""
+    return f"{final}{PARTIAL_SUFFIX}-{owner.id}"
+
+
+def make_partial(final: str) -> str:
+    """Make the folder that a checkpoint of another form is converted in, before it gets its final name."""
+    for path, suffix, owner in _left_overs(os.path.dirname(final) or "."):
+        is_of_this = suffix == PARTIAL_SUFFIX and os.path.basename(_final_of(path)) == os.path.basename(final)
+        if is_of_this and _is_over(path, owner):
+            _remove_tree(path, ignore_errors=True)
+    partial = partial_path(final, Owner.of_this_process())
+    os.makedirs(partial)
+    return partial
+
+
 def put_in_place(partial: str, final: str) -> None:
     """Rename a sealed folder to its final name. At every instant the old folder of that name or the new one is whole.
 
-    Files of the old folder that no checkpoint lists are the user's: they are copied into the new one.
+    Files of the old folder that belong to no checkpoint are the user's: they are copied into the new one.
     """
-    if os.path.isdir(final):
-        _copy_user_files(Path(final), Path(partial))
-        replaced = final + REPLACED_SUFFIX
-        shutil.rmtree(replaced, ignore_errors=True)
-        os.replace(final, replaced)
+    if not os.path.isdir(final):
         os.replace(partial, final)
-        shutil.rmtree(replaced)
-    else:
-        os.replace(partial, final)
+        _flush(Path(final).parent)
+        return
+    _copy_user_files(Path(final), Path(partial))
+    replaced = final + REPLACED_SUFFIX + partial.removeprefix(final + PARTIAL_SUFFIX)
+    _remove_tree(replaced, ignore_errors=True)
+    os.replace(final, replaced)
+    os.replace(partial, final)
     _flush(Path(final).parent)
+    _remove_tree(replaced, ignore_errors=True)  # the new checkpoint is in its place, whatever becomes of the old one
+
+
+def _remove_tree(path: str, ignore_errors: bool = False) -> None:
+    """Delete a folder; of a symbolic link the link alone."""
+    if not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=ignore_errors)
+        return
+    with contextlib.suppress(*([OSError] if ignore_errors else [])):
+        os.unlink(path)
 
 
 def _copy_user_files(old: Path, new: Path) -> None:
-    ours = set(_listed(old) or ()) | {MANIFEST_NAME}
-    for path in _files(old):
+    """Copy what is no part of a checkpoint; weights or states of another run would be read as the new one's."""
+    ours = set(_listed(old) or ())
+    for path in _entries(old):
         relative = path.relative_to(old).as_posix()
         target = new / relative
-        if relative not in ours and not target.exists():
+        if relative in ours or names.is_part_of_checkpoint(relative) or os.path.lexists(target):
+            continue
+        if path.is_symlink() or path.is_file():  # nothing can be copied out of a pipe or a socket
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, target)
+            shutil.copy2(path, target, follow_symlinks=False)
 
 
 def remove(folder: str) -> None:
     """Delete the files of a checkpoint of ours; files that its manifest does not list stay where they are.
 
     The folder is renamed first: one that is half deleted is never taken for a checkpoint.
+
+    Raises:
+        OSError: It cannot be deleted, or it is a symbolic link: what that points to is not ours to delete.
     """
     root = Path(folder)
     listed = _listed(root)
     if listed is None:
         return
-    if any(path.relative_to(root).as_posix() not in listed for path in _files(root)):
-        (root / MANIFEST_NAME).unlink()
-        for name in listed:
-            (root / name).unlink(missing_ok=True)
+    if root.is_symlink():
+        raise OSError("it is a symbolic link")
+    if any(path.relative_to(root).as_posix() not in listed for path in _entries(root)):
+        _remove_files(root, listed)
         return
-    deleted = folder + DELETED_SUFFIX
+    deleted = f"{folder}{DELETED_SUFFIX}-{Owner().id}"
     os.replace(folder, deleted)
     shutil.rmtree(deleted)
+
+
+def _remove_files(root: Path, listed: Listed) -> None:
+    """Delete the listed files, the manifest last: as long as it is there, the folder is known to lack some."""
+    for name in (*sorted(listed), MANIFEST_NAME):
+        if not os.path.isdir(root / name) or os.path.islink(root / name):
+            (root / name).unlink(missing_ok=True)
+    for subfolder in sorted({path for path in root.rglob("*") if path.is_dir()}, reverse=True):
+        if not any(subfolder.iterdir()):
+            subfolder.rmdir()
 
 
 def is_ours(folder: str) -> bool:
     """Return whether a folder holds a manifest of ours, whole or not."""
     return _listed(Path(folder)) is not None
+
+
+def writer_of(folder: str) -> Writer | None:
+    """Return who wrote a checkpoint; None where its manifest does not say."""
+    return read_writer(Path(folder))
+
+
+def run_of(folder: str) -> str | None:
+    """Return the id of the run that wrote a checkpoint; None where its manifest does not say."""
+    writer = writer_of(folder)
+    return None if writer is None else writer.run
+
+
+def next_turn(run_dir: str) -> int:
+    """Return the number of the call of `train` that begins to save into a folder."""
+    writers = [writer_of(path) for path in names.list_checkpoints(run_dir)]
+    return 1 + max((writer.turn for writer in writers if writer is not None), default=0)
 
 
 def _listed(folder: Path) -> Listed | None:
@@ -125,26 +209,61 @@ def _listed(folder: Path) -> Listed | None:
 
 
 def tidy(run_dir: str) -> None:
-    """Remove what a run that was killed while saving or deleting has left behind."""
-    if not os.path.isdir(run_dir):
-        return
-    for entry in list(os.scandir(run_dir)):
-        for suffix in (PARTIAL_SUFFIX, DELETED_SUFFIX, REPLACED_SUFFIX):
-            stem = entry.name.removesuffix(suffix)
-            if stem != entry.name and names.checkpoint_step(stem) is not None and entry.is_dir():
-                shutil.rmtree(entry.path, ignore_errors=True)
+    """Remove what a run that was killed while saving or deleting has left behind, after finishing what is whole."""
+    recover(run_dir)
+    for path, suffix, owner in _left_overs_of_checkpoints(run_dir):
+        if suffix == DELETED_SUFFIX or _is_over(path, owner):
+            _remove_tree(path, ignore_errors=True)
 
 
 def recover(run_dir: str) -> None:
     """Finish a save that was killed after everything was on disk, between two renames."""
-    if not os.path.isdir(run_dir):
-        return
     for suffix in (PARTIAL_SUFFIX, REPLACED_SUFFIX):
-        for entry in list(os.scandir(run_dir)):
-            final = entry.path.removesuffix(suffix)
-            is_left_over = final != entry.path and names.checkpoint_step(final) is not None
-            if is_left_over and not os.path.exists(final) and is_ours(entry.path) and not problems(entry.path):
-                os.replace(entry.path, final)
+        for path, kind, owner in _left_overs_of_checkpoints(run_dir):
+            final = _final_of(path)
+            is_left_over = kind == suffix and not os.path.exists(final) and _is_over(path, owner)
+            if is_left_over and is_ours(path) and not problems(path):
+                # every process of a run may ask for its last checkpoint: one of them is first
+                with contextlib.suppress(OSError):
+                    os.replace(path, final)
+
+
+def _left_overs(run_dir: str) -> list[tuple[str, str, Owner | None]]:
+    """List what saves and removals have left in a folder: path, suffix, and the run where the name tells it."""
+    if not os.path.isdir(run_dir):
+        return []
+    matches = [(entry, _LEFT_OVER.fullmatch(entry.name)) for entry in os.scandir(run_dir) if entry.is_dir()]
+    return [
+        (entry.path, match["suffix"], Owner.of_id(match["id"] or ""))
+        for entry, match in sorted(matches, key=lambda found: found[0].name)
+        if match is not None
+    ]
+
+
+def _left_overs_of_checkpoints(run_dir: str) -> list[tuple[str, str, Owner | None]]:
+    return [found for found in _left_overs(run_dir) if names.checkpoint_step(_final_of(found[0])) is not None]
+
+
+def _final_of(path: str) -> str:
+    """Return the name that a folder gets, or had, when it is in its place."""
+    match = _LEFT_OVER.fullmatch(os.path.basename(path))
+    assert match is not None  # it is from the list of those that match
+    return os.path.join(os.path.dirname(path), match["final"])
+
+
+def _is_over(path: str, owner: Owner | None) -> bool:
+    """Return whether nobody works on a left-over any more."""
+    alive = False if owner is None else owner.is_alive()
+    return not alive if alive is not None else time.time() - _last_change(Path(path)) > _SURELY_OVER
+
+
+def _last_change(folder: Path) -> float:
+    """Return when something in a folder was changed last; it may be deleted while it is looked at."""
+    times = [0.0]
+    for path in (folder, *folder.rglob("*")):
+        with contextlib.suppress(OSError):
+            times.append(path.lstat().st_mtime)
+    return max(times)
 
 
 def problems(folder: str) -> list[str]:
@@ -188,7 +307,8 @@ def _compare(root: Path, name: str, facts: object) -> str | None:
 def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     """Return the newest whole checkpoint of a folder, or None.
 
-    Newer ones that are incomplete or damaged are skipped; a warning names each of them and what is wrong.
+    A save that was killed after everything was on disk is finished first, unless a run is saving there. Newer
+    checkpoints that are incomplete or damaged are skipped; a warning names each of them and what is wrong.
 
     Raises:
         FileNotFoundError: `folder` does not exist.
@@ -198,23 +318,45 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
         `transformers.trainer_utils.get_last_checkpoint`, 5.23.
 
     Differs:
-        Upstream goes by the names alone.
+        Upstream goes by the names alone. Here, what the last run wrote comes before what an earlier one left.
     """
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"No such directory: {os.fspath(folder)!r}")
+    if not is_in_use(folder):
+        recover(os.fspath(folder))
     return newest_checkpoint(folder, problems)
 
 
 def newest_checkpoint(folder: str | os.PathLike[str], judge: Callable[[str], list[str]]) -> str | None:
     """Return the newest checkpoint with which nothing is wrong, and warn of each newer one.
 
+    The newest is the last run's with the most updates; an earlier run may have left one with more.
+
     Args:
         folder: The output folder.
         judge: Lists what is wrong with a checkpoint.
     """
-    for path in reversed(names.list_checkpoints(folder)):
+    paths = names.list_checkpoints(folder)
+    for path in reversed(_in_order_of_writing(paths)):
         wrong = judge(path)
         if not wrong:
+            beyond = [os.path.basename(other) for other in paths[paths.index(path) + 1 :] if not judge(other)]
+            if beyond:
+                logger.warning(
+                    "%s is taken: the last run wrote it. Of an earlier run: %s. Name one of them to go on from it.",
+                    path,
+                    ", ".join(beyond),
+                )
             return path
         logger.warning("%s is not whole and is skipped: %s.", path, "; ".join(wrong))
     return None
+
+
+def _in_order_of_writing(paths: list[str]) -> list[str]:
+    """Order checkpoints by the call of `train` that wrote them, then by update.
+
+    Those that do not say who wrote them, of `transformers` or of a version before, go by update with the last call's.
+    """
+    turns = {path: None if (writer := writer_of(path)) is None else writer.turn for path in paths}
+    last = max(filter(None, turns.values()), default=0)
+    return sorted(paths, key=lambda path: (turns[path] or last, names.checkpoint_step(path) or 0))

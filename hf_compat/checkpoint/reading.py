@@ -13,7 +13,7 @@ import torch
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.contents import Contents
-from hf_compat.checkpoint.files import check_regular, first_line, is_plain_name, read_json
+from hf_compat.checkpoint.files import first_line, is_plain_name, pinned, read_json
 from hf_compat.errors import CheckpointError
 
 Weights = dict[str, torch.Tensor]
@@ -58,10 +58,11 @@ def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False) -> Pla
     Raises:
         CheckpointError: It is damaged, or holds anything else; nothing of it is run. Tensors without data are damage.
     """
-    check_regular(path)
     try:
-        with torch.serialization.safe_globals(list(allowed)):
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        with pinned(path) as opened, torch.serialization.safe_globals(list(allowed)):
+            content = torch.load(opened, map_location="cpu", weights_only=True, mmap=mmap)
+    except CheckpointError:
+        raise
     except Exception as error:  # torch and pickle raise what they like; the file is the fact
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
     if any(tensor.is_meta for tensor in _tensors_in(content)):
@@ -88,9 +89,11 @@ def read_safetensors(path: str) -> Weights:
     Raises:
         CheckpointError: It is damaged.
     """
-    check_regular(path)
     try:
-        return safetensors.torch.load_file(path, device="cpu")
+        with pinned(path) as opened:
+            return safetensors.torch.load_file(opened, device="cpu")
+    except CheckpointError:
+        raise
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
 

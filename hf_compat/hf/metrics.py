@@ -84,7 +84,10 @@ def plain_metrics(metrics: object, source: str) -> dict[str, Metric]:
     try:
         return {name: _plain_metric(value, name, source) for name, value in metrics.items()}
     except RecursionError:
-        raise MetricError(f"`{source}` returned a metric that contains itself: it cannot be logged or saved.") from None
+        raise MetricError(
+            f"`{source}` returned a metric that contains itself: it cannot be logged or saved.\n\n"
+            "Hint: return a number, a text, or a list or dict of these."
+        ) from None
 
 
 def _plain_metric(value: object, name: str, source: str) -> Metric:

@@ -28,6 +28,11 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
         self._check_optimizers()
         self._check_data()
 
+    def _can_train(self) -> bool:
+        """Return whether there is training data, or a method of a subclass that brings it."""
+        own_loader = type(self).get_train_dataloader is not DataloaderMethods.get_train_dataloader
+        return self.train_dataset is not None or own_loader
+
     def _check_strategies(self) -> None:
         args = self.args
         evaluates = args.eval_strategy != IntervalStrategy.NO

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 import logging
 import os
@@ -38,15 +39,19 @@ from hf_compat.checkpoint.reading import (
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, RunState
 from hf_compat.checkpoint.trainer_state import read_trainer_state
 from hf_compat.engine.windows import as_plain
-from hf_compat.errors import CheckpointWriteError, ProcessError, warn_once
+from hf_compat.errors import CheckpointWriteError, HfCompatError, warn_once
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
 from hf_compat.runtime.background import frozen_copy
-from hf_compat.runtime.collectives import agree, barrier
+from hf_compat.runtime.collectives import agree
 from hf_compat.runtime.rng import legacy_globals, pack_legacy_rng, read_rng, unpack_rng, write_rng
-from hf_compat.trainer_methods.base import TrainerBase
+from hf_compat.trainer_methods.output_folder import OutputFolderMethods
 from hf_compat.training_run.best_metric import note_best_checkpoint
-from hf_compat.training_run.rotation import checkpoints_to_delete, checkpoints_to_delete_at_end
+from hf_compat.training_run.rotation import (
+    checkpoints_to_delete,
+    checkpoints_to_delete_at_end,
+    in_order_of_rotation,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +65,7 @@ _WRITERS = (
 )
 
 
-class CheckpointMethods(TrainerBase):
+class CheckpointMethods(OutputFolderMethods):
     """The public methods and override points of saving and resuming."""
 
     _other_weights: dict[str, Any] | None = None
@@ -88,51 +93,68 @@ class CheckpointMethods(TrainerBase):
         self._background.wait()
         self._ask_lightning_callbacks()
         run_dir = self._get_output_dir(trial=trial)
-        final = names.checkpoint_path(run_dir, self.state.global_step)
-        partial = final + manifest.PARTIAL_SUFFIX
-        if self.args.should_save:
-            manifest.tidy(run_dir)
+        with self._saving_into(run_dir) as owner:
+            final = names.checkpoint_path(run_dir, self.state.global_step)
+            self._save_as(final, manifest.partial_path(final, owner))
+
+    def _save_as(self, final: str, partial: str) -> None:
+        """Write a checkpoint, at once or in the background."""
+        run_dir = os.path.dirname(final)
+        agree(self._attempt(lambda: self._tidy(run_dir, partial), partial, final))
         best_before = self.state.best_model_checkpoint
-        note_best_checkpoint(self.state, lambda update: names.checkpoint_path(run_dir, update), final)
-        rotation = (run_dir, self.state.best_model_checkpoint)
+        path_of = functools.partial(names.checkpoint_path, run_dir)
+        note_best_checkpoint(self.state, path_of, final, self._has_written)
+        best = self.state.best_model_checkpoint
         if self._may_save_in_background():
             write = self._frozen_write()
-            self._background.submit(lambda: self._write_and_seal(write, partial, final, rotation))
+            self._background.submit(lambda: self._write_and_seal(write, partial, final, best))
             return
         try:
-            self._write_and_seal(self._write_checkpoint, partial, final, rotation)
-        except (CheckpointWriteError, ProcessError):
+            self._write_and_seal(self._write_checkpoint, partial, final, best)
+        except BaseException:
             self.state.best_model_checkpoint = best_before
             raise
 
-    def _write_and_seal(
-        self, write: Callable[[str], None], partial: str, final: str, rotation: tuple[str, str | None]
-    ) -> None:
+    def _tidy(self, run_dir: str, partial: str) -> None:
+        if self.args.should_save:
+            self._keep(run_dir)
+            manifest.tidy(run_dir)
+            if os.path.isdir(partial):  # of this run, which tried to save here before
+                shutil.rmtree(partial)
+
+    def _has_written(self, path: str) -> bool:
+        return os.path.isdir(path) and self._is_of_this_run(path)
+
+    def _write_and_seal(self, write: Callable[[str], None], partial: str, final: str, best: str | None) -> None:
         """Write a folder beside its place, seal it, give it its name; then make room.
 
         With several processes, each writes its part; all have to succeed before the first one seals the folder.
         """
-        barrier()  # the first process has tidied up
         # no name here for what went wrong: it would keep the frames of the writers, and their open files, alive
         agree(self._attempt(lambda: write(partial), partial, final))
         agree(self._attempt(lambda: self._seal(partial, final), partial, final))
         if self.args.should_save:
-            self._rotate_checkpoints(*rotation, written=final)
+            self._rotate_checkpoints(final, best)
 
     def _seal(self, partial: str, final: str) -> None:
         if self.args.should_save:
-            manifest.seal(partial)
+            manifest.seal(partial, self._writer(os.path.dirname(final)))
             manifest.put_in_place(partial, final)
 
-    def _attempt(self, write: Callable[[], None], partial: str, final: str) -> CheckpointWriteError | None:
+    def _attempt(self, write: Callable[[], None], partial: str, final: str) -> Exception | None:
         """Write, and return what went wrong: the other processes have to know before it is raised."""
         try:
             write()
             return None
-        except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+        except BaseException as error:
             if self.args.should_save:
                 shutil.rmtree(partial, ignore_errors=True)
-            return _not_written(final, error)
+            is_named = isinstance(error, HfCompatError)
+            if isinstance(error, (OSError, RuntimeError, safetensors.SafetensorError)) and not is_named:
+                return _not_written(final, error)
+            if isinstance(error, Exception):  # of a method or a callback of the user's
+                return error
+            raise
 
     def _may_save_in_background(self) -> bool:
         """Return whether all that a checkpoint holds can be copied first: what a subclass writes cannot."""
@@ -194,19 +216,24 @@ class CheckpointMethods(TrainerBase):
             self.state.stateful_callbacks = export_states(self._stateful())
             self.state.save_to_json(os.path.join(partial, names.TRAINER_STATE_NAME))
 
-    def _rotate_checkpoints(self, run_dir: str, best: str | None, written: str) -> None:
-        """Remove what the limit has no room for: the oldest of ours by step, never the one just written or the best.
+    def _rotate_checkpoints(self, written: str, best: str | None) -> None:
+        """Remove what the limit has no room for: other runs' checkpoints first, never the one just written or the best.
 
-        The one just written need not be the newest by step: an earlier run may have left one with more updates.
+        Args:
+            written: The checkpoint that was just written.
+            best: The best one.
         """
-        ours = _own_checkpoints(run_dir)
-        for path in checkpoints_to_delete(ours, self.args.save_total_limit, keep=[best, written]):
-            _remove(path)
+        if not self.args.save_total_limit:
+            return
+        checkpoints = _own_checkpoints(os.path.dirname(written))
+        ordered = in_order_of_rotation(checkpoints, names.checkpoint_step(written) or 0, self._is_of_this_run)
+        for path in checkpoints_to_delete(ordered, self.args.save_total_limit, keep=[best, written]):
+            _remove_or_warn(path)
 
     def _rotate_checkpoints_at_end(self, run_dir: str, best: str | None) -> None:
         """With a limit of one, keep the best checkpoint alone."""
-        for path in checkpoints_to_delete_at_end(_own_checkpoints(run_dir), self.args.save_total_limit, best):
-            _remove(path)
+        for path in checkpoints_to_delete_at_end(list(_own_checkpoints(run_dir)), self.args.save_total_limit, best):
+            _remove_or_warn(path)
 
     def _save_run_state(self, output_dir: str) -> None:
         """Write `run_state.pt`: what it takes to go on as if the run had not stopped."""
@@ -404,17 +431,18 @@ class CheckpointMethods(TrainerBase):
         callbacks.append(restored)
 
 
-def _remove(path: str) -> None:
-    """Remove a checkpoint; one that cannot be removed is no reason to end a training that saves."""
+def _own_checkpoints(run_dir: str) -> dict[str, int]:
+    """List the checkpoints of a folder that this package wrote, each with its update, oldest update first."""
+    paths = names.list_checkpoints(run_dir)
+    return {path: names.checkpoint_step(path) or 0 for path in paths if manifest.is_ours(path)}
+
+
+def _remove_or_warn(checkpoint: str) -> None:
+    """Remove a checkpoint; where that fails the newer ones are good all the same, and the run goes on."""
     try:
-        manifest.remove(path)
+        manifest.remove(checkpoint)
     except OSError as error:
-        logger.warning("The old checkpoint %s could not be removed: %s. Training goes on.", path, error)
-
-
-def _own_checkpoints(run_dir: str) -> list[str]:
-    """List the checkpoints of a folder that this package wrote, oldest update first."""
-    return [path for path in names.list_checkpoints(run_dir) if manifest.is_ours(path)]
+        logger.warning("The old checkpoint %s could not be removed: %s. Training goes on.", checkpoint, error)
 
 
 def read_state(checkpoint: str) -> TrainerState:

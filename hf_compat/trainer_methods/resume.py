@@ -6,18 +6,20 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
+from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.lightning_io import to_hf
 from hf_compat.checkpoint.reading import read_torch_file
+from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.checkpoint.run_state import ResumePoint, RunState, resume_point
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, HfCompatError
 from hf_compat.hf.state import TrainerState, is_exportable
 from hf_compat.plan.run_counts import RunCounts
 from hf_compat.runtime import slurm
-from hf_compat.runtime.collectives import broadcast_object
+from hf_compat.runtime.collectives import agree, broadcast_object
 from hf_compat.runtime.rng import write_rng
 from hf_compat.trainer_methods.base import Loader, Trial
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods, read_state
@@ -39,36 +41,44 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
             return
         with tempfile.TemporaryDirectory(prefix="hf_compat_") as place:
             folder = os.path.join(place, "checkpoint")
-            to_hf(read_torch_file(str(wanted)), folder)
+            agree(_error_of(lambda: to_hf(read_torch_file(str(wanted)), folder)))
             yield folder
 
     def _resolve_checkpoint(self, wanted: str | bool | None) -> str | None:
-        if not wanted and slurm.is_requeued(str(self.args.output_dir)):
+        if not wanted and broadcast_object(slurm.is_requeued(str(self.args.output_dir))):
             logger.warning("SLURM has started this job again: training goes on from the newest checkpoint.")
             wanted = True
         if wanted is None or wanted is False:
             return None
         if wanted is True:
-            folder = str(self.args.output_dir)
-            last = broadcast_object(self._newest_checkpoint(folder) if self.is_world_process_zero() else None)
+            return self._newest_checkpoint(str(self.args.output_dir))
+        agree(_error_of(lambda: self._check_checkpoint(str(wanted))))
+        return str(wanted)
+
+    def _newest_checkpoint(self, folder: str) -> str:
+        """Finish what a killed save has left, then return the newest whole checkpoint; the first process looks."""
+        found: list[str] = []
+
+        def look() -> None:
+            manifest.recover(folder)
+            last = manifest.newest_checkpoint(folder, self._problems) if os.path.isdir(folder) else None
             if last is None:
                 raise CheckpointError(
                     f"No valid checkpoint found in output directory ({folder}).\n\n"
                     "Hint: train without `resume_from_checkpoint`, or name a folder."
                 )
-            return last
-        wrong = self._problems(str(wanted))
+            found.append(last)
+
+        agree(_error_of(look) if self.is_world_process_zero() else None)
+        return broadcast_object(found)[0]
+
+    def _check_checkpoint(self, checkpoint: str) -> None:
+        wrong = self._problems(checkpoint)
         if wrong:
             raise CheckpointError(
-                f"Can't find a valid checkpoint at {wanted}: {'; '.join(wrong)}.\n\n"
+                f"Can't find a valid checkpoint at {checkpoint}: {'; '.join(wrong)}.\n\n"
                 "Hint: `resume_from_checkpoint=True` takes the newest one that is whole."
             )
-        return str(wanted)
-
-    def _newest_checkpoint(self, folder: str) -> str | None:
-        """Finish what a killed save has left, then return the newest whole checkpoint."""
-        manifest.recover(folder)
-        return manifest.newest_checkpoint(folder, self._problems) if os.path.isdir(folder) else None
 
     def _problems(self, checkpoint: str) -> list[str]:
         """List what is wrong with a checkpoint, for a run with these arguments."""
@@ -94,6 +104,7 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
             intervals = (self.state.logging_steps, self.state.eval_steps, self.state.save_steps)
             self.state = read_state(checkpoint)
             self._compare_with_checkpoint(intervals)
+            self.state.best_model_checkpoint = self._best_of_resumed_state(checkpoint)
             self._load_callback_state()
         self.state.init_training_references(self, counts.max_updates, counts.num_train_epochs, trial)
 
@@ -105,10 +116,32 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
         before_size, now_size = self.state.train_batch_size, self.args.per_device_train_batch_size
         if before_size not in (None, now_size):
             logger.warning("The micro-batch is %s now and was %s in the checkpoint.", now_size, before_size)
+
+    def _best_of_resumed_state(self, checkpoint: str) -> str | None:
+        """Return the best checkpoint where it is this run's: a state may name any folder, and weights are read from it.
+
+        Args:
+            checkpoint: The checkpoint that the state is from; a folder that was moved has the best one beside it.
+        """
         best = self.state.best_model_checkpoint
-        if best is not None and not os.path.isdir(best):
-            logger.warning("The best checkpoint %s of the resumed state does not exist anymore.", best)
-            self.state.best_model_checkpoint = None
+        if best is None:
+            return None
+        places = [str(self.args.output_dir), os.path.dirname(os.path.abspath(checkpoint))]
+        beside = os.path.join(places[1], os.path.basename(best))
+        is_checkpoint = names.checkpoint_step(best) is not None
+        if is_checkpoint and os.path.isdir(best) and _real_folder(best) in map(os.path.realpath, places):
+            return best
+        if is_checkpoint and os.path.isdir(beside):
+            logger.warning("The best checkpoint of the resumed state is taken from %s, not %s.", beside, best)
+            return beside
+        what = "is not in the output folder" if os.path.isdir(best) else "does not exist anymore"
+        logger.warning("The best checkpoint %s of the resumed state %s.", best, what)
+        return None
+
+    def _id_of_run(self, checkpoint: str | None) -> str:
+        """Return the id of the checkpoint's run, which goes on; else a new one, the same on every process."""
+        own = manifest.run_of(checkpoint) if checkpoint is not None else None
+        return broadcast_object(own or (self._owner or Owner()).token)
 
     def _begin_run(self, loader: Loader, counts: RunCounts, checkpoint: str | None) -> TrainingRun:
         """Say where a run goes on, and cut its data into updates from there."""
@@ -118,6 +151,7 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
             counts=counts,
             loader=loader,
             checkpoint=checkpoint,
+            run_id=self._id_of_run(checkpoint),
             updates_before=updates_done,
             tokens_before=self.state.num_input_tokens_seen,
         )
@@ -138,3 +172,17 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
             write_rng(start.position.rng)
         else:
             self._load_rng_state(checkpoint)
+
+
+def _error_of(act: Callable[[], None]) -> Exception | None:
+    """Do something, and return what went wrong: the other processes have to know before it is raised."""
+    try:
+        act()
+    except (HfCompatError, OSError) as error:
+        return error
+    return None
+
+
+def _real_folder(path: str) -> str:
+    """Return the folder that a path is named in, links followed; a link in it may lead elsewhere."""
+    return os.path.realpath(os.path.dirname(os.path.abspath(path)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 def checkpoints_to_delete(
@@ -20,7 +20,7 @@ def checkpoints_to_delete(
         `transformers.trainer_utils.rotate_checkpoints`, 5.23.
 
     Differs:
-        The caller gives the order, by update; upstream goes by modification time first.
+        The caller gives the order, by run and update; upstream goes by modification time first.
     """
     if save_total_limit is None or save_total_limit <= 0:
         return []
@@ -28,6 +28,27 @@ def checkpoints_to_delete(
     kept = len(oldest_first) - len(candidates)
     surplus = len(oldest_first) - max(save_total_limit, kept)
     return candidates[: max(surplus, 0)]
+
+
+def in_order_of_rotation(
+    checkpoints: Mapping[str, int], updates_done: int, of_this_run: Callable[[str], bool]
+) -> list[str]:
+    """Order checkpoints by how long they are kept; what goes first stands first.
+
+    Those of other runs go first, then those that this run wrote beyond the update where it stands: it was taken back to
+    an earlier checkpoint since. Each of these groups is in the order of updates.
+
+    Args:
+        checkpoints: Paths, each with its update.
+        updates_done: Updates that this run has done.
+        of_this_run: Whether this run wrote a checkpoint.
+    """
+
+    def rank(path: str) -> tuple[bool, bool, int]:
+        update, is_own = checkpoints[path], of_this_run(path)
+        return is_own, is_own and update <= updates_done, update
+
+    return sorted(checkpoints, key=rank)
 
 
 def checkpoints_to_delete_at_end(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class TrainingRun:
         checkpoint: The folder that the run goes on from.
         resumed: The run state of that folder; None where it has none.
         start: Where the run goes on.
+        run_id: What stands in the manifests of the checkpoints; a run that goes on keeps the id of its checkpoint.
         trial: The hyperparameter search's trial.
         ignore_keys_for_eval: Outputs that evaluations within the run leave out.
         start_time: `time.time()` when the run began, in seconds.
@@ -48,6 +50,7 @@ class TrainingRun:
         learning_rate: Learning rate of the last update, read before the schedule moved on.
         lightning_trainer: Lightning's trainer while it fits, else None.
         module: Lightning's module while it fits, else None.
+        turn: Which call of `train` this is in the folder that it saves into; None before its first checkpoint.
     """
 
     losses: LossLog
@@ -57,6 +60,7 @@ class TrainingRun:
     checkpoint: str | None = None
     resumed: RunState | None = None
     start: ResumePoint = field(default_factory=ResumePoint)
+    run_id: str = field(default_factory=lambda: secrets.token_hex(4))
     trial: Trial = None
     ignore_keys_for_eval: list[str] | None = None
     start_time: float = field(default_factory=time.time)
@@ -68,6 +72,7 @@ class TrainingRun:
     learning_rate: float | None = field(default=None, init=False)
     lightning_trainer: pl.Trainer | None = field(default=None, init=False)
     module: WindowModule | None = field(default=None, init=False)
+    turn: int | None = field(default=None, init=False)
 
     def begin_epoch(self, is_first: bool) -> None:
         """Forget the last update's figures; an epoch that is resumed has its own, which the log of its end may need."""

@@ -208,6 +208,20 @@ def test_files_of_other_names_are_not_rotated(tmp_path):
     assert saved(tmp_path) == ["checkpoint-18", "checkpoint-mine"]
 
 
+def test_what_an_earlier_run_left_is_rotated_before_fresh_checkpoints(tmp_path):
+    (tmp_path / "checkpoint-30.ckpt").write_text("of an earlier run")
+    under_adapter(tmp_path, Classifier(), save_total_limit=2, save_steps=6, metric_for_best_model=None)
+    assert saved(tmp_path) == ["checkpoint-12", "checkpoint-18"]
+
+
+def test_a_checkpoint_that_cannot_be_removed_does_not_end_a_native_run(tmp_path, caplog):
+    (tmp_path / "checkpoint-1.ckpt").mkdir()
+    (tmp_path / "checkpoint-1.ckpt" / "mine").write_text("of the user")
+    with caplog.at_level("WARNING", logger="hf_compat"):
+        under_adapter(tmp_path, Classifier(), save_total_limit=1, save_steps=9, metric_for_best_model=None)
+    assert "checkpoint-18" in saved(tmp_path)
+
+
 def test_a_checkpoint_of_the_first_versions_is_read(tmp_path):
     run = AdaptedRun(hf_compat.TrainingArguments(str(tmp_path), use_cpu=True), has_own_arguments=True)
     state = {**asdict(TrainerState()), "best_metric": 0.5, "log_history": [{"loss": 1.0, "step": 4}]}

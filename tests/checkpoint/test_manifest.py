@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.contents import Writer
 
 
 @pytest.fixture
@@ -122,3 +123,98 @@ def test_the_newest_whole_checkpoint(folder, tmp_path, caplog):
     assert "checkpoint-10 is not whole and is skipped: trainer_state.json is missing" in caplog.text
     with pytest.raises(FileNotFoundError):
         manifest.get_last_checkpoint(tmp_path / "nowhere")
+
+
+PARTS = [
+    "optimizer.pt",
+    "optimizer_0/__0_0.distcp",
+    "pytorch_model_fsdp_0/.metadata",
+    "global_step2/mp_rank_00_model_states.pt",
+    "latest",
+    "model-00001-of-00002.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "adapter/adapter_model.safetensors",
+    "rng_state_1.pth",
+    "run_state.pt",
+    "trainer_state.json",
+    "training_args.bin",
+]
+OWN = ["notes.md", "figures/loss.png", "embeddings.pt", "model_card.md", "results/latest.txt"]
+
+
+def test_only_the_users_own_files_are_carried_over(tmp_path):
+    """A folder of that name without a manifest: the weights of another run are not the new checkpoint's."""
+    old, partial = tmp_path / "checkpoint-2", tmp_path / "checkpoint-2.partial"
+    for name in [*PARTS, *OWN]:
+        (old / name).parent.mkdir(parents=True, exist_ok=True)
+        (old / name).write_text("old")
+    partial.mkdir()
+    (partial / "model.safetensors").write_text("new")
+    manifest.seal(str(partial))
+    manifest.put_in_place(str(partial), str(old))
+    found = {path.relative_to(old).as_posix() for path in old.rglob("*") if path.is_file()}
+    assert found == {"model.safetensors", "manifest.json", *OWN}
+
+
+def test_a_linked_checkpoint_is_replaced_and_what_it_points_to_stays(folder, tmp_path):
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"):
+        manifest.remove(str(folder))
+    partial = tmp_path / "checkpoint-2.partial"
+    partial.mkdir()
+    (partial / "a.txt").write_text("new")
+    manifest.seal(str(partial))
+    manifest.put_in_place(str(partial), str(folder))
+    assert (folder / "a.txt").read_text() == "new" and not folder.is_symlink()
+    assert (tmp_path / "elsewhere" / "a.txt").read_text() == "first"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "elsewhere"]
+
+
+def test_a_manifest_names_its_run(folder):
+    assert manifest.run_of(str(folder)) is None
+    manifest.seal(str(folder), Writer("0123abcd", 7))
+    assert manifest.run_of(str(folder)) == "0123abcd" and manifest.problems(str(folder)) == []
+    assert manifest.next_turn(str(folder.parent)) == 8
+
+
+@pytest.mark.parametrize(
+    "values", [{"turn": "7"}, {"turn": -1}, {"turn": 2**70}, {"turn": True}, {"run": 3}, {"run": []}]
+)
+def test_who_wrote_a_checkpoint_is_not_guessed(folder, values):
+    manifest.seal(str(folder), Writer("0123abcd", 7))
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    assert manifest.run_of(str(folder)) is None and manifest.next_turn(str(folder.parent)) == 1
+
+
+def test_a_name_of_a_folder_in_a_manifest_deletes_nothing_and_stops_nothing(folder):
+    (folder / "mine").mkdir()
+    (folder / "mine" / "notes.md").write_text("of the user")
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text())
+    content["files"]["mine"] = {"bytes": 0, "sha256": ""}
+    path.write_text(json.dumps(content))
+    manifest.remove(str(folder))
+    assert [found.relative_to(folder).as_posix() for found in folder.rglob("*") if found.is_file()] == ["mine/notes.md"]
+
+
+def test_a_removal_that_is_killed_leaves_no_folder_that_looks_whole(folder, monkeypatch):
+    """The manifest goes last: while it is there, what is gone is missed."""
+    (folder / "notes.md").write_text("of the user")
+    unlink, gone = Path.unlink, []
+
+    def stop_at_the_second(path, missing_ok=False):
+        if gone:
+            raise KeyboardInterrupt
+        gone.append(path.name)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", stop_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        manifest.remove(str(folder))
+    monkeypatch.undo()
+    assert manifest.problems(str(folder)) == [f"{gone[0]} is missing"]
+    manifest.remove(str(folder))
+    assert [path.name for path in folder.iterdir()] == ["notes.md"]

@@ -49,7 +49,7 @@ class Breaks(TrainerCallback):
 
 def test_an_error_waits_for_the_checkpoint_that_is_being_written(make_args, tmp_path, monkeypatch):
     seal = manifest.seal
-    monkeypatch.setattr(manifest, "seal", lambda folder: (time.sleep(1), seal(folder)))  # a slow disk
+    monkeypatch.setattr(manifest, "seal", lambda *args: (time.sleep(1), seal(*args)))  # a slow disk
     args = make_args(output_dir=str(tmp_path), save_strategy="steps", save_steps=2, max_steps=8, async_save=True)
     with pytest.raises(Broken):
         Trainer(Classifier(), args, train_dataset=rows(), callbacks=[Breaks()]).train()

@@ -7,7 +7,7 @@ import os
 import pytest
 from transformers import trainer_utils
 
-from hf_compat.training_run.rotation import checkpoints_to_delete, checkpoints_to_delete_at_end
+from hf_compat.training_run.rotation import checkpoints_to_delete, checkpoints_to_delete_at_end, in_order_of_rotation
 
 WRITTEN = [f"out/checkpoint-{update}" for update in (2, 4, 6, 8)]
 
@@ -59,3 +59,10 @@ def test_paths_are_compared_as_places_on_the_disk():
 def test_at_the_end_a_limit_of_one_leaves_the_best(limit, best, gone):
     best_path = None if best is None else f"out/checkpoint-{best}"
     assert updates_of(checkpoints_to_delete_at_end(WRITTEN, limit, best_path)) == gone
+
+
+def test_other_runs_go_first_then_what_lies_beyond_the_update():
+    owner = {"a-12": "old", "a-3": "old", "a-2": "new", "a-4": "new", "a-8": "new"}
+    found = {path: int(path[2:]) for path in owner}
+    ordered = in_order_of_rotation(found, 4, lambda path: owner[path] == "new")
+    assert ordered == ["a-3", "a-12", "a-8", "a-2", "a-4"]
