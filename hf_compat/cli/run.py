@@ -10,7 +10,7 @@ import argparse
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -80,8 +80,6 @@ def run_here(script: str, arguments: Sequence[str]) -> int:
 
 def _launch(chosen: argparse.Namespace, processes: int) -> int:
     """Start the processes of this machine and wait for them; returns the exit status."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser
     from torch.distributed.run import run as elastic_run
 
@@ -90,18 +88,29 @@ def _launch(chosen: argparse.Namespace, processes: int) -> int:
         *_rendezvous(chosen), "-m", "hf_compat", "run", "--launcher", str(os.getpid()),
         chosen.script, *chosen.arguments,
     ]  # fmt: skip
+    launched = get_args_parser().parse_args(words)
+    return supervised(lambda: elastic_run(launched))  # type: ignore[no-untyped-call]  # torch's
+
+
+def supervised(launch: Callable[[], object]) -> int:
+    """Run torch's launcher to its end; say which rank has failed, and return the exit status."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     try:
-        elastic_run(get_args_parser().parse_args(words))  # type: ignore[no-untyped-call]  # torch's
+        launch()
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        print(  # noqa: T201 - the command's answer
-            f"Rank {rank} has failed with status {failure.exitcode}; all processes are ended.", file=sys.stderr
-        )
+        _say(f"Rank {rank} has failed with status {failure.exitcode}; all processes are ended.")
         return failure.exitcode if failure.exitcode > 0 else 1
     except SignalException as stopped:
-        print(f"{stopped.sigval.name} has ended all processes.", file=sys.stderr)  # noqa: T201 - as above
+        _say(f"{stopped.sigval.name} has ended all processes.")
         return 128 + stopped.sigval
     return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)  # noqa: T201 - the command's answer
 
 
 def _rendezvous(chosen: argparse.Namespace) -> list[str]:
