@@ -182,6 +182,7 @@ class Trainer(
         self._background.wait()
         self.is_in_train = True
         try:
+            self._compare_ranks(resume_from_checkpoint or model_path)
             with (
                 self._output_folder_taken(),
                 self._resolved_checkpoint(resume_from_checkpoint or model_path) as checkpoint,

@@ -226,6 +226,8 @@ class HFBridge(pl.Callback):
     def should_break(self) -> bool:
         """Whether a flag asks to leave the window."""
         control = self.hf_trainer.control
+        if self.run.flags.sources.in_windows:
+            self.run.flags.agree(control)
         return control.should_epoch_stop or control.should_training_stop
 
     def on_before_optimizer_step(
@@ -256,7 +258,7 @@ class HFBridge(pl.Callback):
         self.fire_for_hook("on_train_batch_end", self._last_segment, batch)
         if self._stepped:
             self.run.losses.end_update()
-            self._act_on_flags(trainer)
+            self._act_on_flags(trainer, self.run.flags.sources.in_updates)
             self._obey_signals()
         if self.should_break():
             self._leave_epoch(trainer, batch)
@@ -280,7 +282,7 @@ class HFBridge(pl.Callback):
         run.moment = Moment.EPOCH_END
         if run.windows is not None:
             run.windows.finish_epoch()
-        self._act_on_flags(trainer)
+        self._act_on_flags(trainer, run.flags.sources.in_epochs)
         trainer.should_stop = hf_trainer.control.should_training_stop
 
     def _close_epoch(self) -> None:
@@ -318,8 +320,11 @@ class HFBridge(pl.Callback):
         """Obey a signal that has come after the last update's end."""
         self._obey_signals()
 
-    def _act_on_flags(self, trainer: pl.Trainer) -> None:
+    def _act_on_flags(self, trainer: pl.Trainer, may_differ: bool) -> None:
+        """Log, evaluate and save as the flags say; where processes may have set different ones, they agree first."""
         hf_trainer, run = self.hf_trainer, self.run
+        if may_differ:
+            run.flags.agree(hf_trainer.control)
         if hf_trainer.control.should_save:
             self._last_saved = hf_trainer.state.global_step
         # by name: older overrides lack the learning rate, the start time or the gradient norm

@@ -7,13 +7,15 @@ In a run of one process every function returns what that process has. Lightning'
 from __future__ import annotations
 
 import datetime
+import functools
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
 from torch import distributed
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 from torch.distributed.rendezvous import rendezvous
 
 from hf_compat.errors import ProcessError
@@ -143,21 +145,36 @@ def gather_objects(data: Object) -> list[Object]:
 
 
 class CPUAgreement:
-    """A number on which all processes agree, passed between CPUs: no GPU waits for it, though every update asks.
+    """Numbers on which all processes agree, passed between CPUs: no GPU waits for them, though every update asks.
 
     Every process makes one, and asks as often as the others.
+
+    Args:
+        timeout_seconds: How long a process waits for the others.
     """
 
-    def __init__(self) -> None:
-        self._group = distributed.new_group(backend="gloo") if is_distributed() else None
+    def __init__(self, timeout_seconds: float) -> None:
+        self._group = _cpu_group(distributed.group.WORLD, timeout_seconds) if is_distributed() else None
 
     def highest(self, number: int) -> int:
         """Return the highest number that a process has given."""
+        return self.highest_each([number])[0]
+
+    def highest_each(self, numbers: Sequence[int]) -> list[int]:
+        """Return, place by place, the highest number that a process has given."""
         if self._group is None:
-            return number
-        box = torch.tensor(number)
+            return list(numbers)
+        box = torch.tensor(numbers)
         distributed.all_reduce(box, op=distributed.ReduceOp.MAX, group=self._group)
-        return int(box)
+        return [int(number) for number in box]
+
+
+@functools.lru_cache(maxsize=1)
+def _cpu_group(world: ProcessGroup, timeout_seconds: float) -> ProcessGroup:
+    """Return a group of all processes on the CPU; one for all runs, as each has threads of its own."""
+    timeout = datetime.timedelta(seconds=timeout_seconds)
+    group: ProcessGroup = distributed.new_group(backend="gloo", timeout=timeout)
+    return group
 
 
 def broadcast_object(data: Object, source: int = 0) -> Object:

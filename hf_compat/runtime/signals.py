@@ -33,7 +33,7 @@ class StopSignals:
         self.received = number
 
     @contextlib.contextmanager
-    def watched(self, stop: bool, requeue: bool = False) -> Iterator[None]:
+    def watched(self, stop: bool, requeue: bool = False, timeout_seconds: float = 1800.0) -> Iterator[None]:
         """Note signals within this context, and put back what handled them before.
 
         Python has signals in its main thread only; in another one they do what they did.
@@ -41,10 +41,11 @@ class StopSignals:
         Args:
             stop: Note SIGTERM and SIGINT.
             requeue: Note SIGUSR1, by which SLURM announces the job's end (`#SBATCH --signal=SIGUSR1@90`).
+            timeout_seconds: How long a process waits for the others to agree on a signal.
         """
         self.received = None
         # all processes make it, whichever handlers each of them has
-        self._agreement = CPUAgreement() if stop or requeue else None
+        self._agreement = CPUAgreement(timeout_seconds) if stop or requeue else None
         self._handlers = {number: signal.getsignal(number) for number in _watchable(stop, requeue)}
         for number in self._handlers:
             signal.signal(number, self.note)

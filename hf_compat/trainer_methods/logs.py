@@ -62,7 +62,7 @@ class LogMethods(TrainerBase):
             call_by_signature(self._save_checkpoint, model, trial, optional={"metrics": None})
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
-        log_evaluate_save(self, log=log, evaluate=evaluate, save=save)
+        log_evaluate_save(self, log=log, evaluate=evaluate, save=save, agreement=self._run.flags)
 
     def _log_training(
         self,

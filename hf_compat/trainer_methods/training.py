@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+import os
 
 import lightning.pytorch as pl
 
 from hf_compat.callbacks.bridge import HFBridge
+from hf_compat.callbacks.flag_sources import flag_sources
 from hf_compat.callbacks.lightning_states import give_back_states
 from hf_compat.callbacks.startup_log import startup_lines
 from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
@@ -19,18 +22,22 @@ from hf_compat.engine.internals import (
 )
 from hf_compat.engine.precision import ForwardPrecision, wrap_forward
 from hf_compat.engine.strategies import model_state_of, wrapped_model
+from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.outputs import TrainOutput
 from hf_compat.interop.transformers_models import is_pretrained_model
 from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.plan.rank_arguments import differences, shared_arguments
 from hf_compat.plan.run_counts import RunCounts
 from hf_compat.plan.translate import translate
 from hf_compat.runtime import slurm
+from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.trainer_methods.base import Trial
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.optimization import OptimizationMethods
 from hf_compat.trainer_methods.resume import ResumeMethods
+from hf_compat.training_run.flags import NO_AGREEMENT, FlagAgreement
 from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.summary import run_summary
 
@@ -54,11 +61,14 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods):
             self._train_batch_size = batch_size
         loader = self.get_train_dataloader()
         counts = self.set_initial_training_values(args, loader)
+        if args.world_size > 1:
+            self._refuse_differences({"updates that the training data give": repr(counts.max_updates)}, "training data")
         self._init_training_state(counts, resume_from_checkpoint, trial)
         if self._created_lr_scheduler:  # its length may be another one this time
             self.lr_scheduler, self._created_lr_scheduler = None, False
         self._run = run = self._begin_run(loader, counts, resume_from_checkpoint)
         run.trial, run.ignore_keys_for_eval = trial, ignore_keys_for_eval
+        run.flags = self._flag_agreement()
         self._fit(run, counts)
         return self._finalize_training(trial, counts.num_train_samples, run.start_time)
 
@@ -79,13 +89,47 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods):
         self.lightning_trainer = run.lightning_trainer = trainer
         run.module = module
         try:
-            with self.stop_signals.watched(self.args.enable_jit_checkpoint, slurm_job_id() is not None):
+            with self._watched_signals():
                 run_fit(trainer, module, run.windows, NO_BATCHES)
         finally:
             run.module = run.lightning_trainer = None
             self.accelerator.run_backward = None
             self.model_wrapped = self.model
             self._watch_outputs(False)
+
+    def _watched_signals(self) -> contextlib.AbstractContextManager[None]:
+        args = self.args
+        return self.stop_signals.watched(args.enable_jit_checkpoint, slurm_job_id() is not None, args.ddp_timeout)
+
+    def _compare_ranks(self, checkpoint: str | bool | None) -> None:
+        """Refuse arguments that differ between the processes, before they wait for each other.
+
+        Raises:
+            ArgumentError: The message names arguments, values and ranks.
+        """
+        if self.args.world_size == 1:
+            return
+        wanted = os.path.basename(checkpoint) if isinstance(checkpoint, str) else checkpoint
+        mine = {**self.args.to_dict(), "resume_from_checkpoint": wanted}
+        self._refuse_differences(shared_arguments(mine) | {"resume_from_checkpoint": repr(wanted)}, "arguments")
+
+    def _refuse_differences(self, mine: dict[str, str], what: str) -> None:
+        found = differences(gather_objects(mine))
+        if found:
+            raise ArgumentError(
+                f"The processes of this run have different {what}; they would wait for each other in vain.\n"
+                + "\n".join(f"  {line}" for line in found)
+                + "\n\nHint: give every process the same."
+            )
+
+    def _flag_agreement(self) -> FlagAgreement:
+        """Return what makes flags the same on all processes, for the callbacks there are now."""
+        args = self.args
+        if args.world_size == 1:
+            return NO_AGREEMENT
+        callbacks, lightning = self.callback_handler.callbacks, bool(self._lightning_callbacks)
+        sources = flag_sources(callbacks, lightning, type(self), args.gradient_accumulation_steps)
+        return FlagAgreement(args.ddp_timeout, sources)
 
     def _build_fitting_trainer(self, plan: LightningPlan, bridge: HFBridge, run: TrainingRun) -> pl.Trainer:
         trainer = build_trainer(

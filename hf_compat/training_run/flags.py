@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.state import TrainerControl
+from hf_compat.runtime.collectives import CPUAgreement, is_distributed
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
+
+FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 
 
 class Controlled(Protocol):
@@ -19,8 +23,66 @@ class Controlled(Protocol):
     control: TrainerControl
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlagSources:
+    """When code of the user's own may set a flag: only then do the processes ask each other.
+
+    Args:
+        in_updates: At any event of an update.
+        in_windows: Between the micro-batches of an update.
+        in_epochs: At an epoch's end.
+    """
+
+    in_updates: bool = False
+    in_windows: bool = False
+    in_epochs: bool = False
+
+
+class FlagAgreement:
+    """Let all processes act on the same flags: one that a process sets holds on all of them.
+
+    A flag that one process alone obeys leaves the others waiting for it until `ddp_timeout`. The arguments set the same
+    flags everywhere, and nothing is asked; where code of the user's own may set one, an update costs one message
+    between the CPUs.
+
+    Args:
+        timeout_seconds: How long a process waits for the others.
+        sources: Where this process's flags may come from; what holds for one process holds for all.
+    """
+
+    def __init__(self, timeout_seconds: float = 0.0, sources: FlagSources | None = None) -> None:
+        self.sources = FlagSources() if sources is None else sources
+        self._agreement = CPUAgreement(timeout_seconds) if timeout_seconds and is_distributed() else None
+        if self._agreement is not None:
+            in_updates, in_windows, in_epochs = self._agreement.highest_each([int(s) for s in astuple(self.sources)])
+            self.sources = FlagSources(
+                in_updates=bool(in_updates), in_windows=bool(in_windows), in_epochs=bool(in_epochs)
+            )
+
+    def agree(self, control: TrainerControl) -> None:
+        """Set every flag that another process has set."""
+        if self._agreement is None:
+            return
+        for name, value in zip(FLAGS, self._agreement.highest_each(flags_of(control)), strict=True):
+            if value and not getattr(control, name):
+                setattr(control, name, True)
+
+
+def flags_of(control: TrainerControl) -> list[int]:
+    """Return the flags as 0 or 1, in the order of `FLAGS`."""
+    return [int(bool(getattr(control, name))) for name in FLAGS]
+
+
+NO_AGREEMENT = FlagAgreement()
+
+
 def log_evaluate_save(
-    run: Controlled, *, log: Callable[[], None], evaluate: Callable[[], bool], save: Callable[[], None]
+    run: Controlled,
+    *,
+    log: Callable[[], None],
+    evaluate: Callable[[], bool],
+    save: Callable[[], None],
+    agreement: FlagAgreement = NO_AGREEMENT,
 ) -> None:
     """Log, evaluate and save, in this order, as the flags say when it is their turn.
 
@@ -31,15 +93,21 @@ def log_evaluate_save(
         log: Logs the loss.
         evaluate: Evaluates, and returns whether the tracked metric is the best so far.
         save: Writes a checkpoint.
+        agreement: Makes what these set the same on all processes.
 
     Mirrors:
         `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
     """
     if run.control.should_log:
         log()
+        if agreement.sources.in_updates:
+            agreement.agree(run.control)
     if run.control.should_evaluate:
         is_best = evaluate()
         if run.args.save_strategy == SaveStrategy.BEST:
             run.control.should_save = is_best
+        agreement.agree(run.control)  # metrics may differ, and with them what is the best or stops early
     if run.control.should_save:
         save()
+        if agreement.sources.in_updates:
+            agreement.agree(run.control)

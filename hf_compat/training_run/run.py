@@ -20,6 +20,7 @@ from hf_compat.engine.internals import loops_state
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Loader, Windows
 from hf_compat.plan.run_counts import RunCounts
+from hf_compat.training_run.flags import NO_AGREEMENT, FlagAgreement
 from hf_compat.training_run.loss_log import LossLog
 
 Trial = Any  # what a hyperparameter search's library calls a trial
@@ -43,6 +44,7 @@ class TrainingRun:
         start_time: `time.time()` when the run began, in seconds.
         updates_before: Updates that are done already when this call begins.
         tokens_before: Input tokens that are seen already when this call begins.
+        flags: Makes the control's flags the same on all processes.
 
     Attributes:
         moment: What a checkpoint that is written now comes after.
@@ -66,6 +68,7 @@ class TrainingRun:
     start_time: float = field(default_factory=time.time)
     updates_before: int = 0
     tokens_before: int = 0
+    flags: FlagAgreement = NO_AGREEMENT
 
     moment: Moment = field(default=Moment.UPDATE, init=False)
     grad_norm: torch.Tensor | float | None = field(default=None, init=False)

@@ -2,10 +2,11 @@
 
     python tests/distributed/kill_strategies.py STRATEGY [KILLS] [SEED]      (DDP, FSDP2 or ZeRO2)
 
-Every update saves. Each life is a job of two ranks under torch's elastic launcher, with the reports of `hf-compat run`.
-Launchers and ranks are forked from this process, which has imported everything: a life costs no start-up time. Killed are
-one rank, both, the launcher, or the launcher and a rank, half of the times while a checkpoint is being written. A job
-whose launcher lives has to end with a status other than 0 and to name the rank; in every case no process may be left.
+Every update saves. Each life is a job of two ranks under torch's elastic launcher, with the reports of `hf-compat
+run`. Launchers and ranks are forked from this process, which has imported everything: a life costs no start-up time.
+Killed are one rank, both, the launcher, or the launcher and a rank, half of the times while a checkpoint is being
+written. A job whose launcher lives has to end with a status other than 0 and to name the rank; in every case no process
+may be left.
 """
 
 from __future__ import annotations
@@ -118,6 +119,9 @@ def reaped(pid: int) -> tuple[bool, int | None]:
 
 
 def rank_main(launcher: int, folder: str, *words: str) -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # a rank that is not forked has not the launcher's
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     end_with_launcher(launcher)
     sys.argv = ["job.py", folder, *words]
     job.main()

@@ -1,0 +1,241 @@
+"""Ranks that disagree: a flag that one of them sets holds on all; arguments that differ are named at the start."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import toy
+from forking import run_ranks
+
+from hf_compat import Trainer, TrainerCallback, TrainingArguments, set_seed
+from hf_compat.callbacks.flag_sources import flag_sources
+from hf_compat.errors import ArgumentError
+from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, EarlyStoppingCallback, PrinterCallback
+from hf_compat.plan.rank_arguments import SHARED_ARGUMENTS, differences
+from hf_compat.training_run.flags import FlagSources
+
+TIMEOUT = 40  # ddp_timeout in seconds: a rank that waits for another one in vain makes the test fail
+
+
+def arguments(folder, **values):
+    base = {
+        "per_device_train_batch_size": 2, "max_steps": 6, "save_strategy": "no", "use_cpu": True, "disable_tqdm": True,
+        "report_to": "none", "ddp_timeout": TIMEOUT, "gradient_accumulation_steps": 2, "logging_steps": 50,
+    }  # fmt: skip
+    return TrainingArguments(str(folder), **{**base, **values})
+
+
+class SetFlag(TrainerCallback):
+    """Set a flag at an event of update 3, on rank 1."""
+
+    def __init__(self, event, flag):
+        self.flag = flag
+        setattr(self, event, self.set_it)
+
+    def on_init_end(self, args, state, control, **kwargs): ...
+
+    def set_it(self, args, state, control, **kwargs):
+        if args.process_index == 1 and state.global_step in (2, 3):
+            setattr(control, self.flag, True)
+
+
+class Seen(TrainerCallback):
+    def __init__(self):
+        self.events = []
+
+    def note(self, event, state):
+        self.events.append((event, state.global_step))
+
+    def on_log(self, args, state, control, **kwargs):
+        self.note("log", state)
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        self.note("evaluate", state)
+
+    def on_save(self, args, state, control, **kwargs):
+        self.note("save", state)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.note("end", state)
+
+
+CASES = [
+    ("on_step_end", "should_training_stop"),
+    ("on_step_end", "should_save"),
+    ("on_step_end", "should_evaluate"),
+    ("on_step_end", "should_log"),
+    ("on_step_end", "should_epoch_stop"),
+    ("on_step_begin", "should_training_stop"),
+    ("on_substep_end", "should_training_stop"),
+    ("on_substep_end", "should_epoch_stop"),
+    ("on_optimizer_step", "should_save"),
+    ("on_epoch_end", "should_training_stop"),
+    ("on_epoch_end", "should_save"),
+]
+
+
+@pytest.mark.parametrize("on_one_rank_only", [False, True], ids=["callback everywhere", "callback on rank 1"])
+@pytest.mark.parametrize(("event", "flag"), CASES)
+def test_a_flag_of_one_rank_holds_on_all(tmp_path, event, flag, on_one_rank_only):
+    def body(rank):
+        set_seed(3)
+        seen = Seen()
+        callbacks = [seen] if rank == 0 and on_one_rank_only else [SetFlag(event, flag), seen]
+        trainer = Trainer(
+            toy.Classifier(), arguments(tmp_path / "out"), train_dataset=toy.rows(24), eval_dataset=toy.rows(8),
+            callbacks=callbacks,
+        )  # fmt: skip
+        trainer.train()
+        (tmp_path / f"seen{rank}.json").write_text(json.dumps([seen.events, trainer.state.global_step]))
+
+    ended = run_ranks(tmp_path / "logs", body)
+    assert [rank.status for rank in ended] == [0, 0], ended
+    first, second = ((tmp_path / f"seen{rank}.json").read_text() for rank in (0, 1))
+    assert first == second
+    events, updates = json.loads(first)
+    assert (updates < 6) == (flag in ("should_training_stop", "should_epoch_stop"))
+    wanted = {"should_save": "save", "should_evaluate": "evaluate", "should_log": "log"}.get(flag)
+    assert wanted is None or any(event == wanted and step < 6 for event, step in events)
+
+
+def test_metrics_that_differ_between_ranks_stop_all_of_them(tmp_path):
+    def body(rank):
+        set_seed(3)
+        args = arguments(
+            tmp_path / "out", eval_strategy="steps", eval_steps=1, metric_for_best_model="m", greater_is_better=True,
+            save_strategy="best",
+        )  # fmt: skip
+        values = iter([1, 2, 3, 4, 5, 6, 7] if rank == 0 else [5, 4, 3, 2, 1, 0, 0])
+        trainer = Trainer(
+            toy.Classifier(), args, train_dataset=toy.rows(24), eval_dataset=toy.rows(8),
+            compute_metrics=lambda prediction: {"m": float(next(values))},
+            callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
+        )  # fmt: skip
+        trainer.train()
+        print("updates", trainer.state.global_step)
+
+    ended = run_ranks(tmp_path / "logs", body)
+    assert [rank.status for rank in ended] == [0, 0], ended
+    assert all("updates 3" in rank.said for rank in ended)
+
+
+DIFFERENT = [
+    ("max_steps", 4, 6),
+    ("num_train_epochs", 2.0, 3.0),
+    ("per_device_train_batch_size", 2, 4),
+    ("gradient_accumulation_steps", 1, 2),
+    ("save_steps", 2, 3),
+    ("eval_steps", 2, 3),
+    ("logging_steps", 2, 3),
+    ("eval_on_start", False, True),
+    ("max_grad_norm", 0.0, 1.0),
+    ("learning_rate", 0.1, 0.2),
+]
+
+
+def test_arguments_that_differ_are_named_on_every_rank(tmp_path):
+    def body(rank):
+        for name, *values in DIFFERENT:
+            common = {"eval_strategy": "steps", "save_strategy": "steps", "max_steps": -1, "eval_steps": 1}
+            args = arguments(tmp_path / f"out{rank}", **{**common, name: values[rank]})
+            trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(24), eval_dataset=toy.rows(8))
+            with pytest.raises(ArgumentError) as caught:
+                trainer.train()
+            assert f"`{name}` is {values[0]!r} on rank 0; {values[1]!r} on rank 1" in str(caught.value), caught.value
+        args = arguments(tmp_path / "out", max_steps=2)
+        trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(24))
+        with pytest.raises(ArgumentError, match="`resume_from_checkpoint` is None on rank 0; 'checkpoint-2' on rank 1"):
+            trainer.train(resume_from_checkpoint=None if rank == 0 else str(tmp_path / "checkpoint-2"))
+        assert trainer.train().global_step == 2  # the same Trainer, once the ranks agree
+
+    ended = run_ranks(tmp_path / "logs", body)
+    assert [rank.status for rank in ended] == [0, 0], ended
+
+
+def test_data_of_different_lengths_are_named(tmp_path):
+    class Own(Trainer):
+        def get_train_dataloader(self):
+            from torch.utils.data import DataLoader
+
+            rows = toy.rows(8 if self.args.process_index == 0 else 16)
+            return DataLoader(rows, batch_size=2, collate_fn=self.data_collator)
+
+    def body(rank):
+        trainer = Own(toy.Classifier(), arguments(tmp_path / "out", max_steps=-1), train_dataset=toy.rows(8))
+        with pytest.raises(ArgumentError, match=r"training data.*is 6 on rank 0; 12 on rank 1"):
+            trainer.train()
+
+    ended = run_ranks(tmp_path / "logs", body)
+    assert [rank.status for rank in ended] == [0, 0], ended
+
+
+def test_settings_that_may_differ_do(tmp_path):
+    def body(rank):
+        own = {
+            "report_to": ["tensorboard"] if rank == 0 else [],
+            "dataloader_num_workers": rank,
+            "run_name": f"r{rank}",
+        }
+        trainer = Trainer(toy.Classifier(), arguments(tmp_path / "out", **own), train_dataset=toy.rows(24))
+        assert trainer.train().global_step == 6
+
+    ended = run_ranks(tmp_path / "logs", body)
+    assert [rank.status for rank in ended] == [0, 0], ended
+
+
+def test_nothing_is_asked_where_the_arguments_alone_set_flags(tmp_path):
+    """No message an update, neither ours nor Lightning's of SIGTERM, without callbacks of the user's own."""
+
+    def body(rank):
+        from torch import distributed
+
+        counts = []
+        for callbacks in ([], [Seen]):
+            sent = []
+            originals = {name: getattr(distributed, name) for name in ("all_reduce", "broadcast", "barrier")}
+            for name, original in originals.items():
+                setattr(distributed, name, lambda *a, _n=name, _o=original, **k: [sent.append(_n), _o(*a, **k)][1])
+            by_length = []
+            for updates in (4, 24):
+                sent.clear()
+                args = arguments(tmp_path / "out", max_steps=updates, gradient_accumulation_steps=1)
+                Trainer(toy.Classifier(), args, train_dataset=toy.rows(96), callbacks=callbacks).train()
+                by_length.append(len(sent))
+            counts.append((by_length[1] - by_length[0]) / 20)
+            for name, original in originals.items():
+                setattr(distributed, name, original)
+        print("messages an update:", counts)
+
+    ended = run_ranks(tmp_path / "logs", body)
+    assert [rank.status for rank in ended] == [0, 0], ended
+    assert all("messages an update: [0.0, 1.0]" in rank.said for rank in ended), ended
+
+
+def test_which_callbacks_are_asked_about():
+    class Own(DefaultFlowCallback): ...
+
+    class WithEpochs(TrainerCallback):
+        def on_epoch_end(self, args, state, control, **kwargs): ...
+
+    ours = [DefaultFlowCallback(), PrinterCallback(), EarlyStoppingCallback()]
+    assert flag_sources(ours, False, Trainer, 4) == FlagSources()
+    assert flag_sources([TrainerCallback()], False, Trainer, 4) == FlagSources()
+    assert flag_sources([*ours, Own()], False, Trainer, 4) == FlagSources(in_updates=True, in_epochs=True)
+    assert flag_sources([*ours, WithEpochs()], False, Trainer, 4) == FlagSources(in_updates=True, in_epochs=True)
+    assert flag_sources(ours, True, Trainer, 4) == FlagSources(in_updates=True, in_epochs=True)
+    assert flag_sources(ours, False, type("Mine", (Trainer,), {}), 4) == FlagSources(in_updates=True)
+    at_substeps = SetFlag("on_substep_end", "should_save")
+    assert flag_sources([at_substeps], False, Trainer, 4) == FlagSources(in_updates=True, in_windows=True)
+    assert flag_sources([at_substeps], False, Trainer, 1) == FlagSources(in_updates=True)
+
+
+def test_the_compared_arguments_exist(make_args):
+    logging.getLogger("hf_compat").setLevel(logging.ERROR)
+    assert set(SHARED_ARGUMENTS) <= set(make_args().to_dict())
+
+
+def test_differences_of_many_ranks_are_grouped():
+    values = [{"max_steps": "4"}, {"max_steps": "6"}, {"max_steps": "4"}, {}]
+    assert differences(values) == ["`max_steps` is 4 on ranks 0, 2; 6 on rank 1; not set on rank 3"]
