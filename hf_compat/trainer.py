@@ -23,6 +23,7 @@ from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.native.module import make_module
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.runtime.absent_ranks import naming_absent_ranks
 from hf_compat.runtime.background import BackgroundWriter
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.out_of_memory import run_with_fitting_batch_size
@@ -182,23 +183,26 @@ class Trainer(
         self._background.wait()
         self.is_in_train = True
         try:
-            self._compare_ranks(resume_from_checkpoint or model_path)
-            with (
-                self._output_folder_taken(),
-                self._resolved_checkpoint(resume_from_checkpoint or model_path) as checkpoint,
-            ):
-                self._prepare_model_for_training(checkpoint, trial)
-                return run_with_fitting_batch_size(
-                    self._inner_training_loop,
-                    self._train_batch_size,
-                    self.args.auto_find_batch_size,
-                    args=self.args,
-                    resume_from_checkpoint=checkpoint,
-                    trial=trial,
-                    ignore_keys_for_eval=ignore_keys_for_eval,
-                )
+            with naming_absent_ranks():
+                return self._train_from(resume_from_checkpoint or model_path, trial, ignore_keys_for_eval)
         finally:
             self.is_in_train = False
+
+    def _train_from(
+        self, wanted: str | bool | None, trial: Trial, ignore_keys_for_eval: list[str] | None
+    ) -> TrainOutput:
+        self._compare_ranks(wanted)
+        with self._output_folder_taken(), self._resolved_checkpoint(wanted) as checkpoint:
+            self._prepare_model_for_training(checkpoint, trial)
+            return run_with_fitting_batch_size(
+                self._inner_training_loop,
+                self._train_batch_size,
+                self.args.auto_find_batch_size,
+                args=self.args,
+                resume_from_checkpoint=checkpoint,
+                trial=trial,
+                ignore_keys_for_eval=ignore_keys_for_eval,
+            )
 
     def _make_module(self, plan: LightningPlan) -> WindowModule:
         return make_module(plan, self.model, self)

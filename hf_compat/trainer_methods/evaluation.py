@@ -22,6 +22,7 @@ from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.outputs import EvalLoopOutput, PredictionOutput
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.translate import translate
+from hf_compat.runtime.absent_ranks import naming_absent_ranks
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.inspection import call_by_signature
 from hf_compat.runtime.nested import Nested
@@ -237,7 +238,7 @@ class EvaluationMethods(TrainerBase):
         module = self._make_module(plan)
         bridge.find_requested_kwargs()
         try:
-            with module.evaluating(run):
+            with naming_absent_ranks(), module.evaluating(run):
                 run_evaluation(trainer, module, batches, run.settings.is_prediction)
         finally:
             self._watch_outputs(False)

@@ -92,6 +92,10 @@ class Job:
             time.sleep(0.002)
         raise TimeoutError(f"the ranks did not start:\n{self.log.read_text()[-3000:]}")
 
+    def has_result(self) -> bool:
+        """Return whether training has reached its end."""
+        return (self.folder / "result.json").exists()
+
     def wait(self, ranks: list[int], seconds: float) -> int:
         """Return the launcher's status once no process of the job is left."""
         until, left, status = time.monotonic() + seconds, {self.launcher, *ranks}, None
@@ -127,11 +131,25 @@ def rank_main(launcher: int, folder: str, *words: str) -> None:
     job.main()
 
 
-def wait_for_a_save(folder: Path, chance: random.Random) -> None:
-    until = time.monotonic() + 0.5
-    while time.monotonic() < until and not any(folder.glob("*.partial")):
-        time.sleep(0.0005)
-    time.sleep(chance.uniform(0.0, 0.03))
+def wait_for_an_instant(job: Job, chance: random.Random) -> None:
+    """Wait for the instant of a kill: while the ranks start, or some saves later, often within one."""
+    if chance.random() < 0.25:
+        time.sleep(chance.uniform(0.0, 1.0))
+        return
+    wanted = newest_save(job.folder) + chance.randint(1, 5)
+    until = time.monotonic() + LONGEST
+    while newest_save(job.folder) < wanted and not job.has_result() and time.monotonic() < until:
+        time.sleep(0.001)
+    if chance.random() < 0.6:
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until and not any(job.folder.glob("*.partial*")):
+            time.sleep(0.0005)
+    time.sleep(chance.uniform(0.0, 0.05))
+
+
+def newest_save(folder: Path) -> int:
+    names = [path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")]
+    return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 def victims_of(name: str, job: Job, ranks: list[int], chance: random.Random) -> list[int]:
@@ -144,14 +162,12 @@ def victims_of(name: str, job: Job, ranks: list[int], chance: random.Random) -> 
     }[name]
 
 
-def kill_some(job: Job, chance: random.Random, counts: Counter[str], longest_life: float) -> bool:
+def kill_some(job: Job, chance: random.Random, counts: Counter[str]) -> bool:
     """Kill processes of a job at a random instant; returns whether it ended by that."""
     ranks, name = job.ranks(), chance.choice(VICTIMS)
-    time.sleep(chance.uniform(0.0, longest_life))
-    if chance.random() < 0.5:
-        wait_for_a_save(job.folder, chance)
+    wait_for_an_instant(job, chance)
     began = time.monotonic()
-    if (job.folder / "result.json").exists():
+    if job.has_result():
         assert job.wait(ranks, LONGEST) == 0, job.log.read_text()[-3000:]
         return False
     saving = any(job.folder.glob("*.partial")) or any(job.folder.glob("*.deleted"))
@@ -162,7 +178,7 @@ def kill_some(job: Job, chance: random.Random, counts: Counter[str], longest_lif
             counts["too late"] += 1
     status = job.wait(ranks, LONGEST)
     counts["slowest, ms"] = max(counts["slowest, ms"], int(1000 * (time.monotonic() - began)))
-    if (job.folder / "result.json").exists() and status == 0:
+    if job.has_result() and status == 0:
         return False
     counts["kills"] += 1
     counts["within saves"] += saving
@@ -174,12 +190,11 @@ def kill_some(job: Job, chance: random.Random, counts: Counter[str], longest_lif
     return True
 
 
-def whole_run(folder: Path, words: tuple[str, ...]) -> tuple[dict, float]:
-    began = time.monotonic()
+def whole_run(folder: Path, words: tuple[str, ...]) -> dict:
     job = Job(folder, (*COMMON, *words))
     status = job.wait(job.ranks(), 10 * LONGEST)
     assert status == 0, job.log.read_text()[-3000:]
-    return json.loads((folder / "result.json").read_text()), time.monotonic() - began
+    return json.loads((folder / "result.json").read_text())
 
 
 def kill_and_resume(base: Path, strategy: str, kills: int, seed: int) -> Counter[str]:
@@ -190,10 +205,8 @@ def kill_and_resume(base: Path, strategy: str, kills: int, seed: int) -> Counter
     whole = [whole_run(base / f"whole{index}", words) for index, words in enumerate(variants)]
     run = 0
     while counts["kills"] < kills or counts["runs that ended"] == 0:
-        folder, words, (expected, seconds) = base / f"run{run}", variants[run % len(variants)], whole[run % len(whole)]
-        while counts["kills"] < kills and kill_some(
-            Job(folder, (*COMMON, *words)), chance, counts, min(0.6 * seconds, 4.0)
-        ):  # fmt: skip
+        folder, words, expected = base / f"run{run}", variants[run % len(variants)], whole[run % len(whole)]
+        while counts["kills"] < kills and kill_some(Job(folder, (*COMMON, *words)), chance, counts):
             pass
         if not (folder / "result.json").exists():
             last = Job(folder, (*COMMON, *words))
