@@ -30,8 +30,8 @@ _GONE = (
     "remote process exited",
     "pair closure",
 )
-_SILENT = ("Timed out", "timeout", "Timeout")
-_BACKENDS = ("gloo", "NCCL", "ProcessGroup", "Socket")
+_SILENT = ("Timed out", "timeout", "Timeout", "pair closure")
+_BACKENDS = ("gloo", "NCCL", "ProcessGroup", "Socket", "pair closure")
 _FAILED_AFTER_ANOTHER = "-"
 
 _calls = itertools.count()

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 
 import torch
 from torch import distributed
+from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 from torch.distributed.rendezvous import rendezvous
 
@@ -79,6 +80,13 @@ def _make_process_group(args: GroupArguments) -> None:
         timeout=timeout,
     )
     destroy_at_exit()
+
+
+def limit_waiting(timeout_seconds: float) -> None:
+    """Let every process group wait so long at most; those that strategies make have torch's default of 30 minutes."""
+    if is_distributed():
+        for group in list(distributed_c10d._world.pg_map):
+            distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout_seconds), group)
 
 
 def _rendezvous_store(args: GroupArguments, timeout: datetime.timedelta) -> Store:

@@ -454,9 +454,15 @@ def read_state(checkpoint: str) -> TrainerState:
     return read_trainer_state(Contents(checkpoint).need(names.TRAINER_STATE_NAME))
 
 
+def _if_full(folder: str) -> str:
+    """Return that a disk is full, where it is: torch's writer only says which position it could not reach."""
+    full = os.path.isdir(folder) and shutil.disk_usage(folder).free == 0
+    return "; no space left on the disk" if full else ""
+
+
 def _not_written(final: str, cause: Exception) -> CheckpointWriteError:
     error = CheckpointWriteError(
-        f"The checkpoint {final} could not be written: {cause}.\n\n"
+        f"The checkpoint {final} could not be written: {cause}{_if_full(os.path.dirname(final))}.\n\n"
         "Hint: make room or give write permission there, then resume; earlier checkpoints are as they were."
     )
     error.__cause__ = cause

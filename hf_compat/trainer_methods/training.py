@@ -31,7 +31,7 @@ from hf_compat.plan.rank_arguments import differences, shared_arguments
 from hf_compat.plan.run_counts import RunCounts
 from hf_compat.plan.translate import translate
 from hf_compat.runtime import slurm
-from hf_compat.runtime.collectives import gather_objects
+from hf_compat.runtime.collectives import gather_objects, limit_waiting
 from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.trainer_methods.base import Trial
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
@@ -161,6 +161,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods):
         """Load optimizer states, and show callbacks what the run works with; Lightning has just had it made."""
         run = self._run
         assert run.lightning_trainer is not None and run.module is not None  # it is fitting
+        limit_waiting(self.args.ddp_timeout)
         self.model_wrapped = wrapped_model(run.lightning_trainer.strategy, self.model)
         self._fit_model_state = model_state_of(run.lightning_trainer.strategy, self.model)
         if run.checkpoint is not None:

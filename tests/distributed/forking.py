@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ def _fork(folder: Path, body: Callable[[int], None], rank: int, world: int, port
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
         os.environ.update({name: str(value) for name, value in places.items()})
+        warnings.simplefilter("default")  # packages that are imported here first have warnings of their own
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         body(rank)
         status = 0
