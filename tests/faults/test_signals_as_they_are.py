@@ -256,11 +256,11 @@ def test_a_sealed_checkpoint_survives_sigterm_in_the_middle_of_the_next(make_arg
 
         seal = manifest.seal
 
-        def slow(folder):
+        def slow(folder, *rest):
             if "checkpoint-3" in str(folder):
                 mark.touch()
                 time.sleep(30)
-            seal(folder)
+            seal(folder, *rest)
 
         manifest.seal = slow
         run(make_args(save_strategy="steps", save_steps=1, async_save=True))
