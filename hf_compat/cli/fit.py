@@ -27,6 +27,7 @@ from hf_compat.errors import ArgumentError
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, read_old
+from hf_compat.hf.value_types import parts_of
 from hf_compat.plan.lightning_equivalents import ELSEWHERE, EQUIVALENTS, PASSED_ON, join
 from hf_compat.runtime.seeding import set_seed
 from hf_compat.runtime.text import is_secret, without_secrets
@@ -109,9 +110,11 @@ def _add_arguments(parser: ArgumentParser) -> None:
     hints = typing.get_type_hints(TrainingArguments)
     for name, field in _FIELDS.items():
         meaning = field.metadata["help"]
-        parser.add_argument(f"--args.{name}", type=hints[name], default=_default_of(field), help=meaning)
+        # numbers and truth values are read by the arguments themselves, which take them as text, too
+        kind = Any if {bool, int, float, type(None)}.issuperset(parts_of(hints[name])) else hints[name]
+        parser.add_argument(f"--args.{name}", type=kind, default=_default_of(field), help=meaning)
     for name, meaning in OWN_ARGUMENTS.items():
-        parser.add_argument(f"--args.{name}", type=bool, default=False, help=meaning)
+        parser.add_argument(f"--args.{name}", type=Any, default=False, help=meaning)
     # accepted, but neither listed nor printed
     for name in OLD_NAMES:
         parser.add_argument(f"--args.{name}", type=Any, default=argparse.SUPPRESS, help=argparse.SUPPRESS)

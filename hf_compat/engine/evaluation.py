@@ -18,7 +18,7 @@ from hf_compat.data.tree import PADDING_INDEX, find_batch_size, join_batches, ne
 from hf_compat.data.types import Batch
 from hf_compat.engine.protocols import PredictionSteps
 from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics, Metrics, TorchMetrics, torch_metrics
-from hf_compat.errors import HfCompatWarning
+from hf_compat.errors import ArgumentError, HfCompatWarning
 from hf_compat.hf.metrics import plain_metrics
 from hf_compat.hf.outputs import Arrays, EvalLoopOutput, EvalPrediction
 from hf_compat.runtime.inspection import has_length
@@ -272,6 +272,11 @@ class EvaluationRun:
 
     def _main_input(self, inputs: Batch) -> Nested:
         name = getattr(self.steps.model, "main_input_name", "input_ids")
+        if name not in inputs:
+            raise ArgumentError(
+                f"`include_for_metrics=['inputs']` keeps the input {name!r}, and the batch has {', '.join(inputs)}.\n\n"
+                "Hint: set `main_input_name` on the model to the one that is meant."
+            )
         return self.steps._prepare_input(inputs[name])
 
     def _padded(self, data: Nested | None) -> Nested | None:

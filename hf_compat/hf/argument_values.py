@@ -182,6 +182,11 @@ def _read_metric_inputs(value: object) -> object:
     return list_of(_METRIC_INPUT).read([value] if isinstance(value, str) and value[:1] != "[" else value)
 
 
+def _as_float(allowed: Range) -> ValueType:
+    found = number(allowed)
+    return ValueType(found.expected, lambda value: float(str(found.read(value))))
+
+
 _ZERO_IF_OFF = ("max_grad_norm", "weight_decay", "label_smoothing_factor")
 
 
@@ -193,6 +198,7 @@ def _zero_if_off(allowed: Range) -> ValueType:
 # In place of the annotation's type.
 TYPES: dict[str, ValueType] = {
     "output_dir": PATH,
+    **dict.fromkeys(("adam_beta1", "adam_beta2"), _as_float(_BELOW_1)),  # torch takes no int beside a float
     **{name: _zero_if_off(RANGES[name]) for name in _ZERO_IF_OFF},
     **dict.fromkeys(("deepspeed", "fsdp_config"), _or_empty(OPTIONS_OR_FILE)),
     **dict.fromkeys(
@@ -214,7 +220,7 @@ TYPES: dict[str, ValueType] = {
     "report_to": ValueType("known", _read_trackers, takes_text=True),
     "debug": ValueType("known", _read_debug, takes_text=True),
     "fsdp": ValueType("true, false, or words of 4.x", _read_fsdp, takes_text=True),
-    "hub_token": either((TRUTH_VALUE, TEXT)),
+    "hub_token": either((TEXT, TRUTH_VALUE)),
     "resume_from_checkpoint": ValueType(
         "a path, true or false",
         lambda value: value if isinstance(value, bool) else PATH.read(value),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
@@ -47,12 +47,14 @@ class AcceptOldNames(type):
     """
 
     def __call__(cls, *args: ArgumentValue, **kwargs: ArgumentValue) -> Any:  # an instance of the class
-        checks, names = checks_of(cls, TrainingArguments), _names_of_constructor(cls)
+        checks, (names, known, takes_all) = checks_of(cls, TrainingArguments), _names_of_constructor(cls)
         positional, problems = read_all(checks, dict(zip(names, args, strict=False)))
         given, further = read_all(checks, kwargs)
         problems += further
         own = {name: given.pop(name) for name in OWN_ARGUMENTS if name in given}
-        current, attributes = translate_legacy(given, _known_names(cls, kwargs), checks)
+        if takes_all:
+            known |= {name for name in kwargs if name not in OLD_NAMES}
+        current, attributes = translate_legacy(given, known, checks)
         if problems:
             raise ArgumentError("\n\n".join([*problems, *_further_problems({**positional, **current})]))
         instance = super().__call__(*positional.values(), *args[len(names) :], **current)
@@ -62,21 +64,15 @@ class AcceptOldNames(type):
 
 
 @functools.lru_cache(maxsize=64)
-def _names_of_constructor(kind: type) -> tuple[str, ...]:
-    """Return the names of a class's constructor: its fields, or what an `__init__` of its own takes."""
-    return tuple(p.name for p in _parameters(kind) if p.kind is p.POSITIONAL_OR_KEYWORD)
+def _names_of_constructor(kind: type) -> tuple[tuple[str, ...], frozenset[str], bool]:
+    """Return what a class's constructor takes: names by position, all names, and whether it takes any other.
 
-
-@functools.lru_cache(maxsize=64)
-def _parameters(kind: type) -> tuple[inspect.Parameter, ...]:
-    return tuple(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]  # of this very class
-
-
-def _known_names(kind: type, given: Iterable[str]) -> set[str]:
-    """Return today's names: the fields, and what an `__init__` of a subclass takes besides."""
-    known = {f.name for f in fields(kind) if f.init} | {p.name for p in _parameters(kind)}
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in _parameters(kind))
-    return known | ({name for name in given if name not in OLD_NAMES} if takes_all else set())
+    A subclass may have an `__init__` of its own.
+    """
+    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]  # of this very class
+    positional = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+    known = {f.name for f in fields(kind) if f.init} | {p.name for p in parameters}
+    return positional, frozenset(known), any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _further_problems(good: Mapping[str, object]) -> list[str]:
@@ -278,7 +274,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, metaclass=AcceptOldNames
         Raises:
             ArgumentError: The argument cannot have that value; it keeps the one it has.
         """
-        check = self._checks().get(name)
+        check = checks_of(type(self), TrainingArguments).get(name)
         if check is not None and value is not check.default and not check.is_lenient:
             value = check.read(value)
         if name in NORMAL_FORMS and is_normal(self):

@@ -225,8 +225,9 @@ def _precision(args: TrainingArguments) -> Iterator[str]:
         yield _problem("`fp16_full_eval` and `bf16_full_eval` are both on.", "at most one of them can be True.")
     on_cpu = args.device.type == "cpu"
     if (args.bf16 or args.bf16_full_eval) and not args.use_cpu and on_cpu:
+        name = "bf16" if args.bf16 else "bf16_full_eval"
         yield _problem(
-            "`bf16` on the CPU has to be asked for: your setup doesn't support bf16/gpu.",
+            f"`{name}` on the CPU has to be asked for: your setup doesn't support bf16/gpu.",
             "set `use_cpu=True` to train under bfloat16 on the CPU.",
         )
     if args.mixed_precision not in ("no", "bf16", "fp16"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -148,7 +148,7 @@ OLD_NAMES: dict[str, OldName] = {
     "push_to_hub_token": OldName(lifetime="4.8-4.57", means="hub_token", translate=_renamed("hub_token")),
     "push_to_hub_model_id": OldName(lifetime="4.8-4.57", means="hub_model_id", translate=_renamed("hub_model_id")),
     "push_to_hub_organization": OldName(
-        lifetime="4.8-4.57", means="the part of hub_model_id before the slash", translate=_organization
+        lifetime="4.8-4.57", means="the part of hub_model_id before the slash", kind=TEXT, translate=_organization
     ),
     "overwrite_output_dir": OldName(
         lifetime="3.0-4.57",
@@ -242,7 +242,7 @@ def read_old(name: str, value: ArgumentValue, checks: Mapping[str, ArgumentCheck
 
 
 def translate_legacy(
-    given: Translation, known: Iterable[str], checks: Mapping[str, ArgumentCheck]
+    given: Translation, known: Collection[str], checks: Mapping[str, ArgumentCheck]
 ) -> tuple[Translation, Translation]:
     """Turn a call's keywords of any era into today's.
 
@@ -258,14 +258,13 @@ def translate_legacy(
         UnknownArgument: A name that no release has had; the message holds the nearest one that exists.
         ArgumentError: An old and a new name that contradict each other, or a value that an old name cannot have.
     """
-    known = list(known)
     current = {name: value for name, value in given.items() if name in known}
     attributes: dict[str, ArgumentValue] = {}
     for name, value in given.items():
         if name in current:
             continue
         if name not in OLD_NAMES:
-            raise UnknownArgument(_unknown_message(name, value, known))
+            raise UnknownArgument(_unknown_message(name, value, sorted(known)))
         row = OLD_NAMES[name]
         if row.inert and not _is_harmless(value, row.harmless):
             _warn_inert(name, value, row.means)

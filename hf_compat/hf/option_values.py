@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.value_types import Unreadable, ValueType
 from hf_compat.runtime.text import did_you_mean, shown
+
+_LARGEST_FILE = 10_000_000
 
 
 def read_options_file(path: str) -> dict[str, object]:
@@ -17,6 +20,10 @@ def read_options_file(path: str) -> dict[str, object]:
         Unreadable: It cannot be read, or holds something else.
     """
     try:
+        if os.path.exists(path) and not os.path.isfile(path):  # a pipe, a device: reading might never end
+            raise Unreadable("it is no regular file.")
+        if os.path.getsize(path) > _LARGEST_FILE:
+            raise Unreadable(f"the file has more than {_LARGEST_FILE} bytes.")
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
     except (OSError, ValueError, RecursionError) as error:

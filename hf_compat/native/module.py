@@ -17,6 +17,7 @@ from hf_compat.native.steps import NativeSteps
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.lightning_equivalents import PRECISIONS, check_native
 from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.plan.optimization_checks import check_optimization
 from hf_compat.runtime.process_exit import leave_at_exit
 
 
@@ -44,6 +45,8 @@ class HFModule(WindowModule):
         own = NativeSteps(model, args) if steps is None else None
         if own is not None:
             check_supported(own.args)
+            if type(self).configure_optimizers is WindowModule.configure_optimizers:
+                check_optimization(own.args)
             check_metrics(compute_metrics, None, False)
         super().__init__(model, own or steps, compute_metrics)  # type: ignore[arg-type]  # one of them is there
         self._own_steps = own

@@ -8,6 +8,7 @@ from torch import nn
 
 from hf_compat.data.types import Collator
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.runtime.launch import Launch
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import Dataset, ProcessingClass
@@ -40,7 +41,7 @@ class NativeSteps(SetupMethods, ModelMethods, StepMethods, OptimizationMethods, 
         data_collator: Collator | None = None,
         processing_class: ProcessingClass = None,
     ) -> None:
-        self.args = TrainingArguments() if args is None else args
+        self.args = TrainingArguments() if args is None else adopt_arguments(args)
         self.accelerator = AcceleratorFacade(self.args)
         self.optimizer = self.lr_scheduler = None
         self.optimizer_cls_and_kwargs = self.compute_loss_func = None

@@ -6,6 +6,7 @@ arithmetic keeps upstream's order of operations, since parity is bit for bit.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.enums import SchedulerType
 from hf_compat.optim.greedy_lr import GreedyLR
+from hf_compat.runtime.text import shown
 
 Factor = Callable[[int], float]
 Built = TypeVar("Built")
@@ -299,8 +301,15 @@ def _with_options(
         return build(*args, **options)
     except TypeError as error:
         raise ArgumentError(
-            f"The schedule {kind.value!r} does not work with `lr_scheduler_kwargs={options!r}`: {error}."
+            f"`lr_scheduler_type={kind.value!r}` does not work with `{shown('lr_scheduler_kwargs', options)}`: {error}."
+            f"\n\nHint: the options of this schedule are: {_keywords_of(build)}."
         ) from error
+
+
+def _keywords_of(build: Callable[..., object]) -> str:
+    given = ("optimizer", "warmup", "total")  # by the trainer; GreedyLR has a `warmup` of its own
+    names = [name for name in inspect.signature(build).parameters if name not in given or build is GreedyLR]
+    return ", ".join(name for name in names if name != "optimizer") or "none"
 
 
 def follows_metric(scheduler: object) -> bool:

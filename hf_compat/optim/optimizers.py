@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from hf_compat.errors import ArgumentError, UnsupportedArgument
+from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames
+from hf_compat.hf.value_types import number
 from hf_compat.optim.adafactor import Adafactor
 from hf_compat.runtime.text import parse_bool
 
@@ -77,11 +79,15 @@ def _adafactor(args: TrainingArguments, options: dict[str, str]) -> ClassAndKeyw
     return Adafactor, {"scale_parameter": False, "relative_step": False}
 
 
+def _number(text: str, name: str) -> float:
+    return float(str(read_as(f"optim_args: {name}", number(), text)))
+
+
 def _with_options(
     optimizer: type[torch.optim.Optimizer], numbers: tuple[str, ...], switches: tuple[str, ...] = ()
 ) -> Chooser:
     def choose(args: TrainingArguments, options: dict[str, str]) -> ClassAndKeywords:
-        keywords: Keywords = {name: float(options[name]) for name in numbers if name in options}
+        keywords: Keywords = {name: _number(options[name], name) for name in numbers if name in options}
         keywords |= {name: parse_bool(options[name], f"optim_args: {name}") for name in switches if name in options}
         return optimizer, keywords
 

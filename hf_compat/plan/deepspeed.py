@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hf_compat.errors import ArgumentError, HfCompatWarning, InertArgumentWarning
+from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.option_values import read_options, read_options_file
-from hf_compat.hf.value_types import OPTIONS, TEXT, Range, Unreadable, whole_number
+from hf_compat.hf.value_types import OPTIONS, TEXT, Range, Unreadable, ValueType, number, whole_number
 from hf_compat.runtime.text import parse_switch
 
 Config = dict[str, Any]  # DeepSpeed's, as JSON has it: sections within sections
@@ -180,19 +181,19 @@ def _config_of_accelerate(variables: Mapping[str, str]) -> Config:
     config: Config = {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": _number(variables.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto"), int),
+        "gradient_accumulation_steps": _number_of(variables, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", whole_number()),
         "zero_optimization": _zero_of_accelerate(variables),
         "bf16": {"enabled": "auto"},
         "fp16": {"enabled": "auto"},
     }
-    clipping = variables.get("ACCELERATE_GRADIENT_CLIPPING", "auto")
-    if clipping != "none":
-        config["gradient_clipping"] = _number(clipping, float)
+    if variables.get("ACCELERATE_GRADIENT_CLIPPING") != "none":
+        config["gradient_clipping"] = _number_of(variables, "ACCELERATE_GRADIENT_CLIPPING", number())
     return config
 
 
 def _zero_of_accelerate(variables: Mapping[str, str]) -> Config:
-    stage = int(variables.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2))
+    name = "ACCELERATE_DEEPSPEED_ZERO_STAGE"
+    stage = read_as(name, whole_number(_STAGES), variables.get(name, 2))
     zero: Config = {"stage": stage}
     for part in ("optimizer", "param"):
         offload = _offload_of_accelerate(variables, f"ACCELERATE_DEEPSPEED_OFFLOAD_{part.upper()}")
@@ -213,8 +214,9 @@ def _offload_of_accelerate(variables: Mapping[str, str], prefix: str) -> Config:
     return {"device": device, "nvme_path": path} if device == "nvme" and path != "none" else {"device": device}
 
 
-def _number(text: str, kind: Callable[[str], float]) -> float | str:
-    return text if text == "auto" else kind(text)
+def _number_of(variables: Mapping[str, str], name: str, kind: ValueType) -> Setting:
+    text = variables.get(name, "auto")
+    return text if text == "auto" else read_as(name, kind, text)
 
 
 def _match_batches(table: _Table, args: TrainingArguments) -> None:

@@ -141,6 +141,7 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
     # 4.x: a size alone means wrapping by size; asked before the launcher's options come, which always hold a size
     size_alone = bool(options.get("min_num_params")) and not options.get("transformer_layer_cls_to_wrap")
     _add_launchers_options(options, variables, asked=bool(args.fsdp))
+    options = dict(read_options("fsdp_config` (or the launcher's `FSDP_…", _KNOWN, options))
     version = _version_of(options)
     _add_words(args.fsdp, options)
     reshard, hybrid = _sharding_of(options, version)

@@ -52,11 +52,9 @@ def check_optimizer(args: TrainingArguments) -> torch.optim.Optimizer:
     except HfCompatError:
         raise
     except _UNUSABLE as error:
-        name = "optim" if args.optim_args is None else "optim_args"
-        raise ArgumentError(
-            f"`{shown(name, getattr(args, name))}` does not work: {error}.\n\n"
-            f"Hint: check {name} and the numbers of the optimizer (`learning_rate`, `weight_decay` …)."
-        ) from error
+        numbers = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
+        told = ", ".join(f"`{shown(name, getattr(args, name))}`" for name in ("optim", "optim_args", *numbers))
+        raise ArgumentError(f"The optimizer cannot be made: {error}.\n\nHint: check {told}.") from error
 
 
 def check_schedule(args: TrainingArguments, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -71,23 +69,23 @@ def check_schedule(args: TrainingArguments, optimizer: torch.optim.Optimizer | N
     """
     if optimizer is None:
         optimizer = torch.optim.SGD(_two_groups(), lr=args.learning_rate)
-    options: object = args.lr_scheduler_kwargs
     try:
         rates = _rates(args, optimizer)
     except HfCompatError as error:
-        if "lr_scheduler_kwargs" in str(error) or not options:
+        if "lr_scheduler_type" in str(error):
             raise
-        raise ArgumentError(f"`{shown('lr_scheduler_kwargs', options)}`: {error}") from error
+        raise _unusable(args, str(error)) from error
     except _UNUSABLE as error:
-        raise _unusable(options, f"{type(error).__name__}: {error}") from error
+        raise _unusable(args, f"{type(error).__name__}: {error}") from error
     if not all(math.isfinite(rate) for rate in rates):
-        raise _unusable(options, "it gives learning rates that are not finite")
+        raise _unusable(args, "it gives learning rates that are not finite")
 
 
-def _unusable(options: object, why: str) -> ArgumentError:
+def _unusable(args: TrainingArguments, why: str) -> ArgumentError:
+    options = shown("lr_scheduler_kwargs", args.lr_scheduler_kwargs)
     return ArgumentError(
-        f"`{shown('lr_scheduler_kwargs', options)}` does not work: {why}.\n\n"
-        "Hint: check the options of the schedule (`lr_scheduler_type`)."
+        f"`{shown('lr_scheduler_type', args.lr_scheduler_type)}` does not work with `{options}` and "
+        f"`learning_rate={args.learning_rate}`: {why}.\n\nHint: check these three."
     )
 
 

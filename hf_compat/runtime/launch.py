@@ -18,6 +18,7 @@ from typing import overload
 
 import torch
 
+from hf_compat.errors import ArgumentError
 from hf_compat.runtime.text import parse_switch
 
 
@@ -91,6 +92,9 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
 
     Args:
         environment: The variables; None reads this process's own.
+
+    Raises:
+        ArgumentError: A variable that should hold a number holds none.
     """
     assumed = _ASSUMED.get()
     if assumed is not None and environment is None:
@@ -100,15 +104,30 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
         # `sbatch` alone sets SLURM_NTASKS too; only `srun` starts a process for each task
         if rank not in variables or size not in variables or _is_interactive(rank, variables):
             continue
-        world = int(variables[size])
+        world = _count(variables, size)
         here = int(re.match(r"\d*", variables.get(local_size, ""))[0] or world)  # type: ignore[index]  # it matches anything
         return Launch(
-            process_index=int(variables[rank]),
-            local_process_index=int(variables.get(local_rank, variables[rank])),
+            process_index=_count(variables, rank),
+            local_process_index=_count(variables, local_rank if local_rank in variables else rank),
             world_size=world,
             local_world_size=min(here, world),
         )
     return Launch()
+
+
+def _count(variables: Mapping[str, str], name: str) -> int:
+    """Return a variable's number.
+
+    Raises:
+        ArgumentError: It holds none.
+    """
+    try:
+        return int(variables[name])
+    except ValueError as error:
+        raise ArgumentError(
+            f"The environment has `{name}={variables[name]!r}`, which is no whole number.\n\n"
+            "Hint: launchers set it; unset it to train in one process."
+        ) from error
 
 
 def _is_interactive(rank: str, variables: Mapping[str, str]) -> bool:
@@ -125,7 +144,9 @@ def main_address() -> tuple[str, int]:
         nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or ""
         address = first_node(nodes) or "127.0.0.1"
     job = re.sub(r"\D", "", variables.get("SLURM_JOB_ID", ""))[-4:]
-    return address, int(variables.get("MASTER_PORT") or (15000 + int(job) if job else 29500))
+    if variables.get("MASTER_PORT"):
+        return address, _count(variables, "MASTER_PORT")
+    return address, 15000 + int(job) if job else 29500
 
 
 def has_rendezvous() -> bool:

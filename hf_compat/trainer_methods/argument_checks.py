@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
+from hf_compat.hf.option_values import read_options
+from hf_compat.hf.value_types import ANYTHING, NONE, TRUTH_VALUE, ValueType, either
 from hf_compat.plan.optimization_checks import check_optimizer, check_schedule
 from hf_compat.runtime.inspection import has_length
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.model_setup import ModelSetupMethods
 from hf_compat.trainer_methods.optimization import OptimizationMethods
+
+# The keywords of `torch.utils.checkpoint.checkpoint`.
+_RECOMPUTATION: dict[str, ValueType] = {
+    **dict.fromkeys(("use_reentrant", "preserve_rng_state", "debug", "early_stop"), either((NONE, TRUTH_VALUE))),
+    **dict.fromkeys(("context_fn", "determinism_check"), ANYTHING),
+}
+
+
+def _is_of_transformers(method: object) -> bool:
+    return str(getattr(method, "__module__", "")).startswith("transformers.")
 
 
 class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
@@ -26,6 +40,7 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
         check_metrics(self.compute_metrics, self.eval_dataset, self.args.batch_eval_metrics)
         self._check_strategies()
         self._check_optimizers()
+        self._check_activation_checkpointing()
         self._check_data()
 
     def _can_train(self) -> bool:
@@ -76,6 +91,13 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
 
     def _overrides(self, *names: str) -> bool:
         return any(getattr(type(self), name) is not getattr(OptimizationMethods, name) for name in names)
+
+    def _check_activation_checkpointing(self) -> None:
+        """Refuse options that torch's checkpoint, which a model of transformers runs, would refuse in a forward."""
+        enable = getattr(self.model, "gradient_checkpointing_enable", None)
+        options: Any = self.args.activation_checkpointing_kwargs
+        if self.args.activation_checkpointing and options and _is_of_transformers(enable):
+            read_options("activation_checkpointing_kwargs` (`gradient_checkpointing_kwargs", _RECOMPUTATION, options)
 
     def _check_data(self) -> None:
         if not callable(self.data_collator):

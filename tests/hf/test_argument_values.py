@@ -311,3 +311,53 @@ def test_classes_in_place_of_objects(make_args):
     with pytest.raises(UnsupportedArgument, match="accelerator_config") as caught:
         make_args(accelerator_config=transformers.trainer_pt_utils.AcceleratorConfig)
     assert isinstance(caught.value, NotImplementedError)
+
+
+def test_options_of_activation_checkpointing_are_told_before_training(make_args):
+    for options in ({"reentrant": False}, {"use_reentrant": "maybe"}):
+        args = make_args(gradient_checkpointing=True, gradient_checkpointing_kwargs=options)
+        with pytest.raises(ArgumentError, match="gradient_checkpointing_kwargs"):
+            Trainer(toy.tiny_gpt2(), args, train_dataset=toy.blocks(8))
+
+
+def test_inputs_for_metrics_that_no_batch_has(make_args):
+    trainer = Trainer(toy.Classifier(), make_args(include_for_metrics=["inputs"]), eval_dataset=toy.rows(8))
+    trainer.compute_metrics = lambda prediction: {}
+    with pytest.raises(ArgumentError, match=r"include_for_metrics=\['inputs'\]` keeps the input 'input_ids'"):
+        trainer.evaluate()
+
+
+def test_numbers_of_torch_that_would_not_mix(make_args):
+    trainer = Trainer(toy.Classifier(), make_args(adam_beta1=0, max_steps=1), train_dataset=toy.rows(8))
+    assert trainer.train().global_step == 1
+
+
+def test_variables_of_a_launcher_that_are_no_numbers(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        monkeypatch.setenv(name, "first")
+        with pytest.raises(ArgumentError, match=f"{name}='first'"):
+            explain(make())
+
+
+def test_files_that_never_end_are_refused(tmp_path):
+    import os
+
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/zero", str(tmp_path / "pipe"), str(tmp_path)):
+        for name in ("deepspeed", "fsdp_config", "accelerator_config"):
+            with pytest.raises(ArgumentError, match=f"(?s)`{name}.*no regular file"):
+                make(**{name: path})
+
+
+def test_a_native_module_reads_arguments_as_a_trainer_does(tmp_path):
+    import transformers
+
+    from hf_compat import HFModule
+
+    theirs = transformers.TrainingArguments(str(tmp_path), use_cpu=True)
+    theirs.learning_rate = "1e-3"
+    assert HFModule(toy.Classifier(), theirs).steps.args.learning_rate == 1e-3
+    with pytest.raises(ArgumentError, match="lr_scheduler_kwargs"):
+        HFModule(toy.Classifier(), make(lr_scheduler_kwargs={"power": 2}))
