@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import Field, fields
 from typing import Any
 
+from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.plan.argument_support import ROWS, Row, default_of
@@ -18,7 +19,12 @@ def _status(row: Row) -> str:
 
 _HEAD = """# Arguments
 
-Made from `hf_compat/plan/argument_support.py` and `hf_compat/hf/legacy.py` by `hf-compat document docs/arguments.md`.
+Made from `hf_compat/hf/argument_values.py`, `hf_compat/plan/argument_support.py` and `hf_compat/hf/legacy.py` by
+`hf-compat document docs/arguments.md`.
+
+`values`: what is taken, in the constructor and when a field is set. Numbers and truth values may be text (`"5e-5"`,
+`"false"`) or scalars of NumPy and torch. Anything else is an `ArgumentError` that names the argument, and the choices
+where there are some.
 
 `not yet`: a value other than the default raises `UnsupportedArgument`. `no effect`: it is warned about.
 """
@@ -29,8 +35,8 @@ def arguments_page() -> str:
     lines = [
         *_HEAD.splitlines(),
         "",
-        "| argument | default | supported | where it goes |",
-        "|---|---|---|---|",
+        "| argument | default | values | supported | where it goes |",
+        "|---|---|---|---|---|",
         *map(_row_of_field, fields(TrainingArguments)),
     ]
     lines += ["", "## Arguments of hf_compat", "", "| argument | default | meaning |", "|---|---|---|"]
@@ -44,4 +50,12 @@ def _row_of_field(field: Field[Any]) -> str:
     row = ROWS[field.name]
     inert = None if row.alone_only else row.inert
     where = row.to if row.refuse is None or row.refuses is not None else f"{row.refuse}; {row.hint}"
-    return f"| `{field.name}` | `{default_of(field)!r}` | {_status(row)} | {inert or where} |"
+    values = _values_of(field.name)
+    return f"| `{field.name}` | `{default_of(field)!r}` | {values} | {_status(row)} | {inert or where} |"
+
+
+def _values_of(name: str) -> str:
+    """Return what an argument may be, for people."""
+    kind = checks_of(TrainingArguments, TrainingArguments)[name].kind
+    expected = "anything" if kind is None else kind.expected
+    return expected.replace("known", "words of a closed set")

@@ -102,6 +102,9 @@ def _explanation(chosen: argparse.Namespace) -> Explanation:
 
     world = chosen.world_size
     launch = Launch(world_size=world or 1, local_world_size=min(chosen.per_node, world or 1))
+    for name, count in (("--world-size", world), ("--per-node", chosen.per_node)):
+        if count is not None and count < 1:
+            raise ArgumentError(f"`{name} {count}` is no number of processes.\n\nHint: write 1 or more.")
     with assuming(launch, "cuda:0") if world else contextlib.nullcontext():
         return explain(_training_arguments(chosen.arguments), parameters=chosen.parameters)
 
@@ -123,7 +126,7 @@ def _value(text: str) -> object:
     """Read a value as JSON where it is, else as a string."""
     try:
         return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return text
 
 

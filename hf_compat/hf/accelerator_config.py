@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class AcceleratorConfig:
             raise UnsupportedArgument(
                 f"`accelerator_config={value!r}` is a class.\n\nHint: pass an object of it, or a dict of its options."
             )
-        options = read_options("accelerator_config", _types_of(cls), _options_of(value))
+        options = read_options("accelerator_config", _types(), _options_of(value))
         accumulation = options.get("gradient_accumulation_kwargs")
         if isinstance(accumulation, dict):
             options["gradient_accumulation_kwargs"] = read_options(
@@ -84,8 +85,10 @@ class AcceleratorConfig:
         return copy.deepcopy(self.__dict__)
 
 
-def _types_of(kind: type) -> dict[str, ValueType]:
-    return {name: type_of(hint) or OPTIONS for name, hint in typing.get_type_hints(kind).items()}
+@functools.cache
+def _types() -> dict[str, ValueType]:
+    hints = typing.get_type_hints(AcceleratorConfig)
+    return {name: type_of(hint) or OPTIONS for name, hint in hints.items()}
 
 
 def _options_of(value: object) -> dict[str, object]:

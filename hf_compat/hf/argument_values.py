@@ -174,6 +174,14 @@ def _read_mesh(value: object) -> object:
     return value
 
 
+def _read_checkpoint(value: object) -> object:
+    if isinstance(value, bool) or (
+        isinstance(value, str) and not value
+    ):  # scripts ask `if args.resume_from_checkpoint`
+        return value
+    return PATH.read(value)
+
+
 _METRIC_INPUT = ValueType("known", lambda name: read_choice(name, ("inputs", "loss"), within=True))
 
 
@@ -221,11 +229,7 @@ TYPES: dict[str, ValueType] = {
     "debug": ValueType("known", _read_debug, takes_text=True),
     "fsdp": ValueType("true, false, or words of 4.x", _read_fsdp, takes_text=True),
     "hub_token": either((TEXT, TRUTH_VALUE)),
-    "resume_from_checkpoint": ValueType(
-        "a path, true or false",
-        lambda value: value if isinstance(value, bool) else PATH.read(value),
-        takes_text=True,
-    ),
+    "resume_from_checkpoint": ValueType("a path, true or false", _read_checkpoint, takes_text=True),
     "async_save": TRUTH_VALUE,
 }
 
@@ -247,6 +251,8 @@ ALSO_NONE = frozenset(
         "output_dir",
     }
 )
+# Of a field without one: an object that nobody can give.
+_NO_DEFAULT = object()
 # What None means where the annotation does not know it.
 MEANING_OF_NONE: dict[str, object] = {"max_grad_norm": 0.0}
 
@@ -326,7 +332,7 @@ def _kind_of(field: dataclasses.Field[typing.Any], hint: object) -> ValueType | 
 
 
 def _default_of(field: dataclasses.Field[typing.Any]) -> object:
-    return dataclasses.MISSING if field.default is dataclasses.MISSING else field.default
+    return _NO_DEFAULT if field.default is dataclasses.MISSING else field.default
 
 
 @functools.lru_cache(maxsize=64)
@@ -395,4 +401,4 @@ def read_as(name: str, kind: ValueType, value: object) -> object:
     Raises:
         ArgumentError: It is not of that type.
     """
-    return ArgumentCheck(name, kind, dataclasses.MISSING).read(value)
+    return ArgumentCheck(name, kind, _NO_DEFAULT).read(value)

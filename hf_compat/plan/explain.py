@@ -18,7 +18,7 @@ from hf_compat.plan.memory_estimate import size_of_run
 from hf_compat.plan.optimization_checks import check_optimization
 from hf_compat.plan.run_counts import RunCounts
 from hf_compat.plan.translate import translate
-from hf_compat.runtime.text import hide_secrets, is_secret
+from hf_compat.runtime.text import hide_secrets, is_secret, shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,9 +74,9 @@ class Explanation:
         window = f"one batch = one update = {self.plan.micro_batches_per_update} micro-batch(es)"
         clip = self.plan.gradient_clip_norm
         if self.plan.world_size > 1:
-            shown = ", ".join(f"{name}={value!r}" for name, value in self.plan.strategy_options.items())
+            options = ", ".join(f"{name}={value!r}" for name, value in self.plan.strategy_options.items())
             lines.append(
-                f"  strategy={self.plan.strategy!r} over {self.plan.world_size} processes; {shown or 'no options'}"
+                f"  strategy={self.plan.strategy!r} over {self.plan.world_size} processes; {options or 'no options'}"
             )
         lines += [f"  {line}" for line in self.sizes]
         return [*lines, f"  {window} of {self.plan.micro_batch_size}; clipping by the module at {clip}"]
@@ -102,6 +102,10 @@ def explain(args: TrainingArguments, counts: RunCounts | None = None, parameters
         ['max_grad_norm']
     """
     args = adopt_arguments(args)
+    if counts is not None and not isinstance(counts, RunCounts):
+        raise ArgumentError(
+            f"`{shown('counts', counts)}` is no RunCounts.\n\nHint: leave it out, or `make_run_counts`."
+        )
     size = None if parameters is None else read_as("parameters", number(Range(low=0)), parameters)
     plan: LightningPlan | None = None
     refused = ""
@@ -125,8 +129,8 @@ def _explained(args: TrainingArguments) -> Iterator[ExplainedArgument]:
             default = default_of(field)
             is_default = value is default or (default is not None and bool(value == default))
         if not is_default:
-            shown = "<hidden>" if is_secret(field.name) else hide_secrets(value)
-            yield ExplainedArgument(name=field.name, value=shown, becomes=_destination(field.name, args.world_size))
+            told = "<hidden>" if is_secret(field.name) else hide_secrets(value)
+            yield ExplainedArgument(name=field.name, value=told, becomes=_destination(field.name, args.world_size))
 
 
 def _destination(name: str, world_size: int) -> str:

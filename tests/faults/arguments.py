@@ -23,6 +23,7 @@ import json
 import logging
 import pickle
 import random
+import re
 import shutil
 import signal
 import sys
@@ -364,7 +365,8 @@ class Report:
 
 
 def try_one(one: Try, setting: Setting, report: Report, trains: bool) -> None:
-    names = [*one.values, *(row.means for name, row in OLD_NAMES.items() if name in one.values)]
+    today = [re.match(r"\w+", OLD_NAMES[name].means)[0] for name in one.values if name in OLD_NAMES]
+    names = [*one.values, *today]
     stages: list[tuple[str, Callable[[TrainingArguments], object]]] = [
         ("dump, copy, explain", setting.use),
         ("make a Trainer", setting.make_trainer),
