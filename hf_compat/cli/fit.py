@@ -27,7 +27,7 @@ from hf_compat.errors import ArgumentError
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, read_old
-from hf_compat.hf.value_types import parts_of
+from hf_compat.hf.value_types import parts_of, plain
 from hf_compat.plan.lightning_equivalents import ELSEWHERE, EQUIVALENTS, PASSED_ON, join
 from hf_compat.runtime.seeding import set_seed
 from hf_compat.runtime.text import is_secret, without_secrets
@@ -110,8 +110,8 @@ def _add_arguments(parser: ArgumentParser) -> None:
     hints = typing.get_type_hints(TrainingArguments)
     for name, field in _FIELDS.items():
         meaning = field.metadata["help"]
-        # numbers and truth values are read by the arguments themselves, which take them as text, too
-        kind = Any if {bool, int, float, type(None)}.issuperset(parts_of(hints[name])) else hints[name]
+        # counts and truth values are read by the arguments themselves, which take `1e3` and `1` for them, too
+        kind = Any if {bool, int, type(None)}.issuperset(parts_of(hints[name])) else hints[name]
         parser.add_argument(f"--args.{name}", type=kind, default=_default_of(field), help=meaning)
     for name, meaning in OWN_ARGUMENTS.items():
         parser.add_argument(f"--args.{name}", type=Any, default=False, help=meaning)
@@ -168,7 +168,8 @@ def _in_todays_words(name: str, text: str) -> list[str]:
     today = {} if row is None or row.inert or name in ATTRIBUTES_ONLY else row.translate(_value_of_old(name, text))
     if not today:
         return [f"--args.{name}={text}"]
-    return [f"--args.{n}={value if isinstance(value, str) else json.dumps(value)}" for n, value in today.items()]
+    values = {n: plain(value) for n, value in today.items()}
+    return [f"--args.{n}={value if isinstance(value, str) else json.dumps(value)}" for n, value in values.items()]
 
 
 def _value_of_old(name: str, text: str) -> Value:

@@ -78,7 +78,7 @@ class AcceleratorConfig:
             options["gradient_accumulation_kwargs"] = read_options(
                 "accelerator_config['gradient_accumulation_kwargs']", _ACCUMULATION, accumulation
             )
-        return value if isinstance(value, cls) and options == value.to_dict() else cls(**typing.cast(Any, options))
+        return value if isinstance(value, cls) and options == value.to_dict() else cls(**options)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as a plain dict."""

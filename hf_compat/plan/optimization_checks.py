@@ -9,7 +9,6 @@ import contextlib
 import io
 import math
 import warnings
-from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -94,13 +93,13 @@ def _two_groups() -> list[dict[str, object]]:
 
 
 def _rates(args: TrainingArguments, optimizer: torch.optim.Optimizer) -> list[float]:
-    options: Any = args.lr_scheduler_kwargs or {}  # a dict by now
+    options = dict(args.lr_scheduler_kwargs or {})  # type: ignore[arg-type]  # a dict once normalised
     # a schedule that follows a metric may print what it does
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        schedule: Any = get_scheduler(args.lr_scheduler_type, optimizer, _WARMUP, _TOTAL, dict(options))
+        schedule = get_scheduler(args.lr_scheduler_type, optimizer, _WARMUP, _TOTAL, options)
         if isinstance(schedule, LambdaLR):
             return [float(factor(update)) for factor in schedule.lr_lambdas for update in _ASKED]
         for metric in _METRICS:
-            schedule.step(metric)
+            schedule.step(metric)  # type: ignore[arg-type]  # it follows a metric
         return [float(group["lr"]) for group in optimizer.param_groups]

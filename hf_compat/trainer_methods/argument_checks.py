@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
@@ -95,8 +93,8 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
     def _check_activation_checkpointing(self) -> None:
         """Refuse options that torch's checkpoint, which a model of transformers runs, would refuse in a forward."""
         enable = getattr(self.model, "gradient_checkpointing_enable", None)
-        options: Any = self.args.activation_checkpointing_kwargs
-        if self.args.activation_checkpointing and options and _is_of_transformers(enable):
+        options = self.args.activation_checkpointing_kwargs
+        if self.args.activation_checkpointing and isinstance(options, dict) and _is_of_transformers(enable):
             read_options("activation_checkpointing_kwargs` (`gradient_checkpointing_kwargs", _RECOMPUTATION, options)
 
     def _check_data(self) -> None:
