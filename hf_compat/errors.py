@@ -37,6 +37,10 @@ class LossError(HfCompatError, ValueError):
     """The model gave no usable loss."""
 
 
+class OverrideError(HfCompatError, TypeError):
+    """A method that a subclass overrides returned something that the trainer cannot work with."""
+
+
 class CheckpointError(HfCompatError, ValueError):
     """A checkpoint folder is missing, incomplete or does not fit."""
 

@@ -13,6 +13,7 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
+from hf_compat.callbacks.bridge import close_bars
 from hf_compat.callbacks.startup_log import show_logs
 from hf_compat.data.types import Collator
 from hf_compat.engine.module import WindowModule
@@ -185,6 +186,9 @@ class Trainer(
         try:
             with naming_absent_ranks():
                 return self._train_from(resume_from_checkpoint or model_path, trial, ignore_keys_for_eval)
+        except BaseException:
+            close_bars(self.callback_handler)
+            raise
         finally:
             self.is_in_train = False
 

@@ -360,7 +360,12 @@ class HFBridge(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Close progress bars, so that the error stands on a line of its own."""
-        for callback in self.hf_trainer.callback_handler.callbacks:
-            close = getattr(callback, "close", None)
-            if callable(close) and hasattr(callback, "training_bar"):
-                close()
+        close_bars(self.hf_trainer.callback_handler)
+
+
+def close_bars(handler: CallbackHandler) -> None:
+    """Close the progress bars of a run that an error has ended."""
+    for callback in handler.callbacks:
+        close = getattr(callback, "close", None)
+        if callable(close) and hasattr(callback, "training_bar"):
+            close()

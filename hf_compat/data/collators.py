@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import torch
 
+from hf_compat.data.checks import end_in_silence, name_bad_samples, name_samples_without_names
 from hf_compat.data.types import Batch, Collator, Sample
 from hf_compat.errors import DataError
 
@@ -27,12 +28,26 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
 
     Raises:
         ValueError: Another value of `return_tensors`.
+        DataError: A sample has no names, lacks a value that the first one has, or has one that does not fit.
 
     Mirrors:
         `transformers.default_data_collator`, 5.23.
     """
     if return_tensors not in ("pt", "np"):
         raise ValueError(f"`return_tensors={return_tensors!r}` is not known; choose 'pt' or 'np'.")
+    try:
+        batch = _joined(features)
+    except Exception as error:
+        name_bad_samples(features, error)
+        raise
+    if not batch:
+        name_bad_samples(features, DataError("Nothing is left of the samples."))
+    if return_tensors == "np":
+        return {key: value.numpy() for key, value in batch.items()}
+    return batch
+
+
+def _joined(features: Sequence[Sample]) -> dict[str, torch.Tensor]:
     rows = [row if isinstance(row, Mapping) else vars(row) for row in features]
     first = rows[0]
     batch: dict[str, torch.Tensor] = {}
@@ -43,8 +58,6 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
         if key in ("label", "label_ids") or value is None or isinstance(value, str):
             continue
         batch[key] = _join([row[key] for row in rows])
-    if return_tensors == "np":
-        return {key: value.numpy() for key, value in batch.items()}
     return batch
 
 
@@ -90,7 +103,11 @@ class PaddingCollator:
         warnings = getattr(self.tokenizer, "deprecation_warnings", None)
         if warnings is not None:  # fast tokenizers advise against `pad` once; here it is the point
             warnings["Asking-to-pad-a-fast-tokenizer"] = True
-        batch = self.tokenizer.pad(features, padding=True, return_tensors="pt")
+        try:
+            batch = self.tokenizer.pad(features, padding=True, return_tensors="pt")
+        except Exception as error:
+            name_samples_without_names(features, error)
+            raise
         for key in ("label", "label_ids"):
             if key in batch:
                 batch["labels"] = batch.pop(key)
@@ -125,7 +142,10 @@ class RemoveColumnsCollator:
 
     def __call__(self, features: list[Sample]) -> Batch:
         kept = [self._keep(feature) for feature in features]
-        return self.data_collator(kept)
+        try:
+            return self.data_collator(kept)
+        except StopIteration as error:  # a loader's worker would take it for the end of a stream
+            raise end_in_silence() from error
 
     def _keep(self, feature: Sample) -> Sample:
         if not isinstance(feature, dict):

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 from tqdm.auto import tqdm
 
+from hf_compat.data.checks import end_in_silence, stopped_by_code
 from hf_compat.data.rank_slices import BatchSamplerSlice, IterableDatasetSlice, RankSlice, dispatched, set_epoch_of
 from hf_compat.data.samplers import SeededRandomSampler, SkipFirstBatches
 from hf_compat.data.tree import find_batch_size, move_to_device
@@ -216,7 +217,20 @@ class PreparedDataLoader(DataLoader[Batch]):
         resume, self._resume = self._resume, None
         batches = super().__iter__()  # on every rank: torch draws a seed here
         # a generator: nothing above happens before the first batch is asked for, as in Accelerate
-        yield from self._dispatched(batches, resume) if self.dispatches else self._read_ahead(batches, resume)
+        try:
+            yield from self._dispatched(batches, resume) if self.dispatches else self._read_ahead(batches, resume)
+        except BaseException as error:
+            self._end_workers(batches, is_failure=not isinstance(error, GeneratorExit))
+            raise
+
+    def _end_workers(self, batches: Iterator[Batch], is_failure: bool) -> None:
+        """End the worker processes of a pass that is left: an error's traceback would keep them alive with it."""
+        if self.persistent_workers and not is_failure:
+            return
+        self._iterator = None
+        end = getattr(batches, "_shutdown_workers", None)  # torch has no public name for it
+        if end is not None:
+            end()
 
     def _read_ahead(self, batches: Iterator[Batch], resume: Resume | None) -> Iterator[Batch]:
         """Yield this rank's batches, the next one having been read."""
@@ -225,7 +239,7 @@ class PreparedDataLoader(DataLoader[Batch]):
             return
         while current is not _END:
             current = self._on_device(current)
-            following = next(batches, _END)
+            following = self._next_batch(batches)
             self.lookahead = None if following is _END else following
             if following is _END:
                 self._reach_end(current)
@@ -242,7 +256,15 @@ class PreparedDataLoader(DataLoader[Batch]):
             resume.after_start()
             if resume.lookahead is not None:
                 return resume.lookahead
-        return next(batches, _END)
+        return self._next_batch(batches)
+
+    def _next_batch(self, batches: Iterator[Batch]) -> Batch | _End:
+        try:
+            return next(batches)
+        except StopIteration as error:
+            if stopped_by_code(error, self._is_map_style, self._auto_collation):
+                raise end_in_silence() from error
+            return _END
 
     def _dispatched(self, batches: Iterator[Batch], resume: Resume | None) -> Iterator[Batch]:
         """Yield this rank's part of what the first one reads."""

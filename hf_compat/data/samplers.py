@@ -33,7 +33,8 @@ class SeededRandomSampler(RandomSampler):
 
     def __iter__(self) -> Iterator[int]:
         self.generator.manual_seed(self.epoch + self.initial_seed)
-        yield from super().__iter__()
+        if len(self.data_source) > 0:  # a set may have been emptied since; torch's sampler divides by its length
+            yield from super().__iter__()
         self.epoch += 1
 
     def rest(self, skip: int) -> Iterator[int]:

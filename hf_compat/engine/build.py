@@ -15,7 +15,13 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
 
-from hf_compat.engine.internals import interruptible, leave_signals_alone
+from hf_compat.engine.internals import (
+    CarriedStop,
+    carry_stop_iterations,
+    forget_batch,
+    interruptible,
+    leave_signals_alone,
+)
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import HFDDPStrategy, HFFSDP2Strategy, HFSingleDeviceStrategy, LaunchedEnvironment
 from hf_compat.plan.lightning_plan import LightningPlan
@@ -103,6 +109,7 @@ def build_trainer(
         warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
         trainer = pl.Trainer(**settings)
     leave_signals_alone(trainer)
+    carry_stop_iterations(trainer)
     return trainer
 
 
@@ -139,8 +146,13 @@ def run_fit(
     trainer: pl.Trainer, module: pl.LightningModule, batches: Iterable[object], validation: Iterable[object]
 ) -> None:
     """Fit; signals do what they do without a trainer."""
-    with interruptible(trainer), quietly():
-        trainer.fit(module, train_dataloaders=batches, val_dataloaders=validation)
+    try:
+        with interruptible(trainer), quietly():
+            trainer.fit(module, train_dataloaders=batches, val_dataloaders=validation)
+    except CarriedStop as carried:
+        raise carried.error from None
+    finally:
+        forget_batch(trainer)
 
 
 def run_evaluation(
@@ -148,5 +160,10 @@ def run_evaluation(
 ) -> None:
     """Evaluate or predict outside a fit; signals do what they do without a trainer."""
     run = trainer.test if is_prediction else trainer.validate
-    with interruptible(trainer), quietly():
-        run(module, dataloaders=batches, verbose=False)
+    try:
+        with interruptible(trainer), quietly():
+            run(module, dataloaders=batches, verbose=False)
+    except CarriedStop as carried:
+        raise carried.error from None
+    finally:
+        forget_batch(trainer)

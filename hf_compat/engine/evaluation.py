@@ -13,16 +13,20 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from hf_compat.data.checks import shown_value
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.tree import PADDING_INDEX, find_batch_size, join_batches, nested_numpify, truncate_to
 from hf_compat.data.types import Batch
 from hf_compat.engine.protocols import PredictionSteps
 from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics, Metrics, TorchMetrics, torch_metrics
-from hf_compat.errors import ArgumentError, HfCompatWarning
+from hf_compat.errors import ArgumentError, DataError, HfCompatWarning, OverrideError
 from hf_compat.hf.metrics import plain_metrics
 from hf_compat.hf.outputs import Arrays, EvalLoopOutput, EvalPrediction
 from hf_compat.runtime.inspection import has_length
-from hf_compat.runtime.nested import Nested, leaves
+from hf_compat.runtime.nested import Nested, leaves, map_nested
+
+# loss, logits and labels
+Predicted = tuple[torch.Tensor | None, Nested | None, Nested | None]
 
 _BLOCK = 65536
 
@@ -101,11 +105,16 @@ class EvaluationBatches:
             next(iter(self), None)
 
     def __iter__(self) -> Iterator[EvaluationBatch]:
-        for index, inputs in enumerate(self.loader):
-            if isinstance(self.loader, PreparedDataLoader):
+        if not isinstance(self.loader, PreparedDataLoader):
+            yield from (
+                EvaluationBatch(inputs, place == self.length, -1) for place, inputs in enumerate(self.loader, 1)
+            )
+            return
+        try:
+            for inputs in self.loader:
                 yield EvaluationBatch(inputs, self.loader.end_of_dataloader, self.loader.remainder)
-            else:
-                yield EvaluationBatch(inputs, index + 1 == self.length, -1)
+        finally:
+            self.loader.lookahead = None  # an error leaves it behind
 
 
 class KeptBatches:
@@ -128,8 +137,26 @@ class KeptBatches:
         """Return everything as arrays: joined, or as a list of batches; None where nothing was kept."""
         if not join or self.arrays:
             self.to_cpu()
-            return (join_batches(self.arrays) if join else self.arrays) if self.arrays else None
-        return nested_numpify(join_batches(self.on_device)) if self.on_device else None
+            return (_joined(self.arrays) if join else self.arrays) if self.arrays else None
+        return nested_numpify(_joined(self.on_device)) if self.on_device else None
+
+
+def _joined(batches: list[Nested]) -> Nested:
+    try:
+        return join_batches(batches)
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        forms = list(dict.fromkeys(_form_of(batch) for batch in batches))
+        raise DataError(
+            f"The batches of an evaluation cannot be joined ({error}): they are {' and '.join(forms[:3])}.\n\n"
+            "Hint: let the model and `preprocess_logits_for_metrics` return the same shapes for every batch, or set "
+            "`eval_do_concat_batches=False`."
+        ) from error
+
+
+def _form_of(batch: Nested) -> str:
+    """Return the shapes of nested data as a text."""
+    shapes = map_nested(lambda tensor: tuple(tensor.shape), batch, lambda leaf: tuple(np.shape(leaf)))
+    return f"of shape {shapes}" if isinstance(batch, (torch.Tensor, np.ndarray)) else f"{shapes}"
 
 
 class RunningMean(KeptBatches):
@@ -247,8 +274,10 @@ class EvaluationRun:
         """Predict one batch and keep what is needed; returns its loss."""
         samples = find_batch_size(batch.inputs)
         self.observed_samples += samples or 0
-        loss, logits, labels = self.steps.prediction_step(
-            self.model, batch.inputs, self.settings.prediction_loss_only, ignore_keys=self.settings.ignore_keys
+        loss, logits, labels = _three_parts(
+            self.steps.prediction_step(
+                self.model, batch.inputs, self.settings.prediction_loss_only, ignore_keys=self.settings.ignore_keys
+            )
         )
         results = BatchResults()
         if loss is not None:
@@ -392,6 +421,17 @@ class EvaluationRun:
     def _num_samples(self) -> int:
         dataset = getattr(self.loader, "dataset", None)
         return _length_of(dataset) or self.observed_samples
+
+
+def _three_parts(predicted: Predicted) -> Predicted:
+    try:
+        loss, logits, labels = predicted  # a subclass may return anything
+    except (TypeError, ValueError) as error:
+        raise OverrideError(
+            f"`prediction_step` returned {shown_value(predicted)}.\n\nHint: return loss, logits and labels; each may "
+            "be None."
+        ) from error
+    return loss, logits, labels
 
 
 def warn_of_memory(batch: Nested, loader: Iterable[Batch], to_cpu_every: int | None) -> None:

@@ -7,10 +7,12 @@ for accesses outside this file.
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from traceback import walk_tb
 from typing import Any
 
 import lightning
@@ -228,6 +230,59 @@ def keep_step_signature(trainer: Trainer) -> None:
         return kwargs
 
     trainer.fit_loop.epoch_loop._build_kwargs = build  # type: ignore[method-assign]
+
+
+class CarriedStop(Exception):
+    """Brings a `StopIteration` of the user's code past Lightning's loops.
+
+    Args:
+        error: What the user's code has raised.
+    """
+
+    def __init__(self, error: StopIteration) -> None:
+        super().__init__("a StopIteration was raised outside the data")
+        self.error = error
+
+
+def carry_stop_iterations(trainer: Trainer) -> None:
+    """Let a `StopIteration` of a model, loss, optimizer or callback be an error.
+
+    Lightning's loops take it for the end of their data, and leave the update or the rest of the epoch out, in silence.
+    Remove it when they catch what their data fetcher raises only.
+    """
+    fit = trainer.fit_loop
+    methods: list[tuple[object, str]] = [
+        (fit.epoch_loop.manual_optimization, "advance"),
+        (fit.epoch_loop, "advance"),
+        (fit, "on_advance_start"),
+        (fit, "on_advance_end"),
+    ]
+    loops = (fit.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop)
+    for owner, name in [*methods, *((loop, "_evaluation_step") for loop in loops)]:
+        setattr(owner, name, _carrying(getattr(owner, name)))
+
+
+def _carrying(method: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(method)
+    def run(*args: object) -> None:
+        try:
+            method(*args)
+        except StopIteration as error:
+            if any("loops.fetchers" in frame.f_globals["__name__"] for frame, _ in walk_tb(error.__traceback__)):
+                raise  # the end of the data
+            raise CarriedStop(error) from error
+
+    return run
+
+
+def forget_batch(trainer: Trainer) -> None:
+    """Let go of the batch that an error has left among a trainer's results: loader workers share its memory.
+
+    Remove it when Lightning does so when it tears a trainer down.
+    """
+    training = trainer.fit_loop.epoch_loop
+    for loop in (training, training.val_loop, trainer.validate_loop, trainer.test_loop):
+        loop._results.batch = None
 
 
 def note_metrics(trainer: Trainer, metrics: Mapping[str, object]) -> None:

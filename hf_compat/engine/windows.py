@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from hf_compat.checkpoint.run_state import DataPosition, PlainState, ResumePoint
+from hf_compat.data.checks import shown_value
 from hf_compat.data.loader import PreparedDataLoader, Resume, skip_first_batches
 from hf_compat.data.samplers import SkipFirstBatches
 from hf_compat.data.types import Batch
-from hf_compat.errors import DataError
+from hf_compat.errors import DataError, OverrideError
 from hf_compat.plan.run_counts import RunCounts
 from hf_compat.runtime.nested import Nested, as_plain_type, map_nested
 from hf_compat.runtime.rng import read_rng, write_rng
+
+logger = logging.getLogger(__name__)
 
 Loader = Any  # HF lets `get_train_dataloader` return any iterable of batches
 NumItems = torch.Tensor | int | None
@@ -79,7 +83,7 @@ class Windows:
         self.window_size = window_size
         self.counts = counts
         self.device = device
-        self.saw_data = False
+        self.saw_data = self._has_warned = False
         self._load_folder_rng = load_folder_rng
         self.start_at(start or ResumePoint())
 
@@ -246,13 +250,14 @@ class Windows:
         self.saw_data = done > 0
         made = False
         for update in range(done // self.window_size, len(self)):
-            batches, num_items = self.read_window(micro_batches, self._size_of(update), self.device)
+            batches, num_items = _two_parts(self.read_window(micro_batches, self._size_of(update), self.device))
             if restore is not None:
                 restore()
                 restore = None
             self._forget_skip()
             if not batches:
                 self._is_over = True
+                self._warn_of_shortage()
                 break
             window = self._next_window(batches, num_items)
             made |= window.is_complete
@@ -265,6 +270,25 @@ class Windows:
                 f"`gradient_accumulation_steps={self.window_size}` of one update, so no update would ever be made.\n\n"
                 "Hint: accumulate fewer, use a smaller batch, or give the data set a length."
             )
+
+    def _warn_of_shortage(self) -> None:
+        counts = self.counts
+        if counts.is_endless or not self.saw_data or self._has_warned:
+            return
+        self._has_warned = True
+        logger.warning(
+            "The training data says that an epoch has %d micro-batches (%d samples), and this one gave %d: training "
+            "will make fewer updates than the %d that the learning-rate schedule counts on.",
+            counts.micro_batches_per_epoch,
+            counts.num_examples,
+            self._done,
+            counts.max_updates,
+        )
+
+    def close(self) -> None:
+        """Let go of the batch that was read ahead: nothing more is trained."""
+        if isinstance(self.loader, PreparedDataLoader):
+            self.loader.lookahead = None
 
     def _next_window(self, batches: list[Batch], num_items: NumItems) -> Window:
         whole = self.counts.micro_batches_per_epoch
@@ -281,6 +305,17 @@ class Windows:
     def _forget_skip(self) -> None:
         if isinstance(self.loader, PreparedDataLoader):
             self.loader.skip_batches = 0
+
+
+def _two_parts(window: tuple[list[Batch], NumItems]) -> tuple[list[Batch], NumItems]:
+    try:
+        batches, num_items = window  # a subclass may return anything
+    except (TypeError, ValueError) as error:
+        raise OverrideError(
+            f"`get_batch_samples` returned {shown_value(window)}.\n\nHint: return the list of micro-batches and the "
+            "number of their items (or None)."
+        ) from error
+    return batches, num_items
 
 
 def _writes(rng: PlainState | None) -> Callable[[], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hf_compat.data.checks import check_dataset, check_length
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
@@ -100,7 +101,12 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
     def _check_data(self) -> None:
         if not callable(self.data_collator):
             raise TypeError("The `data_collator` should be a simple callable (function, class with `__call__`).")
+        own_loader = type(self).get_train_dataloader is not DataloaderMethods.get_train_dataloader
+        if self.train_dataset is not None and not own_loader:
+            check_length("train_dataset", self.train_dataset)
         if self.train_dataset is not None and not has_length(self.train_dataset) and self.args.max_steps <= 0:
+            if not own_loader:
+                check_dataset("train_dataset", self.train_dataset)
             raise ArgumentError(
                 "The train_dataset does not implement __len__, so the number of training steps cannot be inferred; "
                 "max_steps has to be specified.\n\nHint: set `max_steps` to the number of updates to train."

@@ -188,7 +188,7 @@ class TrainerBase:
     def _get_learning_rate(self) -> float:
         raise NotImplementedError
 
-    def _save_checkpoint(self, model: nn.Module, trial: Trial) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: Trial, metrics: object = None) -> None:
         raise NotImplementedError
 
     def _evaluate(self, trial: Trial, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False) -> Metrics:

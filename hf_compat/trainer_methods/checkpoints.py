@@ -83,8 +83,13 @@ class CheckpointMethods(OutputFolderMethods):
         """Return the folder that checkpoints go to."""
         return str(self.args.output_dir)
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: Any, metrics: object = None) -> None:
         """Write `checkpoint-<updates>`: beside its place first, renamed once it is whole; then rotate.
+
+        Args:
+            model: The wrapped model.
+            trial: The hyperparameter search's trial.
+            metrics: Of releases before 4.47, whose overrides hand it on; nothing reads it.
 
         Mirrors:
             `transformers.Trainer._save_checkpoint`, 5.23.

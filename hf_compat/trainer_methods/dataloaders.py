@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
+from hf_compat.data.checks import check_dataset, check_iterable
 from hf_compat.data.collators import RemoveColumnsCollator, raise_no_columns
 from hf_compat.data.loader import LoaderOptions, PreparedDataLoader
 from hf_compat.data.rank_slices import IterableDatasetSlice
 from hf_compat.data.samplers import LengthGroupedSampler
 from hf_compat.data.types import Batch, Collator, DataSource
 from hf_compat.errors import DataError
+from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.interop.transformers_models import is_datasets_dataset, unwrap_peft
 from hf_compat.runtime.inspection import fitting_arguments, has_length
 from hf_compat.runtime.seeding import seed_worker
@@ -35,10 +37,15 @@ class DataloaderMethods(TrainerBase):
         """Return the loader of training micro-batches.
 
         Raises:
-            DataError: There is no training data set.
+            DataError: There is no training data set, or what was given is none.
         """
         if self.train_dataset is None:
             raise DataError("Trainer: training requires a train_dataset.\n\nHint: pass `train_dataset=…`.")
+        check_dataset("train_dataset", self.train_dataset)
+        if has_length(self.train_dataset) and len(self.train_dataset) == 0:
+            raise DataError(
+                "`train_dataset` is empty: it gives no batch.\n\nHint: check how it was loaded or filtered."
+            )
         return self._get_dataloader(
             dataset=self.train_dataset,
             description="Training",
@@ -54,7 +61,7 @@ class DataloaderMethods(TrainerBase):
             eval_dataset: A data set, or the name of one where several were given; None takes the trainer's.
 
         Raises:
-            DataError: There is no evaluation data set, or none of that name.
+            DataError: There is no evaluation data set, none of that name, or what was given is none.
         """
         if eval_dataset is None and self.eval_dataset is None:
             raise DataError("Trainer: evaluation requires an eval_dataset.\n\nHint: pass `eval_dataset=…`.")
@@ -63,8 +70,10 @@ class DataloaderMethods(TrainerBase):
         # workers that persist are started once, not at every evaluation
         if self.args.dataloader_persistent_workers and key in kept and not _is_other(eval_dataset, kept[key]):
             return kept[key]
+        dataset = self._named_eval_dataset(eval_dataset)
+        check_dataset("eval_dataset", dataset)
         loader = self._get_dataloader(
-            dataset=self._named_eval_dataset(eval_dataset),
+            dataset=dataset,
             description="Evaluation",
             batch_size=self.args.eval_batch_size,
             sampler_fn=self._get_eval_sampler,
@@ -83,13 +92,33 @@ class DataloaderMethods(TrainerBase):
             raise DataError(f"There is no evaluation data set named {eval_dataset!r}; there are {names}.") from error
 
     def get_test_dataloader(self, test_dataset: DataSource) -> DataLoader[Batch]:
-        """Return the loader of batches to predict."""
+        """Return the loader of batches to predict.
+
+        Raises:
+            DataError: What was given is no data set.
+        """
+        check_dataset("test_dataset", test_dataset)
         return self._get_dataloader(
             dataset=test_dataset,
             description="test",
             batch_size=self.args.eval_batch_size,
             sampler_fn=self._get_eval_sampler,
         )
+
+    def _check_evaluation_data(self) -> None:
+        """Look at the evaluation sets that training will need, before it begins.
+
+        Raises:
+            DataError: One of them is no data set.
+        """
+        evaluates = self.args.eval_strategy != IntervalStrategy.NO or self.args.eval_on_start
+        if not evaluates or type(self).get_eval_dataloader is not DataloaderMethods.get_eval_dataloader:
+            return
+        given = self.eval_dataset
+        parts = given if isinstance(given, dict) else {None: given}
+        for name, part in parts.items():
+            if part is not None:
+                check_dataset("eval_dataset" if name is None else f"eval_dataset[{name!r}]", part)
 
     def num_examples(self, dataloader: DataLoader[Batch]) -> int:
         """Count the samples of a loader: its data set's, else its batches times their size."""
@@ -142,7 +171,10 @@ class DataloaderMethods(TrainerBase):
     def _call_train_sampler(self, dataset: DataSource) -> Sampler[int] | None:
         # before 4.52 the method took no data set
         method = self._get_train_sampler
-        return method(*fitting_arguments(method, (dataset,)))
+        sampler = method(*fitting_arguments(method, (dataset,)))
+        if sampler is not None:
+            check_iterable("_get_train_sampler", sampler, "a `Sampler`")
+        return sampler
 
     def _get_train_sampler(self, train_dataset: DataSource | None = None) -> Sampler[int] | None:
         """Return the order of training samples that `train_sampling_strategy` asks for.

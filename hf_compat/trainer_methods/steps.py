@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from hf_compat.data.checks import name_bad_batch
 from hf_compat.data.tree import move_to_device, nested_detach
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.errors import DataError, LossError, warn_once
@@ -58,7 +59,11 @@ class StepMethods(TrainerBase):
         loss = _checked_loss(loss)
         if not self._is_scaled_for_window(num_items_in_batch):
             loss = loss / self.current_gradient_accumulation_steps
-        self.accelerator.backward(loss)
+        try:
+            self.accelerator.backward(loss)
+        except RuntimeError as error:
+            name_bad_loss(loss, error)
+            raise
         return loss.detach()
 
     def _is_scaled_for_window(self, num_items_in_batch: torch.Tensor | int | None) -> bool:
@@ -101,7 +106,7 @@ class StepMethods(TrainerBase):
             labels = inputs.pop("labels")
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
             inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
-        outputs = model(**inputs)
+        outputs = call_model(model, inputs)
         if self.compute_loss_func is not None:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         elif labels is not None and self.label_smoother is not None:
@@ -139,7 +144,12 @@ class StepMethods(TrainerBase):
             DataError: The batch is empty.
         """
         inputs = self._prepare_input(inputs)
-        if len(inputs) == 0:
+        try:
+            is_empty = len(inputs) == 0
+        except TypeError:
+            name_bad_batch(inputs, "the model")
+            raise
+        if is_empty:
             raise DataError(
                 "The batch received was empty, your model won't be able to train on it: the data set has none of the "
                 f"keys that the model takes ({', '.join(self._signature_columns or [])}).\n\n"
@@ -200,6 +210,8 @@ class StepMethods(TrainerBase):
         Mirrors:
             `transformers.Trainer.prediction_step`, 5.23.
         """
+        if not isinstance(inputs, Mapping):
+            name_bad_batch(inputs, "`prediction_step`")
         with_loss = self._has_loss(inputs)
         inputs = self._prepare_inputs(inputs)
         ignored = self._ignored_keys(ignore_keys)
@@ -211,7 +223,7 @@ class StepMethods(TrainerBase):
             else:
                 loss = None
                 with self.compute_loss_context_manager():
-                    logits = _outputs_without(model(**inputs), ignored)
+                    logits = _outputs_without(call_model(model, inputs), ignored)
         if prediction_loss_only:
             return loss, None, None
         logits = nested_detach(logits)
@@ -250,10 +262,11 @@ class StepMethods(TrainerBase):
         if how == "no":
             return
         name = getattr(self.model, "main_input_name", "input_ids")
-        if name not in inputs:
+        if not isinstance(inputs, Mapping) or name not in inputs:
+            among = ", ".join(inputs) if isinstance(inputs, Mapping) else f"a {type(inputs).__name__}"
             warn_once(
                 f"`include_num_input_tokens_seen={how!r}` counts {name!r}, which is not among the inputs "
-                f"({', '.join(inputs)}): no tokens are counted. Set `main_input_name` on the model."
+                f"({among}): no tokens are counted. Set `main_input_name` on the model."
             )
             return
         count = self._count_tokens(inputs, name, how)
@@ -277,7 +290,11 @@ class StepMethods(TrainerBase):
             `transformers.Trainer.floating_point_ops`, 5.23: 0 for models that cannot count their parameters.
         """
         name = getattr(self.model, "main_input_name", "input_ids")
-        if name not in inputs or not hasattr(self.model, "num_parameters"):
+        try:
+            is_counted = hasattr(self.model, "num_parameters") and name in inputs
+        except (TypeError, RuntimeError):  # a batch without names, for a step of a subclass's own
+            return 0
+        if not is_counted:
             return 0
         return 6 * int(inputs[name].numel()) * self._parameters_without_embeddings()
 
@@ -288,6 +305,38 @@ class StepMethods(TrainerBase):
             known = (self.model, self.model.num_parameters(exclude_embeddings=True))  # type: ignore[operator]  # hasattr above
             self.__dict__["_counted_parameters"] = known
         return int(known[1])
+
+
+def call_model(model: nn.Module, inputs: Inputs) -> ModelOutput:
+    """Call a model with a batch's values by name.
+
+    Raises:
+        DataError: The batch is no mapping of names.
+    """
+    try:
+        return model(**inputs)
+    except TypeError as error:
+        name_bad_batch(inputs, "the model")
+        error.add_note(f"The model was called with {', '.join(inputs)}.")
+        raise
+
+
+def name_bad_loss(loss: torch.Tensor, error: Exception) -> None:
+    """Raise an error that names why there was no way back from a loss; return where it is not to blame.
+
+    Raises:
+        LossError: The loss is no scalar, or nothing that is trained has gone into it.
+    """
+    if loss.numel() != 1:
+        found, hint = f"has the shape {tuple(loss.shape)}, and is no scalar", "take its mean"
+    elif loss.device.type == "meta":
+        found, hint = "is on the meta device, which holds no numbers", "load the model's weights"
+    elif not loss.requires_grad:
+        found = "does not require grad"
+        hint = "compute it from parameters with `requires_grad=True`, without `detach`, `item` or `no_grad`"
+    else:
+        return
+    raise LossError(f"The loss {found}: there is nothing to train by.\n\nHint: {hint}.") from error
 
 
 def _checked_loss(loss: object) -> torch.Tensor:

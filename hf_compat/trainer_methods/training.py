@@ -13,6 +13,7 @@ from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.callbacks.flag_sources import flag_sources
 from hf_compat.callbacks.lightning_states import give_back_states
 from hf_compat.callbacks.startup_log import startup_lines
+from hf_compat.data.checks import check_iterable
 from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
 from hf_compat.engine.internals import (
     accept_modules_in_eval_mode,
@@ -59,7 +60,9 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods):
         args = self.args if args is None else args
         if args.auto_find_batch_size and batch_size is not None:
             self._train_batch_size = batch_size
+        self._check_evaluation_data()
         loader = self.get_train_dataloader()
+        check_iterable("get_train_dataloader", loader, "a `DataLoader`")
         counts = self.set_initial_training_values(args, loader)
         if args.world_size > 1:
             self._refuse_differences({"updates that the training data give": repr(counts.max_updates)}, "training data")
@@ -93,6 +96,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods):
                 run_fit(trainer, module, run.windows, NO_BATCHES)
         finally:
             run.module = run.lightning_trainer = None
+            run.windows.close()
             self.accelerator.run_backward = None
             self.model_wrapped = self.model
             self._watch_outputs(False)
@@ -182,7 +186,8 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods):
         updates = self.state.global_step - self._run.updates_before  # durations are this call's alone
         samples = num_train_samples * updates / max(self.state.max_steps, 1)
         self.store_flos()
-        metrics = run_summary(start_time, samples, updates, self.state.total_flos, train_loss)
+        nonfinite = self._run.losses.nonfinite_over_processes()
+        metrics = run_summary(start_time, samples, updates, self.state.total_flos, train_loss, nonfinite)
         self.log(metrics)
         best = self.state.best_model_checkpoint
         if self.args.load_best_model_at_end and best is not None:

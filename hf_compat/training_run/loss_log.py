@@ -8,6 +8,7 @@ from typing import NotRequired, TypedDict
 
 import torch
 
+from hf_compat.errors import LossError
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.training_run.step_averages import AveragesState, StepAverages
 
@@ -24,6 +25,28 @@ class LossLogState(TypedDict):
     first_update: int
     nonfinite_steps: NotRequired[int]
     scalars: NotRequired[AveragesState]
+
+
+def name_bad_loss(loss: object, device: torch.device, error: Exception) -> None:
+    """Raise an error that names what is wrong with a step's loss that could not be added; return where nothing is.
+
+    Args:
+        loss: What `training_step` has returned.
+        device: Where losses are added.
+        error: What adding has raised.
+
+    Raises:
+        LossError: The loss is no tensor, no scalar, or on another device.
+    """
+    if not isinstance(loss, torch.Tensor):
+        found = f"{loss!r}, not a tensor"
+    elif loss.numel() != 1:
+        found = f"a tensor of shape {tuple(loss.shape)}, not a scalar"
+    elif loss.device != device:
+        found = f"a tensor on {loss.device}, and the run is on {device}"
+    else:
+        return
+    raise LossError(f"`training_step` returned {found}.\n\nHint: return the loss, detached.") from error
 
 
 class LossLog:
@@ -62,7 +85,11 @@ class LossLog:
             loss: Its share of the update's loss, detached.
             updates_done: Updates before the one that the micro-batch belongs to.
         """
-        self.since_last_log += self._finite(loss, updates_done) if self.filter_nonfinite else loss
+        try:
+            self.since_last_log += self._finite(loss, updates_done) if self.filter_nonfinite else loss
+        except (AttributeError, TypeError, RuntimeError) as error:
+            name_bad_loss(loss, self.since_last_log.device, error)
+            raise
 
     def _finite(self, loss: torch.Tensor, updates_done: int) -> torch.Tensor:
         """Return the loss, or in its place the mean since the last log where it is not finite.
@@ -120,12 +147,16 @@ class LossLog:
             entries["grad_norm"] = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
         if learning_rate is not None:
             entries["learning_rate"] = learning_rate
-        nonfinite_updates = max(gather_objects(int(self.nonfinite_updates)))
+        nonfinite_updates = self.nonfinite_over_processes()
         if nonfinite_updates:
             entries["nonfinite_steps"] = nonfinite_updates
         self.total += loss_sum
         self.last_logged = updates_done
         return entries | self.averages.take()
+
+    def nonfinite_over_processes(self) -> int:
+        """Return the updates whose loss was replaced, of the process that had most. Every process has to call it."""
+        return max(gather_objects(int(self.nonfinite_updates)))
 
     def mean(self, updates_done: int) -> float:
         """Return the mean loss of an update over the run; what was not logged yet goes into `total`."""

@@ -1,0 +1,251 @@
+"""What is wrong with data that cannot be read: sets that are none, samples and batches of a wrong shape.
+
+Nothing here runs at every batch: a set is looked at once before it is read, samples and batches after an error.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import SupportsIndex
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from hf_compat.data.types import Batch, DataSource, Sample
+from hf_compat.errors import DataError, OverrideError
+
+_LONGEST = 80
+
+
+def shown_value(value: object) -> str:
+    """Return a value's type, and what it looks like where that is short."""
+    if value is None:
+        return "None"
+    form = f" of shape {tuple(value.shape)}" if isinstance(value, (torch.Tensor, np.ndarray)) else ""
+    text = "" if form else repr(value)
+    return f"{type(value).__name__}{form}" + (f" ({text})" if text and len(text) <= _LONGEST else "")
+
+
+def check_dataset(name: str, dataset: DataSource) -> None:
+    """Refuse what no loader can read.
+
+    Args:
+        name: The argument that it was given as.
+        dataset: Not None.
+
+    Raises:
+        DataError: It is no data set.
+    """
+    for reason in (_reason_of_kind, _reason_of_access):
+        wrong = reason(dataset)
+        if wrong is not None:
+            raise DataError(f"`{name}` {wrong[0]}.\n\nHint: {wrong[1]}.")
+    check_length(name, dataset)
+
+
+def _reason_of_kind(dataset: DataSource) -> tuple[str, str] | None:
+    if isinstance(dataset, type):
+        return f"is the class {dataset.__name__}, not an object of it", f"pass `{dataset.__name__}(…)`"
+    if isinstance(dataset, (str, bytes, int, float)):
+        return f"is {shown_value(dataset)}, not data", "load it first, with `datasets.load_dataset`, say"
+    if isinstance(dataset, DataLoader):
+        return "is a DataLoader: the Trainer makes its own", "pass its `dataset`, or override `get_train_dataloader`"
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        keys = ", ".join(repr(key) for key in list(dataset)[:5])
+        return (
+            f"is a {type(dataset).__name__} with the keys {keys}, not a sequence of samples",
+            "pass one of its values, where they are data sets; make a list of samples, where they are columns",
+        )
+    return None
+
+
+def _reason_of_access(dataset: DataSource) -> tuple[str, str] | None:
+    if isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"):
+        return None
+    hint = (
+        "make a list of it; or, where it does not fit into memory, subclass `torch.utils.data.IterableDataset`, or use "
+        "`datasets.IterableDataset.from_generator`"
+    )
+    if isinstance(dataset, Iterator):
+        return f"is a {type(dataset).__name__}, which can be read once only and has no `__getitem__`", hint
+    return f"is a {type(dataset).__name__}, which has no `__getitem__`", hint
+
+
+def check_length(name: str, dataset: DataSource) -> None:
+    """Refuse a data set whose `__len__` gives what is no length. One without a length is fine.
+
+    Raises:
+        DataError: The length is no whole number, or negative.
+    """
+    count = getattr(type(dataset), "__len__", None)
+    if count is None:
+        return
+    try:
+        length = count(dataset)
+    except (TypeError, AttributeError, NotImplementedError):  # its way to say that it has none
+        return
+    if not isinstance(length, SupportsIndex) or length.__index__() < 0:
+        raise DataError(
+            f"`{name}`: `{type(dataset).__name__}.__len__` returned {shown_value(length)}, which is no length.\n\n"
+            "Hint: return the number of samples, a whole number."
+        )
+
+
+def check_iterable(method: str, returned: object, wanted: str) -> None:
+    """Refuse what a subclass's method returns where it cannot be iterated over.
+
+    Args:
+        method: The method.
+        returned: What it has returned.
+        wanted: What it should return.
+
+    Raises:
+        OverrideError: It is no iterable.
+    """
+    if not hasattr(returned, "__iter__") and not hasattr(returned, "__getitem__"):
+        raise OverrideError(
+            f"`{method}` returned {shown_value(returned)}.\n\nHint: return {wanted}, or any other iterable."
+        )
+
+
+def name_bad_samples(samples: Sequence[Sample], error: Exception) -> None:
+    """Raise an error that names what is wrong with samples that could not be joined; return where nothing is known.
+
+    Args:
+        samples: The samples of a batch.
+        error: What joining them has raised.
+
+    Raises:
+        DataError: A sample is not made of names and values, lacks one, or has one that does not fit the others'.
+    """
+    name_samples_without_names(samples, error)
+    wrong = _lacking(samples) or _unlike(samples)
+    if wrong is not None:
+        raise _not_joined(wrong) from error
+
+
+def name_samples_without_names(samples: Sequence[Sample], error: Exception) -> None:
+    """Raise an error where a sample is not made of names and values; return where all are.
+
+    Args:
+        samples: The samples of a batch.
+        error: What joining them has raised.
+
+    Raises:
+        DataError: A sample is no mapping, and no object with attributes.
+    """
+    wrong = _no_mapping(samples)
+    if wrong is not None:
+        raise _not_joined(wrong) from error
+
+
+def _not_joined(wrong: str) -> DataError:
+    return DataError(
+        f"The samples of a batch cannot be joined: {wrong}.\n\nHint: correct the data set, or pass a `data_collator` "
+        "that joins such samples."
+    )
+
+
+def _no_mapping(samples: Sequence[Sample]) -> str | None:
+    for place, sample in enumerate(samples, start=1):
+        has_names = isinstance(sample, Mapping) or (hasattr(sample, "__dict__") and not _is_bare(sample))
+        if not has_names:
+            return f"sample {place} of {len(samples)} is {shown_value(sample)}, not a mapping of names to values"
+    return None
+
+
+def _is_bare(sample: Sample) -> bool:
+    return isinstance(sample, (torch.Tensor, type)) or callable(sample)
+
+
+def _named(samples: Sequence[Sample]) -> list[Mapping[str, Sample]]:
+    return [sample if isinstance(sample, Mapping) else vars(sample) for sample in samples]
+
+
+def _lacking(samples: Sequence[Sample]) -> str | None:
+    rows = _named(samples)
+    names = {name: None for row in rows for name in row}
+    for place, row in enumerate(rows, start=1):
+        absent = [name for name in names if name not in row]
+        if absent:
+            return f"sample {place} of {len(rows)} lacks {', '.join(map(repr, absent))}, which others have"
+    return None
+
+
+def _unlike(samples: Sequence[Sample]) -> str | None:
+    rows = _named(samples)
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        for form in (_kind_of, _shape_of):
+            forms = [form(value) for value in values]
+            if len(set(forms)) > 1:
+                return f"{name!r} is {' in one sample and '.join(sorted(set(forms)))} in another"
+    return None
+
+
+def _kind_of(value: object) -> str:
+    if isinstance(value, (bool, int, float, np.number)):
+        return "a number"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _shape_of(value: Sample) -> str:
+    try:
+        return f"of shape {tuple(np.shape(value))}"
+    except (ValueError, TypeError, RuntimeError):
+        return "of no one shape"
+
+
+def name_bad_batch(batch: Batch, taker: str) -> None:
+    """Raise an error where a batch is not made of names and values; return where it is.
+
+    Args:
+        batch: What the collator has made.
+        taker: Who needs names.
+
+    Raises:
+        DataError: It is no mapping, or has keys that are no names.
+    """
+    if isinstance(batch, Mapping):
+        odd = [key for key in batch if not isinstance(key, str)]
+        if not odd:
+            return
+        found = f"with the key {odd[0]!r}"
+    else:
+        found = f"that is {shown_value(batch)}" if _is_short(batch) else f"that is a {type(batch).__name__}"
+    raise DataError(
+        f"The collator made a batch {found}; {taker} takes a mapping of names to tensors.\n\nHint: let `data_collator` "
+        "return a dict with the names of the forward's parameters, or override the method in a subclass."
+    )
+
+
+def _is_short(batch: Batch) -> bool:
+    return batch is None or isinstance(batch, (str, int, float, torch.Tensor, np.ndarray))
+
+
+def stopped_by_code(error: StopIteration, is_map_style: bool, auto_collates: bool) -> bool:
+    """Return whether the user's code, and not the end of the data, has ended a pass over torch's loader.
+
+    A `StopIteration` out of `__getitem__` or a collator looks like the end; where it was raised tells them apart.
+
+    Args:
+        error: What torch's loader has raised.
+        is_map_style: Whether the data is read by index.
+        auto_collates: Whether the loader makes batches of samples; it then keeps the stream's own end to itself.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    modules = [frame.f_globals.get("__name__") for frame, _ in frames]
+    if "torch._utils" in modules:  # a worker has sent it
+        return True
+    within_fetch = "torch.utils.data._utils.fetch" in modules
+    return within_fetch and (is_map_style or (auto_collates and modules[-1] != "torch.utils.data._utils.fetch"))
+
+
+def end_in_silence() -> DataError:
+    """Return the error for a `StopIteration` of the user's code, which would end an epoch in silence."""
+    return DataError(
+        "The data set's `__getitem__`, or the collator, raised StopIteration: training or evaluation would take it for "
+        "the end of the data, and leave the rest out.\n\nHint: raise another error, or call `next(…)` with a default."
+    )
