@@ -20,6 +20,7 @@ from hf_compat.data.types import Batch
 from hf_compat.engine.protocols import PredictionSteps
 from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics, Metrics, TorchMetrics, torch_metrics
 from hf_compat.errors import ArgumentError, DataError, HfCompatWarning, OverrideError
+from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.metrics import plain_metrics
 from hf_compat.hf.outputs import Arrays, EvalLoopOutput, EvalPrediction
 from hf_compat.runtime.inspection import has_length
@@ -61,9 +62,36 @@ class EvaluationSettings:
     batch_metrics: bool = False
     skip_non_finite: bool = True
 
+    @classmethod
+    def of(
+        cls,
+        args: TrainingArguments,
+        prefix: str,
+        prediction_loss_only: bool = False,
+        ignore_keys: list[str] | None = None,
+        is_prediction: bool = False,
+    ) -> EvaluationSettings:
+        """Return the settings that the arguments ask for."""
+        return cls(
+            metric_key_prefix=prefix,
+            prediction_loss_only=prediction_loss_only,
+            ignore_keys=ignore_keys,
+            is_prediction=is_prediction,
+            batch_size=args.eval_batch_size,
+            to_cpu_every_batches=args.eval_accumulation_steps,
+            join=args.eval_do_concat_batches,
+            keep_inputs="inputs" in args.include_for_metrics,
+            give_losses="loss" in args.include_for_metrics,
+            batch_metrics=args.batch_eval_metrics,
+            skip_non_finite=args.logging_nan_inf_filter,
+        )
+
 
 class EvaluationBatch:
     """One batch of an evaluation, with its place.
+
+    To callbacks it is what the loader gave: `batch["input_ids"]`; like a `Window` it has a length and is iterated over,
+    with one micro-batch.
 
     Args:
         inputs: What the loader gave.
@@ -77,6 +105,23 @@ class EvaluationBatch:
         self.inputs = inputs
         self.is_last = is_last
         self.remainder = remainder
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter((self.inputs,))
+
+    def __getitem__(self, key: object) -> Batch:
+        """Return an entry of the batch; the number 0 gives the batch itself."""
+        return (self.inputs,)[key] if isinstance(key, (int, slice)) else self.inputs[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.inputs
+
+    def keys(self) -> Iterable[object]:
+        """Return the names in the batch."""
+        return self.inputs.keys()
 
     def trim(self, data: Nested) -> Nested:
         """Return a last batch that is gathered without the samples that fill it up."""

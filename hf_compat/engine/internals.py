@@ -102,6 +102,16 @@ def metrics_of_running_loop(trainer: Trainer) -> dict[str, float]:
     return {name: float(value) for name, value in logged.items()}
 
 
+def batch_under_way(module: LightningModule) -> object:
+    """Return the batch of the step that a module's trainer runs, else None.
+
+    Lightning weights what is logged by the size of it, which it finds in tensors only. Remove it when a module can say
+    how large its batches are.
+    """
+    results = None if module._trainer is None else module._trainer._results
+    return None if results is None else results.batch
+
+
 def end_epoch_after_this_batch(trainer: Trainer) -> None:
     """Let a training epoch end with the batch that is ending.
 

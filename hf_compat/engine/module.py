@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -18,10 +18,12 @@ from torchmetrics import Metric, MetricCollection
 
 from hf_compat.checkpoint.lightning_io import OWN_KEY, HFCheckpointIO
 from hf_compat.checkpoint.reading import names_of, plain_names
+from hf_compat.data.tree import find_batch_size
 from hf_compat.data.types import Batch
-from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun, EvaluationSettings
+from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import (
     BOOKKEEPING_FIELDS,
+    batch_under_way,
     before_zero_grad,
     load_waiting_data_states,
     start_from,
@@ -79,21 +81,29 @@ class WindowModule(pl.LightningModule):
         else:
             super().__setattr__(name, value)
 
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Log a value as any LightningModule; its weight in a mean is the number of samples in the batch."""
+        if kwargs.get("batch_size") is None:
+            kwargs["batch_size"] = _samples_of(batch_under_way(self))
+        super().log(name, value, *args, **kwargs)
+
     def forward(self, *args: object, **kwargs: object) -> Nested:
         """Call the model."""
         return self.model(*args, **kwargs)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Let the steps make optimizer and schedule; the schedule is stepped by the update, not by Lightning."""
-        updates = self.num_training_updates
-        if updates is None:
-            updates = int(self.trainer.estimated_stepping_batches)
-        self.steps.create_optimizer_and_scheduler(updates)
+        self.steps.create_optimizer_and_scheduler(self._planned_updates())
         optimizer, scheduler = self.steps.optimizer, self.steps.lr_scheduler
         is_known = getattr(scheduler, "optimizer", None) is optimizer and hasattr(scheduler, "state_dict")
         if scheduler is None or not is_known:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _planned_updates(self) -> int:
+        """Return the updates that the schedule is made for."""
+        updates = self.num_training_updates
+        return int(self.trainer.estimated_stepping_batches) if updates is None else updates
 
     def setup(self, stage: str) -> None:
         """Let this trainer read HF folders as checkpoints."""
@@ -190,8 +200,9 @@ class WindowModule(pl.LightningModule):
         """Step the schedule if it is due: the one of the steps, or the one that a callback has put in its place."""
         scheduler, replaced = self.steps.lr_scheduler, self._replaced_schedule()
         if replaced is not None:
-            if replaced.interval == moment:
-                replaced.scheduler.step()  # type: ignore[call-arg]  # one that follows a metric is never due here
+            count = self.trainer.global_step if moment == "step" else self.trainer.current_epoch + 1
+            if replaced.interval == moment and not replaced.reduce_on_plateau and count % replaced.frequency == 0:
+                replaced.scheduler.step()  # type: ignore[call-arg]  # it follows no metric
         elif moment == "step" and scheduler is not None and not follows_metric(scheduler):
             assert not isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric
             scheduler.step()
@@ -217,9 +228,11 @@ class WindowModule(pl.LightningModule):
         copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()})
         return copied
 
-    def validation_step(self, batch: EvaluationBatch | Batch, batch_idx: int) -> torch.Tensor | None:
+    def validation_step(
+        self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0
+    ) -> torch.Tensor | None:
         """Predict one batch and keep what the metrics need; returns its loss."""
-        run = self._running_evaluation()
+        run = self._running_evaluation(dataloader_idx)
         if not isinstance(batch, EvaluationBatch):  # of a plain loader, in a trainer of the user's own
             batch = EvaluationBatch(batch, False, -1)
         # Lightning evaluates without gradients; the prediction step decides whether it needs them
@@ -232,41 +245,28 @@ class WindowModule(pl.LightningModule):
         self, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Finish a batch after its callbacks."""
-        self._running_evaluation().end_batch()
+        self._running_evaluation(dataloader_idx).end_batch()
 
     def on_test_batch_end(self, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Finish a batch after its callbacks."""
-        self._running_evaluation().end_batch()
+        self._running_evaluation(dataloader_idx).end_batch()
 
     def on_validation_epoch_end(self) -> None:
         """Compute the metrics and log them, so that `callback_metrics` holds them in `on_validation_end`."""
-        run = self._running_evaluation()
-        metrics = (run.output or run.finish()).metrics or {}
-        for name, value in metrics.items():
+        for name, value in self._evaluated_metrics().items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 # beside a Trainer the trackers have it from HF's own log
                 self.log(name, float(value), batch_size=1, logger=None if self.logs_to_lightning else False)
-        if self._owns_evaluation:
-            self.evaluation = None
 
     on_test_epoch_end = on_validation_epoch_end
 
-    def on_validation_model_train(self) -> None:
-        """Stay in eval mode: every training step sets its mode; values logged in eval mode are the evaluation's."""
+    def _evaluated_metrics(self) -> Mapping[str, object]:
+        run = self._running_evaluation()
+        return (run.output or run.finish()).metrics or {}
 
-    on_test_model_train = on_validation_model_train
-
-    _owns_evaluation = False
-
-    def _running_evaluation(self) -> EvaluationRun:
-        if self.evaluation is None:
-            self._owns_evaluation = True
-            trainer = self.trainer
-            loaders = (trainer.val_dataloaders if trainer.validating else trainer.test_dataloaders) or ()
-            settings = EvaluationSettings(metric_key_prefix="eval" if self.trainer.validating else "test")
-            self.evaluation = EvaluationRun(
-                self.steps, self.steps.model_wrapped, loaders, settings, self.compute_metrics
-            )
+    def _running_evaluation(self, dataloader_idx: int = 0) -> EvaluationRun:
+        """Return what collects the batches of a validation loader."""
+        assert self.evaluation is not None  # the Trainer validates within `evaluating`
         return self.evaluation
 
     @contextlib.contextmanager
@@ -277,3 +277,10 @@ class WindowModule(pl.LightningModule):
             yield
         finally:
             self.evaluation = previous
+
+
+def _samples_of(batch: object) -> int | None:
+    """Return the samples of a window or of an evaluation's batch; None where Lightning finds them itself."""
+    if not isinstance(batch, (Window, EvaluationBatch)):
+        return None
+    return sum(find_batch_size(inputs) or 0 for inputs in batch) or None

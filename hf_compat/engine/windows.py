@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -28,6 +28,9 @@ NumItems = torch.Tensor | int | None
 class Window:
     """The micro-batches of one update.
 
+    To callbacks that know batches as mappings it is its last micro-batch: `window["input_ids"]`. Iterating over it, its
+    length and numbers as keys give the micro-batches.
+
     Args:
         micro_batches: What the loader gave, at most as many as an update takes.
         num_items: Items (tokens, mostly) in them, by which the loss is divided; None where it is not.
@@ -48,6 +51,20 @@ class Window:
 
     def __len__(self) -> int:
         return len(self.micro_batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.micro_batches)
+
+    def __getitem__(self, key: object) -> Batch:
+        """Return a micro-batch by its number, or an entry of the last micro-batch by its name."""
+        return self.micro_batches[key] if isinstance(key, (int, slice)) else self.micro_batches[-1][key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.micro_batches[-1]
+
+    def keys(self) -> Iterable[object]:
+        """Return the names in the last micro-batch."""
+        return self.micro_batches[-1].keys()
 
 
 class Windows:
@@ -249,7 +266,7 @@ class Windows:
         self._done, began = done, done
         self.saw_data = done > 0
         made = False
-        for update in range(done // self.window_size, len(self)):
+        for update in range(done // self.window_size, self.counts.updates_per_epoch):
             batches, num_items = _two_parts(self.read_window(micro_batches, self._size_of(update), self.device))
             if restore is not None:
                 restore()
@@ -298,7 +315,7 @@ class Windows:
         return Window(batches, num_items, is_complete, self._done / whole)
 
     def _size_of(self, update: int) -> int:
-        if update != len(self) - 1:
+        if update != self.counts.updates_per_epoch - 1:
             return self.window_size
         return self.counts.micro_batches_per_epoch % self.window_size or self.window_size
 
@@ -316,6 +333,13 @@ def _two_parts(window: tuple[list[Batch], NumItems]) -> tuple[list[Batch], NumIt
             "number of their items (or None)."
         ) from error
     return batches, num_items
+
+
+class WindowsWithoutLength(Windows):
+    """Windows of data without a length, for a Lightning trainer that ends the run by itself."""
+
+    def __len__(self) -> int:
+        raise TypeError("the training data has no length")
 
 
 def _writes(rng: PlainState | None) -> Callable[[], None]:

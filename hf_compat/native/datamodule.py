@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
 import lightning.pytorch as pl
 
 from hf_compat.data.types import Collator
 from hf_compat.engine.evaluation import EvaluationBatches
 from hf_compat.engine.internals import place_of
-from hf_compat.engine.windows import Windows
+from hf_compat.engine.windows import Windows, WindowsWithoutLength
+from hf_compat.errors import DataError
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.native.agreement import share_arguments
+from hf_compat.native.module import HFModule
+from hf_compat.native.schedules import NO_END
 from hf_compat.native.steps import NativeSteps
-from hf_compat.trainer_methods.base import Dataset, ProcessingClass
+from hf_compat.runtime.inspection import has_length
+from hf_compat.trainer_methods.base import Dataset, Loader, ProcessingClass
+
+EvaluationLoaders: TypeAlias = EvaluationBatches | dict[str, EvaluationBatches] | list[EvaluationBatches]
 
 
 class HFDataModule(pl.LightningDataModule):
     """Training data as windows of micro-batches, evaluation data as batches, both as HF loads them.
 
+    A subclass may set `train_dataset`, `eval_dataset`, `test_dataset` and `predict_dataset` in its `setup`.
+
     Args:
-        args: The training arguments; the defaults where none are given.
+        args: The training arguments; those of the HFModule where none are given.
         train_dataset: Samples to train on.
-        eval_dataset: Samples to evaluate on.
+        eval_dataset: Samples to evaluate on, or a mapping of such sets: their metrics are named `eval_NAME_…`.
         test_dataset: Samples to test on.
         data_collator: From a list of samples to a batch; by default tensors are stacked, or padded by the processor.
         processing_class: Tokenizer or processor that pads.
+        predict_dataset: Samples to predict; `test_dataset` where none are given.
     """
 
     def __init__(
@@ -33,37 +47,118 @@ class HFDataModule(pl.LightningDataModule):
         test_dataset: Dataset = None,
         data_collator: Collator | None = None,
         processing_class: ProcessingClass = None,
+        predict_dataset: Dataset = None,
     ) -> None:
         super().__init__()
         self.steps = NativeSteps(
             None, args, train_dataset, eval_dataset, data_collator=data_collator, processing_class=processing_class
         )
         self.test_dataset = test_dataset
-        # Lightning takes a hook that is there for data that is there
-        if eval_dataset is None:
-            self.val_dataloader = None  # type: ignore[assignment,method-assign]
-        if test_dataset is None:
-            self.test_dataloader = None  # type: ignore[assignment,method-assign]
+        self.predict_dataset = predict_dataset
+        self.is_set_up = False
 
     def setup(self, stage: str) -> None:
-        """Take the model that is trained: its signature says which columns are kept and how items are counted."""
-        if self.trainer is not None:
-            self.steps.take_place(*place_of(self.trainer))
-        module = self.trainer.lightning_module if self.trainer is not None else None
+        """Note that all sets are made; a subclass that makes them here need not call this."""
+        self.is_set_up = True
+
+    @property
+    def train_dataset(self) -> Dataset:
+        """Samples to train on."""
+        return self.steps.train_dataset
+
+    @train_dataset.setter
+    def train_dataset(self, dataset: Dataset) -> None:
+        self.steps.train_dataset = dataset
+
+    @property
+    def eval_dataset(self) -> Dataset:
+        """Samples to evaluate on, or a mapping of such sets."""
+        return self.steps.eval_dataset
+
+    @eval_dataset.setter
+    def eval_dataset(self, dataset: Dataset) -> None:
+        self.steps.eval_dataset = dataset
+
+    def _enter(self) -> NativeSteps:
+        """Work as this process of the trainer, for the model that it trains: its signature says which columns stay."""
+        steps, trainer = self.steps, self.trainer
+        module = None if trainer is None else trainer.lightning_module
+        if isinstance(module, HFModule) and isinstance(module.steps, NativeSteps):
+            share_arguments(module.steps, steps)
+        if trainer is not None:
+            steps.take_place(*place_of(trainer))
         model = getattr(module, "model", None)
-        if model is not None:
-            self.steps.take_model(model)
+        if model is not None and model is not getattr(steps, "model", None):
+            steps.take_model(model)
+        return steps
 
     def train_dataloader(self) -> Windows:
         """Return the windows of training: one is one update."""
-        steps = self.steps
-        loader = steps.get_train_dataloader()
-        return steps._make_windows(loader, steps.set_initial_training_values(steps.args, loader))
+        steps = self._enter()
+        loader = self._loader_of(steps)
+        counts = steps.set_initial_training_values(self._planned(steps.args, loader), loader)
+        return steps._make_windows(loader, counts, kind=Windows if has_length(loader) else WindowsWithoutLength)
 
-    def val_dataloader(self) -> EvaluationBatches:
-        """Return the batches of validation."""
-        return EvaluationBatches(self.steps.get_eval_dataloader())
+    def _loader_of(self, steps: NativeSteps) -> Loader:
+        """Return the training loader; one that is to be overfitted gives the same batches every epoch."""
+        if not getattr(self.trainer, "overfit_batches", 0):
+            return steps.get_train_dataloader()
+        in_order, kept = copy.copy(steps.args), steps.args
+        in_order.__dict__["train_sampling_strategy"] = "sequential"
+        steps.args = in_order
+        try:
+            return steps.get_train_dataloader()
+        finally:
+            steps.args = kept
 
-    def test_dataloader(self) -> EvaluationBatches:
+    def _planned(self, args: TrainingArguments, loader: Loader) -> TrainingArguments:
+        """Return the arguments with the length of the run that the trainer was told, for data that has none."""
+        if self.trainer is None or has_length(loader):
+            return args
+        planned = copy.copy(args)
+        planned.__dict__["max_steps"] = self.trainer.max_steps if self.trainer.max_steps > 0 else NO_END
+        return planned
+
+    @property
+    def val_dataloader(self) -> Callable[[], EvaluationLoaders]:
+        """A method that returns the batches of validation; of several sets, by their names.
+
+        It is None for Lightning once the sets are made and there is none to evaluate on: then nothing is validated.
+        """
+        if self.eval_dataset is None and self.is_set_up and not self._is_asked_to("validate"):
+            return None  # type: ignore[return-value]  # how Lightning knows that a hook is not there
+        return self._val_dataloader
+
+    def _val_dataloader(self) -> EvaluationLoaders:
+        if self.eval_dataset is None:
+            return self._nothing("validate", "eval_dataset")
+        steps = self._enter()
+        if isinstance(self.eval_dataset, Mapping):
+            return {str(n): EvaluationBatches(steps.get_eval_dataloader(part)) for n, part in self.eval_dataset.items()}
+        return EvaluationBatches(steps.get_eval_dataloader())
+
+    def test_dataloader(self) -> EvaluationLoaders:
         """Return the batches of testing."""
-        return EvaluationBatches(self.steps.get_test_dataloader(self.test_dataset))
+        if self.test_dataset is None:
+            return self._nothing("test", "test_dataset")
+        return EvaluationBatches(self._enter().get_test_dataloader(self.test_dataset))
+
+    def predict_dataloader(self) -> EvaluationLoaders:
+        """Return the batches to predict."""
+        dataset = self.test_dataset if self.predict_dataset is None else self.predict_dataset
+        if dataset is None:
+            return self._nothing("predict", "predict_dataset")
+        return EvaluationBatches(self._enter().get_test_dataloader(dataset))
+
+    def _nothing(self, command: str, name: str) -> list[EvaluationBatches]:
+        """Return no loader to a fit, which does without.
+
+        Raises:
+            DataError: The user asked for what needs the data.
+        """
+        if self._is_asked_to(command):
+            raise DataError(f"`{command}` needs data.\n\nHint: give `{name}=…` to HFDataModule, or set it in `setup`.")
+        return []
+
+    def _is_asked_to(self, command: str) -> bool:
+        return self.trainer is not None and self.trainer.state.fn == command

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
+from hf_compat.data.types import Batch
+from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import place_of
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.protocols import TrainingSteps
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
+from hf_compat.engine.windows import Window
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.native.agreement import share_arguments
+from hf_compat.native.evaluations import NativeEvaluations
+from hf_compat.native.learning_log import LastUpdate
+from hf_compat.native.plain_batches import PlainBatches
+from hf_compat.native.schedules import adopt_optimizer, step_plateau, updates_of_fit
+from hf_compat.native.seeding import seed_from
 from hf_compat.native.steps import NativeSteps
+from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.plan.argument_support import check_supported
-from hf_compat.plan.lightning_equivalents import PRECISIONS, check_native
+from hf_compat.plan.lightning_equivalents import PRECISIONS, check_mechanics, check_native
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.optimization_checks import check_optimization
+from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.process_exit import leave_at_exit
+from hf_compat.training_run.best_metric import tracked_value
 
 
 class HFModule(WindowModule):
     """A model as a LightningModule that trains as HF's Trainer does: one Lightning batch is one update.
+
+    It logs `loss`, `learning_rate` and `grad_norm` of each update, and `loss_epoch`, the epoch's mean. It also takes
+    loaders that give plain batches: `gradient_accumulation_steps` of them make an update.
 
     Args:
         model: Any module whose forward returns a loss first (tuple, mapping or object with `.loss`).
@@ -45,22 +64,50 @@ class HFModule(WindowModule):
         own = NativeSteps(model, args) if steps is None else None
         if own is not None:
             check_supported(own.args)
-            if type(self).configure_optimizers is WindowModule.configure_optimizers:
+            if type(self).configure_optimizers is HFModule.configure_optimizers:
                 check_optimization(own.args)
             check_metrics(compute_metrics, None, False)
         super().__init__(model, own or steps, compute_metrics)  # type: ignore[arg-type]  # one of them is there
         self._own_steps = own
         self.logs_to_lightning = own is not None
+        if own is not None:
+            self._become_native(own)
+
+    def _become_native(self, steps: NativeSteps) -> None:
+        """Do what a Trainer does otherwise: watch updates, gather batches and metrics, seed."""
+        self._last_update = self.observer = LastUpdate()
+        self._plain_batches = PlainBatches(steps)
+        self._evaluations = NativeEvaluations(steps, self.compute_metrics)
+        self._seeded_in = os.getpid()
+        seed_from(steps.args)
+
+    def configure_callbacks(self) -> Sequence[pl.Callback] | pl.Callback:
+        """Refuse what the trainer would do to gradients beside the arguments: Lightning asks this before it checks."""
+        if self._own_steps is not None and not self.automatic_optimization:
+            check_mechanics(self._own_steps.args, self.trainer)
+        return super().configure_callbacks()
 
     def setup(self, stage: str) -> None:
         """Take this process's place; compare a trainer of the user's own with the arguments."""
         if self.trainer.world_size > 1:
             leave_at_exit()
         if self._own_steps is not None:
-            self._own_steps.take_place(*place_of(self.trainer))
-            if stage == "fit":
-                self._compare_with_trainer()
+            self._set_up_native(self._own_steps, stage)
         super().setup(stage)
+
+    def _set_up_native(self, steps: NativeSteps, stage: str) -> None:
+        datamodule = getattr(self.trainer, "datamodule", None)
+        data = getattr(datamodule, "steps", None)
+        if datamodule is not None and isinstance(data, NativeSteps):
+            datamodule.is_set_up = True  # a subclass's `setup` may have left that out
+            share_arguments(steps, data)
+        steps.take_place(*place_of(self.trainer))
+        if stage != "fit":
+            return
+        if os.getpid() != self._seeded_in:  # a process that Lightning has spawned
+            seed_from(steps.args)
+        self._compare_with_trainer()
+        self.model.train()
 
     def _compare_with_trainer(self) -> None:
         trainer: Any = self.trainer
@@ -71,8 +118,113 @@ class HFModule(WindowModule):
             del told["precision"]
         check_native(self.steps.args, told)
 
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Make optimizer and schedule; each native fit has its own."""
+        if self._own_steps is not None:
+            self._own_steps.forget_optimizer()
+        return super().configure_optimizers()
 
-class FSDP2Module(HFModule):
+    def _planned_updates(self) -> int:
+        if self._own_steps is None:
+            return super()._planned_updates()
+        return updates_of_fit(self.trainer, self._own_steps)
+
+    def on_fit_start(self) -> None:
+        """Work with the optimizer that is in force."""
+        if self._own_steps is not None and not self.automatic_optimization:
+            adopt_optimizer(self.trainer, self._own_steps)
+        super().on_fit_start()
+
+    def on_train_epoch_start(self) -> None:
+        """Begin an epoch of plain batches."""
+        if self._own_steps is not None:
+            self._plain_batches.start_epoch()
+
+    def training_step(self, window: Window | Batch, batch_idx: int) -> torch.Tensor | None:
+        """Do one update and log what it measured; of plain batches, gather an update's.
+
+        Returns:
+            The window's loss, detached; None where the update takes more batches.
+        """
+        if self._own_steps is None:
+            return super().training_step(window, batch_idx)
+        if not isinstance(window, Window):
+            gathered = self._plain_batches.add(window, self.trainer.is_last_batch)
+            if gathered is None:
+                return None
+            window = gathered
+        window.micro_batches = [self._in_true_precision(batch) for batch in window.micro_batches]
+        self._last_update.forget()
+        loss = super().training_step(window, batch_idx)
+        self._log_update(loss)
+        return loss
+
+    def _in_true_precision(self, batch: Batch) -> Batch:
+        """Return a batch with its floating numbers in the precision of the weights (`precision="bf16-true"`)."""
+        if "true" not in str(self.trainer.precision):
+            return batch
+        return self.trainer.precision_plugin.convert_input(batch)
+
+    def _log_update(self, loss: torch.Tensor | None) -> None:
+        measured = self._last_update.measured()
+        if loss is None or not measured:  # no update was made
+            return
+        self.log("loss", loss, prog_bar=True)
+        self.log("loss_epoch", loss, on_step=False, on_epoch=True, sync_dist=self.trainer.world_size > 1)
+        for name, value in measured.items():
+            self.log(name, value)
+
+    def on_train_epoch_end(self) -> None:
+        """Finish the epoch; step a schedule of Lightning's that follows a metric."""
+        super().on_train_epoch_end()
+        config = self._replaced_schedule() if self._own_steps is not None else None
+        if config is not None and config.reduce_on_plateau and not self.automatic_optimization:
+            step_plateau(self.trainer, config)
+
+    def validation_step(
+        self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0
+    ) -> torch.Tensor | None:
+        """Predict one batch and keep what the metrics need; returns its loss."""
+        if self._own_steps is not None:
+            batch = batch if isinstance(batch, EvaluationBatch) else EvaluationBatch(batch, False, -1)
+            batch.inputs = self._in_true_precision(batch.inputs)
+        return super().validation_step(batch, batch_idx, dataloader_idx)
+
+    test_step = validation_step
+
+    def predict_step(self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0) -> Nested:
+        """Return the logits of one batch, as `Trainer.predict` keeps them."""
+        inputs = self._in_true_precision(batch.inputs if isinstance(batch, EvaluationBatch) else batch)
+        steps = self.steps
+        with torch.enable_grad():  # the prediction step decides whether it needs gradients
+            _, logits, _ = steps.prediction_step(steps.model_wrapped, inputs, prediction_loss_only=False)
+        return logits
+
+    def _running_evaluation(self, dataloader_idx: int = 0) -> EvaluationRun:
+        if self._own_steps is None or self.evaluation is not None:
+            return super()._running_evaluation(dataloader_idx)
+        return self._evaluations.run_of(self.trainer, dataloader_idx)
+
+    def _evaluated_metrics(self) -> Mapping[str, object]:
+        if self._own_steps is None or self.evaluation is not None:
+            return super()._evaluated_metrics()
+        metrics = self._evaluations.finish()
+        scheduler = self._own_steps.lr_scheduler
+        if self.trainer.validating and self.trainer.state.fn == "fit" and follows_metric(scheduler):
+            scheduler.step(tracked_value(metrics, str(self._own_steps.args.metric_for_best_model)))
+        return metrics
+
+
+class TrainerModule(HFModule):
+    """The module that a Trainer of ours trains: a step sets the mode of its model itself."""
+
+    def on_validation_model_train(self) -> None:
+        """Stay in eval mode: values that steps log in eval mode are the evaluation's."""
+
+    on_test_model_train = on_validation_model_train
+
+
+class FSDP2Module(TrainerModule):
     """The same, whose model is sharded before its optimizer is made."""
 
     def configure_model(self) -> None:
@@ -83,5 +235,5 @@ class FSDP2Module(HFModule):
 
 def make_module(plan: LightningPlan, model: nn.Module, steps: TrainingSteps) -> HFModule:
     """Return the module that goes with a plan's strategy."""
-    kind = FSDP2Module if plan.strategy == "fsdp2" else HFModule
+    kind = FSDP2Module if plan.strategy == "fsdp2" else TrainerModule
     return kind(model, steps=steps)

@@ -41,6 +41,7 @@ class NativeSteps(SetupMethods, ModelMethods, StepMethods, OptimizationMethods, 
         data_collator: Collator | None = None,
         processing_class: ProcessingClass = None,
     ) -> None:
+        self.has_own_arguments = args is not None
         self.args = TrainingArguments() if args is None else adopt_arguments(args)
         self.accelerator = AcceleratorFacade(self.args)
         self.optimizer = self.lr_scheduler = None
@@ -53,6 +54,17 @@ class NativeSteps(SetupMethods, ModelMethods, StepMethods, OptimizationMethods, 
             self.take_model(model)
             self._set_use_cache()
             self._enable_activation_checkpointing()
+
+    def use_arguments(self, args: TrainingArguments) -> None:
+        """Work with other arguments from now on."""
+        self.args = args
+        self.accelerator = AcceleratorFacade(args)
+        self._train_batch_size = args.train_batch_size
+        self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
+
+    def forget_optimizer(self) -> None:
+        """Let a fit make its own optimizer and schedule, as Lightning has it: those of an earlier fit have ended."""
+        self.optimizer = self.lr_scheduler = None
 
     def take_place(self, rank: int, local_rank: int, world_size: int, local_world_size: int) -> None:
         """Work as one of the processes of a Lightning trainer, which may launch them after the arguments are made.

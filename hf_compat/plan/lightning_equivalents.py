@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -175,6 +175,34 @@ def _contradiction(name: str, value: Setting, argument: str, has: Setting) -> st
 
 def _differs(a: Setting, b: Setting) -> bool:
     return str(getattr(a, "value", a)) != str(b) if isinstance(b, str) else bool(a != b)
+
+
+class MechanicsOfTrainer(Protocol):
+    """What a Lightning trainer may be told to do to gradients."""
+
+    accumulate_grad_batches: int
+    gradient_clip_val: float | None
+
+
+def check_mechanics(args: TrainingArguments, trainer: MechanicsOfTrainer) -> None:
+    """Refuse a trainer of the user's own that accumulates or clips beside the arguments.
+
+    Raises:
+        ArgumentError: It does; the argument that does the same is named.
+    """
+    if trainer.accumulate_grad_batches != 1:
+        wanted, set_to = "gradient_accumulation_steps", trainer.accumulate_grad_batches
+        shown = f"accumulate_grad_batches={set_to}"
+    elif trainer.gradient_clip_val is not None and float(trainer.gradient_clip_val) > 0:
+        wanted, set_to = "max_grad_norm", trainer.gradient_clip_val  # type: ignore[assignment]
+        shown = f"gradient_clip_val={set_to}"
+    else:
+        return
+    raise ArgumentError(
+        f"`{shown}` of lightning.Trainer has no effect on an HFModule, which accumulates and clips as its arguments "
+        f"say (`{wanted}={getattr(args, wanted)}`).\n\n"
+        f"Hint: leave it out, and set `TrainingArguments({wanted}={set_to})`."
+    )
 
 
 # Arguments that a Lightning trainer of the user's own decides: what to set there.

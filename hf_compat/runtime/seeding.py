@@ -27,6 +27,12 @@ def set_seed(seed: int, deterministic: bool = False) -> None:
         torch.use_deterministic_algorithms(True)
 
 
+def seed_of_lightning() -> int | None:
+    """Return the seed that `lightning.seed_everything` was last given in this process, or its parent; else None."""
+    seed = os.environ.get("PL_GLOBAL_SEED")  # noqa: TID251 - where Lightning keeps it
+    return None if seed is None else int(seed)
+
+
 def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
     """Seed everything and switch on every deterministic mode that torch and its backends have.
 

@@ -148,7 +148,9 @@ class EvaluationMethods(TrainerBase):
             self,
             self.model,
             dataloader,
-            self._evaluation_settings(description, loss_only, ignore_keys, metric_key_prefix),
+            EvaluationSettings.of(
+                self.args, metric_key_prefix, loss_only, ignore_keys, is_prediction=description == "Prediction"
+            ),
             self._metrics_in_force(),
             self.preprocess_logits_for_metrics,
             self._gather_of_evaluation(dataloader),
@@ -167,24 +169,6 @@ class EvaluationMethods(TrainerBase):
         switch = getattr(self.optimizer, "eval", None)  # of schedule-free optimizers
         if callable(switch):
             switch()
-
-    def _evaluation_settings(
-        self, description: str, loss_only: bool, ignore_keys: list[str] | None, prefix: str
-    ) -> EvaluationSettings:
-        args = self.args
-        return EvaluationSettings(
-            metric_key_prefix=prefix,
-            prediction_loss_only=loss_only,
-            ignore_keys=ignore_keys,
-            is_prediction=description == "Prediction",
-            batch_size=args.eval_batch_size,
-            to_cpu_every_batches=args.eval_accumulation_steps,
-            join=args.eval_do_concat_batches,
-            keep_inputs="inputs" in args.include_for_metrics,
-            give_losses="loss" in args.include_for_metrics,
-            batch_metrics=args.batch_eval_metrics,
-            skip_non_finite=args.logging_nan_inf_filter,
-        )
 
     def _metrics_in_force(self) -> ComputeMetrics | None:
         """Return what computes the metrics of this evaluation; with several data sets each may have its own."""

@@ -42,7 +42,12 @@ class WindowMethods(TrainerBase):
         )
 
     def _make_windows(
-        self, loader: Loader, counts: RunCounts, start: ResumePoint | None = None, checkpoint: str | None = None
+        self,
+        loader: Loader,
+        counts: RunCounts,
+        start: ResumePoint | None = None,
+        checkpoint: str | None = None,
+        kind: type[Windows] = Windows,
     ) -> Windows:
         """Cut a loader's micro-batches into updates.
 
@@ -51,9 +56,10 @@ class WindowMethods(TrainerBase):
             counts: The run's counts.
             start: Where the run begins.
             checkpoint: The folder whose random states are loaded where `start` asks for them.
+            kind: The class of the windows.
         """
         # before 4.50 the method took no device
-        return Windows(
+        return kind(
             loader,
             read_window=lambda *parts: self.get_batch_samples(*fitting_arguments(self.get_batch_samples, parts)),
             window_size=self.args.gradient_accumulation_steps,

@@ -1,0 +1,62 @@
+"""The evaluation of a native module: one a validation loader, under the names that HF gives their metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import lightning.pytorch as pl
+from torchmetrics import Metric, MetricCollection
+
+from hf_compat.data.types import Batch
+from hf_compat.engine.evaluation import EvaluationRun, EvaluationSettings
+from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics
+from hf_compat.native.steps import NativeSteps
+
+Loaders: TypeAlias = Mapping[str, Iterable[Batch]]
+Metrics: TypeAlias = Metric | MetricCollection | ComputeMetrics | None
+
+
+class NativeEvaluations:
+    """What is evaluated between the first batch of a validation, or test, and its end.
+
+    Args:
+        steps: Whose `prediction_step` is called.
+        compute_metrics: From predictions to metrics, or a torchmetrics object.
+    """
+
+    def __init__(self, steps: NativeSteps, compute_metrics: Metrics) -> None:
+        self.steps = steps
+        self.compute_metrics = compute_metrics
+        self._runs: dict[int, EvaluationRun] = {}
+
+    def run_of(self, trainer: pl.Trainer, dataloader_idx: int) -> EvaluationRun:
+        """Return what collects the batches of a loader."""
+        if dataloader_idx not in self._runs:
+            self._runs[dataloader_idx] = self._begin(trainer, dataloader_idx)
+        return self._runs[dataloader_idx]
+
+    def _begin(self, trainer: pl.Trainer, dataloader_idx: int) -> EvaluationRun:
+        loaders = named_loaders(trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders)
+        name, loader = list(loaders.items())[dataloader_idx]
+        prefix = "_".join(part for part in ("test" if trainer.testing else "eval", name) if part)
+        settings = EvaluationSettings.of(self.steps.args, prefix)
+        return EvaluationRun(self.steps, self.steps.model_wrapped, loader, settings, self.compute_metrics)
+
+    def finish(self) -> dict[str, float]:
+        """Return the metrics of all loaders, and begin anew."""
+        runs, self._runs = self._runs, {}
+        return {name: value for run in runs.values() for name, value in (run.finish().metrics or {}).items()}
+
+
+def named_loaders(loaders: object) -> Loaders:
+    """Return loaders by the names in their metrics: of a mapping its keys, of several in a sequence their numbers.
+
+    A loader alone has no name.
+    """
+    if isinstance(loaders, Mapping):
+        return loaders
+    if isinstance(loaders, Sequence):
+        return {"": loaders[0]} if len(loaders) == 1 else {str(i): loader for i, loader in enumerate(loaders)}
+    assert isinstance(loaders, Iterable)  # Lightning iterates over it
+    return {"": loaders}
