@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.strategies import Strategy
 from torch import nn
 
 from hf_compat.engine.internals import call_hooks_before_step
@@ -45,6 +46,7 @@ class AutocastForward:
 
     def __init__(self, forward: Callable[..., ModelOutput], device_type: str, dtype: torch.dtype) -> None:
         self.forward = forward
+        self.__wrapped__ = forward  # whoever reads the signature finds the model's own
         self.device_type = device_type
         self.dtype = dtype
 
@@ -63,6 +65,12 @@ def wrap_forward(model: nn.Module, precision: str, device_type: str) -> None:
     if dtype is None or isinstance(model.__dict__.get("forward"), AutocastForward):
         return
     model.forward = AutocastForward(model.forward, device_type, dtype)
+
+
+def unwrap_forward(model: nn.Module) -> None:
+    """Give a model its own forward back."""
+    if isinstance(model.__dict__.get("forward"), AutocastForward):
+        del model.forward
 
 
 class ForwardPrecision(Precision):
@@ -112,3 +120,19 @@ class ForwardPrecision(Precision):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.scaler is not None:
             self.scaler.load_state_dict(state_dict)
+
+
+def leave_autocast_to_forward(strategy: Strategy, model: nn.Module, device_type: str) -> None:
+    """Replace Lightning's mixed precision, where a strategy has it, by autocast around a model's forward.
+
+    Args:
+        strategy: Of a trainer that has not set it up yet.
+        model: The model.
+        device_type: `cpu`, `cuda` …
+    """
+    plugin = strategy.precision_plugin
+    if type(plugin) is not MixedPrecision:
+        return
+    precision: PrecisionName = "bf16-mixed" if plugin.precision == "bf16-mixed" else "16-mixed"
+    strategy.precision_plugin = ForwardPrecision(precision, plugin.scaler)
+    wrap_forward(model, precision, device_type)

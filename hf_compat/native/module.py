@@ -16,6 +16,7 @@ from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import place_of
 from hf_compat.engine.module import WindowModule
+from hf_compat.engine.precision import leave_autocast_to_forward, unwrap_forward
 from hf_compat.engine.protocols import TrainingSteps
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
 from hf_compat.engine.windows import Window
@@ -102,12 +103,22 @@ class HFModule(WindowModule):
             datamodule.is_set_up = True  # a subclass's `setup` may have left that out
             share_arguments(steps, data)
         steps.take_place(*place_of(self.trainer))
+        leave_autocast_to_forward(self.trainer.strategy, self.model, steps.args.device.type)
         if stage != "fit":
             return
         if os.getpid() != self._seeded_in:  # a process that Lightning has spawned
             seed_from(steps.args)
         self._compare_with_trainer()
         self.model.train()
+
+    def teardown(self, stage: str) -> None:
+        """Leave the model and the data module as they were."""
+        if self._own_steps is not None:
+            unwrap_forward(self.model)
+            datamodule = getattr(self.trainer, "datamodule", None)
+            if datamodule is not None and hasattr(datamodule, "is_set_up"):
+                datamodule.is_set_up = False
+        super().teardown(stage)
 
     def _compare_with_trainer(self) -> None:
         trainer: Any = self.trainer
