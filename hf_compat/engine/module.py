@@ -81,11 +81,11 @@ class WindowModule(pl.LightningModule):
         else:
             super().__setattr__(name, value)
 
-    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+    def log(self, name: str, value: object, *args: object, **kwargs: object) -> None:
         """Log a value as any LightningModule; its weight in a mean is the number of samples in the batch."""
         if kwargs.get("batch_size") is None:
             kwargs["batch_size"] = _samples_of(batch_under_way(self))
-        super().log(name, value, *args, **kwargs)
+        super().log(name, value, *args, **kwargs)  # type: ignore[arg-type]  # handed on as they are
 
     def forward(self, *args: object, **kwargs: object) -> Nested:
         """Call the model."""

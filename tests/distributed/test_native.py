@@ -19,8 +19,10 @@ import toy
 from hf_compat import DefaultFlowCallback, HFCallbackAdapter, HFDataModule, HFModule, TrainingArguments
 
 devices, size = int(sys.argv[1]), int(sys.argv[2])
+order = "random" if "by_arguments" in sys.argv else "sequential"
 args = TrainingArguments("out", per_device_train_batch_size=size, use_cpu=True, learning_rate=1e-2,
-                         gradient_accumulation_steps=2, train_sampling_strategy="sequential", logging_steps=1)
+                         train_sampling_strategy=order,
+                         gradient_accumulation_steps=2, logging_steps=1)
 adapter = HFCallbackAdapter(DefaultFlowCallback(), args=args)
 losses, seen = [], []
 
@@ -30,7 +32,8 @@ class Watch(pl.Callback):
         losses.append(float(trainer.strategy.reduce(loss, reduce_op="mean")))
         seen.extend(float(x) for inputs in batch.micro_batches for x in inputs["x"][:, 0])
 
-pl.seed_everything(1, verbose=False)
+if "by_arguments" not in sys.argv:
+    pl.seed_everything(1, verbose=False)
 module = HFModule(toy.Classifier(dropout=0.0), args)
 trainer = pl.Trainer(
     accelerator="cpu", devices=devices, strategy="ddp" if devices > 1 else "auto", max_epochs=1, logger=False,
@@ -52,10 +55,10 @@ if devices > 1:
 """
 
 
-def run(folder, devices, size):
+def run(folder, devices, size, *words):
     (folder / "script.py").write_text(SCRIPT.format(tests=str(Path(__file__).resolve().parents[1])))
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "script.py", str(devices), str(size)],
+        [sys.executable, "-W", "ignore", "script.py", str(devices), str(size), *words],
         cwd=folder, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -70,3 +73,10 @@ def test_two_processes_of_lightnings_own_launcher(tmp_path):
     assert total == other and total == pytest.approx(one[1][0][1], rel=1e-5)
     assert two[0] == pytest.approx(one[0], rel=1e-5)
     assert two[2] == pytest.approx(two[0], rel=1e-5), "the adapter logs the mean over the processes"
+
+
+def test_without_a_seed_of_lightnings_the_ranks_share_out_one_order(tmp_path):
+    (first, _), (second, _) = run(tmp_path, 2, 2, "by_arguments")[1]
+    alone = run(tmp_path, 1, 4, "by_arguments")[1][0][0]
+    assert sorted(first + second) == sorted(alone) and len(set(first + second)) == 32
+    assert alone != sorted(alone)
