@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from hf_compat.callbacks.event_order import PAIRS, CallbackOrder, HFEvents
+from hf_compat.callbacks.trackers import TensorBoardCallback
 from hf_compat.checkpoint.run_state import Moment
 from hf_compat.data.types import Batch
 from hf_compat.engine.windows import Window
@@ -364,8 +365,8 @@ class HFBridge(pl.Callback):
 
 
 def close_bars(handler: CallbackHandler) -> None:
-    """Close the progress bars of a run that an error has ended."""
+    """Close the progress bars, and the files of trackers, of a run that an error has ended."""
     for callback in handler.callbacks:
         close = getattr(callback, "close", None)
-        if callable(close) and hasattr(callback, "training_bar"):
+        if callable(close) and (hasattr(callback, "training_bar") or isinstance(callback, TensorBoardCallback)):
             close()

@@ -59,6 +59,8 @@ class TensorBoardCallback(TrainerCallback):
         self.images = images
         self.image_steps = image_steps
         self.logging_dir: str | None = None
+        self._is_training = False
+        self._is_own = tb_writer is None
 
     def _writer(self, args: Args, state: TrainerState) -> SummaryWriter:
         if self.tb_writer is None:
@@ -81,6 +83,7 @@ class TensorBoardCallback(TrainerCallback):
         return SummaryWriter(log_dir=self.logging_dir, purge_step=purge)
 
     def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
+        self._is_training = True
         if not state.is_world_process_zero:
             return
         writer = self._writer(args, state)
@@ -124,12 +127,20 @@ class TensorBoardCallback(TrainerCallback):
                 writer.add_text(name, value, state.global_step)
             else:
                 logger.warning("TensorBoard takes numbers and text; %s=%r was left out.", name, value)
-        writer.flush()
+        if self._is_training or not self._is_own:
+            writer.flush()
+        else:  # nobody says when the last evaluation is over, and an open file has a thread; the next log opens another
+            writer.close()
 
     def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files and end their thread, at the end of training; the trainer calls this after an error, too."""
+        self._is_training = False
         if self.tb_writer is not None:
             self.tb_writer.close()
-            self.tb_writer = None
+            self.tb_writer, self._is_own = None, True
 
 
 class WandbCallback(TrainerCallback):

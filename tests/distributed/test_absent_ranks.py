@@ -71,8 +71,9 @@ class AtUpdate(TrainerCallback):
 def train(folder: Path, how: str, where: str = "update", strategy: str = "DDP", absent: int = 1, **values) -> None:
     set_seed(3)
     args = TrainingArguments(
-        str(folder / "out"), per_device_train_batch_size=2, max_steps=6, use_cpu=True, disable_tqdm=True,
-        ddp_timeout=TIMEOUT, report_to="none", **{"save_strategy": "no", **STRATEGIES[strategy], **values},
+        str(folder / "out"), per_device_train_batch_size=2, use_cpu=True, disable_tqdm=True,
+        ddp_timeout=TIMEOUT, report_to="none",
+        **{"save_strategy": "no", "max_steps": 6, **STRATEGIES[strategy], **values},
     )  # fmt: skip
     model, rows = (toy.Classifier(), toy.rows(40)) if strategy == "DDP" else (toy.tiny_gpt2(), toy.blocks(40))
     trainer = Leaving(model, args, train_dataset=rows, eval_dataset=rows, callbacks=[AtUpdate])
