@@ -10,7 +10,6 @@ The status is 1 if a cell is not.
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
 import copy
 import functools
@@ -247,7 +246,8 @@ def try_cell(fault: Fault, column: str) -> list[str]:
 def temporary_folder() -> str:
     """Make this process's own folder for temporary files; multiprocessing keeps one in it."""
     folder = tempfile.mkdtemp(prefix="user_code_temporary_")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # after multiprocessing's own, which has the priority -100
+    multiprocessing.util.Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-200)
     before, tempfile.tempdir = tempfile.tempdir, folder
     multiprocessing.util.get_temp_dir()
     tempfile.tempdir = before
