@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.dcp_reader import dcp_tensors, is_dcp_folder
-from hf_compat.checkpoint.files import first_line
+from hf_compat.checkpoint.files import first_line, naming
 from hf_compat.checkpoint.lightning_io import from_hf, to_hf, write_weights
 from hf_compat.checkpoint.reading import StoredTensor, fitting, read_torch_file
 from hf_compat.checkpoint.zero_reader import find_zero_folder, zero_tensors
@@ -40,8 +40,13 @@ def convert(source: str, target: str, shard_bytes: int = SHARD_BYTES, keep_names
         ArgumentError: The target exists, or there is nothing to convert between these two.
         CheckpointError: The source is not whole, or not readable.
     """
-    if os.path.exists(target):
+    if os.path.lexists(target):
         raise ArgumentError(f"{target} exists and is not overwritten.\n\nHint: name a new path.")
+    with naming(source):
+        return _convert(source, target, shard_bytes, keep_names)
+
+
+def _convert(source: str, target: str, shard_bytes: int, keep_names: bool) -> str:
     to_lightning = target.endswith(".ckpt")
     stored = None if to_lightning else _shards(source)
     if stored is not None:

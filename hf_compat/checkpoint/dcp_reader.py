@@ -12,6 +12,7 @@ import math
 import os
 import pickle
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     Metadata,
@@ -31,12 +32,13 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from hf_compat.checkpoint.contents import Contents
-from hf_compat.checkpoint.files import first_line, is_plain_name, read_small
+from hf_compat.checkpoint.files import first_line, is_plain_name, open_regular, read_small
 from hf_compat.checkpoint.reading import StoredTensor
 from hf_compat.errors import CheckpointError
 
 METADATA_NAME = ".metadata"
 INDEX_BYTES = 2**30  # an entry of a tensor's part takes about 200 bytes
+_ZIP_BEGINS = b"PK\x03\x04"  # torch writes each entry as a file of its own
 _OPTIMIZER_PREFIXES = ("optim.", "optimizer.")
 _METADATA = "torch.distributed.checkpoint.metadata"
 _INDEX_NAMES = {
@@ -218,21 +220,47 @@ def open_dcp(contents: Contents, subfolder: str = "") -> DcpFolder:
     for file in sorted({info.relative_path for info in index.storage_data.values()}):
         if not is_plain_name(file):
             raise CheckpointError(f"{path} names {file!r}, which is outside the checkpoint.")
-        contents.need(before + file)
+        entries = [info for info in index.storage_data.values() if info.relative_path == file]
+        _check_entries(contents.need(before + file), entries)
     return DcpFolder(os.path.dirname(path), index)
 
 
+def _check_entries(path: str, entries: list[_StorageInfo]) -> None:
+    """Refuse a file that ends before one of its entries does, or has anything but a file of torch's as one."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        for info in entries:
+            end = info.offset + info.length
+            if end > size:
+                raise CheckpointError(f"{path} is cut off: it has {size} bytes, and an entry ends at {end}.")
+            file.seek(info.offset)
+            if file.read(len(_ZIP_BEGINS)) != _ZIP_BEGINS:
+                raise CheckpointError(f"{path} is damaged: at {info.offset} begins no entry.")
+
+
 def check_values(dcp: DcpFolder) -> None:
-    """Read every value of a folder that is no tensor.
+    """Read every entry of a folder, one at a time: tensors have checksums, and other values are plain.
 
     Raises:
-        CheckpointError: One is not plain.
+        CheckpointError: One is damaged, or not plain.
     """
     for place, info in dcp.index.storage_data.items():
+        path = os.path.join(dcp.path, info.relative_path)
+        with open(path, "rb") as file:
+            file.seek(info.offset)
+            entry = io.BytesIO(file.read(info.length))
         if isinstance(dcp.index.state_dict_metadata.get(place.fqn), BytesStorageMetadata):
-            with open(os.path.join(dcp.path, info.relative_path), "rb") as file:
-                file.seek(info.offset)
-                _plain_value(dcp.path, place.fqn, io.BytesIO(file.read(info.length)))
+            _plain_value(dcp.path, place.fqn, entry)
+        elif not _is_whole(entry):
+            raise CheckpointError(f"{path} is damaged: {place.fqn!r} does not have its checksum.")
+
+
+def _is_whole(entry: io.BytesIO) -> bool:
+    try:
+        with zipfile.ZipFile(entry) as archive:
+            return archive.testzip() is None
+    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError):
+        return False
 
 
 def _read_index(path: str) -> Metadata:
@@ -255,9 +283,11 @@ def _problem(index: object) -> str | None:
     if not isinstance(index, Metadata) or not isinstance(index.storage_data, dict):
         return "it is no index of shards"
     for place, info in index.storage_data.items():
-        spans = isinstance(info.offset, int) and isinstance(info.length, int) and info.offset >= 0 <= info.length
+        spans = isinstance(info.offset, int) and isinstance(info.length, int) and info.offset >= 0 < info.length
         if not isinstance(place, MetadataIndex) or not isinstance(info.relative_path, str) or not spans:
             return "it is no index of shards"
+    if {place.fqn for place in index.storage_data} != set(index.state_dict_metadata):
+        return "it does not say of each entry where it is"
     for key, entry in index.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata) and not _is_covered(entry):
             return f"it does not say where all of {key!r} is stored"

@@ -129,6 +129,21 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Add a file's name to errors about what came out of it.
+
+    Raises:
+        CheckpointError: As within, with the name.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        if os.fspath(path) in str(error):
+            raise
+        raise CheckpointError(f"{os.fspath(path)}: {error}") from error
+
+
 def short(value: object) -> str:
     """Return a value as an error shows it, at most 60 characters of it."""
     try:

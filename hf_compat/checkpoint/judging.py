@@ -15,8 +15,10 @@ from pathlib import Path
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, check_values, open_dcp
-from hf_compat.checkpoint.files import check_regular, open_regular
-from hf_compat.checkpoint.reading import Allowed, read_torch_file, shard_names
+from hf_compat.checkpoint.files import check_regular, open_regular, read_json
+from hf_compat.checkpoint.forms import check_optimizer, check_random_states, check_schedule
+from hf_compat.checkpoint.headers import weight_shapes
+from hf_compat.checkpoint.reading import Allowed, Plain, read_torch_file, shard_names
 from hf_compat.checkpoint.run_state import RUN_STATE_FILE, RunState
 from hf_compat.checkpoint.trainer_state import read_trainer_state
 from hf_compat.checkpoint.zero_reader import LATEST_NAME, check_zero_files, named_zero_folder
@@ -67,16 +69,38 @@ def _judge_torch(contents: Contents, name: str) -> None:
     _read_torch(contents.need(name))
 
 
+def _judge_optimizer(contents: Contents, name: str) -> None:
+    path = contents.need(name)
+    check_optimizer(path, _read_torch(path))
+
+
+def _judge_schedule(contents: Contents, name: str) -> None:
+    path = contents.need(name)
+    check_schedule(path, _read_torch(path))
+
+
 def _judge_rng(contents: Contents, name: str) -> None:
-    _read_torch(contents.need(name), legacy_globals())
+    path = contents.need(name)
+    check_random_states(path, _read_torch(path, legacy_globals()))
 
 
-def _read_torch(path: str, allowed: Allowed = ()) -> None:
-    read_torch_file(path, allowed, mmap=zipfile.is_zipfile(path))  # files of torch before 1.6 are no zip files
+def _read_torch(path: str, allowed: Allowed = ()) -> Plain:
+    return read_torch_file(path, allowed, mmap=zipfile.is_zipfile(path))  # torch before 1.6 wrote no zip files
 
 
 def _judge_run_state(contents: Contents, name: str) -> None:
-    RunState.read(contents.need(name))
+    path = contents.need(name)
+    data = RunState.read(path).data
+    for states in filter(None, (data.rng, data.epoch_rng)):
+        check_random_states(path, states)
+
+
+def _judge_safetensors(contents: Contents, name: str) -> None:
+    weight_shapes(contents.need(name))
+
+
+def _judge_json(contents: Contents, name: str) -> None:
+    read_json(contents.need(name))
 
 
 def _judge_index(contents: Contents, name: str) -> None:
@@ -96,7 +120,11 @@ def _judge_zero(contents: Contents, name: str) -> None:
 
 _JUDGES: tuple[tuple[re.Pattern[str], Judge], ...] = (
     (re.compile(re.escape(names.TRAINER_STATE_NAME)), _judge_state),
-    (re.compile(r"(optimizer|scheduler|scaler)\.pt|(pytorch|adapter)_model[^/]*\.bin"), _judge_torch),
+    (re.compile(re.escape(names.OPTIMIZER_NAME)), _judge_optimizer),
+    (re.compile(re.escape(names.SCHEDULER_NAME)), _judge_schedule),
+    (re.compile(r"scaler\.pt|(pytorch|adapter)_model[^/]*\.bin"), _judge_torch),
+    (re.compile(r"(adapter_)?model[^/]*\.safetensors"), _judge_safetensors),
+    (re.compile(re.escape(names.ADAPTER_CONFIG_NAME)), _judge_json),
     (re.compile(r"rng_state(_\d+)?\.pth"), _judge_rng),
     (RUN_STATE_FILE, _judge_run_state),
     (re.compile(re.escape(names.SAFE_WEIGHTS_INDEX_NAME)), _judge_index),
@@ -110,7 +138,7 @@ def judge_unlisted(root: Path) -> Iterator[str]:
     """Judge a folder of `transformers`, which writes `trainer_state.json` last."""
     if not (root / names.TRAINER_STATE_NAME).is_file():
         yield f"{names.TRAINER_STATE_NAME} is missing"
-    if not any(os.path.lexists(root / name) for name in _WEIGHTS_NAMES):
+    if not any(os.path.lexists(root / name) and not os.path.isdir(root / name) for name in _WEIGHTS_NAMES):
         yield f"{names.SAFE_WEIGHTS_NAME} is missing"
     has_optimizer = os.path.lexists(root / names.OPTIMIZER_NAME)
     if has_optimizer != os.path.lexists(root / names.SCHEDULER_NAME):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from hf_compat.checkpoint.contents import Contents
+from hf_compat.checkpoint.forms import losses_problem
 from hf_compat.checkpoint.layout import of_rank
 from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.errors import CheckpointError
@@ -205,7 +206,8 @@ def _wrong_field(state: RunState) -> str | None:
     for name in ("losses", "loops", "callbacks", "extras"):
         if not isinstance(getattr(state, name), dict):
             return f"`{name}` is {getattr(state, name)!r:.60}, not a mapping"
-    return None
+    wrong = losses_problem(state.losses)
+    return None if wrong is None else f"`losses.{wrong}` is nothing that a run writes"
 
 
 def _from_version_1(plain: Mapping[str, Any], ended_by_callback: bool) -> RunState:

@@ -169,6 +169,8 @@ def _check_pieces(pieces: list[torch.Tensor], needed: int) -> None:
     """Refuse pieces that do not hold as many numbers as a tensor needs."""
     if not all(isinstance(piece, torch.Tensor) and piece.dim() == 1 for piece in pieces):
         raise TypeError("a rank's part of the weights is no flat tensor")
+    if not all(piece.is_floating_point() for piece in pieces):
+        raise TypeError("a rank's part of the weights holds no floating-point numbers")
     held = sum(piece.numel() for piece in pieces)
     if held < needed:
         raise ValueError(f"the ranks hold {held} numbers where {needed} are needed")

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.checkpoint.lightning_io import OWN_KEY, HFCheckpointIO
-from hf_compat.checkpoint.reading import names_of, plain_names
+from hf_compat.checkpoint.reading import COMPILED, names_of, plain_names
 from hf_compat.data.tree import find_batch_size
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
@@ -125,7 +125,11 @@ class WindowModule(pl.LightningModule):
         """Keep what an HF folder says about the progress of its run; name weights as the model, compiled or not."""
         self._resume = checkpoint.get(OWN_KEY)
         self._lightning_resumes = "loops" in checkpoint
-        checkpoint["state_dict"] = names_of(self, plain_names(checkpoint["state_dict"]))
+        weights = plain_names(checkpoint["state_dict"])
+        check_weights(
+            "The checkpoint", weights, ((name.replace(COMPILED, ""), own) for name, own in self.state_dict().items())
+        )
+        checkpoint["state_dict"] = names_of(self, weights)
 
     def on_train_start(self) -> None:
         """Continue where the run of a Lightning checkpoint, or of an HF folder, ended."""

@@ -25,6 +25,7 @@ from hf_compat.callbacks.lightning_states import ask_callbacks
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.contents import Contents
+from hf_compat.checkpoint.forms import check_schedule
 from hf_compat.checkpoint.lightning_io import write_weights
 from hf_compat.checkpoint.model_state import ModelState, make_model_state
 from hf_compat.checkpoint.reading import (
@@ -383,8 +384,13 @@ class CheckpointMethods(OutputFolderMethods):
         if schedule is None or not self._load_optimizer(checkpoint):
             logger.warning("%s has no optimizer and schedule: both start anew.", checkpoint)
             return
+        content = read_torch_file(schedule)
+        check_schedule(schedule, content)
+        # plain functions keep no state: a file without the list that says so means the same
+        own = getattr(self.lr_scheduler, "lr_lambdas", None)
+        functions = {} if own is None else {"lr_lambdas": [None] * len(own)}
         with fitting(schedule):
-            self.lr_scheduler.load_state_dict(read_torch_file(schedule))
+            self.lr_scheduler.load_state_dict({**functions, **content})
 
     def _load_optimizer(self, checkpoint: str) -> bool:
         with fitting(f"The optimizer's state in {checkpoint}"):

@@ -11,12 +11,15 @@ from typing import cast
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.files import naming
+from hf_compat.checkpoint.headers import misfitting_weights
 from hf_compat.checkpoint.lightning_io import to_hf
 from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.checkpoint.run_state import ResumePoint, RunState, resume_point
 from hf_compat.errors import CheckpointError, HfCompatError
 from hf_compat.hf.state import TrainerState, is_exportable
+from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.plan.run_counts import RunCounts
 from hf_compat.runtime import slurm
 from hf_compat.runtime.collectives import agree, broadcast_object
@@ -41,8 +44,9 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
             return
         with tempfile.TemporaryDirectory(prefix="hf_compat_") as place:
             folder = os.path.join(place, "checkpoint")
-            agree(_error_of(lambda: to_hf(read_torch_file(str(wanted)), folder)))
-            yield folder
+            with naming(str(wanted)):
+                agree(_error_of(lambda: to_hf(read_torch_file(str(wanted)), folder)))
+                yield folder
 
     def _resolve_checkpoint(self, wanted: str | bool | None) -> str | None:
         if not wanted and broadcast_object(slurm.is_requeued(str(self.args.output_dir))):
@@ -82,7 +86,16 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
 
     def _problems(self, checkpoint: str) -> list[str]:
         """List what is wrong with a checkpoint, for a run with these arguments."""
-        return manifest.problems(checkpoint) or list(self._zero_intervals(checkpoint))
+        return (
+            manifest.problems(checkpoint) or list(self._zero_intervals(checkpoint)) or list(self._misfits(checkpoint))
+        )
+
+    def _misfits(self, checkpoint: str) -> Iterator[str]:
+        """Yield which weights of a checkpoint the model cannot take."""
+        model = self.accelerator.unwrap_model(self.model) if self.model is not None else None
+        if model is not None:
+            adapter = next(iter(model.active_adapters)) if is_peft_model(model) else None  # type: ignore[arg-type]  # peft's
+            yield from misfitting_weights(checkpoint, model, adapter)
 
     def _zero_intervals(self, checkpoint: str) -> Iterator[str]:
         """Yield the intervals of 0 that this run would count by. Where a run acts by epochs, 0 is right."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.contents import Contents
+from hf_compat.checkpoint.forms import check_optimizer
 from hf_compat.checkpoint.model_state.shards import (
     has_model_shards,
     has_optimizer_shards,
@@ -106,7 +107,9 @@ class TorchState(ModelState):
         path = Contents(folder).find(names.OPTIMIZER_NAME)
         if path is None:
             return False
-        self._set_optimizer_state(optimizer, read_torch_file(path))
+        content = read_torch_file(path)
+        check_optimizer(path, content)
+        self._set_optimizer_state(optimizer, content)
         return True
 
     @abc.abstractmethod
