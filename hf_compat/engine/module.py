@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric, MetricCollection
 
+from hf_compat.checkpoint.forms import check_weights
 from hf_compat.checkpoint.lightning_io import OWN_KEY, HFCheckpointIO
 from hf_compat.checkpoint.reading import COMPILED, names_of, plain_names
 from hf_compat.data.tree import find_batch_size
@@ -126,9 +127,10 @@ class WindowModule(pl.LightningModule):
         self._resume = checkpoint.get(OWN_KEY)
         self._lightning_resumes = "loops" in checkpoint
         weights = plain_names(checkpoint["state_dict"])
-        check_weights(
-            "The checkpoint", weights, ((name.replace(COMPILED, ""), own) for name, own in self.state_dict().items())
-        )
+        trainer = self._trainer  # None where a module is made of a checkpoint without one
+        if trainer is not None and trainer.world_size == 1:  # else each process may hold a part of each weight
+            own = ((name.replace(COMPILED, ""), tensor) for name, tensor in self.state_dict().items())
+            check_weights(str(trainer.ckpt_path or "The checkpoint"), weights, own)
         checkpoint["state_dict"] = names_of(self, weights)
 
     def on_train_start(self) -> None:

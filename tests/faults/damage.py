@@ -195,13 +195,8 @@ def of_values(file: str, content: object, write: Callable[[object, Path], None],
     for place, new in rounds[: max(most - len(others), 0)]:
         named = ".".join(map(str, place))
         change = value_of(content, place, new, write)
-        yield Damage(
-            file,
-            f"{named} is {short(new)}",
-            change,
-            is_value=True,
-            is_plausible=is_alike(at(content, place), new) or (named.endswith(".rng") and new is None),
-        )
+        is_open = is_alike(at(content, place), new) or (named.endswith(".rng") and new is None)
+        yield Damage(file, f"{named} is {short(new)}", change, is_value=True, is_plausible=is_open)
 
 
 def is_alike(old: object, new: object) -> bool:

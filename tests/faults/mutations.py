@@ -304,7 +304,7 @@ def outcome(name: str, use: Callable[[], object], expected: object, damaged: Pat
         told = str(error)
         if name == "by True":
             return "STOPPED", told
-        is_named = damaged.name in told or damaged.parent.name in told
+        is_named = any(place.name in told for place in (damaged, *list(damaged.parents)[:2]))
         return ("refused" if is_named else "unnamed"), told
     except Exception:
         return "FOREIGN", traceback.format_exc(limit=-6)

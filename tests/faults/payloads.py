@@ -4,7 +4,7 @@
 
 A payload writes a mark when it runs. The checkpoints are used as a user would: resumed from by name and by `True`,
 converted, rotated. The table counts for each form and file the tries, and how each one ended; the status is 1 if
-anything ran, was deleted outside, or took longer than a minute.
+anything ran, was deleted outside, took longer than a minute, or raised an error that is not ours.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from hf_compat.errors import HfCompatError
 
 ZERO = Path(__file__).parents[1] / "checkpoint" / "zero" / "stage2"
 LIMIT_SECONDS = 60
+BAD = ("RAN", "DELETED", "hung", "foreign error")
 
 
 # ---- payloads: each is an object that runs code when it is unpickled ----
@@ -511,7 +512,7 @@ def run(every: int = 1, every_targeted: int = 1) -> tuple[list[list[str]], bool]
     rows = [[form, file, *(str(count[head]) for head in heads)] for (form, file), count in counts.items()]
     total = sum(counts.values(), collections.Counter())
     rows.append(["all", "", *(str(total[head]) for head in heads)])
-    return [["form", "file", *heads], *rows], not any(total[head] for head in ("RAN", "DELETED", "hung"))
+    return [["form", "file", *heads], *rows], not any(total[head] for head in BAD)
 
 
 def try_one(one: Try, forms: Forms, place: Path) -> collections.Counter[str]:
@@ -532,7 +533,7 @@ def try_one(one: Try, forms: Forms, place: Path) -> collections.Counter[str]:
     found = collections.Counter(ENDS)
     found["RAN"] = int(mark.exists())
     found["DELETED"] = int(not all(victim.exists() for victim in victims))
-    if found["RAN"] or found["DELETED"] or found["hung"]:
+    if any(found[head] for head in BAD):
         print(f"!! {one.form} {one.file} {one.kind}: {dict(found)}", file=sys.stderr)
     shutil.rmtree(place)
     return found

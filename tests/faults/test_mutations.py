@@ -1,0 +1,98 @@
+"""A sample of `mutations.py`: no damage hangs, raises a foreign error, stops an automatic resume or passes in silence."""
+
+from __future__ import annotations
+
+import random
+
+import damage
+import mutations
+import pytest
+import torch
+
+from hf_compat.checkpoint.forms import check_optimizer, check_random_states, check_schedule
+from hf_compat.errors import CheckpointError
+from hf_compat.runtime.rng import read_rng
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*:hf_compat.errors.HfCompatWarning"),
+]
+
+
+def test_a_sample_of_all_forms():
+    table, is_well = mutations.run(every=60, seed=1)
+    assert is_well, "\n".join("  ".join(row) for row in table)
+    assert len(table) == len(mutations.FORMS) + 2
+
+
+def test_a_damage_changes_its_file(tmp_path):
+    path = tmp_path / "it.pt"
+    content = {"a": torch.zeros(3), "b": [1, {"c": "x"}]}
+    for one in damage.of_values("it.pt", content, damage.write_torch, 40, random.Random(0)):
+        damage.write_torch(content, path)
+        before = path.read_bytes()
+        one.apply(path)
+        assert path.read_bytes() != before, one.what
+    assert content == {"a": content["a"], "b": [1, {"c": "x"}]}
+
+
+def state_of(kind, **options):
+    model = torch.nn.Linear(3, 2)
+    optimizer = kind(model.parameters(), lr=0.1, **options)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+@pytest.mark.parametrize(
+    "kind", ["AdamW", "Adam", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "SGD", "ASGD", "Rprop"]
+)
+def test_what_optimizers_of_torch_write_is_right(kind):
+    for options in ({}, {"amsgrad": True} if kind.startswith("Adam") and kind != "Adamax" else {}):
+        check_optimizer("it", state_of(getattr(torch.optim, kind), **options))
+
+
+def test_what_other_optimizers_write_is_right():
+    moments = {"step": 1, "exp_avg": torch.zeros(2, 3), "exp_avg_sq": torch.zeros(())}  # as NovoGrad's
+    group = {"lr": None, "relative_step": True, "eps": (1e-30, 1e-3), "params": [0, 1]}  # as Adafactor's
+    check_optimizer("it", {"state": {0: moments, 1: moments}, "param_groups": [group]})
+    check_optimizer("it", {"state": {"w": {}}, "param_groups": [{"lr": torch.tensor(0.1), "params": ["w"]}]})
+
+
+@pytest.mark.parametrize(
+    ("place", "new", "message"),
+    [
+        (("param_groups", 0, "lr"), "x", "`param_groups[0].lr` is 'x'"),
+        (("param_groups", 0, "lr"), float("nan"), "`param_groups[0].lr` is nan"),
+        (("param_groups", 0, "betas"), 5, "`param_groups[0].betas` is 5"),
+        (("param_groups", 0, "amsgrad"), "x", "`param_groups[0].amsgrad` is 'x'"),
+        (("param_groups", 0, "params"), [0], "`state` has the parameter 1"),
+        (("param_groups",), {}, "`param_groups` is {}"),
+        (("state", 0), None, "`state` is no mapping"),
+        (("state", 0, "step"), "x", "`state[0].step` is 'x'"),
+        (("state", 0, "exp_avg"), torch.zeros(5), "the moments of `state[0]` have different shapes"),
+        (("state", 0, "exp_avg"), None, "`state[0].exp_avg` is no tensor"),
+        (("state", 0, "exp_avg"), torch.zeros(2, 3, dtype=torch.int32), "`state[0].exp_avg` is no tensor of floating"),
+        (("state", 0, "exp_avg_sq"), damage.REMOVED, "`state[0]` has no second moment"),
+    ],
+)
+def test_an_optimizers_state_of_a_wrong_form_is_named(place, new, message):
+    with pytest.raises(CheckpointError) as caught:
+        check_optimizer("it", damage.changed(state_of(torch.optim.AdamW), place, new))
+    assert message in str(caught.value)
+
+
+def test_schedules_and_random_states():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0).state_dict()
+    check_schedule("it", schedule)
+    for field, new in (("last_epoch", "x"), ("base_lrs", [None]), ("lr_lambdas", 5), ("_step_count", None)):
+        with pytest.raises(CheckpointError, match=field):
+            check_schedule("it", {**schedule, field: new})
+    states = read_rng()
+    check_random_states("it", states)
+    for generator in ("python", "numpy", "cpu"):
+        for new in (None, [], [1], "x", torch.zeros(3)):
+            with pytest.raises(CheckpointError, match="random states"):
+                check_random_states("it", {**states, generator: new})
+    assert torch.equal(read_rng()["cpu"], states["cpu"])
