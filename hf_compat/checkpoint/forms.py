@@ -108,6 +108,11 @@ def _optimizer_problem(content: object) -> str | None:
         return f"`param_groups` is {short(groups)}, not a list of groups"
     if not isinstance(states, Mapping) or not all(isinstance(kept, Mapping) for kept in states.values()):
         return "`state` is no mapping of parameters to their states"
+    rates = [{name for name in _RATES if name in group} for group in groups]
+    if any(names != rates[0] for names in rates):
+        return (
+            f"the groups of `param_groups` have different rates: {sorted(set.union(*rates) - set.intersection(*rates))}"
+        )
     found = [_group_problem(index, group) for index, group in enumerate(groups)]
     found += [_state_problem(index, kept) for index, kept in states.items()]
     return next(filter(None, found), None) or _states_problem(groups, states)

@@ -26,6 +26,7 @@ from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.forms import check_schedule
+from hf_compat.checkpoint.headers import missing_adapter_weights
 from hf_compat.checkpoint.lightning_io import write_weights
 from hf_compat.checkpoint.model_state import ModelState, make_model_state
 from hf_compat.checkpoint.reading import (
@@ -348,6 +349,9 @@ class CheckpointMethods(OutputFolderMethods):
         if is_peft_model(target):
             check_adapter(folder)
             adapter = next(iter(target.active_adapters))  # type: ignore[arg-type]  # peft's
+            missing = missing_adapter_weights(folder, target, adapter)
+            if missing:
+                logger.warning("There were missing keys in the checkpoint model loaded: %s.", missing)
             target.load_adapter(folder, adapter, is_trainable=True)  # type: ignore[operator]  # peft's
             return
         is_own = given is self.model or given is self.model_wrapped

@@ -1,4 +1,4 @@
-"""A sample of `mutations.py`: no damage hangs, raises a foreign error, stops an automatic resume or passes in silence."""
+"""A sample of `mutations.py`: no damage hangs, ends in a foreign error, stops an automatic resume or is kept silent."""
 
 from __future__ import annotations
 
