@@ -108,11 +108,9 @@ def _optimizer_problem(content: object) -> str | None:
         return f"`param_groups` is {short(groups)}, not a list of groups"
     if not isinstance(states, Mapping) or not all(isinstance(kept, Mapping) for kept in states.values()):
         return "`state` is no mapping of parameters to their states"
-    rates = [{name for name in _RATES if name in group} for group in groups]
+    rates = [[name for name in _RATES if name in group] for group in groups]
     if any(names != rates[0] for names in rates):
-        return (
-            f"the groups of `param_groups` have different rates: {sorted(set.union(*rates) - set.intersection(*rates))}"
-        )
+        return f"the groups of `param_groups` have different rates: {', '.join(map(short, rates))}"
     found = [_group_problem(index, group) for index, group in enumerate(groups)]
     found += [_state_problem(index, kept) for index, kept in states.items()]
     return next(filter(None, found), None) or _states_problem(groups, states)
@@ -174,10 +172,12 @@ def _moment_shapes(kept: Kept) -> set[torch.Size]:
 def losses_problem(losses: Mapping[str, object]) -> str | None:
     """Return which entry of a loss log's state is none; what an earlier release did not write may be missing."""
     for name in ("tr_loss", "total_loss"):
-        if name in losses and not isinstance(losses[name], (int, float)):
+        value = losses.get(name, 0.0)  # the first version wrote tensors
+        if not isinstance(value, (int, float)) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
             return name
     for name in ("last_logged", "first_update", "nonfinite_steps"):
-        if name in losses and not _is_count(losses[name]):
+        value = losses.get(name, 0)
+        if not _is_count(value) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
             return name
     averages = losses.get("scalars", {"sums": {}, "weights": {}})
     if not isinstance(averages, Mapping) or averages.keys() != {"sums", "weights"}:

@@ -62,7 +62,7 @@ def misfitting_weights(folder: str, model: torch.nn.Module, adapter: str | None 
 
 
 def missing_adapter_weights(folder: str, model: torch.nn.Module, adapter: str) -> list[str]:
-    """List an adapter's weights that a folder's safetensors do not hold: PEFT leaves them as they are and says nothing."""
+    """List an adapter's weights that a folder does not hold: PEFT leaves them as they are and says nothing."""
     contents = Contents(folder)
     stored = {_plain(key, None) for name in _files(contents, adapter) for key in weight_shapes(contents.need(name))}
     own = [_plain(name, adapter) for name in model.state_dict() if f".{adapter}." in name and ".lora_" in name]
