@@ -127,7 +127,10 @@ class WindowModule(pl.LightningModule):
         self._resume = checkpoint.get(OWN_KEY)
         self._lightning_resumes = "loops" in checkpoint
         weights = plain_names(checkpoint["state_dict"])
-        trainer = self._trainer  # None where a module is made of a checkpoint without one
+        try:
+            trainer = self.trainer
+        except RuntimeError:  # a module is made of a checkpoint, without a trainer
+            trainer = None
         if trainer is not None and trainer.world_size == 1:  # else each process may hold a part of each weight
             own = ((name.replace(COMPILED, ""), tensor) for name, tensor in self.state_dict().items())
             check_weights(str(trainer.ckpt_path or "The checkpoint"), weights, own)
