@@ -254,6 +254,8 @@ class Rows(torch.utils.data.Dataset):
 if __name__ == "__main__":
     cli = LightningCLI(HFModule, HFDataModule)
     print("updates", cli.trainer.global_step, sorted(cli.trainer.callback_metrics))
+    optimizer = cli.model.steps.optimizer
+    print("optimizer", type(optimizer).__name__, optimizer.param_groups[0]["lr"])
 """
     )
     config = {
@@ -281,3 +283,11 @@ if __name__ == "__main__":
     (tmp_path / "printed.yaml").write_text(printed)
     words = ["--config", "printed.yaml", "--trainer.default_root_dir", "again"]
     assert "updates 4" in run(tmp_path, "fit", *words, script="cli.py").stdout
+    words = ["--config", "run.yaml", "--optimizer", "SGD", "--optimizer.lr", "0.5", "--lr_scheduler", "StepLR"]
+    words += [
+        "--lr_scheduler.step_size",
+        "1",
+        "--trainer.default_root_dir",
+        "sgd",
+    ]  # once an epoch, as Lightning has it
+    assert "optimizer SGD 0.005" in run(tmp_path, "fit", *words, script="cli.py").stdout
