@@ -130,7 +130,7 @@ class OutputFolderMethods(TrainerBase):
             return
         limit = self.args.save_total_limit
         fate = f"`save_total_limit={limit}` removes them first" if limit else "they stay"
-        logger.warning("%s: %s belong to another run; %s.", run_dir, ", ".join(others), fate)
+        logger.warning("%s: %s come from an earlier run; %s.", run_dir, ", ".join(others), fate)
 
 
 def _probe(folder: str) -> None:

@@ -60,7 +60,7 @@ SAMPLES: list[tuple[str, Callable[[int], Any], int | None, Expected]] = [
 
 for _name, _instead, _at, _expected in SAMPLES:
 
-    @fault("sample", _name, _expected, native=True)
+    @fault("sample", _name, _expected)
     def _(switch: Switch, instead=_instead, at=_at) -> dict[str, Any]:
         return {"train_dataset": Data(switch, instead, at)}
 
@@ -76,12 +76,12 @@ RAISED: list[tuple[str, type[BaseException] | BaseException, Expected, Expected 
 
 for _name, _error, _expected, _in_workers in RAISED:
 
-    @fault("__getitem__", f"raises {_name}", _expected, in_workers=_in_workers, native=_name == "an error")
+    @fault("__getitem__", f"raises {_name}", _expected, in_workers=_in_workers)
     def _(switch: Switch, error=_error) -> dict[str, Any]:
         return {"train_dataset": Data(switch, lambda i: throw(error))}
 
 
-@fault("__getitem__", "raises at once", own(), native=True)
+@fault("__getitem__", "raises at once", own())
 def _(switch: Switch) -> dict[str, Any]:
     return {"train_dataset": Data(switch, lambda i: throw(), at=None)}
 
@@ -131,7 +131,7 @@ LENGTHS: list[tuple[str, Callable[[], Any], Expected]] = [
 
 for _name, _length, _expected in LENGTHS:
 
-    @fault("__len__", _name, _expected, native=_name == "is a float")
+    @fault("__len__", _name, _expected)
     def _(switch: Switch, length=_length) -> dict[str, Any]:
         return {"train_dataset": Length(switch, length)}
 
@@ -158,7 +158,7 @@ NO_DATA: list[tuple[str, Callable[[], Any], tuple[str, ...]]] = [
 
 for _name, _make, _words in NO_DATA:
 
-    @fault("train_dataset", f"is {_name}", ours(DataError, *_words), repair=healthy, native=_name == "a generator")
+    @fault("train_dataset", f"is {_name}", ours(DataError, *_words), repair=healthy)
     def _(switch: Switch, make=_make) -> dict[str, Any]:
         return {"train_dataset": make() if switch.on else ROWS}
 
@@ -215,7 +215,6 @@ for _name, _items, _expected in STREAMS:
         _name,
         _expected,
         in_workers=DEAD_WORKER if "Keyboard" in _name else None,
-        native=_name in ("raises", "gives None"),
     )
     def _(switch: Switch, items=_items) -> dict[str, Any]:
         return {"train_dataset": Stream(switch, items), "args": {"max_steps": UPDATES}}
@@ -301,7 +300,7 @@ COLLATED: list[tuple[str, Callable[[list], Any], int | None, Expected]] = [
 ]
 
 for _name, _do, _at, _expected in COLLATED:
-    fault("collator", _name, _expected, native=True)(collator(_do, _at))
+    fault("collator", _name, _expected)(collator(_do, _at))
 
 fault("collator", "raises KeyboardInterrupt", own(KeyboardInterrupt), in_workers=DEAD_WORKER)(
     collator(lambda rows: throw(KeyboardInterrupt))

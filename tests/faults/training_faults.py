@@ -74,9 +74,9 @@ ANSWERS: list[tuple[str, Callable[[dict], Any], Expected]] = [
 ]
 
 for _name, _do, _expected in ANSWERS:
-    fault("model", _name, _expected, native="raises" not in _name or _name == "raises")(forward(_do))
+    fault("model", _name, _expected)(forward(_do))
 
-fault("model", "raises at its first pass", own(), native=True)(forward(lambda out: throw(), at=1))
+fault("model", "raises at its first pass", own())(forward(lambda out: throw(), at=1))
 fault("model", "raises in the last update", own(), then="resume")(forward(lambda out: throw(), at=24))
 fault("model", "raises in an evaluation", own(), then="resume")(forward(lambda out: throw(), at=4, training=False))
 fault("model", "stops an evaluation", own(StopIteration))(

@@ -1,6 +1,6 @@
 """Faults in user code, each tried in a plain run, with loader workers, and with saves in the background.
 
-    python tests/faults/user_code.py [--only WORDS] [--columns plain,workers,async_save,native]
+    python tests/faults/user_code.py [--only WORDS] [--columns plain,workers,async_save]
 
 A cell is well when the right error comes out (the user's own as it is; ours names the thing), within the time limit,
 nothing is left in the process, and the same Trainer, the fault repaired, then trains as a fresh one does, bit for bit.
@@ -232,10 +232,6 @@ def try_cell(fault: Fault, column: str) -> list[str]:
     tempfile.tempdir = temporary_folder()  # others write to the machine's own
     try:
         with quiet():
-            if column == "native":
-                import native_faults
-
-                return native_faults.run(fault)
             return Cell(fault, column, place).run()
     finally:
         tempfile.tempdir = None
@@ -315,8 +311,7 @@ def run(faults: list[Fault], columns: tuple[str, ...]) -> int:
             marks = []
             for column in columns:
                 bar.set_description(fault.key[:40])
-                runs = fault.native if column == "native" else column in fault.columns
-                wrong = runner.try_cell(fault, column) if runs else None
+                wrong = runner.try_cell(fault, column) if column in fault.columns else None
                 marks.append("—" if wrong is None else "WRONG" if wrong else "well")
                 bad += bool(wrong)
                 for line in wrong or ():

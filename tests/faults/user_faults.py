@@ -70,7 +70,6 @@ class Fault:
     in_workers: Expected | None = None
     columns: tuple[str, ...] = ("plain", "workers", "async_save")
     then: str = "again"
-    native: bool = False
     repair: Callable[[Trainer], None] = field(default=lambda trainer: None)
 
     @property
