@@ -211,12 +211,18 @@ def _wrong_field(checkpoint: LightningCheckpoint) -> str | None:
     return _wrong_loop("loops", checkpoint.get("loops", {}))
 
 
+_PROGRESS = ("epoch_progress", "batch_progress", "scheduler_progress")  # each counts in all, and since the last start
+
+
 def _wrong_loop(where: str, state: object) -> str | None:
     """Look at the states of loops: mappings, and whole numbers in those of their progress."""
     if not isinstance(state, dict):
         return where
     for name, value in state.items():
         inner = f"{where}.{name}"
+        counted = {"total", "current"} & (value.keys() if isinstance(value, dict) else set())
+        if str(name).rpartition(".")[2] in _PROGRESS and len(counted) < 2:
+            return inner
         if where == "loops" or str(name).endswith("progress") or name in ("total", "current"):
             wrong = _wrong_loop(inner, value)
         elif str(name).endswith("state_dict"):

@@ -232,7 +232,7 @@ def _left_overs(run_dir: str) -> list[tuple[str, str, Owner | None]]:
     """List what saves and removals have left in a folder: path, suffix, and the run where the name tells it."""
     if not os.path.isdir(run_dir):
         return []
-    matches = [(entry, _LEFT_OVER.fullmatch(entry.name)) for entry in os.scandir(run_dir) if entry.is_dir()]
+    matches = [(entry, _LEFT_OVER.fullmatch(entry.name)) for entry in os.scandir(run_dir) if os.path.isdir(entry)]
     return [
         (entry.path, match["suffix"], Owner.of_id(match["id"] or ""))
         for entry, match in sorted(matches, key=lambda found: found[0].name)

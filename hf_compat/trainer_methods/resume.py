@@ -46,6 +46,7 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
             folder = os.path.join(place, "checkpoint")
             with naming(str(wanted)):
                 agree(_error_of(lambda: to_hf(read_torch_file(str(wanted)), folder)))
+                self._refuse_misfits(folder)
                 yield folder
 
     def _resolve_checkpoint(self, wanted: str | bool | None) -> str | None:
@@ -89,6 +90,11 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
         return (
             manifest.problems(checkpoint) or list(self._zero_intervals(checkpoint)) or list(self._misfits(checkpoint))
         )
+
+    def _refuse_misfits(self, folder: str) -> None:
+        wrong = list(self._misfits(folder))
+        if wrong:
+            raise CheckpointError(f"{'; '.join(wrong)}.\n\nHint: name a checkpoint of this model.")
 
     def _misfits(self, checkpoint: str) -> Iterator[str]:
         """Yield which weights of a checkpoint the model cannot take."""
