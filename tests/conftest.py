@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 
@@ -16,11 +17,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # this was started in the
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
     environment, handler = dict(os.environ), signal.getsignal(signal.SIGINT)
+    _let_loggers_speak()
     yield
     torch.use_deterministic_algorithms(False)
     assert signal.getsignal(signal.SIGINT) is handler
     ours = {"CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "FLASH_ATTENTION_DETERMINISTIC"}
     assert {name for name in ours if os.environ.get(name) != environment.get(name)} == set()
+
+
+def _let_loggers_speak() -> None:
+    """Undo what an earlier test, or a package that it has imported, has done to our loggers."""
+    logging.disable(logging.NOTSET)
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if name.partition(".")[0] == "hf_compat" and isinstance(logger, logging.Logger):
+            logger.disabled, logger.propagate = False, True
+            logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture

@@ -249,7 +249,8 @@ class AdaptedRun:
         updates = self.state.global_step - self._first_update
         samples = _samples(trainer.train_dataloader, self._micro_batches, trainer.world_size)
         train_loss = self.losses.mean(self.state.global_step)
-        return self.log(run_summary(self._start_time, samples, updates, self.state.total_flos, train_loss))
+        nonfinite = self.losses.nonfinite_over_processes()
+        return self.log(run_summary(self._start_time, samples, updates, self.state.total_flos, train_loss, nonfinite))
 
 
 def _remove(trainer: pl.Trainer, checkpoint: str) -> None:

@@ -77,7 +77,9 @@ def is_failed_exchange(error: BaseException) -> bool:
 
 def _reasons(words: dict[int, str | None], error: BaseException) -> list[str]:
     """Return a line for each rank that did not merely fail after another."""
-    gone = any(word in str(error) for word in _GONE)
+    text = str(error)
+    # Gloo closes a connection itself when nobody answers: "Application timeout caused pair closure"
+    gone = any(word in text for word in _GONE) and "imeout" not in text
     silence = (
         "has gone without an error: it was killed, or left by itself"
         if gone

@@ -24,6 +24,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -192,7 +193,11 @@ class Cell:
         return outcome(trainer)
 
     def compare(self, before: Picture, moment: str) -> None:
-        self.wrong += [f"{moment}: {left}" for left in Picture().left_since(before)]
+        # workers and their queues end in threads of their own, which a busy machine lets wait
+        give_up = time.monotonic() + 20
+        while (left := Picture().left_since(before)) and time.monotonic() < give_up:
+            time.sleep(0.2)
+        self.wrong += [f"{moment}: {what}" for what in left]
 
 
 @contextlib.contextmanager
