@@ -44,19 +44,27 @@ def state_of(kind, **options):
     return optimizer.state_dict()
 
 
+def is_accepted(state) -> bool:
+    try:
+        check_optimizer("it", state)
+    except CheckpointError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize(
     "kind", ["AdamW", "Adam", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "SGD", "ASGD", "Rprop"]
 )
 def test_what_optimizers_of_torch_write_is_right(kind):
     for options in ({}, {"amsgrad": True} if kind.startswith("Adam") and kind != "Adamax" else {}):
-        check_optimizer("it", state_of(getattr(torch.optim, kind), **options))
+        assert is_accepted(state_of(getattr(torch.optim, kind), **options))
 
 
 def test_what_other_optimizers_write_is_right():
     moments = {"step": 1, "exp_avg": torch.zeros(2, 3), "exp_avg_sq": torch.zeros(())}  # as NovoGrad's
     group = {"lr": None, "relative_step": True, "eps": (1e-30, 1e-3), "params": [0, 1]}  # as Adafactor's
-    check_optimizer("it", {"state": {0: moments, 1: moments}, "param_groups": [group]})
-    check_optimizer("it", {"state": {"w": {}}, "param_groups": [{"lr": torch.tensor(0.1), "params": ["w"]}]})
+    assert is_accepted({"state": {0: moments, 1: moments}, "param_groups": [group]})
+    assert is_accepted({"state": {"w": {}}, "param_groups": [{"lr": torch.tensor(0.1), "params": ["w"]}]})
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,8 @@ def run_forked(api_name: str, name: str, folder: Path, number: int) -> None:
     pid = os.fork()
     if pid == 0:
         if world > 1:  # a meeting place of this case's own, beside the launcher's
-            port = 20000 + (int(os.environ["MASTER_PORT"]) * 7 + number) % 40000
+            # below the ports that the system gives to anybody's connections
+            port = 10240 + (int(os.environ["MASTER_PORT"]) * 7 + number) % 22000
             os.environ.update({"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"})
         run_in_this_process(api_name, name, folder, f".{rank}" if world > 1 else "")
     wait_for(pid, folder / f"{name}.error")
