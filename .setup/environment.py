@@ -50,8 +50,12 @@ def clean_variables() -> dict[str, str]:
     return {**kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
+def status(*command: str) -> int:
+    """Run Python in the environment; return its exit status."""
+    return subprocess.run([prepare(), *command], cwd=ROOT, env=clean_variables(), check=False).returncode
+
+
 def run(*command: str) -> None:
     """Run Python in the environment; its exit status becomes ours where it is not 0."""
-    status = subprocess.run([prepare(), *command], cwd=ROOT, env=clean_variables(), check=False).returncode
-    if status != 0:
-        sys.exit(status)
+    if ended := status(*command):
+        sys.exit(ended)

@@ -4,7 +4,8 @@
 
 Three calls of `train` on one Trainer share the updates, with evaluations, saves under `save_total_limit`, logging, two
 loader workers and saves in the background. The first fifth warms up; the growth of what is left is given per 1,000
-updates. The history of the logs may grow. The status is 1 if descriptors, threads, processes or temporary files do.
+updates. The history of the logs may grow. The status is 1 if descriptors, threads, processes, temporary files or
+callbacks do.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hf_compat import Trainer, TrainerCallback, TrainingArguments
 
 CALLS = 3
 SAMPLES = 50
-COUNTED = ("descriptors", "threads", "processes", "temporary files")
+COUNTED = ("descriptors", "threads", "processes", "temporary files", "callbacks")
 
 
 def memory_mib() -> float:
@@ -101,6 +102,14 @@ def growth(samples: list[dict[str, float]]) -> dict[str, float]:
     }
 
 
+def grown(samples: list[dict[str, float]]) -> dict[str, tuple[float, float]]:
+    """Return what grew: its most in the second fifth, and its least in the last. What comes and goes is no growth."""
+    fifth = len(samples) // 5
+    early, late = samples[fifth : 2 * fifth], samples[-fifth:]
+    bounds = {name: (max(one[name] for one in early), min(one[name] for one in late)) for name in COUNTED}
+    return {name: (most, least) for name, (most, least) in bounds.items() if least > most + 1}
+
+
 def main() -> int:
     updates = int(sys.argv[1])
     torch.set_num_threads(1)
@@ -109,12 +118,11 @@ def main() -> int:
         tempfile.tempdir = str(Path(folder) / "temporary")
         Path(tempfile.tempdir).mkdir()
         samples = run(updates, str(Path(folder) / "out"))
-    grown = growth(samples)
     print(f"{'':16}  {'at 20 %':>10}  {'at the end':>10}  growth per 1,000 updates")
-    for name, slope in grown.items():
+    for name, slope in growth(samples).items():
         print(f"{name:16}  {samples[len(samples) // 5][name]:10.1f}  {samples[-1][name]:10.1f}  {slope:+.3f}")
-    print(f"{updates} updates in {CALLS} calls, {time.time() - begun:.0f} s")
-    return int(any(samples[-1][name] > samples[len(samples) // 5][name] + 3 for name in COUNTED))
+    print(f"{updates} updates in {CALLS} calls, {time.time() - begun:.0f} s; grown: {grown(samples) or 'nothing'}")
+    return int(bool(grown(samples)))
 
 
 if __name__ == "__main__":
