@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from hf_compat.runtime.seeding import enable_full_determinism as enable_full_determinism
     from hf_compat.runtime.seeding import set_seed as set_seed
     from hf_compat.trainer import Trainer as Trainer
+    from hf_compat.trainer_methods.lightning_options import LightningOptions as LightningOptions
 
 __version__ = "0.1.0"
 
@@ -75,6 +76,7 @@ _HOME = {
     "HFBridge": "callbacks.bridge",
     "HFCallbackAdapter": "callbacks.hf_in_lightning",
     "LightningCallbackAdapter": "callbacks.lightning_in_hf",
+    "LightningOptions": "trainer_methods.lightning_options",
     "LoggerCallback": "callbacks.loggers",
     "TensorBoardCallback": "callbacks.trackers",
     "WandbCallback": "callbacks.trackers",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import hf_compat.engine  # noqa: F401 - loads Lightning
@@ -32,10 +32,11 @@ from hf_compat.runtime.signals import StopSignals
 from hf_compat.runtime.text import did_you_mean, shown
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.argument_checks import ArgumentChecks
-from hf_compat.trainer_methods.base import Dataset, MetricSource, ModelOutput, ProcessingClass, Trial
-from hf_compat.trainer_methods.callbacks import AnyCallback, CallbackMethods
+from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass, Trial
+from hf_compat.trainer_methods.callbacks import CallbackMethods
 from hf_compat.trainer_methods.evaluation import EvaluationMethods
 from hf_compat.trainer_methods.hub import HubMethods
+from hf_compat.trainer_methods.lightning_options import CheckedOptions, LightningOptions, checked
 from hf_compat.trainer_methods.logs import LogMethods
 from hf_compat.trainer_methods.setup import SetupMethods
 from hf_compat.trainer_methods.steps import StepMethods
@@ -72,6 +73,8 @@ class Trainer(
         optimizers: An optimizer and a schedule to use.
         optimizer_cls_and_kwargs: An optimizer's class and keywords, in place of `args.optim`.
         preprocess_logits_for_metrics: Applied to logits before they are kept.
+        lightning_options: Options of `lightning.Trainer` that the arguments have no word for: `LightningOptions` lists
+            them. They can be set later, too: `trainer.lightning_options["profiler"] = "simple"`.
         old_names: `tokenizer`, the name of `processing_class` before 4.46.
 
     Raises:
@@ -102,9 +105,12 @@ class Trainer(
         optimizers: tuple[Any, Any] = (None, None),  # anybody's optimizer and schedule
         optimizer_cls_and_kwargs: tuple[type, dict[str, Any]] | None = None,
         preprocess_logits_for_metrics: Callable[[ModelOutput, ModelOutput], ModelOutput] | None = None,
+        *,
+        lightning_options: LightningOptions | None = None,
         **old_names: ProcessingClass,
     ) -> None:
         processing_class = _accept_old_names(old_names, processing_class)
+        self.lightning_options = {} if lightning_options is None else lightning_options
         self._set_up_process(TrainingArguments("tmp_trainer") if args is None else adopt_arguments(args))
         self.model_init = model_init
         self.accelerator = AcceleratorFacade(self.args)
@@ -139,13 +145,20 @@ class Trainer(
         self.deepspeed = None
         self.gather_function = self.accelerator.gather_for_metrics
         self.lightning_trainer: pl.Trainer | None = None
-        # further settings of Lightning's trainer: a profiler, say
-        self.lightning_options: dict[str, Any] = {}
         self.stop_signals = StopSignals()
         self._is_prepared = False
         self._evaluation_averages = StepAverages()
         self._background = BackgroundWriter()
         self._run = TrainingRun(losses=LossLog(self.args.device, 0, self.args.logging_nan_inf_filter))
+
+    @property
+    def lightning_options(self) -> CheckedOptions:
+        """Options of `lightning.Trainer` that are set beside the arguments; assigning checks them."""
+        return self._lightning_options
+
+    @lightning_options.setter
+    def lightning_options(self, options: Mapping[str, object]) -> None:
+        self._lightning_options = checked(options)
 
     @property
     def tokenizer(self) -> ProcessingClass:

@@ -107,32 +107,33 @@ EQUIVALENTS: dict[str, Callable[[Setting], Values]] = {
 }
 
 # Handed to Lightning as they are: they change nothing that HF has a word for.
-PASSED_ON = ("profiler", "detect_anomaly", "benchmark", "enable_model_summary", "barebones")
+PASSED_ON = ("profiler", "detect_anomaly", "benchmark", "enable_model_summary", "max_time")
 
 # What the arguments, or other sections, decide; and where it is set.
 ELSEWHERE = {
-    "callbacks": "the section `callbacks`",
-    "logger": "`args.report_to`, which also takes names of trackers",
+    "callbacks": "`callbacks`",
+    "logger": "`args.report_to`, which takes names of trackers and Lightning loggers",
     "enable_checkpointing": "`args.save_strategy`, or a ModelCheckpoint among the callbacks",
     "devices": "the launcher: one process a device",
     "num_nodes": "the launcher",
     "strategy": "the arguments (`fsdp`, `deepspeed`)",
     "min_epochs": "nothing: HF has no minimum",
     "min_steps": "nothing: HF has no minimum",
-    "max_time": "a Timer among the callbacks",
     "limit_train_batches": "a shorter data set",
     "limit_val_batches": "a shorter data set",
     "limit_test_batches": "a shorter data set",
     "limit_predict_batches": "a shorter data set",
     "overfit_batches": "a shorter data set",
-    "fast_dev_run": "`args.max_steps=1`",
+    "fast_dev_run": "`args.max_steps=1`, with `eval_strategy='steps'`, `eval_steps=1` and `save_strategy='no'`",
     "num_sanity_val_steps": "`args.eval_on_start`",
     "inference_mode": "nothing: evaluation runs without gradients",
     "gradient_clip_algorithm": "nothing: HF clips by the norm",
     "use_distributed_sampler": "`args.accelerator_config`",
-    "sync_batchnorm": "the model",
+    "sync_batchnorm": "the model: `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`",
     "reload_dataloaders_every_n_epochs": "nothing: HF loads data once",
     "plugins": "nothing: precision and checkpoints are hf_compat's",
+    "barebones": "`args.report_to='none'`, `disable_tqdm=True` and `save_strategy='no'`",
+    "enable_autolog_hparams": "`args.report_to`: trackers are given the arguments",
     "model_registry": "nothing: checkpoints are HF folders",
 }
 

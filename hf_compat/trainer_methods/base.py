@@ -23,6 +23,7 @@ from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.runtime.background import BackgroundWriter
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
+from hf_compat.trainer_methods.lightning_options import CheckedOptions
 from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.step_averages import StepAverages
 
@@ -34,6 +35,8 @@ Trial = Any  # what a hyperparameter search's library calls a trial
 MetricSource = Any  # a function of predictions, a torchmetrics object, something that makes one, or a dict of these
 Scheduler = LRScheduler | ReduceLROnPlateau
 Metrics = dict[str, float]
+# An HF callback (ours, transformers' own, or of the same shape), a Lightning callback, a Lightning logger, or a class.
+AnyCallback = Any
 
 
 class TrainerBase:
@@ -82,7 +85,7 @@ class TrainerBase:
     # of a Trainer; native mode has none of these
     callback_handler: CallbackHandler
     lightning_trainer: pl.Trainer | None
-    lightning_options: dict[str, Any]
+    _lightning_options: CheckedOptions
     stop_signals: StopSignals
     _run: TrainingRun
     _background: BackgroundWriter
@@ -208,6 +211,12 @@ class TrainerBase:
         raise NotImplementedError
 
     def _make_module(self, plan: LightningPlan) -> WindowModule:
+        raise NotImplementedError
+
+    def add_callback(self, callback: AnyCallback) -> None:
+        raise NotImplementedError
+
+    def pop_callback(self, callback: AnyCallback) -> AnyCallback:
         raise NotImplementedError
 
     def _loggers(self) -> list[Logger]:

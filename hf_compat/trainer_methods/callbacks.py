@@ -15,10 +15,7 @@ from hf_compat.errors import ArgumentError
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, PrinterCallback, ProgressCallback
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.state import TrainerState, is_exportable
-from hf_compat.trainer_methods.base import ModelOutput, TrainerBase
-
-# An HF callback (ours, transformers' own, or of the same shape), a Lightning callback, a Lightning logger, or a class.
-AnyCallback = Any
+from hf_compat.trainer_methods.base import AnyCallback, ModelOutput, TrainerBase
 
 
 class CallbackMethods(TrainerBase):

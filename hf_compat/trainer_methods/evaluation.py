@@ -216,7 +216,8 @@ class EvaluationMethods(TrainerBase):
         """Let a Lightning trainer of its own run an evaluation."""
         bridge = HFBridge(self, self._run)
         callbacks = bridge.lightning_callback_list(self._lightning_callbacks, self._callback_order)
-        trainer = build_trainer(plan, callbacks, self._loggers(), self.args._launch, **self.lightning_options)
+        options = self._lightning_options.of_trainers()
+        trainer = build_trainer(plan, callbacks, self._loggers(), self.args._launch, **options)
         if self._run.module is None:
             self.lightning_trainer = trainer
         module = self._make_module(plan)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+from collections.abc import Iterator
 
 import lightning.pytorch as pl
 
@@ -71,8 +72,9 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods):
             self.lr_scheduler, self._created_lr_scheduler = None, False
         self._run = run = self._begin_run(loader, counts, resume_from_checkpoint)
         run.trial, run.ignore_keys_for_eval = trial, ignore_keys_for_eval
-        run.flags = self._flag_agreement()
-        self._fit(run, counts)
+        with self._limited_time():
+            run.flags = self._flag_agreement()
+            self._fit(run, counts)
         return self._finalize_training(trial, counts.num_train_samples, run.start_time)
 
     def _fit(self, run: TrainingRun, counts: RunCounts) -> None:
@@ -100,6 +102,19 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods):
             self.accelerator.run_backward = None
             self.model_wrapped = self.model
             self._watch_outputs(False)
+
+    @contextlib.contextmanager
+    def _limited_time(self) -> Iterator[None]:
+        """Let a callback of this fit's own end it in time, where the options set a limit."""
+        timer = self._lightning_options.timer()
+        if timer is None:
+            yield
+            return
+        self.add_callback(timer)
+        try:
+            yield
+        finally:
+            self.pop_callback(timer)
 
     def _watched_signals(self) -> contextlib.AbstractContextManager[None]:
         args = self.args
@@ -141,7 +156,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods):
             bridge.lightning_callback_list(self._lightning_callbacks, self._callback_order),
             self._loggers(),
             self.args._launch,
-            **self.lightning_options,
+            **self._lightning_options.of_trainers(),
         )
         leave_validation_to_flags(trainer)
         accept_modules_in_eval_mode(trainer)

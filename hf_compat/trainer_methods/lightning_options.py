@@ -1,0 +1,149 @@
+"""What of `lightning.Trainer` may be set beside the arguments: a typed list, checked when it is assigned."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TypedDict
+
+from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.profilers import Profiler
+
+from hf_compat.errors import ArgumentError, UnknownArgument, UnsupportedArgument
+from hf_compat.plan.lightning_equivalents import ELSEWHERE, EQUIVALENTS
+from hf_compat.runtime.text import did_you_mean, shown
+
+_PROFILERS = ("simple", "advanced", "pytorch", "xla")
+
+
+class LightningOptions(TypedDict, total=False):
+    """Options of `lightning.Trainer` that `Trainer(lightning_options={…})` takes; none of them changes a number.
+
+    Attributes:
+        profiler: `"simple"`, `"advanced"`, `"pytorch"`, `"xla"` or a Profiler: measures fits and evaluations.
+        detect_anomaly: An operation whose gradient is NaN is an error that names it.
+        benchmark: Let cuDNN measure which convolution is the fastest.
+        enable_model_summary: Print the layers and their sizes when a fit begins.
+        max_time: How long a `train()` may take (`"DD:HH:MM:SS"`, a timedelta, or a dict of its keywords); it ends after
+            the update under way, and a checkpoint keeps what was used of it.
+        plugins: A CheckpointIO, or a list of one: writes the files of Lightning's ModelCheckpoint.
+    """
+
+    profiler: str | Profiler | None
+    detect_anomaly: bool
+    benchmark: bool | None
+    enable_model_summary: bool
+    max_time: str | timedelta | dict[str, float] | None
+    plugins: CheckpointIO | list[CheckpointIO] | None
+
+
+class CheckedOptions(UserDict[str, object]):
+    """Options that are checked when they are set, one by one or together.
+
+    Raises:
+        UnknownArgument: `lightning.Trainer` has no such option.
+        UnsupportedArgument: Something else decides what the option says; the message names it.
+        ArgumentError: The value is none that the option takes.
+    """
+
+    def __setitem__(self, name: str, value: object) -> None:
+        check_option(name, value)
+        super().__setitem__(name, value)
+
+    def __ior__(self, other: object) -> CheckedOptions:  # type: ignore[override,misc]  # UserDict's takes anything
+        self.update(other)  # type: ignore[call-overload]
+        return self
+
+    def of_trainers(self) -> dict[str, object]:
+        """Return the keywords of each Lightning trainer; a limit of time is a fit's alone."""
+        return {name: value for name, value in self.items() if name != "max_time" and value is not None}
+
+    def timer(self) -> Timer | None:
+        """Return a new callback that ends a fit in time; None without a limit."""
+        limit = self.get("max_time")
+        return None if limit is None else Timer(limit)  # type: ignore[arg-type]  # it was checked
+
+
+def checked(options: object) -> CheckedOptions:
+    """Return options that were checked.
+
+    Raises:
+        ArgumentError: They are no mapping, or one of them cannot be set.
+    """
+    if not isinstance(options, Mapping):
+        raise ArgumentError(
+            f"`{shown('lightning_options', options)}` is no mapping.\n\nHint: {{'profiler': 'simple'}}, for example."
+        )
+    return CheckedOptions(options)
+
+
+def check_option(name: str, value: object) -> None:
+    """Check one option and its value."""
+    if name not in _TAKES:
+        raise _refusal(name, value)
+    is_taken, kinds = _TAKES[name]
+    if not is_taken(value):
+        raise ArgumentError(f"`lightning_options` has `{shown(name, value)}`.\n\nHint: {kinds}.")
+
+
+def _refusal(name: str, value: object) -> UnknownArgument | UnsupportedArgument:
+    if name not in ELSEWHERE and name not in EQUIVALENTS:
+        hint = did_you_mean(str(name), _TAKES, f"there are {', '.join(_TAKES)}.")
+        return UnknownArgument(f"`lightning_options` has an unknown name: `{shown(str(name), value)}`.\n\nHint: {hint}")
+    way = ELSEWHERE.get(name) or f"`TrainingArguments({_ARGUMENTS[name]})`"
+    return UnsupportedArgument(
+        f"`{shown(name, value)}` cannot be set in `lightning_options`.\n\nHint: it is the affair of {way}."
+    )
+
+
+# What the arguments say in place of an option.
+_ARGUMENTS = {
+    "max_epochs": "num_train_epochs=…",
+    "max_steps": "max_steps=…",
+    "accumulate_grad_batches": "gradient_accumulation_steps=…",
+    "gradient_clip_val": "max_grad_norm=…",
+    "log_every_n_steps": "logging_steps=…",
+    "default_root_dir": "output_dir=…",
+    "deterministic": "full_determinism=True",
+    "precision": "bf16=True)` or `TrainingArguments(fp16=True",
+    "val_check_interval": "eval_strategy='steps', eval_steps=…",
+    "check_val_every_n_epoch": "eval_strategy='epoch'",
+    "accelerator": "use_cpu=True",
+    "enable_progress_bar": "disable_tqdm=True",
+}
+
+
+def _is_profiler(value: object) -> bool:
+    return value is None or isinstance(value, Profiler) or value in _PROFILERS
+
+
+def _is_switch(value: object) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _is_duration(value: object) -> bool:
+    if value is None:
+        return True
+    try:
+        return isinstance(value, (str, timedelta, dict)) and (Timer(value).time_remaining() or 0) > 0
+    except (MisconfigurationException, TypeError):  # texts of another form, keywords that timedelta does not know
+        return False
+
+
+def _are_plugins(value: object) -> bool:
+    plugins = value if isinstance(value, list) else [value]
+    return value is None or (len(plugins) == 1 and isinstance(plugins[0], CheckpointIO))
+
+
+_SWITCH = (_is_switch, "it takes True or False")
+_TAKES: dict[str, tuple[Callable[[object], bool], str]] = {
+    "profiler": (_is_profiler, f"it takes a Profiler, or one of {', '.join(_PROFILERS)}"),
+    "detect_anomaly": _SWITCH,
+    "benchmark": _SWITCH,
+    "enable_model_summary": _SWITCH,
+    "max_time": (_is_duration, "it takes more than no time: 'DD:HH:MM:SS', a timedelta, or {'minutes': 5}"),
+    "plugins": (_are_plugins, "it takes a CheckpointIO; the arguments decide precision and processes"),
+}
