@@ -33,11 +33,23 @@ from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime import slurm
 from hf_compat.runtime.background import BackgroundWriter
-from hf_compat.runtime.inspection import call_by_signature
+from hf_compat.runtime.inspection import call_by_place
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.training_run.run import TrainingRun, Trial
 
 logger = logging.getLogger(__name__)
+
+# What upstream passes to `_maybe_log_save_evaluate`: all but the last positionally.
+LOG_SAVE_EVALUATE_PARAMETERS = (
+    "tr_loss",
+    "grad_norm",
+    "model",
+    "trial",
+    "epoch",
+    "ignore_keys_for_eval",
+    "start_time",
+    "learning_rate",
+)
 
 # Observes what a step returns: Lightning's own type is as wide.
 StepOutput = Any
@@ -328,20 +340,17 @@ class HFBridge(pl.Callback):
             run.flags.agree(hf_trainer.control)
         if hf_trainer.control.should_save:
             self._last_saved = hf_trainer.state.global_step
-        # by name: older overrides lack the learning rate, the start time or the gradient norm
-        call_by_signature(
-            hf_trainer._maybe_log_save_evaluate,
-            optional={
-                "tr_loss": run.losses.since_last_log,
-                "grad_norm": run.grad_norm,
-                "model": hf_trainer.model,
-                "trial": run.trial,
-                "epoch": self.epoch,
-                "ignore_keys_for_eval": run.ignore_keys_for_eval,
-                "start_time": run.start_time,
-                "learning_rate": run.learning_rate,
-            },
+        values = (
+            run.losses.since_last_log,
+            run.grad_norm,
+            hf_trainer.model,
+            run.trial,
+            self.epoch,
+            run.ignore_keys_for_eval,
+            run.start_time,
+            run.learning_rate,
         )
+        call_by_place(hf_trainer._maybe_log_save_evaluate, LOG_SAVE_EVALUATE_PARAMETERS, values, last_by_keyword=1)
         if trainer.should_stop:  # a Lightning callback asks to stop after the evaluation
             hf_trainer.control.should_training_stop = True
 

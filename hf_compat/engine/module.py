@@ -35,8 +35,11 @@ from hf_compat.engine.strategies import wrapped_model
 from hf_compat.engine.update_mechanics import UpdateMechanics, make_update_mechanics
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.optim.lr_schedulers import follows_metric
-from hf_compat.runtime.inspection import call_by_signature
+from hf_compat.runtime.inspection import call_by_place
 from hf_compat.runtime.nested import Nested
+
+# What upstream passes to `training_step` positionally.
+STEP_PARAMETERS = ("model", "inputs", "num_items_in_batch")
 
 
 class WindowModule(pl.LightningModule):
@@ -180,7 +183,7 @@ class WindowModule(pl.LightningModule):
             steps.accelerator.sync_gradients = is_last
             if mechanics.exchanges_at_the_end:
                 mechanics.begin_micro_batch(is_last)
-            loss = call_by_signature(step, model, inputs, optional={"num_items_in_batch": window.num_items})
+            loss = call_by_place(step, STEP_PARAMETERS, (model, inputs, window.num_items))
             observer.micro_batch_done(loss, inputs)
             total = loss if total is None else total + loss
             if is_last and window.is_complete:

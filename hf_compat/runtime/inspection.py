@@ -83,36 +83,108 @@ def accepted_parameters(function: Callable[..., object]) -> AcceptedParameters:
     )
 
 
-def call_by_signature(method: Callable[..., Answer], *args: object, optional: dict[str, Any]) -> Answer:
-    """Call a method of any HF era: `args` always, each of `optional` only where the signature accepts it.
+def call_with_optional(method: Callable[..., Answer], *args: object, optional: dict[str, Any]) -> Answer:
+    """Call a method of any HF era: `args` always, each of `optional` by keyword where the signature accepts it.
 
-    A subclass written for an older release lacks the later parameters (`num_items_in_batch`, `start_time` …); newer
-    ones may take them under `**kwargs`. A function is inspected once, so this is cheap at every step.
+    A subclass written for an older release lacks the later parameters (`num_items_in_batch` …); newer ones may take
+    them under `**kwargs`. What upstream passes by keyword is passed by keyword here. A function is inspected once.
 
     Args:
         method: A bound method, or a plain callable.
         args: Positional arguments that every era has.
-        optional: Keyword arguments that came with later releases, in the order of their parameters.
+        optional: Keyword arguments that came with later releases.
+    """
+    return method(*args, **{name: value for name, value in optional.items() if accepts_keyword(method, name)})
+
+
+def _accepted_by(method: Callable[..., object]) -> AcceptedParameters | None:
+    """Return what a bound method (`self` included) or a plain callable takes; None for builtins without a signature."""
+    function = getattr(method, "__func__", None)
+    try:
+        # what is no method may hold a trainer: it is not kept for the next time
+        return accepted_parameters(function) if function is not None else accepted_parameters.__wrapped__(method)
+    except (TypeError, ValueError):
+        return None
+
+
+def names_parameter(method: Callable[..., object], name: str) -> bool:
+    """Return whether a parameter of a bound method, or a plain callable, has this name."""
+    accepted = _accepted_by(method)
+    return accepted is not None and name in accepted.names
+
+
+def accepts_keyword(method: Callable[..., object], name: str) -> bool:
+    """Return whether a bound method, or a plain callable, can be called with a keyword."""
+    accepted = _accepted_by(method)
+    return accepted is not None and (accepted.takes_any_keyword or name in accepted.names)
+
+
+def takes_place(method: Callable[..., object], name: str, index: int) -> bool:
+    """Return whether a bound method, or a plain callable, takes a value at a place, counted from 0, or under a name."""
+    accepted = _accepted_by(method)
+    if accepted is None or accepted.takes_any_positional or accepted.takes_any_keyword:
+        return True
+    places = accepted.positional - hasattr(method, "__func__")
+    return places > index or name in accepted.names
+
+
+class PassingWay(NamedTuple):
+    """How a list of named values is handed to a function.
+
+    Args:
+        positional: How many of them positionally, from the first.
+        by_keyword: Place and name of those that follow by keyword.
+    """
+
+    positional: int
+    by_keyword: tuple[tuple[int, str], ...]
+
+
+def passing_way(parameters: list[inspect.Parameter], names: tuple[str, ...], last_by_keyword: int) -> PassingWay:
+    """Return how a user's override gets what upstream passes positionally under `names`.
+
+    Positionally, as far as the override's parameters stand in upstream's order (names of its own included) and it takes
+    as many. An override of an older release, which lacks one in the middle, gets by keyword what it names.
+    """
+    places = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    positional = 0
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        positional = len(names) - (last_by_keyword if takes_any else 0)
+    elif all(place == name or place not in names for place, name in zip(places, names, strict=False)):
+        positional = min(len(places), len(names))
+    named = {p.name for p in parameters}
+    rest = enumerate(names[positional:], start=positional)
+    return PassingWay(positional, tuple((index, name) for index, name in rest if takes_any or name in named))
+
+
+@functools.lru_cache(maxsize=1024)
+def _way_to_method(function: Callable[..., object], names: tuple[str, ...], last_by_keyword: int) -> PassingWay:
+    return passing_way(list(inspect.signature(function).parameters.values())[1:], names, last_by_keyword)
+
+
+def call_by_place(
+    method: Callable[..., Answer], names: tuple[str, ...], values: tuple[object, ...], last_by_keyword: int = 0
+) -> Answer:
+    """Call a method of any HF era with what upstream passes positionally; the later ones only where there is a place.
+
+    Args:
+        method: A bound method, or a plain callable.
+        names: Upstream's names of the parameters, in order.
+        values: One value for each name.
+        last_by_keyword: How many of the last ones upstream passes by keyword.
     """
     function = getattr(method, "__func__", None)
-    if function is None:
-        return method(*args, **_only_accepted(method, optional))
-    accepted = accepted_parameters(function)
-    if accepted.takes_any_keyword:
-        return method(*args, **optional)
-    if accepted.takes_any_positional:
-        return method(*args, *optional.values())
-    return method(*args, **{name: value for name, value in optional.items() if name in accepted.names})
-
-
-def _only_accepted(function: Callable[..., object], optional: dict[str, Any]) -> dict[str, Any]:
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # builtins without a signature: they get what every era has
-        return {}
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return optional
-    return {name: value for name, value in optional.items() if name in parameters}
+    if function is not None:
+        way = _way_to_method(function, names, last_by_keyword)
+    else:
+        try:
+            way = passing_way(list(inspect.signature(method).parameters.values()), names, last_by_keyword)
+        except (TypeError, ValueError):  # a builtin without a signature
+            return method(*values)
+    if not way.by_keyword:
+        return method(*values[: way.positional])
+    return method(*values[: way.positional], **{name: values[index] for index, name in way.by_keyword})
 
 
 def fitting_arguments(method: Callable[..., object], args: tuple[Any, ...]) -> tuple[Any, ...]:

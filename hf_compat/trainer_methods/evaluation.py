@@ -24,7 +24,6 @@ from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.translate import translate
 from hf_compat.runtime.absent_ranks import naming_absent_ranks
 from hf_compat.runtime.collectives import gather_objects
-from hf_compat.runtime.inspection import call_by_signature
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.base import Dataset, Loader, Metrics, TrainerBase
 from hf_compat.training_run.best_metric import check_tracked_value
@@ -70,7 +69,7 @@ class EvaluationMethods(TrainerBase):
         )
         evaluated = self._with_speed(output, metric_key_prefix, start_time)
         check_tracked_value(evaluated, self.args.metric_for_best_model)
-        call_by_signature(self.log, evaluated, optional={})
+        self.log(evaluated)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, evaluated)
         return evaluated
 

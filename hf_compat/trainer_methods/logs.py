@@ -18,7 +18,7 @@ from hf_compat.engine.internals import note_metrics
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.metrics import loggable, metrics_format, speed_metrics
 from hf_compat.optim.lr_schedulers import follows_metric
-from hf_compat.runtime.inspection import call_by_signature
+from hf_compat.runtime.inspection import call_by_place, names_parameter
 from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.training_run.best_metric import note_best_metric, tracked_value
 from hf_compat.training_run.flags import log_evaluate_save
@@ -59,7 +59,8 @@ class LogMethods(TrainerBase):
 
         def save() -> None:
             # before 4.47 the method also took the metrics
-            call_by_signature(self._save_checkpoint, model, trial, optional={"metrics": None})
+            old = {"metrics": None} if names_parameter(self._save_checkpoint, "metrics") else {}
+            self._save_checkpoint(model, trial, **old)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
         log_evaluate_save(self, log=log, evaluate=evaluate, save=save, agreement=self._run.flags)
@@ -74,7 +75,7 @@ class LogMethods(TrainerBase):
         rate = self._get_learning_rate() if learning_rate is None else learning_rate
         logs = self._run.losses.take(self.state.global_step, grad_norm, rate, self.accelerator.gather, summed=tr_loss)
         self.store_flos()
-        call_by_signature(self.log, logs, optional={"start_time": start_time})
+        call_by_place(self.log, ("logs", "start_time"), (logs, start_time))
 
     def _evaluate(
         self, trial: Trial, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False

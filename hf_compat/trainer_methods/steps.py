@@ -18,12 +18,13 @@ from hf_compat.data.tree import move_to_device, nested_detach
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.errors import DataError, LossError, warn_once
 from hf_compat.interop.transformers_models import is_causal_lm
-from hf_compat.runtime.inspection import call_by_signature
+from hf_compat.runtime.inspection import accepts_keyword, call_with_optional, takes_place
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.base import TrainerBase
 
 # A micro-batch by the names of the forward's parameters: tensors, mostly.
 Inputs: TypeAlias = dict[str, Any]
+ITEMS = "num_items_in_batch"
 
 
 class StepMethods(TrainerBase):
@@ -51,7 +52,7 @@ class StepMethods(TrainerBase):
             optimizer_train()
         inputs = self._prepare_inputs(inputs)
         with self.compute_loss_context_manager():
-            loss = call_by_signature(
+            loss = call_with_optional(
                 self.compute_loss, model, inputs, optional={"num_items_in_batch": num_items_in_batch}
             )
         del inputs
@@ -70,7 +71,11 @@ class StepMethods(TrainerBase):
         if self.loss_is_scaled_for_ga is not None:
             return self.loss_is_scaled_for_ga
         counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-        return counted or self.compute_loss_func is not None
+        return (counted or self.compute_loss_func is not None) and self._overrides_take_items()
+
+    def _overrides_take_items(self) -> bool:
+        """Return whether the window's items reach the loss: overrides of 4.45 and before have no place for them."""
+        return accepts_keyword(self.compute_loss, ITEMS) and takes_place(self.training_step, ITEMS, 2)
 
     def _empty_cache_in_time(self) -> None:
         every = self.args.torch_empty_cache_steps
@@ -248,7 +253,7 @@ class StepMethods(TrainerBase):
     def _predict_with_loss(self, model: nn.Module, inputs: Inputs, ignored: list[str]) -> tuple[torch.Tensor, Nested]:
         num_items = self._get_num_items_in_batch([inputs], self.args.device)
         with self.compute_loss_context_manager():
-            loss, outputs = call_by_signature(
+            loss, outputs = call_with_optional(
                 self.compute_loss, model, inputs, optional={"return_outputs": True, "num_items_in_batch": num_items}
             )
         named = _as_mapping(outputs)

@@ -10,7 +10,8 @@ from transformers.utils import find_labels as upstream_find_labels
 
 from hf_compat.runtime.inspection import (
     accepted_parameters,
-    call_by_signature,
+    call_by_place,
+    call_with_optional,
     can_return_loss,
     find_labels,
     fitting_arguments,
@@ -32,15 +33,55 @@ class Era:
     def by_keyword(self, model, **rest):
         return (model, rest)
 
+    def by_both(self, *places, **rest):
+        return (*places, rest)
+
+    def own_name(self, model, count=None):
+        return (model, count)
+
+    def keyword_only(self, model, *, start=None):
+        return (model, start)
+
+    def without_the_middle(self, model, start):
+        return (model, start)
+
 
 @pytest.mark.parametrize(
     "name, expected",
-    [("old", (1,)), ("named", (1, 2)), ("by_place", (1, 2, 3)), ("by_keyword", (1, {"items": 2, "start": 3}))],
+    [
+        ("old", (1,)),
+        ("named", (1, 2)),
+        ("by_place", (1,)),
+        ("by_keyword", (1, {"items": 2, "start": 3})),
+        ("own_name", (1, None)),
+        ("keyword_only", (1, 3)),
+    ],
 )
-def test_later_arguments_are_given_where_they_are_accepted(name, expected):
+def test_later_keywords_are_given_where_they_are_accepted(name, expected):
     method = getattr(Era(), name)
-    assert call_by_signature(method, 1, optional={"items": 2, "start": 3}) == expected
-    assert call_by_signature(functools.partial(method), 1, optional={"items": 2, "start": 3})[0] == 1
+    assert call_with_optional(method, 1, optional={"items": 2, "start": 3}) == expected
+    assert call_with_optional(functools.partial(method), 1, optional={"items": 2, "start": 3}) == expected
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("old", (1,)),
+        ("named", (1, 2)),
+        ("by_place", (1, 2, 3)),
+        ("by_keyword", (1, {"items": 2, "start": 3})),
+        ("by_both", (1, 2, {"start": 3})),
+        ("own_name", (1, 2)),
+        ("keyword_only", (1, 3)),
+        ("without_the_middle", (1, 3)),
+    ],
+)
+def test_what_upstream_passes_by_place_finds_its_place(name, expected):
+    method = getattr(Era(), name)
+    names, values = ("model", "items", "start"), (1, 2, 3)
+    assert call_by_place(method, names, values, last_by_keyword=1) == expected
+    assert call_by_place(functools.partial(method), names, values, last_by_keyword=1) == expected
+    assert call_by_place(max, names, values) == 3  # a builtin has no signature to go by
 
 
 def test_positional_arguments_are_cut_to_what_fits():
