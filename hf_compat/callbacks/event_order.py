@@ -103,7 +103,7 @@ def _refuse(callback: pl.Callback, model: nn.Module) -> None:
 def _uncalled_hooks(callback: pl.Callback) -> list[str]:
     """Return the hooks of a callback that are never called here."""
     # those that Lightning ships do without these hooks
-    is_users = not type(callback).__module__.startswith("lightning.")
+    is_users = not type(callback).__module__.startswith(("lightning.", "pytorch_lightning."))
     overridden = [hook for hook in _NEVER if getattr(type(callback), hook) is not getattr(pl.Callback, hook)]
     # a LambdaCallback keeps its functions as attributes of the instance
     return [*(overridden if is_users else []), *(hook for hook in _NEVER if hook in vars(callback))]

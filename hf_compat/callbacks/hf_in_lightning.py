@@ -24,9 +24,10 @@ import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from hf_compat.callbacks.adapted_run import AdaptedRun, AdapterState, arguments_of, loss_of
+from hf_compat.callbacks.other_distribution import is_of_other_distribution
 from hf_compat.data.types import Batch
 from hf_compat.engine.internals import end_epoch_after_this_batch, leave_validation_to_flags, metrics_of_running_loop
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, CallbackError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback
 from hf_compat.hf.callbacks import CallbackHandler
@@ -71,6 +72,7 @@ class HFCallbackAdapter(pl.Callback):
 
     Raises:
         ArgumentError: There is no callback.
+        CallbackError: One of them is a Lightning callback.
 
     Not given, and why:
         `on_substep_end` in manual optimization (Lightning does not tell micro-batches apart there); clipped gradients
@@ -91,12 +93,22 @@ class HFCallbackAdapter(pl.Callback):
         given = [*(callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]), *more]
         if not given:
             raise ArgumentError("HFCallbackAdapter has no callback.\n\nHint: HFCallbackAdapter(MyCallback(), …).")
+        self._refuse_lightning_callbacks(given)
         self._given_args = None if args is None else adopt_arguments(args)
         self._processing_class = processing_class
         self.handler = CallbackHandler(given, None, processing_class, None, None)
         self._shared_run: AdaptedRun | None = None
         self._is_first = self._is_last = True
         self._restored: AdapterState | None = None
+
+    @staticmethod
+    def _refuse_lightning_callbacks(given: list[AnyCallback]) -> None:
+        wrong = [c for c in given if isinstance(c, pl.Callback) or is_of_other_distribution(c)]
+        if wrong:
+            raise CallbackError(
+                f"{type(wrong[0]).__name__} is a Lightning callback, and HFCallbackAdapter calls HF callbacks.\n\n"
+                "Hint: give it to lightning.Trainer itself, beside the adapter."
+            )
 
     @property
     def state(self) -> TrainerState:

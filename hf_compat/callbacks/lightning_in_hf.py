@@ -28,6 +28,7 @@ from torch import nn
 
 from hf_compat.callbacks.event_order import check_lightning_callback
 from hf_compat.callbacks.loggers import HistoryLogger
+from hf_compat.callbacks.other_distribution import adopt
 from hf_compat.data.types import Batch
 from hf_compat.engine.build import quietly
 from hf_compat.engine.internals import note_metrics, place_at, stand_beside
@@ -82,6 +83,7 @@ class LightningCallbackAdapter(TrainerCallback):
     """
 
     def __init__(self, callback: pl.Callback) -> None:
+        callback = adopt(callback)
         if not isinstance(callback, pl.Callback):
             raise CallbackError(f"{callback!r} is no Lightning callback.\n\nHint: pass HF callbacks as they are.")
         check_lightning_callback(callback, nn.Module())
@@ -111,7 +113,7 @@ class LightningCallbackAdapter(TrainerCallback):
     @staticmethod
     def _warn_of_uncalled_hooks(callback: pl.Callback) -> None:
         missing = [h for h in _WITHOUT_EVENT if getattr(type(callback), h) is not getattr(pl.Callback, h)]
-        if missing and not type(callback).__module__.startswith("lightning."):
+        if missing and not type(callback).__module__.startswith(("lightning.", "pytorch_lightning.")):
             warnings.warn(
                 f"{type(callback).__name__}: {', '.join(missing)} will not be called: "
                 "transformers.Trainer has no event for them.",

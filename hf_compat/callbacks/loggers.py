@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from lightning.pytorch.loggers import Logger
 
+from hf_compat.callbacks.other_distribution import adopt
 from hf_compat.callbacks.trackers import TensorBoardCallback, WandbCallback
 from hf_compat.errors import ArgumentError, MissingPackage
 from hf_compat.hf.callbacks import Args, Callback, Kwarg, TrainerCallback
@@ -31,6 +32,7 @@ def reporting_callbacks(args: Args) -> list[Callback]:
 
 
 def _reporting_callback(wanted: str | Logger, args: Args) -> Callback:
+    wanted = adopt(wanted)
     if isinstance(wanted, Logger):
         return LoggerCallback(wanted)
     if wanted not in PACKAGES:

@@ -17,7 +17,7 @@ from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from lightning.pytorch.trainer import call
@@ -321,6 +321,24 @@ def loops_state(trainer: Trainer) -> dict[str, Any]:  # nested dicts of numbers,
     `Trainer.save_checkpoint` writes it into a file only. Remove it when a trainer returns its checkpoint.
     """
     return trainer._checkpoint_connector._get_loops_state_dict()
+
+
+def given_data(trainer: Trainer) -> object:
+    """Return the data that the running command of a trainer was given: a data module, or loaders.
+
+    A trainer shows what it recognises as a data module only. Remove it when a trainer shows what it was given.
+    """
+    loop = trainer._active_loop
+    source = getattr(loop, "_data_source", None)
+    return None if source is None else source.instance
+
+
+def attach_data_module(trainer: Trainer, module: LightningModule, data: LightningDataModule) -> None:
+    """Let a trainer whose command has begun work with a data module.
+
+    Its entry points alone take one. Remove it when a hook of a module can bring one.
+    """
+    trainer._data_connector.attach_datamodule(module, datamodule=data)
 
 
 def load_waiting_data_states(trainer: Trainer) -> None:

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
+from hf_compat.callbacks.other_distribution import adopt_callbacks_of, adopt_data_of
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import place_of
@@ -84,6 +85,9 @@ class HFModule(WindowModule):
 
     def configure_callbacks(self) -> Sequence[pl.Callback] | pl.Callback:
         """Refuse what the trainer would do to gradients beside the arguments: Lightning asks this before it checks."""
+        if self._own_steps is not None:
+            adopt_callbacks_of(self.trainer)
+            adopt_data_of(self.trainer, self)
         if self._own_steps is not None and not self.automatic_optimization:
             check_mechanics(self._own_steps.args, self.trainer)
         return super().configure_callbacks()

@@ -10,6 +10,7 @@ from lightning.pytorch.loggers import Logger
 
 from hf_compat.callbacks.event_order import CallbackOrder, check_lightning_callback
 from hf_compat.callbacks.loggers import HistoryLogger, LoggerCallback, reporting_callbacks
+from hf_compat.callbacks.other_distribution import adopt
 from hf_compat.data.tree import nested_detach
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, PrinterCallback, ProgressCallback
@@ -45,7 +46,7 @@ class CallbackMethods(TrainerBase):
         Raises:
             CallbackError: It is none of these, or a Lightning callback that cannot work here.
         """
-        candidate = callback() if isinstance(callback, type) else callback
+        candidate = adopt(callback() if isinstance(callback, type) else callback)
         if isinstance(candidate, Logger):
             candidate = LoggerCallback(candidate)
         if isinstance(candidate, pl.Callback):
