@@ -52,8 +52,8 @@ class Counts(other.Callback):
 
 
 def fit_natively(callbacks, **options):
-    quiet = {"max_epochs": 2, "accelerator": "cpu", "log_every_n_steps": 1, "logger": False, "enable_progress_bar": False,
-             "enable_model_summary": False}  # fmt: skip
+    quiet = {"max_epochs": 2, "accelerator": "cpu", "log_every_n_steps": 1, "logger": False,
+             "enable_progress_bar": False, "enable_model_summary": False}  # fmt: skip
     trainer = pl.Trainer(callbacks=callbacks, **{**quiet, **options})
     args = TrainingArguments(per_device_train_batch_size=4, use_cpu=True)
     trainer.fit(HFModule(Classifier(), args), HFDataModule(None, rows(16), rows(8)))
