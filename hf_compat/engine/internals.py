@@ -7,6 +7,7 @@ for accesses outside this file.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import signal
 import threading
@@ -56,6 +57,64 @@ def warn_of_newer_lightning() -> None:
 def _minor_release(version: str) -> tuple[int, int]:
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationPart:
+    """Which part of an evaluation one run of Lightning's loop is: HF evaluates each data set by itself.
+
+    Args:
+        is_first: Callbacks are told that a validation begins.
+        is_last: Callbacks are told that it ends.
+        earlier: Metrics of the parts before this one.
+    """
+
+    is_first: bool = True
+    is_last: bool = True
+    earlier: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+
+WHOLE = EvaluationPart()
+
+
+@contextlib.contextmanager
+def as_part(trainer: Trainer, part: EvaluationPart) -> Iterator[None]:
+    """Let all parts of an evaluation be one to callbacks: it begins with the first and ends with the last part.
+
+    Lightning's loops run over all loaders at once, and HF's methods, which users override, over one. Remove it when a
+    loop can be suspended between two loaders.
+    """
+    loops = (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop)
+    left_out = [] if part.is_first else ["_on_evaluation_start", "_on_evaluation_epoch_start"]
+    left_out += [] if part.is_last else ["_on_evaluation_epoch_end", "_on_evaluation_end"]
+    changed = [(loop, name, _without_callbacks(trainer, getattr(loop, name))) for loop in loops for name in left_out]
+    changed += [(loop, "on_run_start", _noting(trainer, part.earlier, loop.on_run_start)) for loop in loops]
+    for loop, name, method in changed:
+        setattr(loop, name, method)
+    try:
+        yield
+    finally:
+        for loop, name, _ in changed:
+            delattr(loop, name)
+
+
+def _without_callbacks(trainer: Trainer, method: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        callbacks, trainer.callbacks = trainer.callbacks, []  # type: ignore[attr-defined]  # set by a connector
+        try:
+            method()
+        finally:
+            trainer.callbacks = callbacks  # type: ignore[attr-defined]
+
+    return run
+
+
+def _noting(trainer: Trainer, metrics: Mapping[str, object], method: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        note_metrics(trainer, metrics)
+        method()
+
+    return run
 
 
 def run_validation(trainer: Trainer, batches: Iterable[object]) -> None:

@@ -15,7 +15,7 @@ from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.data.tree import join_batches
 from hf_compat.engine.build import build_trainer, run_evaluation
 from hf_compat.engine.evaluation import EvaluationBatches, EvaluationRun, EvaluationSettings
-from hf_compat.engine.internals import is_validating_within_fit, run_validation
+from hf_compat.engine.internals import WHOLE, EvaluationPart, as_part, is_validating_within_fit, run_validation
 from hf_compat.engine.precision import wrap_forward
 from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics
 from hf_compat.hf.metrics import speed_metrics
@@ -33,6 +33,7 @@ class EvaluationMethods(TrainerBase):
     """The public methods and override points of evaluation."""
 
     _evaluated_name: str | None = None
+    _evaluation_part = WHOLE
     model_preparation_time: float
 
     def evaluate(
@@ -76,11 +77,22 @@ class EvaluationMethods(TrainerBase):
     def _evaluate_each(self, parts: Mapping[str, Dataset], ignore_keys: list[str] | None, prefix: str) -> Metrics:
         """Evaluate several data sets, each under a prefix with its name."""
         metrics: Metrics = {}
-        for name, part in parts.items():
-            self._evaluated_name = name
-            metrics |= self.evaluate(eval_dataset=part, ignore_keys=ignore_keys, metric_key_prefix=f"{prefix}_{name}")
-        self._evaluated_name = None
+        last = len(parts) - 1
+        try:
+            for i, (name, part) in enumerate(parts.items()):
+                self._evaluated_name = name
+                self._evaluation_part = EvaluationPart(is_first=i == 0, is_last=i == last, earlier=metrics)
+                metrics |= self.evaluate(
+                    eval_dataset=part, ignore_keys=ignore_keys, metric_key_prefix=f"{prefix}_{name}"
+                )
+        finally:
+            self._evaluated_name, self._evaluation_part = None, WHOLE
         return metrics
+
+    def _take_part(self) -> EvaluationPart:
+        """Return the part that the next run of Lightning's loop is; one that a callback starts within it is whole."""
+        part, self._evaluation_part = self._evaluation_part, WHOLE
+        return part
 
     def predict(
         self, test_dataset: Dataset, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
@@ -206,7 +218,7 @@ class EvaluationMethods(TrainerBase):
         batches.start_if_empty()
         module, trainer = self._run.module, self._run.lightning_trainer
         if module is not None and trainer is not None and not is_validating_within_fit(trainer):
-            with module.evaluating(run):
+            with module.evaluating(run), as_part(trainer, self._take_part()):
                 run_validation(trainer, batches)
             return
         self._drive_alone(run, plan, batches)
@@ -222,7 +234,7 @@ class EvaluationMethods(TrainerBase):
         module = self._make_module(plan)
         bridge.find_requested_kwargs()
         try:
-            with naming_absent_ranks(), module.evaluating(run):
+            with naming_absent_ranks(), module.evaluating(run), as_part(trainer, self._take_part()):
                 run_evaluation(trainer, module, batches, run.settings.is_prediction)
         finally:
             self._watch_outputs(False)
