@@ -8,21 +8,32 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
 import os
 import re
 import sys
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jsonargparse
-from jsonargparse import ArgumentParser, Namespace, namespace_to_dict
+import numpy as np
+from jsonargparse import ArgumentParser, Namespace
 from torch import nn
 
 from hf_compat.cli.class_paths import Made, Spec, build, build_or_import
 from hf_compat.cli.configuration import ConfigAction, register
 from hf_compat.cli.parser import Value, read_plain
+from hf_compat.cli.results import keep, keep_metrics
+from hf_compat.cli.scored_weights import (
+    LAST,
+    MEANING,
+    find_checkpoint,
+    load_weights,
+    pretrained_source,
+    wanted_checkpoint,
+)
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
@@ -40,9 +51,9 @@ Section = dict[str, Any]  # of a configuration: names and the values that the us
 
 COMMANDS = {
     "fit": "train, and evaluate where the arguments say so",
-    "validate": "evaluate `data.eval_dataset`",
-    "test": "predict `data.test_dataset` and print its metrics",
-    "predict": "predict `data.test_dataset` and write predictions.npz",
+    "validate": "evaluate `data.eval_dataset` with the weights of `--ckpt_path`",
+    "test": "test `data.test_dataset` with the weights of `--ckpt_path`, and print its metrics",
+    "predict": "predict `data.test_dataset` with the weights of `--ckpt_path`, and write predictions.npz",
 }
 _DATA = {
     "train_dataset": "samples to train on",
@@ -95,6 +106,7 @@ def make_parser(command: str) -> ArgumentParser:
     )
     parser.add_argument("-c", "--config", action=ConfigAction, help="YAML file with the sections below")
     parser.add_argument("--model", type=nn.Module | dict[str, Any] | str | None, help="class path and arguments")
+    parser.add_argument("--ckpt_path", type=str | bool | None, default=None, help=MEANING)
     parser.add_argument("--trainer_class", type=str, default="hf_compat.Trainer", help="Trainer, or a subclass's path")
     for name, meaning in _DATA.items():
         parser.add_argument(f"--data.{name}", type=Any, default=None, help=meaning)
@@ -201,21 +213,23 @@ class Run:
         line = as_sections(words)
         try:
             self.config = parser.parse_args(line)
-            explicit = namespace_to_dict(parser.parse_args(line, defaults=False))
+            explicit = parser.parse_args(line, defaults=False).as_dict()
         except jsonargparse.ArgumentError as error:
             # without the cause: its message may hold a token
             raise ArgumentError(
                 f"{_told(error, line)}\n\nHint: `hf-compat {command} --help` lists what there is."
             ) from None
-        self.text = parser.dump(self.config)
-        self.args = _arguments(namespace_to_dict(self.config), set(explicit.get("args") or {}))
+        self.checkpoint = wanted_checkpoint(command, self.config, line)
+        self.args = _arguments(self.config.as_dict(), set(explicit.get("args") or {}))
         # weights that a class or from_pretrained makes at random follow from the seed alone
         set_seed(self.args.seed)
         model = self._model()
-        sources = namespace_to_dict(self.config.data)
+        sources = self.config.data.as_dict()
         data = {name: _data(spec, f"data.{name}") for name, spec in sources.items()}
         self.test_dataset = data.pop("test_dataset")
         self.trainer = self._trainer(model, data)
+        self._find_checkpoint()
+        self.text = parser.dump(self.config)
 
     def _model(self) -> nn.Module | None:
         spec = self.config.model
@@ -242,6 +256,14 @@ class Run:
         }
         return trainer
 
+    def _find_checkpoint(self) -> None:
+        """Find the checkpoint that is meant; what `fit` goes on from stands among the arguments that it keeps."""
+        if self.checkpoint is not None and (self.command, self.checkpoint) != ("fit", LAST):
+            self.checkpoint = find_checkpoint(self.trainer, self.checkpoint)
+        if self.command == "fit":
+            self.config.args.resume_from_checkpoint = "true" if self.checkpoint == LAST else self.checkpoint
+            self.config.ckpt_path = None
+
     def execute(self) -> None:
         """Do what the command says."""
         actions: dict[str, Callable[[], None]] = {
@@ -250,65 +272,77 @@ class Run:
             "test": self._test,
             "predict": self._predict,
         }
+        if self.command != "fit":
+            self._load_weights()
         actions[self.command]()
 
     def _fit(self) -> None:
         self._keep_config()
-        trainer, args = self.trainer, self.args
-        resume = args.resume_from_checkpoint
-        flag = {"true": True, "false": None}.get(str(resume).lower(), resume)
-        result = trainer.train(resume_from_checkpoint=flag)
+        trainer = self.trainer
+        result = trainer.train(resume_from_checkpoint=True if self.checkpoint == LAST else self.checkpoint)
         trainer.save_model()
         trainer.save_metrics("train", result.metrics)
         trainer.save_state()
-        if args.do_eval and trainer.eval_dataset is not None:
-            self._validate()
+        if self.args.do_eval and trainer.eval_dataset is not None:
+            metrics = trainer.evaluate()
+            trainer.log_metrics("eval", metrics)
+            trainer.save_metrics("eval", metrics)
 
     def _keep_config(self) -> None:
         """Write the configuration beside the results; one that is there and differs is kept."""
-        if not self.args.should_save:
+        if self.args.should_save:
+            keep(str(self.args.output_dir), "config.yaml", self.text.encode())
+
+    def _load_weights(self) -> None:
+        """Load the weights that are to be scored, and say which ones they are."""
+        if self.checkpoint is not None:
+            load_weights(self.trainer, self.checkpoint)
+            self._say(f"weights: {self.checkpoint}")
             return
-        folder = str(self.args.output_dir)
-        os.makedirs(folder, exist_ok=True)
-        number, path = 1, os.path.join(folder, "config.yaml")
-        while os.path.exists(path):
-            with open(path, encoding="utf-8") as file:
-                if file.read() == self.text:
-                    return
-            number += 1
-            path = os.path.join(folder, f"config-{number}.yaml")
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self.text)
+        source = pretrained_source(self.config.model)
+        made = "that `model` makes" if source is None else f"of {source}"
+        self._say(f"weights: those {made}; no checkpoint of a run is loaded (`--ckpt_path`)")
+
+    def _say(self, text: str) -> None:
+        if self.trainer.is_world_process_zero():
+            print(text)  # noqa: T201 - the command's answer
+
+    def _report(self, split: str, metrics: Mapping[str, float]) -> None:
+        """Print metrics and write them beside what the run has written."""
+        self.trainer.log_metrics(split, metrics)
+        if self.trainer.is_world_process_zero():
+            self._say(f"written: {keep_metrics(str(self.args.output_dir), split, metrics)}")
 
     def _validate(self) -> None:
-        metrics = self.trainer.evaluate()
-        self.trainer.log_metrics("eval", metrics)
-        self.trainer.save_metrics("eval", metrics)
+        self._report("eval", self.trainer.evaluate())
 
-    def _tested(self) -> PredictionOutput:
+    def _tested(self, prefix: str) -> PredictionOutput:
         if self.test_dataset is None:
             raise ArgumentError(f"`hf-compat {self.command}` has no `data.test_dataset`.\n\nHint: add it.")
-        return self.trainer.predict(self.test_dataset)
+        return self.trainer.predict(self.test_dataset, metric_key_prefix=prefix)
 
     def _test(self) -> None:
-        metrics = self._tested().metrics or {}
-        self.trainer.log_metrics("test", metrics)
-        self.trainer.save_metrics("test", metrics)
+        self._report("test", self._tested("test").metrics or {})
 
     def _predict(self) -> None:
-        import numpy as np
+        output = self._tested("predict")
+        if not self.trainer.is_world_process_zero():
+            return
+        named = _named_arrays(output)
+        content = io.BytesIO()
+        np.savez(content, **named)  # type: ignore[arg-type]  # numpy's own keyword is `allow_pickle`
+        path = keep(str(self.args.output_dir), "predictions.npz", content.getvalue())
+        self._say(f"written: {path} ({', '.join(named)})")
+        self._report("predict", output.metrics or {})
 
-        output = self._tested()
-        parts = output.predictions if isinstance(output.predictions, tuple) else (output.predictions,)
-        named = {"predictions" if i == 0 else f"predictions_{i}": part for i, part in enumerate(parts)}
-        if output.label_ids is not None and not isinstance(output.label_ids, tuple):
-            named["labels"] = output.label_ids
-        if self.args.should_save:
-            folder = str(self.args.output_dir)
-            os.makedirs(folder, exist_ok=True)
-            path = os.path.join(folder, "predictions.npz")
-            np.savez(path, **named)
-            print(f"written: {path} ({', '.join(named)})")  # noqa: T201 - the command's answer
+
+def _named_arrays(output: PredictionOutput) -> dict[str, np.ndarray]:
+    """Name the arrays of a prediction as they stand in its file."""
+    parts = output.predictions if isinstance(output.predictions, tuple) else (output.predictions,)
+    named = {"predictions" if i == 0 else f"predictions_{i}": part for i, part in enumerate(parts)}
+    if output.label_ids is not None and not isinstance(output.label_ids, tuple):
+        named["labels"] = output.label_ids
+    return named
 
 
 def _arguments(config: Section, given: set[str]) -> TrainingArguments:

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import safetensors
@@ -72,6 +72,8 @@ class CheckpointMethods(OutputFolderMethods):
 
     _other_weights: dict[str, Any] | None = None
     _extras: dict[str, Any] = {}
+    # of the model, that the last checkpoint whose weights were loaded lacked
+    _weights_not_loaded: Sequence[str] = ()
     # of the last fit; it outlives the fit, as DeepSpeed's engine goes on holding the weights
     _fit_model_state: ModelState | None = None
 
@@ -350,6 +352,7 @@ class CheckpointMethods(OutputFolderMethods):
             check_adapter(folder)
             adapter = next(iter(target.active_adapters))  # type: ignore[arg-type]  # peft's
             missing = missing_adapter_weights(folder, target, adapter)
+            self._weights_not_loaded = missing
             if missing:
                 logger.warning("There were missing keys in the checkpoint model loaded: %s.", missing)
             target.load_adapter(folder, adapter, is_trainable=True)  # type: ignore[operator]  # peft's
@@ -362,6 +365,7 @@ class CheckpointMethods(OutputFolderMethods):
         """Warn of weights that a checkpoint lacked, and of those that the model does not know."""
         target = self.accelerator.unwrap_model(self.model)
         missing = set(load_result.missing_keys) - _aliases(target) - set(_ignored_on_save(target))
+        self._weights_not_loaded = sorted(missing)
         if missing:
             logger.warning("There were missing keys in the checkpoint model loaded: %s.", sorted(missing))
         if load_result.unexpected_keys:

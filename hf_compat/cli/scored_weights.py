@@ -1,0 +1,222 @@
+"""`--ckpt_path`: the weights that `validate`, `test` and `predict` score, and the checkpoint from which `fit` goes on.
+
+Speaks HF's words; makes no Trainer, and trains nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from jsonargparse import Namespace
+
+from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.contents import MANIFEST_NAME, Contents
+from hf_compat.checkpoint.trainer_state import read_trainer_state
+from hf_compat.cli.class_paths import Spec
+from hf_compat.errors import ArgumentError, CheckpointError
+from hf_compat.hf.value_types import plain
+from hf_compat.runtime.collectives import agree, broadcast_object
+
+if TYPE_CHECKING:
+    from hf_compat.trainer import Trainer
+
+BEST, LAST, INITIAL = "best", "last", "initial"
+MEANING = (
+    "checkpoint: a checkpoint-N folder, a .ckpt, `best` or `last` of the output folder; "
+    "fit goes on from it, the others score it (`initial`: the weights that `model` makes)"
+)
+_ELSEWHERE = {
+    "hpc": "`--resume_from_checkpoint true`, which a requeued SLURM job does not even need",
+    "registry": "a path: checkpoints are HF folders",
+}
+_SWITCHES = {"true": LAST, "false": None, "none": None, "null": None, "": None}  # as `resume_from_checkpoint` has them
+_WEIGHTS = (
+    names.SAFE_WEIGHTS_NAME, names.WEIGHTS_NAME, names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME,
+    names.ADAPTER_SAFE_WEIGHTS_NAME, names.ADAPTER_WEIGHTS_NAME,
+)  # fmt: skip
+
+
+def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> str | None:
+    """Return which checkpoint a command is to use, before anything is made.
+
+    Args:
+        command: `fit`, `validate`, `test` or `predict`.
+        config: The whole configuration.
+        line: The words of the command line.
+
+    Returns:
+        A path, `best` or `last`; None for the weights that the configuration makes.
+
+    Raises:
+        ArgumentError: There is no such path, two arguments contradict each other, or fresh weights would be scored.
+    """
+    wanted = _as_word(config.ckpt_path)
+    if wanted in _ELSEWHERE and not os.path.lexists(wanted):
+        raise ArgumentError(f"`--ckpt_path {wanted}` is a word of Lightning's.\n\nHint: use {_ELSEWHERE[wanted]}.")
+    if wanted not in (None, BEST, LAST, INITIAL) and not os.path.exists(wanted):
+        raise _nothing_there(wanted, str(config.args.output_dir))
+    if command == "fit":
+        return _of_fit(wanted, _as_word(config.args.resume_from_checkpoint))
+    if _as_word(config.args.resume_from_checkpoint) is not None:
+        _refuse_resume(command, wanted, str(config.args.resume_from_checkpoint), line)
+    if wanted is None:
+        _refuse_fresh_weights(command, config)
+    return None if wanted == INITIAL else wanted
+
+
+def _as_word(value: object) -> str | None:
+    text = "" if value is None else str(plain(value))
+    return _SWITCHES.get(text.lower(), text)
+
+
+def _nothing_there(path: str, output_dir: str) -> ArgumentError:
+    there = [os.path.basename(found) for found in names.list_checkpoints(os.path.dirname(path) or ".")]
+    of_run = [os.path.join(output_dir, os.path.basename(found)) for found in names.list_checkpoints(output_dir)]
+    known = [os.path.join(os.path.dirname(path), name) for name in there] or of_run
+    hint = f"there are {', '.join(known[-5:])}" if known else "name a checkpoint-N folder or a .ckpt file"
+    return ArgumentError(f"`--ckpt_path {path}` does not exist.\n\nHint: {hint}; `last` is the newest of a run.")
+
+
+def _of_fit(wanted: str | None, resume: str | None) -> str | None:
+    """Return where a fit goes on: `ckpt_path` and `resume_from_checkpoint` are two words for it."""
+    wanted = None if wanted == INITIAL else wanted
+    if resume in (BEST, INITIAL):  # of this name there can only be a path
+        resume = os.path.join(".", resume)
+    if wanted is not None and resume is not None and wanted != resume:
+        raise ArgumentError(
+            f"`ckpt_path={wanted!r}` and `resume_from_checkpoint={resume!r}` name two checkpoints to go on from.\n\n"
+            "Hint: keep one of them."
+        )
+    return wanted if resume is None else resume
+
+
+def _refuse_resume(command: str, wanted: str | None, resume: str, line: Sequence[str]) -> None:
+    """Refuse what `fit` alone takes; beside a `ckpt_path` a fit's configuration may hold it."""
+    on_line = any(word.partition("=")[0] == "--args.resume_from_checkpoint" for word in line)
+    if wanted is not None and not on_line:
+        return
+    raise ArgumentError(
+        f"`resume_from_checkpoint={resume!r}` is where `fit` goes on; `{command}` trains nothing.\n\n"
+        f"Hint: `hf-compat {command} --ckpt_path {_as_word(resume)}` scores that checkpoint."
+    )
+
+
+def _refuse_fresh_weights(command: str, config: Namespace) -> None:
+    if pretrained_source(config.model) is not None:
+        return
+    raise ArgumentError(
+        f"`hf-compat {command}` has no `--ckpt_path`: it would score the untrained weights that `model` makes.\n\n"
+        "Hint: `--ckpt_path best` or `last` takes a checkpoint of the output folder; a checkpoint-N folder or a .ckpt "
+        f"may be named. `--ckpt_path {INITIAL}` scores the weights that `model` makes, as a model that loads its own "
+        "wants it."
+    )
+
+
+def pretrained_source(spec: Spec) -> str | None:
+    """Return where a model's own class path reads trained weights from; None where the model begins at random."""
+    if isinstance(spec, Namespace):
+        spec = spec.as_dict()
+    given = spec if isinstance(spec, dict) else {"class_path": spec}
+    path, arguments = str(given.get("class_path")), given.get("init_args") or {}
+    if not path.endswith(".from_pretrained"):
+        return None
+    source = arguments.get("pretrained_model_name_or_path")
+    return path if source is None else f"{path} of {source}"
+
+
+def find_checkpoint(trainer: Trainer, wanted: str) -> str:
+    """Return the path that `best`, `last` or a path stands for.
+
+    Raises:
+        CheckpointError: The output folder has no such checkpoint, or it is not whole.
+    """
+    if wanted not in (BEST, LAST):
+        return wanted
+    folder = str(trainer.args.output_dir)
+    newest = _of_first_process(trainer, lambda: _newest(folder, wanted))
+    return newest if wanted == LAST else _of_first_process(trainer, lambda: _best(trainer, newest))
+
+
+def _of_first_process(trainer: Trainer, look: Callable[[], str]) -> str:
+    """Let the first process look, and tell the others what it found."""
+    found: list[str] = []
+    error: Exception | None = None
+    if trainer.is_world_process_zero():
+        try:
+            found.append(look())
+        except CheckpointError as problem:
+            error = problem
+    agree(error)
+    return broadcast_object(found)[0]
+
+
+def _newest(folder: str, wanted: str) -> str:
+    newest = manifest.get_last_checkpoint(folder) if os.path.isdir(folder) else None
+    if newest is None:
+        raise CheckpointError(
+            f"`--ckpt_path {wanted}`: {folder} has no whole checkpoint.\n\n"
+            "Hint: name the run's folder as `--output_dir`, or a checkpoint's path."
+        )
+    return newest
+
+
+def _best(trainer: Trainer, newest: str) -> str:
+    """Return what the newest checkpoint of a run knows as the best one."""
+    kept = trainer.state
+    trainer.state = read_trainer_state(Contents(newest).need(names.TRAINER_STATE_NAME))
+    try:
+        best = trainer._best_of_resumed_state(newest)
+    finally:
+        trainer.state = kept
+    if best is None:
+        raise CheckpointError(
+            f"`--ckpt_path best`: {newest} knows no best checkpoint that is still there.\n\n"
+            "Hint: a run that evaluates and has `metric_for_best_model` knows one; `last` is the newest."
+        )
+    return best
+
+
+def load_weights(trainer: Trainer, path: str) -> None:
+    """Load a checkpoint's weights into a trainer's model, and take over how far its run had come.
+
+    Raises:
+        CheckpointError: It is damaged, or does not hold all weights of the model.
+    """
+    if os.path.isdir(path):
+        _check_folder(trainer, path)
+        _load_folder(trainer, path, path)
+        return
+    with trainer._resolved_checkpoint(path) as folder:
+        assert folder is not None  # it is made of the file
+        _load_folder(trainer, folder, path)
+
+
+def _check_folder(trainer: Trainer, folder: str) -> None:
+    """Refuse a folder that is not whole; one without a manifest needs weights alone, as `save_model` writes them."""
+    is_listed = os.path.lexists(os.path.join(folder, MANIFEST_NAME))
+    has_weights = any(os.path.lexists(os.path.join(folder, name)) for name in _WEIGHTS)
+    wrong = manifest.problems(folder) if is_listed or not has_weights else []
+    wrong = wrong or list(trainer._misfits(folder))
+    if wrong:
+        raise CheckpointError(
+            f"The weights in {folder} cannot be scored: {'; '.join(wrong)}.\n\n"
+            "Hint: name a checkpoint-N folder of this model, or a .ckpt; `last` is the newest that is whole."
+        )
+
+
+def _load_folder(trainer: Trainer, folder: str, name: str) -> None:
+    trainer._weights_not_loaded = []
+    trainer._load_from_checkpoint(folder)
+    missing = trainer._weights_not_loaded
+    if missing:
+        raise CheckpointError(
+            f"{name} lacks {len(missing)} weights of the model: {', '.join(missing[:3])}{' …' if missing[3:] else ''}."
+            "\n\nHint: name a checkpoint of this model; weights that are left as they are made would be scored."
+        )
+    state = Contents(folder).find(names.TRAINER_STATE_NAME)
+    if state is not None:
+        read = read_trainer_state(state)
+        trainer.state.global_step, trainer.state.epoch = read.global_step, read.epoch
