@@ -139,6 +139,30 @@ class TrainerCallback:
 _EMPTY = {event: getattr(TrainerCallback, event) for event in EVENTS}
 
 
+_FAMILIES = frozenset({"transformers", "hf_compat"})
+
+
+def _family(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def is_callback_of(callback: Callback, kind: type) -> bool:
+    """Return whether a callback is of a class, or of the other family's class of the same name.
+
+    `transformers.PrinterCallback` and `hf_compat.PrinterCallback` do the same job: who asks for one means both.
+    """
+    if isinstance(callback, kind):
+        return True
+    others = _FAMILIES - {_family(kind)} if _family(kind) in _FAMILIES else frozenset()
+    return any(base.__name__ == kind.__name__ and _family(base) in others for base in type(callback).__mro__)
+
+
+def callback_kind(callback: Callback) -> type | str:
+    """Return what two callbacks that do the same job share: their class, or the name that both families know it by."""
+    kind = type(callback)
+    return kind.__name__ if _family(kind) in _FAMILIES else kind
+
+
 class CallbackHandler(TrainerCallback):
     """Call a list of callbacks in order, with what they may want to see.
 
@@ -191,13 +215,13 @@ class CallbackHandler(TrainerCallback):
                 f"{callback!r} is no callback: it has no method for any event.\n\n"
                 f"Hint: inherit TrainerCallback, or write one of {', '.join(EVENTS)}."
             )
-        if type(instance) in {type(other) for other in self.callbacks}:
+        if callback_kind(instance) in {callback_kind(other) for other in self.callbacks}:
             logger.warning("There is a %s among the callbacks already; both are called.", type(instance).__name__)
         self.callbacks.append(instance)
 
     def _find(self, callback: Callback | type) -> Callback | None:
         for candidate in self.callbacks:
-            matches = isinstance(candidate, callback) if isinstance(callback, type) else candidate == callback
+            matches = is_callback_of(candidate, callback) if isinstance(callback, type) else candidate == callback
             if matches:
                 return candidate
         return None

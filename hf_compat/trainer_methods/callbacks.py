@@ -14,8 +14,9 @@ from hf_compat.callbacks.other_distribution import adopt
 from hf_compat.data.tree import nested_detach
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, PrinterCallback, ProgressCallback
-from hf_compat.hf.callbacks import CallbackHandler
+from hf_compat.hf.callbacks import CallbackHandler, callback_kind
 from hf_compat.hf.state import TrainerState, is_exportable
+from hf_compat.interop.callback_classes import known_to_transformers
 from hf_compat.trainer_methods.base import AnyCallback, ModelOutput, TrainerBase
 
 
@@ -34,9 +35,10 @@ class CallbackMethods(TrainerBase):
         )
         self.callback_handler.requestable_kwargs["trainer"] = self
         given = [callback() if isinstance(callback, type) else callback for callback in callbacks or []]
-        for callback in [DefaultFlowCallback, *_not_among(given, reporting_callbacks(self.args)), *given]:
+        flow = known_to_transformers(DefaultFlowCallback)
+        for callback in [flow, *_not_among(given, reporting_callbacks(self.args)), *given]:
             self.add_callback(callback)
-        self.add_callback(PrinterCallback if self.args.disable_tqdm else ProgressCallback)
+        self.add_callback(known_to_transformers(PrinterCallback if self.args.disable_tqdm else ProgressCallback))
         stateful = [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
         self.state.stateful_callbacks = TrainerState(stateful_callbacks=stateful).stateful_callbacks
 
@@ -95,5 +97,5 @@ class CallbackMethods(TrainerBase):
 
 def _not_among(given: list[AnyCallback], added: Iterable[AnyCallback]) -> list[AnyCallback]:
     """Return what is to be added, without the kinds that the user brings in a form of their own."""
-    kinds = {type(callback) for callback in given} - {LoggerCallback}
-    return [callback for callback in added if type(callback) not in kinds]
+    kinds = {callback_kind(callback) for callback in given if not isinstance(callback, LoggerCallback)}
+    return [callback for callback in added if callback_kind(callback) not in kinds]

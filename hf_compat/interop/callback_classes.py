@@ -1,0 +1,33 @@
+"""Our callbacks as `transformers`' own classes, for scripts that ask with `isinstance`. HF words only."""
+
+from __future__ import annotations
+
+import functools
+
+from hf_compat.hf.callbacks import TrainerCallback
+from hf_compat.interop.transformers_models import loaded
+
+# Where transformers has the classes that a Trainer adds by itself.
+_HOMES = (
+    "transformers.trainer_callback",
+    "transformers.integrations.integration_utils",
+    "transformers.utils.notebook",
+)
+
+
+def known_to_transformers(kind: type[TrainerCallback]) -> type[TrainerCallback]:
+    """Return our class, or one that is transformers' class of the same name too, where somebody has imported that.
+
+    Every event stays ours: our base class has a method for each, before any of theirs.
+    """
+    for home in _HOMES:
+        theirs = getattr(loaded(home), kind.__name__, None)
+        if isinstance(theirs, type) and not issubclass(kind, theirs):
+            return _both(kind, theirs)  # type: ignore[arg-type]  # classes have a hash
+    return kind
+
+
+@functools.cache
+def _both(ours: type[TrainerCallback], theirs: type) -> type[TrainerCallback]:
+    content = {"__module__": ours.__module__, "__qualname__": ours.__qualname__, "__doc__": ours.__doc__}
+    return type(ours.__name__, (ours, theirs), content)
