@@ -147,35 +147,22 @@ def _copy_user_files(old: Path, new: Path) -> None:
 
 
 def remove(folder: str) -> None:
-    """Delete the files of a checkpoint of ours; files that its manifest does not list stay where they are.
+    """Delete a checkpoint of ours, with what callbacks and overrides have put into it, as upstream does.
 
-    The folder is renamed first: one that is half deleted is never taken for a checkpoint.
+    The folder is renamed first: one that is half deleted is never taken for a checkpoint. What holds no manifest never
+    was a checkpoint of ours, and stays.
 
     Raises:
         OSError: It cannot be deleted, or it is a symbolic link: what that points to is not ours to delete.
     """
     root = Path(folder)
-    listed = _listed(root)
-    if listed is None:
+    if _listed(root) is None:
         return
     if root.is_symlink():
         raise OSError("it is a symbolic link")
-    if any(path.relative_to(root).as_posix() not in listed for path in _entries(root)):
-        _remove_files(root, listed)
-        return
     deleted = f"{folder}{DELETED_SUFFIX}-{Owner().id}"
     os.replace(folder, deleted)
-    shutil.rmtree(deleted)
-
-
-def _remove_files(root: Path, listed: Listed) -> None:
-    """Delete the listed files, the manifest last: as long as it is there, the folder is known to lack some."""
-    for name in (*sorted(listed), MANIFEST_NAME):
-        if not os.path.isdir(root / name) or os.path.islink(root / name):
-            (root / name).unlink(missing_ok=True)
-    for subfolder in sorted({path for path in root.rglob("*") if path.is_dir()}, reverse=True):
-        if not any(subfolder.iterdir()):
-            subfolder.rmdir()
+    _remove_tree(deleted)
 
 
 def is_ours(folder: str) -> bool:

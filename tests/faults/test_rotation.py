@@ -37,6 +37,22 @@ def test_a_checkpoint_that_cannot_be_removed_does_not_end_the_training(make_args
     assert "checkpoint-2 could not be removed" in caplog.text and "Permission denied" in caplog.text
 
 
+def test_the_limit_bounds_what_callbacks_add_to_checkpoints(make_args, tmp_path):
+    class AddsFiles(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            folder = tmp_path / "out" / f"checkpoint-{state.global_step}" / "merged"
+            folder.mkdir()
+            (folder / "model.bin").write_bytes(b"x" * 1000)
+
+    set_seed(3)
+    args = make_args(
+        output_dir=str(tmp_path / "out"), save_strategy="steps", save_steps=2, max_steps=8, save_total_limit=1
+    )
+    Trainer(Classifier(), args, train_dataset=rows(), callbacks=[AddsFiles]).train()
+    assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-8"]
+    assert (tmp_path / "out" / "checkpoint-8" / "merged" / "model.bin").exists()
+
+
 class Broken(Exception):
     """Of the user's code."""
 
