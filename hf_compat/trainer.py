@@ -122,8 +122,7 @@ class Trainer(
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self._validate_args()
-        if self._can_train():  # a Trainer that only evaluates may name a folder that is read-only
-            self._prepare_output_folder()
+        self._prepare_output_folder(saves=self._can_train() and self._will_save())
         self._set_up_counters()
         self._set_up_run()
         self._set_callbacks(callbacks)

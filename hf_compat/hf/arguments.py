@@ -274,7 +274,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, metaclass=AcceptOldNames
         Raises:
             ArgumentError: The argument cannot have that value; it keeps the one it has.
         """
-        check = checks_of(type(self), TrainingArguments).get(name)
+        check = self._checks().get(name)
         if check is not None and value is not check.default and not check.is_lenient:
             value = check.read(value)
         if name in NORMAL_FORMS and is_normal(self):

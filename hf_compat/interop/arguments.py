@@ -1,18 +1,26 @@
-"""Arguments that are not ours: `transformers.TrainingArguments`. HF words only."""
+"""Arguments that are not ours: `transformers.TrainingArguments` and its subclasses. HF words only."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 
-from hf_compat.errors import ArgumentError
-from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.errors import ArgumentError, warn_once
+from hf_compat.hf.accelerator_config import AcceleratorConfig
+from hf_compat.hf.argument_values import ArgumentCheck, checks_of
+from hf_compat.hf.arguments import AcceptOldNames, TrainingArguments
+from hf_compat.hf.arguments_setters import ArgumentSetters
+from hf_compat.hf.arguments_views import ArgumentViews
 
 # What upstream resolves into objects of Accelerate and DeepSpeed; ours are made from the fields.
 _DERIVED = frozenset({"distributed_state", "deepspeed_plugin", "hf_deepspeed_config", "fsdp_plugin_args", "device"})
+_DUNDERS = frozenset({"__setattr__", "__str__", "__repr__", "__getstate__"})
 
 
-def adopt_arguments(args: object) -> TrainingArguments:
-    """Return arguments as ours: ours as they are, `transformers`' own field by field.
+def as_our_arguments(args: object) -> TrainingArguments:
+    """Return arguments as ours, to look at: ours as they are, a copy of `transformers`' own field by field.
 
     Raises:
         ArgumentError: An object that is neither.
@@ -27,3 +35,86 @@ def adopt_arguments(args: object) -> TrainingArguments:
         if name not in names and name not in _DERIVED and not name.startswith("_"):
             setattr(ours, name, value)
     return ours
+
+
+def adopt_arguments(args: object) -> TrainingArguments:
+    """Let a trainer run on the very object that a script gave: `trainer.args is args`, edits of it count.
+
+    An object of `transformers.TrainingArguments`, or of a subclass, becomes one of ours too: its class is then a
+    subclass of its own and of our TrainingArguments. What the script's own subclass adds or overrides stays as it is;
+    what would be transformers' own answer (the device, the ranks, the dumps) is ours.
+
+    Raises:
+        ArgumentError: An object that is neither, or a value that cannot work; the object is not touched then.
+    """
+    ours = as_our_arguments(args)
+    if ours is args or _class_of_transformers(type(args)) is None:
+        return ours
+    try:
+        object.__setattr__(args, "__class__", _adopted_class(type(args)))  # type: ignore[arg-type]  # classes have a hash
+    except TypeError as error:  # slots, or a metaclass of its own
+        warn_once(f"The arguments are copied, later edits of them do not count: {error}.")
+        return ours
+    names = {field.name for field in fields(TrainingArguments)} | {"mixed_precision"}
+    vars(args).update({name: value for name, value in vars(ours).items() if name in names})
+    assert isinstance(args, TrainingArguments)  # by its new class
+    return args
+
+
+def _class_of_transformers(kind: type) -> type | None:
+    """Return `transformers.TrainingArguments` among a class's bases; None where it is not."""
+    named = (base for base in kind.__mro__ if base.__name__ == "TrainingArguments")
+    return next((base for base in named if base.__module__.partition(".")[0] == "transformers"), None)
+
+
+class _Adopted(AcceptOldNames):
+    """Metaclass of adopted arguments: `dataclasses.replace` calls the class, and gets an object of the script's."""
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        plain = {n: value.to_dict() if isinstance(value, AcceleratorConfig) else value for n, value in kwargs.items()}
+        return self.__mro__[1](*args, **plain)
+
+
+@functools.cache
+def _adopted_class(kind: type) -> type:
+    theirs = _class_of_transformers(kind)
+    assert theirs is not None  # whoever calls this has looked
+    own = kind.__mro__[: kind.__mro__.index(theirs)]  # the script's classes
+    ours = {**vars(ArgumentSetters), **vars(ArgumentViews), **vars(TrainingArguments)}
+    content = {n: value for n, value in ours.items() if _is_ours(n, value) and not any(n in vars(c) for c in own)}
+    checks = _checks_of_adopted(kind, own)
+    content.update(
+        _checks=classmethod(lambda cls: checks),
+        distributed_state=property(lambda args: vars(args).get("distributed_state")),
+        __reduce_ex__=_reduce,
+        __module__=kind.__module__,
+        __qualname__=kind.__qualname__,
+        __doc__=kind.__doc__,
+    )
+    return _Adopted(kind.__name__, (kind, TrainingArguments), content)
+
+
+def _is_ours(name: str, value: object) -> bool:
+    """Return whether a name of our class is a method or a property, which transformers' class may have as well."""
+    is_code = callable(value) or isinstance(value, (property, functools.cached_property, classmethod))
+    return is_code and (name in _DUNDERS or not name.startswith("__"))
+
+
+def _checks_of_adopted(kind: type, own: tuple[type, ...]) -> Mapping[str, ArgumentCheck]:
+    """Return what each field may be: by our table, and by the script's classes for what they declare."""
+    declared = {name for one in own for name in inspect.get_annotations(one)}
+    of_script = {name: check for name, check in checks_of(kind, TrainingArguments).items() if name in declared}
+    return {**checks_of(TrainingArguments, TrainingArguments), **of_script}
+
+
+def _reduce(args: TrainingArguments, protocol: int) -> tuple[object, ...]:
+    """Say how to copy or pickle adopted arguments: their class cannot be found by its name."""
+    return _adopted_again, (type(args).__mro__[1], args.__getstate__())
+
+
+def _adopted_again(kind: type, values: dict[str, object]) -> object:
+    """Make a copy of adopted arguments, or read them back."""
+    args: object = object.__new__(kind)
+    vars(args).update(values)
+    object.__setattr__(args, "__class__", _adopted_class(kind))
+    return args

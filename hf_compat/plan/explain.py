@@ -11,7 +11,7 @@ from hf_compat.errors import ArgumentError, UnsupportedArgument
 from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.value_types import Range, number
-from hf_compat.interop.arguments import adopt_arguments
+from hf_compat.interop.arguments import as_our_arguments
 from hf_compat.plan.argument_support import ROWS, default_of
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.memory_estimate import size_of_run
@@ -101,7 +101,7 @@ def explain(args: TrainingArguments, counts: RunCounts | None = None, parameters
         >>> [argument.name for argument in explanation.arguments if argument.value == 0.5]
         ['max_grad_norm']
     """
-    args = adopt_arguments(args)
+    args = as_our_arguments(args)
     if counts is not None and not isinstance(counts, RunCounts):
         raise ArgumentError(
             f"`{shown('counts', counts)}` is no RunCounts.\n\nHint: leave it out, or `make_run_counts`."

@@ -14,7 +14,7 @@ from typing import Any
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.state import TrainerState
-from hf_compat.interop.arguments import adopt_arguments
+from hf_compat.interop.arguments import as_our_arguments
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.deepspeed import Config, deepspeed_config, uses_deepspeed
 from hf_compat.plan.fsdp import FsdpPlan, fsdp_plan, uses_fsdp
@@ -44,7 +44,7 @@ def translate(
         >>> plan.precision, plan.micro_batches_per_update
         ('bf16-mixed', 4)
     """
-    args = adopt_arguments(args)
+    args = as_our_arguments(args)
     check_supported(args)
     strategy, options = _strategy(args, model_config)
     return LightningPlan(

@@ -30,14 +30,24 @@ class OutputFolderMethods(TrainerBase):
         args = self.args
         return args.save_strategy != SaveStrategy.NO or args.push_to_hub or args.enable_jit_checkpoint
 
-    def _prepare_output_folder(self) -> None:
-        """Make the output folder of a run that will save, and try whether it can be written to.
+    def _prepare_output_folder(self, saves: bool) -> None:
+        """Make the output folder, as upstream: callbacks write to it. Try whether a run that will save can write to it.
+
+        Args:
+            saves: Whether the Trainer will save there: one that only evaluates may name a folder that is read-only.
 
         Raises:
             OutputFolderError: It cannot.
         """
-        if self.args.should_save and self._will_save():
+        if not self.args.should_save:
+            return
+        if saves:
             _probe(str(self.args.output_dir))
+            return
+        try:
+            os.makedirs(str(self.args.output_dir), exist_ok=True)
+        except (OSError, ValueError) as error:
+            logger.warning("`output_dir=%r` cannot be made (%s); nothing is saved there.", self.args.output_dir, error)
 
     @contextlib.contextmanager
     def _output_folder_taken(self) -> Iterator[None]:

@@ -249,6 +249,7 @@ def test_arguments_of_transformers_are_read(tmp_path):
     theirs.save_total_limit, theirs.learning_rate = "3", "1e-3"
     args = Trainer(toy.Classifier(), theirs, train_dataset=toy.rows(8)).args
     assert (args.save_total_limit, args.learning_rate) == (3, 1e-3)
+    theirs = transformers.TrainingArguments(str(tmp_path), use_cpu=True)
     theirs.eval_accumulation_steps = "x"
     with pytest.raises(ArgumentError, match="eval_accumulation_steps='x'"):
         Trainer(toy.Classifier(), theirs, train_dataset=toy.rows(8))

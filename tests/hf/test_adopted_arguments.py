@@ -1,0 +1,130 @@
+"""Arguments of transformers, or of a script's subclass of them, stay the object that they are."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+
+import pytest
+import toy
+import transformers
+
+import hf_compat
+from hf_compat import HFModule, Trainer, TrainerCallback
+from hf_compat.errors import ArgumentError, HfCompatWarning
+
+
+@dataclasses.dataclass
+class ScriptArguments(transformers.TrainingArguments):
+    margin: float = 0.5
+    learning_rate: float = 1e-2
+
+    @property
+    def doubled(self):
+        return 2 * self.margin
+
+    @property
+    def place_model_on_device(self):
+        return False
+
+    def describe(self):
+        return f"{type(self).__name__} {self.margin} {self.num_train_epochs}"
+
+
+def script_arguments(tmp_path, **values):
+    base = {"use_cpu": True, "max_steps": 2, "disable_tqdm": True, "logging_steps": 1, "report_to": "none"}
+    return ScriptArguments(str(tmp_path / "out"), **{**base, **values})
+
+
+def trainer_of(args, **more):
+    return Trainer(toy.Classifier(), args, train_dataset=toy.rows(16), **more)
+
+
+def test_the_object_is_kept_with_what_its_class_has(tmp_path):
+    args = script_arguments(tmp_path)
+    seen = []
+
+    class Sees(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            seen.append(args)
+
+    trainer = trainer_of(args, callbacks=[Sees()])
+    assert trainer.args is args and isinstance(args, (ScriptArguments, hf_compat.TrainingArguments))
+    assert isinstance(args, ScriptArguments) and isinstance(args, transformers.TrainingArguments)
+    assert (args.doubled, args.describe(), args.place_model_on_device) == (1.0, "ScriptArguments 0.5 3.0", False)
+    trainer.train()
+    assert all(one is args for one in seen) and len(seen) == 2
+    assert trainer.state.log_history[0]["learning_rate"] == 1e-2
+
+
+def test_later_edits_count(tmp_path):
+    args = script_arguments(tmp_path)
+    trainer = trainer_of(args)
+    args.max_steps, args.margin, args.learning_rate = 4, 2, "3e-3"
+    assert trainer.train().global_step == 4
+    assert (trainer.args.doubled, trainer.args.learning_rate) == (4, 3e-3)
+    assert trainer.state.log_history[0]["learning_rate"] == 3e-3
+    with pytest.raises(ArgumentError, match="save_total_limit='x'"):
+        args.save_total_limit = "x"
+
+
+def test_a_second_trainer_and_the_other_trainer_take_the_same_object(tmp_path):
+    args = script_arguments(tmp_path, save_strategy="no")
+    ours = trainer_of(args)
+    assert trainer_of(args).args is args
+    ours.train()
+    theirs = transformers.Trainer(toy.Classifier(), args, train_dataset=toy.rows(16))
+    theirs.train()
+    assert theirs.args is args and theirs.state.global_step == 2
+
+
+def test_copies_stay_what_they_are(tmp_path):
+    args = script_arguments(tmp_path)
+    trainer_of(args)
+    for other in (copy.copy(args), copy.deepcopy(args), pickle.loads(pickle.dumps(args))):
+        assert isinstance(other, ScriptArguments) and isinstance(other, hf_compat.TrainingArguments)
+        assert other.to_dict() == args.to_dict() and other.doubled == 1.0
+    replaced = dataclasses.replace(args, margin=3.0, max_steps=1)
+    assert type(replaced) is ScriptArguments and (replaced.doubled, replaced.max_steps) == (6.0, 1)
+    assert trainer_of(replaced).train().global_step == 1
+
+
+def test_a_value_that_cannot_work_leaves_the_object_as_it_was(tmp_path):
+    args = script_arguments(tmp_path)
+    vars(args)["eval_accumulation_steps"] = "x"
+    with pytest.raises(ArgumentError, match="eval_accumulation_steps='x'"):
+        trainer_of(args)
+    assert type(args) is ScriptArguments and args.eval_accumulation_steps == "x"
+
+
+def test_only_looking_changes_nothing(tmp_path):
+    args = script_arguments(tmp_path)
+    hf_compat.explain(args)
+    assert type(args) is ScriptArguments
+
+
+def test_the_dumps_have_the_fields_of_the_script(tmp_path):
+    args = script_arguments(tmp_path)
+    before = args.to_dict()
+    after = trainer_of(args).args.to_dict()
+    assert set(before) == set(after) and after["margin"] == 0.5
+    assert {name for name in before if before[name] != after[name]} <= {"accelerator_config"}
+
+
+def test_a_native_module_keeps_the_object_too(tmp_path):
+    args = script_arguments(tmp_path)
+    assert HFModule(toy.Classifier(), args).steps.args is args
+
+
+def test_a_class_that_cannot_be_extended_is_copied_with_a_warning(tmp_path):
+    class Own(type):
+        pass
+
+    class Closed(transformers.TrainingArguments, metaclass=Own):
+        pass
+
+    args = Closed(str(tmp_path), use_cpu=True)
+    with pytest.warns(HfCompatWarning, match="later edits of them do not count"):
+        trainer = trainer_of(args)
+    assert trainer.args is not args and trainer.args.output_dir == str(tmp_path)

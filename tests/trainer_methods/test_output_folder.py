@@ -1,0 +1,37 @@
+"""The output folder exists from the constructor on, as upstream."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import toy
+
+from hf_compat import Trainer, TrainerCallback
+
+
+class WritesLog(TrainerCallback):
+    def __init__(self):
+        self.lines = 0
+
+    def on_log(self, args, state, control, **kwargs):
+        with open(f"{args.output_dir}/log.jsonl", "a") as file:
+            self.lines += file.write("{}\n") // 3
+
+
+@pytest.mark.parametrize("save_strategy", ["no", "steps"])
+def test_callbacks_find_it(make_args, tmp_path, save_strategy):
+    folder, writes = tmp_path / "a" / "b", WritesLog()
+    args = make_args(output_dir=str(folder), save_strategy=save_strategy, max_steps=2, logging_steps=1)
+    trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(8), callbacks=[writes])
+    assert folder.is_dir()
+    trainer.train()
+    assert writes.lines == len((folder / "log.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_run_that_saves_nothing_needs_none(make_args, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    args = make_args(output_dir=str(tmp_path / "file" / "out"), save_strategy="no", max_steps=1)
+    with caplog.at_level(logging.WARNING):
+        trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(8))
+    assert "cannot be made" in caplog.text and trainer.train().global_step == 1
