@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 Section = dict[str, Any]  # of a configuration: names and the values that the user gave them
 
+ANYTHING = Any  # a value that its reader checks, not the parser
 COMMANDS = {
     "fit": "train, and evaluate where the arguments say so",
     "validate": "evaluate `data.eval_dataset` with the weights of `--ckpt_path`",
@@ -109,9 +110,9 @@ def make_parser(command: str) -> ArgumentParser:
     parser.add_argument("--ckpt_path", type=str | bool | None, default=None, help=MEANING)
     parser.add_argument("--trainer_class", type=str, default="hf_compat.Trainer", help="Trainer, or a subclass's path")
     for name, meaning in _DATA.items():
-        parser.add_argument(f"--data.{name}", type=Any, default=None, help=meaning)
+        parser.add_argument(f"--data.{name}", type=ANYTHING, default=None, help=meaning)
     for name, meaning in _FUNCTIONS.items():
-        parser.add_argument(f"--{name}", type=Any, default=None, help=meaning)
+        parser.add_argument(f"--{name}", type=ANYTHING, default=None, help=meaning)
     parser.add_argument("--callbacks", type=list[Any], default=[], help="HF and Lightning callbacks, in any mix")
     _add_arguments(parser)
     _add_trainer(parser)
@@ -123,22 +124,22 @@ def _add_arguments(parser: ArgumentParser) -> None:
     for name, field in _FIELDS.items():
         meaning = field.metadata["help"]
         # counts and truth values are read by the arguments themselves, which take `1e3` and `1` for them, too
-        kind = Any if {bool, int, type(None)}.issuperset(parts_of(hints[name])) else hints[name]
+        kind = ANYTHING if {bool, int, type(None)}.issuperset(parts_of(hints[name])) else hints[name]
         parser.add_argument(f"--args.{name}", type=kind, default=_default_of(field), help=meaning)
     for name, meaning in OWN_ARGUMENTS.items():
-        parser.add_argument(f"--args.{name}", type=Any, default=False, help=meaning)
+        parser.add_argument(f"--args.{name}", type=ANYTHING, default=False, help=meaning)
     # accepted, but neither listed nor printed
     for name in OLD_NAMES:
-        parser.add_argument(f"--args.{name}", type=Any, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        parser.add_argument(f"--args.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def _add_trainer(parser: ArgumentParser) -> None:
     for name in EQUIVALENTS:
-        parser.add_argument(f"--trainer.{name}", type=Any, default=None, help="as the argument that says the same")
+        parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=None, help="as the argument that says the same")
     for name in PASSED_ON:
-        parser.add_argument(f"--trainer.{name}", type=Any, default=None, help="handed to Lightning")
+        parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=None, help="handed to Lightning")
     for name in ELSEWHERE:  # refused with a hint
-        parser.add_argument(f"--trainer.{name}", type=Any, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def as_sections(words: Sequence[str]) -> list[str]:

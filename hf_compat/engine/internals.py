@@ -19,10 +19,13 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
+from lightning.pytorch.core.saving import _load_state
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -30,6 +33,7 @@ from torch.optim import Optimizer
 
 from hf_compat.errors import warn_once
 
+Given = dict[str, Any]  # what Lightning saved, or the keywords of a constructor
 Engine = Any  # deepspeed's `DeepSpeedEngine`; the package has no types
 StepKeywords = OrderedDict[str, Any]  # of `training_step`: `batch` and `batch_idx`
 Wrapped = Any  # torch's optimizer or schedule, or what accelerate wraps around it
@@ -449,3 +453,17 @@ class InnerModelDeepSpeedStrategy(DeepSpeedStrategy):
         self.model, self.optimizers = engine, [wrapped]
         self.lr_scheduler_configs = [] if scheduler is None else [scheduler]
         return engine
+
+
+# Refuses `module.load_from_checkpoint(…)`, which would load nothing into that module; it has no public name.
+restricted_classmethod = _restricted_classmethod
+
+
+def given_hyperparameters() -> object:
+    """Return what LightningCLI makes a module with, or None; Lightning tells its own `save_hyperparameters` alone."""
+    return _given_hyperparameters.get()
+
+
+def load_state(cls: type[LightningModule], checkpoint: Given, keywords: Given) -> object:
+    """Make a module of a checkpoint that was read already; the public way reads a file."""
+    return _load_state(cls, checkpoint, **keywords)

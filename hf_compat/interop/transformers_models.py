@@ -127,3 +127,16 @@ def reporting_callback(tracker: str) -> type | None:
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
     return INTEGRATION_TO_CALLBACK.get(tracker)
+
+
+def read_pretrained(folder: str, architecture: str) -> nn.Module | None:
+    """Make a model of transformers with the weights of a folder; None where transformers itself has no such class."""
+    if not is_installed("transformers"):
+        return None
+    import transformers
+
+    kind = getattr(transformers, architecture, None)
+    if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
+        return None
+    model: nn.Module = kind.from_pretrained(folder)  # type: ignore[attr-defined]  # mypy does not see it there
+    return model

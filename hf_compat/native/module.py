@@ -16,7 +16,6 @@ from hf_compat.callbacks.other_distribution import adopt_callbacks_of, adopt_dat
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import place_of
-from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import leave_autocast_to_forward, unwrap_forward
 from hf_compat.engine.protocols import TrainingSteps
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
@@ -25,6 +24,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.native.agreement import share_arguments
 from hf_compat.native.evaluations import NativeEvaluations
 from hf_compat.native.learning_log import LastUpdate
+from hf_compat.native.loading import LoadableModule
 from hf_compat.native.plain_batches import PlainBatches
 from hf_compat.native.schedules import adopt_optimizer, step_plateau, updates_of_fit
 from hf_compat.native.seeding import seed_from
@@ -39,7 +39,7 @@ from hf_compat.runtime.process_exit import leave_at_exit
 from hf_compat.training_run.best_metric import tracked_value
 
 
-class HFModule(WindowModule):
+class HFModule(LoadableModule):
     """A model as a LightningModule that trains as HF's Trainer does: one Lightning batch is one update.
 
     It logs `loss`, `learning_rate` and `grad_norm` of each update, and `loss_epoch`, the epoch's mean. It also takes
@@ -82,6 +82,7 @@ class HFModule(WindowModule):
         self._evaluations = NativeEvaluations(steps, self.compute_metrics)
         self._seeded_in = os.getpid()
         seed_from(steps.args)
+        self.keep_hyperparameters()
 
     def configure_callbacks(self) -> Sequence[pl.Callback] | pl.Callback:
         """Refuse what the trainer would do to gradients beside the arguments: Lightning asks this before it checks."""

@@ -223,6 +223,15 @@ _NATIVE_INERT = {
     "run_name": "logger",
     "resume_from_checkpoint": "ckpt_path",
 }
+# Those that are compared with the trainer's settings, and where results go.
+_OF_TRAINER = frozenset(
+    {"num_train_epochs", "max_steps", "bf16", "fp16", "output_dir", "deepspeed", "fsdp", "fsdp_config", "do_eval"}
+)
+
+
+def decided_by_trainer(name: str) -> bool:
+    """Return whether a Lightning trainer of the user's own decides what an argument says."""
+    return name in _NATIVE_INERT or name in _OF_TRAINER
 
 
 def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> None:

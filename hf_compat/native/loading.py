@@ -1,0 +1,289 @@
+"""`HFModule.load_from_checkpoint`: of a `checkpoint-N` folder or a `.ckpt`; makes the model where that says how."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, Self
+
+import torch
+from lightning.pytorch.core.saving import load_hparams_from_tags_csv, load_hparams_from_yaml
+from torch import nn
+
+from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.contents import MANIFEST_NAME, Contents
+from hf_compat.checkpoint.files import read_json
+from hf_compat.checkpoint.headers import missing_adapter_weights
+from hf_compat.checkpoint.lightning_io import OWN_KEY, PREFIX, HFCheckpointIO, LightningCheckpoint
+from hf_compat.checkpoint.reading import COMPILED, check_adapter, read_torch_file, read_weights
+from hf_compat.engine.internals import given_hyperparameters, load_state, restricted_classmethod
+from hf_compat.engine.module import WindowModule
+from hf_compat.errors import CheckpointError, HfCompatWarning
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.interop.transformers_models import is_peft_model, read_pretrained
+from hf_compat.plan.lightning_equivalents import decided_by_trainer
+from hf_compat.runtime.text import is_secret
+
+MapLocation = Any  # as torch.load has it
+Given = dict[str, Any]  # keywords of a module's constructor
+
+_SHOWN = 3  # names in a message
+
+
+class LoadableModule(WindowModule):
+    """What a checkpoint makes a module of: its weights, and what says how to make the model and the arguments."""
+
+    def keep_hyperparameters(self) -> None:
+        """Keep what LightningCLI was told, without secrets: its checkpoints say how to make the module then."""
+        if given_hyperparameters() is None:
+            return
+        self.save_hyperparameters(logger=False)
+        held = self.hparams
+        assert isinstance(held, dict)  # of what a parser has read
+        _drop_secrets(held)
+
+    @restricted_classmethod
+    def load_from_checkpoint(
+        cls,  # noqa: N805 - of a class method
+        checkpoint_path: str | Path | IO[Any],
+        map_location: MapLocation = None,
+        hparams_file: str | Path | None = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **kwargs: object,
+    ) -> Self:
+        """Make a module of a checkpoint.
+
+        Args:
+            checkpoint_path: A `checkpoint-N` folder, a folder that `save_model` wrote, or a `.ckpt`, open or not.
+            map_location: As `torch.load` has it; for a folder a device.
+            hparams_file: A YAML or CSV file with hyperparameters, in place of the checkpoint's.
+            strict: Whether missing or unknown weights are an error (the default) or a warning.
+            weights_only: False unpickles a `.ckpt`, which runs what is in it.
+            kwargs: Of the constructor, before the hyperparameters. `model=` is needed where nothing says how to make
+                it: a `config.json` of transformers in the folder, or the hyperparameters that LightningCLI, or
+                `save_hyperparameters` of a subclass, has put into a `.ckpt`.
+
+        Raises:
+            CheckpointError: It is not there, is damaged, does not fit, or does not say how to make the model.
+
+        Mirrors:
+            `lightning.LightningModule.load_from_checkpoint`, 2.6.
+
+        Differs:
+            Reads HF folders. A folder's arguments count where none are given; those that a Lightning trainer decides do
+            not. Weights that are missing are an error.
+        """
+        source = os.fspath(checkpoint_path) if isinstance(checkpoint_path, (str, Path)) else checkpoint_path
+        path = source if isinstance(source, str) else f"the open {type(source).__name__}"
+        if source is path and "://" not in path and not os.path.exists(path):
+            raise CheckpointError(f"There is no checkpoint at {path}.\n\nHint: name a checkpoint-N folder or a .ckpt.")
+        checkpoint = _read(source, map_location, weights_only)
+        if hparams_file is not None:
+            checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY] = _read_hyperparameters(os.fspath(hparams_file))
+        if "model" in kwargs:
+            _leave_instantiator(checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {})
+        given = _completed(cls, path, checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {}, kwargs)
+        made = _make(cls, path, checkpoint, given, strict is not False, map_location)
+        assert isinstance(made, cls)
+        return made
+
+
+def _drop_secrets(held: Given) -> None:
+    for name, value in list(held.items()):
+        if is_secret(str(name)):
+            held[name] = None
+        elif isinstance(value, dict):
+            _drop_secrets(value)
+
+
+def _read(source: str | IO[Any], map_location: MapLocation, weights_only: bool | None) -> LightningCheckpoint:
+    """Read what a module is made of; where a run stood is no part of it."""
+    if isinstance(source, str) and os.path.isdir(source):
+        return _read_folder(source)
+    here = map_location if map_location is not None or torch.cuda.is_available() else "cpu"
+    if isinstance(source, str):
+        checkpoint = HFCheckpointIO().load_checkpoint(source, here, weights_only)
+    else:
+        checkpoint = torch.load(source, here, weights_only=weights_only is not False)
+    return {name: value for name, value in checkpoint.items() if name not in (OWN_KEY, "loops")}
+
+
+def _read_folder(folder: str) -> LightningCheckpoint:
+    wrong = manifest.problems(folder) if os.path.lexists(os.path.join(folder, MANIFEST_NAME)) else []
+    if wrong:
+        raise CheckpointError(f"{folder} is not a whole checkpoint: {'; '.join(wrong)}.")
+    is_adapter = Contents(folder).find(names.ADAPTER_CONFIG_NAME) is not None
+    weights = {} if is_adapter else read_weights(folder)
+    return {"state_dict": {PREFIX + name: tensor for name, tensor in weights.items()}}
+
+
+def _read_hyperparameters(path: str) -> Given:
+    """Read a file of hyperparameters.
+
+    Raises:
+        CheckpointError: There is none, or it is of another kind.
+    """
+    kind = os.path.splitext(path)[1].lower()
+    readers: dict[str, Callable[[str], Given]] = {
+        ".csv": load_hparams_from_tags_csv,
+        ".yaml": load_hparams_from_yaml,
+        ".yml": load_hparams_from_yaml,
+    }
+    if not os.path.isfile(path) or kind not in readers:
+        raise CheckpointError(f"`hparams_file={path!r}` is no .yaml, .yml or .csv file.\n\nHint: check the path.")
+    return dict(readers[kind](path))
+
+
+def _leave_instantiator(held: Given) -> None:
+    """Call the constructor itself, as objects do not go through LightningCLI's parser; what it would parse goes."""
+    if held.pop("_instantiator", None) is not None:
+        for name in [name for name, value in held.items() if name != "args" and isinstance(value, (dict, list))]:
+            del held[name]
+        args = held.get("args")
+        if isinstance(args, dict) and isinstance(args.get("init_args"), dict):
+            held["args"] = args["init_args"]
+
+
+def _completed(cls: type[LoadableModule], path: str, held: Given, given: Given) -> Given:
+    """Return the constructor's keywords, with the model and the arguments that a checkpoint brings.
+
+    Raises:
+        CheckpointError: The constructor takes a model, and nothing says how to make it.
+    """
+    parameters = inspect.signature(cls.__init__).parameters
+    completed = dict(given)
+    if "model" in parameters and not {"model", "_instantiator"} & {*completed, *held}:
+        completed["model"] = _model_of(cls, path, parameters["model"])
+    if "args" in parameters and not {"args", "_instantiator"} & {*completed, *held}:
+        found = _arguments_of(path)
+        completed |= {} if found is None else {"args": found}
+    elif isinstance(held.get("args"), Mapping) and "_instantiator" not in held:
+        completed.setdefault("args", _as_arguments(path, {**held["args"]}))
+    return completed
+
+
+def _model_of(cls: type[LoadableModule], path: str, parameter: inspect.Parameter) -> nn.Module:
+    model = _pretrained_model(path) if os.path.isdir(path) else None
+    if model is None:
+        what = "config.json of transformers" if os.path.isdir(path) else "hyperparameters that say how to make it"
+        raise CheckpointError(
+            f"{path} holds the weights of a model, and no {what}.\n\n"
+            f"Hint: {cls.__name__}.load_from_checkpoint({path!r}, {parameter.name}=…) with a model of the same class."
+        )
+    return model
+
+
+def _pretrained_model(folder: str) -> nn.Module | None:
+    """Return the model of a folder whose `config.json` names a class of transformers; code of others is not run."""
+    path = Contents(folder).find("config.json")
+    config = None if path is None else read_json(path)
+    architectures = config.get("architectures") if isinstance(config, dict) else None
+    if not isinstance(architectures, list) or not architectures:
+        return None
+    return read_pretrained(folder, str(architectures[0]))
+
+
+def _arguments_of(path: str) -> TrainingArguments | None:
+    """Return the arguments of a folder of ours, None where it has none that can be read without running them."""
+    found = Contents(path).find(names.TRAINING_ARGS_NAME) if os.path.isdir(path) else None
+    if found is None:
+        return None
+    try:
+        held = read_torch_file(found)
+    except CheckpointError:  # of transformers, which pickles its own class
+        held = None
+    if isinstance(held, Mapping):
+        return _as_arguments(path, held)
+    warnings.warn(
+        f"The arguments in {found} cannot be read without running code; the module has the defaults.\n\n"
+        "Hint: give `args=…`.",
+        HfCompatWarning,
+        stacklevel=5,
+    )
+    return None
+
+
+def _as_arguments(path: str, held: Mapping[str, object]) -> TrainingArguments:
+    """Make arguments of those that a checkpoint holds, but for those that a Lightning trainer decides.
+
+    Raises:
+        CheckpointError: They are none.
+    """
+    known: Given = {name: value for name, value in held.items() if value is not None and _is_kept(name)}
+    try:
+        return TrainingArguments(**known)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        text = f"The arguments in {path} cannot be used here: {error}\n\nHint: give `args=…`."
+        raise CheckpointError(text) from error
+
+
+def _is_kept(name: str) -> bool:
+    """Return whether an argument of a checkpoint is one of its module, in a Lightning trainer of the user's own."""
+    return name in TrainingArguments.__dataclass_fields__ and not is_secret(name) and not decided_by_trainer(name)
+
+
+def _make(
+    cls: type[LoadableModule],
+    path: str,
+    checkpoint: LightningCheckpoint,
+    given: Given,
+    strict: bool,
+    map_location: MapLocation,
+) -> LoadableModule:
+    stored = {name.replace(COMPILED, "") for name in checkpoint["state_dict"]}
+    checkpoint.setdefault(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Found keys that are")  # told below, without those that tied weights explain
+        module = load_state(cls, checkpoint, given)
+    assert isinstance(module, LoadableModule)
+    if stored or not os.path.isdir(path):
+        _compare(module, path, stored, strict)
+        device = next((t.device for t in checkpoint["state_dict"].values()), torch.device("cpu"))
+    else:
+        _load_adapter(module.model, path)
+        device = torch.device("cpu")
+    return module.to(map_location if os.path.isdir(path) and map_location is not None else device)
+
+
+def _compare(module: LoadableModule, path: str, stored: set[str], strict: bool) -> None:
+    """Compare the names of weights; a tied one may stand under any of its names.
+
+    Raises:
+        CheckpointError: Some are missing or unknown, and that is an error.
+    """
+    held = {name.replace(COMPILED, ""): value for name, value in module.state_dict().items()}
+    places = {value.data_ptr() for name, value in held.items() if name in stored and value.numel()}
+    ignored = {PREFIX + name for name in getattr(module.model, "_keys_to_ignore_on_save", None) or ()}
+    missing = [n for n, v in held.items() if n not in stored | ignored and v.data_ptr() not in places]
+    problems = []
+    for what, found in (("lacks", missing), ("has, beyond those of the module,", sorted(stored - held.keys()))):
+        if found:
+            shown = ", ".join(found[:_SHOWN]) + (" …" if found[_SHOWN:] else "")
+            problems.append(f"{path} {what} {len(found)} weights: {shown}.")
+    if problems and strict:
+        raise CheckpointError("\n".join(problems) + "\n\nHint: `strict=False` loads those that are in both.")
+    for problem in problems:
+        warnings.warn(problem, HfCompatWarning, stacklevel=6)
+
+
+def _load_adapter(model: nn.Module, folder: str) -> None:
+    """Load an adapter of PEFT into the model that has it.
+
+    Raises:
+        CheckpointError: The model has no adapter, or the folder lacks weights of it.
+    """
+    if not is_peft_model(model):
+        raise CheckpointError(
+            f"{folder} holds an adapter, and the model has none.\n\nHint: give `model=get_peft_model(…)`."
+        )
+    check_adapter(folder)
+    adapter = next(iter(model.active_adapters))  # type: ignore[arg-type]  # peft's
+    missing = missing_adapter_weights(folder, model, adapter)
+    if missing:
+        raise CheckpointError(f"{folder} lacks {len(missing)} weights of the adapter: {', '.join(missing[:_SHOWN])}.")
+    model.load_adapter(folder, adapter, is_trainable=True)  # type: ignore[operator]  # peft's

@@ -1,0 +1,282 @@
+"""`HFModule.load_from_checkpoint` and `ckpt_path`: Lightning's ways to a trained module, for HF's folders too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import yaml
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from toy import Classifier, blocks, rows, tiny_gpt2
+
+from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
+from hf_compat.cli.main import main
+from hf_compat.errors import CheckpointError
+
+TESTS = Path(__file__).resolve().parent.parent
+
+
+class OfWidth(HFModule):
+    """A module with arguments of its own, which it keeps as Lightning's users do."""
+
+    def __init__(self, classes: int, rate: float = 1e-3):
+        super().__init__(Classifier(classes=classes), TrainingArguments(learning_rate=rate, use_cpu=True))
+        self.save_hyperparameters()
+
+
+def arguments(folder, **further):
+    return TrainingArguments(
+        str(folder), max_steps=4, save_steps=2, learning_rate=1e-2, label_smoothing_factor=0.1, use_cpu=True,
+        report_to="none", disable_tqdm=True, **further,
+    )  # fmt: skip
+
+
+def lightning_trainer(**options):
+    defaults = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return pl.Trainer(**{**defaults, "enable_checkpointing": False, **options})
+
+
+def same(one, other):
+    mine, theirs = one.state_dict(), other.state_dict()
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pretrained")
+    trainer = Trainer(tiny_gpt2(), arguments(folder, logging_steps=1), train_dataset=blocks(16))
+    trainer.train()
+    return trainer, folder
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain")
+    trainer = Trainer(Classifier(), arguments(folder), train_dataset=rows(16), eval_dataset=rows(8, 1))
+    trainer.train()
+    return trainer, folder
+
+
+@pytest.fixture(scope="module")
+def ckpt(tmp_path_factory):
+    """A `.ckpt` of an HFModule that was trained natively."""
+    module = HFModule(Classifier(), TrainingArguments(use_cpu=True))
+    trainer = lightning_trainer(max_steps=3)
+    trainer.fit(module, HFDataModule(None, rows(24)))
+    path = tmp_path_factory.mktemp("ckpt") / "it.ckpt"
+    trainer.save_checkpoint(path)
+    return module, path
+
+
+def test_a_folder_of_transformers_needs_nothing_else(pretrained):
+    trainer, folder = pretrained
+    module = HFModule.load_from_checkpoint(folder / "checkpoint-4")
+    assert same(module.model, trainer.model) and type(module.model) is type(trainer.model)
+    assert module.steps.args.learning_rate == 1e-2 and module.steps.args.label_smoothing_factor == 0.1
+    lightning_trainer(max_epochs=1).fit(module, HFDataModule(None, blocks(8)))  # what the trainer decides was left out
+    assert not same(module.model, trainer.model)
+
+
+def test_a_folder_of_any_model_takes_the_model(plain):
+    trainer, folder = plain
+    path = str(folder / "checkpoint-4")
+    with pytest.raises(CheckpointError, match=r"no config.json of transformers.\s+Hint: HFModule.load_from_checkpoint"):
+        HFModule.load_from_checkpoint(path)
+    for location in (None, "cpu", torch.device("cpu")):
+        module = HFModule.load_from_checkpoint(path, map_location=location, model=Classifier())
+        assert same(module.model, trainer.model)
+    given = HFModule.load_from_checkpoint(path, model=Classifier(), args=TrainingArguments(learning_rate=3.0))
+    assert given.steps.args.learning_rate == 3.0
+
+
+def test_a_subclass_with_arguments_of_its_own(plain, tmp_path):
+    trainer, folder = plain
+    assert same(OfWidth.load_from_checkpoint(folder / "checkpoint-4", classes=3).model, trainer.model)
+    module = OfWidth(3, rate=0.5)
+    fitting = lightning_trainer(max_steps=2)
+    fitting.fit(module, HFDataModule(None, rows(16)))
+    fitting.save_checkpoint(tmp_path / "it.ckpt")
+    loaded = OfWidth.load_from_checkpoint(tmp_path / "it.ckpt")
+    assert same(loaded, module) and loaded.steps.args.learning_rate == 0.5
+    assert OfWidth.load_from_checkpoint(tmp_path / "it.ckpt", rate=0.25).steps.args.learning_rate == 0.25
+    (tmp_path / "h.yaml").write_text("classes: 3\nrate: 0.125\n")
+    by_file = OfWidth.load_from_checkpoint(folder / "checkpoint-4", hparams_file=tmp_path / "h.yaml")
+    assert by_file.steps.args.learning_rate == 0.125 and same(by_file.model, trainer.model)
+
+
+def test_a_ckpt_takes_the_model_and_begins_anew(ckpt):
+    module, path = ckpt
+    with pytest.raises(CheckpointError, match=r"no hyperparameters that say how to make it"):
+        HFModule.load_from_checkpoint(path)
+    loaded = HFModule.load_from_checkpoint(path, model=Classifier())
+    assert same(loaded, module)
+    with open(path, "rb") as file:
+        assert same(HFModule.load_from_checkpoint(file, model=Classifier()), module)
+    again = lightning_trainer(max_epochs=1)
+    again.fit(loaded, HFDataModule(None, rows(24)))
+    assert again.global_step == 3, "the data does not go on where the checkpoint stood"
+
+
+@pytest.mark.parametrize(
+    ("path", "keywords", "message"),
+    [
+        ("nowhere", {}, "There is no checkpoint at nowhere"),
+        ("checkpoint-4", {"model": nn.Linear(2, 2)}, "lacks 2 weights"),
+        ("checkpoint-4", {"model": nn.Sequential()}, "has, beyond those of the module"),
+        ("checkpoint-4", {"model": Classifier(), "hparams_file": "h.txt"}, "is no .yaml, .yml or .csv file"),
+        ("cut", {"model": Classifier()}, "is not a whole checkpoint: model.safetensors"),
+        ("cut.ckpt", {"model": Classifier()}, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_loaded_is_told(path, keywords, message, plain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for target in ("checkpoint-4", "cut"):
+        (tmp_path / target).mkdir()
+        for file in (plain[1] / "checkpoint-4").iterdir():
+            (tmp_path / target / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "cut" / "model.safetensors").write_bytes(b"x")
+    (tmp_path / "cut.ckpt").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=message):
+        HFModule.load_from_checkpoint(path, **keywords)
+
+
+def test_strict_is_a_choice(plain):
+    class Further(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.further = nn.Linear(2, 2)
+
+    path = plain[1] / "checkpoint-4"
+    with pytest.raises(CheckpointError, match=r"lacks 2 weights: model\.further"):
+        HFModule.load_from_checkpoint(path, strict=True, model=Further())
+    with pytest.warns(UserWarning, match="lacks 2 weights"):
+        module = HFModule.load_from_checkpoint(path, strict=False, model=Further())
+    assert torch.equal(module.model.inner.weight, plain[0].model.inner.weight)
+
+
+def test_a_module_loads_nothing_into_itself(plain):
+    with pytest.raises(TypeError, match="cannot be called on an instance"):
+        HFModule(Classifier()).load_from_checkpoint(plain[1] / "checkpoint-4")
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft reads it
+def test_an_adapter(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    def adapted():
+        return get_peft_model(tiny_gpt2(), LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=True))
+
+    trainer = Trainer(adapted(), arguments(tmp_path), train_dataset=blocks(16))
+    trainer.train()
+    with pytest.raises(CheckpointError, match="holds an adapter, and the model has none"):
+        HFModule.load_from_checkpoint(tmp_path / "checkpoint-4", model=tiny_gpt2())
+    assert same(HFModule.load_from_checkpoint(tmp_path / "checkpoint-4", model=adapted()).model, trainer.model)
+
+
+def test_folders_are_ckpt_paths_of_every_command(plain):
+    trainer, folder = plain
+    path = str(folder / "checkpoint-4")
+    data = HFDataModule(None, rows(16), rows(8, 1), rows(8, 1))
+    args = TrainingArguments(label_smoothing_factor=0.1, learning_rate=1e-2, use_cpu=True)
+    expected = trainer.evaluate()["eval_loss"]
+    for command in ("validate", "test"):
+        (metrics,) = getattr(lightning_trainer(), command)(HFModule(Classifier(), args), data, ckpt_path=path)
+        assert next(value for name, value in metrics.items() if name.endswith("_loss")) == pytest.approx(expected, 1e-6)
+    module = HFModule(Classifier(), args)
+    lightning_trainer().predict(module, data, ckpt_path=path)
+    assert same(module.model, trainer.model)
+    fitting = lightning_trainer(max_steps=6)
+    fitting.fit(module, data, ckpt_path=path)
+    assert fitting.global_step == 6
+
+
+def test_best_and_last_of_a_model_checkpoint(tmp_path):
+    module, data = HFModule(Classifier(), TrainingArguments(use_cpu=True)), HFDataModule(None, rows(16), rows(8, 1))
+    saving = ModelCheckpoint(tmp_path, monitor="eval_loss", save_last=True)
+    trainer = lightning_trainer(max_epochs=2, callbacks=[saving], enable_checkpointing=True)
+    trainer.fit(module, data)
+    last = saving.last_model_path
+    (best,) = trainer.validate(module, data, ckpt_path="best")
+    assert best["eval_loss"] == pytest.approx(float(saving.best_model_score))
+    loaded = HFModule.load_from_checkpoint(last, model=Classifier())
+    assert torch.isfinite(loaded.model.inner.weight).all()
+
+
+CLI = f"""
+import sys
+sys.path.insert(0, {str(TESTS)!r})
+from lightning.pytorch.cli import LightningCLI
+from hf_compat import HFDataModule, HFModule
+from toy import rows
+
+class Rows(HFDataModule):
+    def __init__(self, count: int = 16):
+        super().__init__(None, rows(count), rows(8, 1))
+
+if __name__ == "__main__":
+    LightningCLI(HFModule, Rows)
+"""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Lightning's own call of jsonargparse
+def test_a_checkpoint_of_lightning_cli_says_how_to_make_its_module(tmp_path):
+    (tmp_path / "cli.py").write_text(CLI)
+    module = {
+        "model": {"class_path": "toy.Classifier", "init_args": {"classes": 3, "dropout": 0.0}},
+        "args": {"learning_rate": 0.02, "hub_token": "hf_aSecret", "use_cpu": True},
+        "compute_metrics": {
+            "class_path": "torchmetrics.classification.MulticlassAccuracy",
+            "init_args": {"num_classes": 3},
+        },
+    }
+    options = {"max_epochs": 1, "accelerator": "cpu", "default_root_dir": "root", "logger": False,
+               "enable_progress_bar": False}  # fmt: skip
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"model": module, "trainer": options}))
+
+    def run(*words):
+        command = [sys.executable, "cli.py", *words]
+        environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}"}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    run("fit", "-c", "run.yaml")
+    (path,) = (tmp_path / "root").rglob("*.ckpt")
+    assert b"hf_aSecret" not in path.read_bytes()
+    for loaded in (HFModule.load_from_checkpoint(path), HFModule.load_from_checkpoint(path, model=Classifier())):
+        weights = torch.load(path, weights_only=True)["state_dict"]
+        assert torch.equal(weights["model.inner.weight"], loaded.model.inner.weight)
+        assert loaded.steps.args.learning_rate == 0.02 and loaded.steps.args.hub_token is None
+    assert HFModule.load_from_checkpoint(path).model.dropout.p == 0.0
+    assert type(HFModule.load_from_checkpoint(path).compute_metrics).__name__ == "MulticlassAccuracy"
+    words = ["-c", "run.yaml", "--ckpt_path", str(path), "--trainer.default_root_dir", "again"]
+    assert "eval_loss" in run("validate", *words)
+
+
+def test_what_the_command_trained_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taught.py").write_text("from toy import rows\ndef data(): return rows(16)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = [
+        "--model",
+        "toy.Classifier",
+        "--data.train_dataset",
+        "taught.data",
+        "--output_dir",
+        "out",
+        "--max_steps",
+        "2",
+    ]
+    assert main(["fit", *words, "--use_cpu", "--save_steps", "1", "--learning_rate", "0.5", "--report_to", "none"]) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module = HFModule.load_from_checkpoint("out/checkpoint-2", model=Classifier())
+        assert same(module.model, HFModule.load_from_checkpoint("out", model=Classifier()).model)
+    assert module.steps.args.learning_rate == 0.5
