@@ -207,8 +207,7 @@ class Trainer(
     def _train_from(
         self, wanted: str | bool | None, trial: Trial, ignore_keys_for_eval: list[str] | None
     ) -> TrainOutput:
-        self._compare_ranks(wanted)
-        with self._output_folder_taken(), self._resolved_checkpoint(wanted) as checkpoint:
+        def train(checkpoint: str | None) -> TrainOutput:
             self._prepare_model_for_training(checkpoint, trial)
             return run_with_fitting_batch_size(
                 self._inner_training_loop,
@@ -219,6 +218,10 @@ class Trainer(
                 trial=trial,
                 ignore_keys_for_eval=ignore_keys_for_eval,
             )
+
+        self._compare_ranks(wanted)
+        with self._output_folder_taken():
+            return self._with_checkpoint(wanted, train)
 
     def _make_module(self, plan: LightningPlan) -> WindowModule:
         return make_module(plan, self.model, self)

@@ -13,8 +13,8 @@ from tqdm.auto import tqdm
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.dcp_reader import dcp_tensors, is_dcp_folder
 from hf_compat.checkpoint.files import first_line, naming
-from hf_compat.checkpoint.lightning_io import from_hf, to_hf, write_weights
-from hf_compat.checkpoint.reading import StoredTensor, fitting, read_torch_file
+from hf_compat.checkpoint.lightning_io import from_hf, read_lightning, to_hf, write_weights
+from hf_compat.checkpoint.reading import StoredTensor, fitting
 from hf_compat.checkpoint.zero_reader import find_zero_folder, zero_tensors
 from hf_compat.errors import ArgumentError, CheckpointError
 
@@ -56,7 +56,7 @@ def _convert(source: str, target: str, shard_bytes: int, keep_names: bool) -> st
         _write_lightning(from_hf(source), target)
         return f"the HF folder {source} is the Lightning checkpoint {target}"
     if os.path.isfile(source) and not to_lightning:
-        to_hf(read_torch_file(source), target)
+        to_hf(read_lightning(source), target)
         return f"the Lightning checkpoint {source} is the HF folder {target}"
     raise ArgumentError(
         f"There is nothing to convert from {source} to {target}.\n\n"

@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.files import first_line, is_plain_name, open_regular, read_small
-from hf_compat.checkpoint.reading import StoredTensor
+from hf_compat.checkpoint.reading import Plain, StoredTensor
 from hf_compat.errors import CheckpointError
 
 METADATA_NAME = ".metadata"
@@ -81,6 +81,8 @@ def dcp_tensors(folder: str) -> list[StoredTensor]:
         CheckpointError: The folder's index is damaged, or holds what does not belong there.
     """
     dcp = open_dcp(Contents(folder))
+    for place in _values_of_weights(dcp):
+        _check_entry(dcp, place)
     return [
         StoredTensor(
             name=key,
@@ -92,8 +94,19 @@ def dcp_tensors(folder: str) -> list[StoredTensor]:
     ]
 
 
+def _values_of_weights(dcp: DcpFolder) -> Iterator[MetadataIndex]:
+    """Yield where a model's values lie that are no tensors."""
+    for place in dcp.index.storage_data:
+        is_value = isinstance(dcp.index.state_dict_metadata[place.fqn], BytesStorageMetadata)
+        if is_value and not place.fqn.startswith(_OPTIMIZER_PREFIXES):
+            yield place
+
+
 def _reader_of(dcp: DcpFolder, key: str, entry: TensorStorageMetadata) -> Callable[[], torch.Tensor]:
     def read() -> torch.Tensor:
+        for place in dcp.index.storage_data:
+            if place.fqn == key:
+                _check_entry(dcp, place)
         state = {key: torch.zeros(entry.size, dtype=entry.properties.dtype)}
         read_dcp(dcp, state, in_one_process=True)
         return state[key]
@@ -168,7 +181,7 @@ class _PlainPlanner(DefaultLoadPlanner):
         super().load_bytes(read_item, plain)
 
 
-def _plain_value(folder: str, key: str, stored: io.BytesIO) -> object:
+def _plain_value(folder: str, key: str, stored: io.BytesIO) -> Plain:
     try:
         return torch.load(stored, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -239,20 +252,36 @@ def _check_entries(path: str, entries: list[_StorageInfo]) -> None:
 
 
 def check_values(dcp: DcpFolder) -> None:
-    """Read every entry of a folder, one at a time: tensors have checksums, and other values are plain.
+    """Read every entry of a folder, one at a time: it is what the index says, with the checksum that it has to have.
 
     Raises:
-        CheckpointError: One is damaged, or not plain.
+        CheckpointError: One is damaged, not plain, or of another kind, type or shape.
     """
-    for place, info in dcp.index.storage_data.items():
-        path = os.path.join(dcp.path, info.relative_path)
-        with open(path, "rb") as file:
-            file.seek(info.offset)
-            entry = io.BytesIO(file.read(info.length))
-        if isinstance(dcp.index.state_dict_metadata.get(place.fqn), BytesStorageMetadata):
-            _plain_value(dcp.path, place.fqn, entry)
-        elif not _is_whole(entry):
-            raise CheckpointError(f"{path} is damaged: {place.fqn!r} does not have its checksum.")
+    for place in dcp.index.storage_data:
+        _check_entry(dcp, place)
+
+
+def _check_entry(dcp: DcpFolder, place: MetadataIndex) -> None:
+    info, expected = dcp.index.storage_data[place], dcp.index.state_dict_metadata[place.fqn]
+    path = os.path.join(dcp.path, info.relative_path)
+    with open_regular(path) as file:
+        file.seek(info.offset)
+        entry = io.BytesIO(file.read(info.length))
+    is_value = isinstance(expected, BytesStorageMetadata)
+    if not is_value and not _is_whole(entry):
+        raise CheckpointError(f"{path} is damaged: {place.fqn!r} does not have its checksum.")
+    entry.seek(0)
+    found = _plain_value(dcp.path, place.fqn, entry)
+    if isinstance(found, torch.Tensor) == is_value:
+        kinds = ("a value", "a tensor") if is_value else ("a tensor", "a value")
+        raise CheckpointError(f"{path} is damaged: it holds {kinds[1]} as {place.fqn!r}, not {kinds[0]}.")
+    if isinstance(expected, TensorStorageMetadata) and not _is_part(found, expected, place):
+        raise CheckpointError(f"{path} is damaged: it holds another tensor as {place.fqn!r} than {METADATA_NAME} says.")
+
+
+def _is_part(found: Plain, whole: TensorStorageMetadata, place: MetadataIndex) -> bool:
+    sizes = [chunk.sizes for chunk in whole.chunks if place.offset is None or chunk.offsets == place.offset]
+    return found.dtype == whole.properties.dtype and found.shape in sizes
 
 
 def _is_whole(entry: io.BytesIO) -> bool:

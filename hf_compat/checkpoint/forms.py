@@ -18,9 +18,9 @@ from hf_compat.checkpoint.files import first_line, short
 from hf_compat.errors import CheckpointError
 
 _RATES = ("lr", "initial_lr", "weight_decay", "eps", "momentum", "dampening", "betas")
-_SECOND_MOMENTS = {"exp_avg_sq", "exp_avg_sq_row", "exp_inf", "exp_avg_diff"}
+_SECONDMOMENTS = {"exp_avg_sq", "exp_avg_sq_row", "exp_inf", "exp_avg_diff"}
 _SWITCHES = ("amsgrad", "nesterov", "maximize", "foreach", "capturable", "differentiable", "fused")
-_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg")
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg")
 Kept = Mapping[str, Any]  # of a parameter: each optimizer has its own values
 _COUNTS = ("last_epoch", "_step_count")
 _SCHEDULED_RATES = ("base_lrs", "_last_lr")
@@ -34,25 +34,7 @@ def check_optimizer(path: str, content: object) -> None:
     """
     wrong = _optimizer_problem(content)
     if wrong is not None:
-        raise _unfit(path, wrong)
-
-
-def check_moments(path: str, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse moments, which an optimizer of torch has taken over, that are not as large as their parameter.
-
-    Other optimizers may keep them in fewer dimensions.
-
-    Raises:
-        CheckpointError: One is not.
-    """
-    if not type(optimizer).__module__.startswith("torch.optim"):
-        return
-    for parameter, kept in optimizer.state.items():
-        for name in _MOMENTS:
-            moment = kept.get(name)
-            if isinstance(moment, torch.Tensor) and moment.shape != parameter.shape:
-                shapes = f"{list(moment.shape)}, its parameter {list(parameter.shape)}"
-                raise _unfit(path, f"`{name}` of a parameter has the shape {shapes}")
+        raise unfit(path, wrong)
 
 
 def check_schedule(path: str, content: object) -> None:
@@ -62,16 +44,16 @@ def check_schedule(path: str, content: object) -> None:
         CheckpointError: A count or a rate is none.
     """
     if not isinstance(content, Mapping):
-        raise _unfit(path, f"it holds {short(content)}, not fields")
+        raise unfit(path, f"it holds {short(content)}, not fields")
     for name in _COUNTS:
         if name in content and not _is_count(content[name]):
-            raise _unfit(path, f"`{name}` is {short(content[name])}, not a whole number")
+            raise unfit(path, f"`{name}` is {short(content[name])}, not a whole number")
     for name in _SCHEDULED_RATES:
         if name in content and not (_is_list(content[name]) and all(map(_is_rate, content[name]))):
-            raise _unfit(path, f"`{name}` is {short(content[name])}, not a list of numbers")
+            raise unfit(path, f"`{name}` is {short(content[name])}, not a list of numbers")
     functions = content.get("lr_lambdas", [])
     if not _is_list(functions) or not all(one is None or isinstance(one, Mapping) for one in functions):
-        raise _unfit(path, f"`lr_lambdas` is {short(functions)}, not a list of states")
+        raise unfit(path, f"`lr_lambdas` is {short(functions)}, not a list of states")
 
 
 def check_random_states(path: str, states: object) -> None:
@@ -84,8 +66,17 @@ def check_random_states(path: str, states: object) -> None:
     Raises:
         CheckpointError: One is damaged.
     """
+    wrong = "no random states" if states is None else random_states_problem(states)
+    if wrong is not None:
+        raise unfit(path, f"it holds {wrong}")
+
+
+def random_states_problem(states: object) -> str | None:
+    """Return what is wrong with random states; None, too, where none were kept."""
+    if states is None:
+        return None
     if not isinstance(states, Mapping):
-        raise _unfit(path, f"it holds {short(states)}, not random states")
+        return f"{short(states)} in place of random states"
     try:
         version, numbers, gauss = states["python"]
         random.Random().setstate((version, tuple(numbers), gauss))
@@ -93,11 +84,12 @@ def check_random_states(path: str, states: object) -> None:
         np.random.RandomState().set_state((name, np.asarray(keys).astype(np.uint32), *rest))
         torch.Generator().set_state(states["cpu"])
     except Exception as error:  # generators raise what they like
-        raise _unfit(path, f"random states of {type(error).__name__}: {first_line(error)}") from error
+        return f"random states of {type(error).__name__}: {first_line(error)}"
     cuda = states.get("cuda")
     devices = cuda if isinstance(cuda, (list, tuple)) else [cuda]
     if not all(one is None or (isinstance(one, torch.Tensor) and one.dtype == torch.uint8) for one in devices):
-        raise _unfit(path, "the random states of `cuda` are no bytes")
+        return "random states of `cuda` that are no bytes"
+    return None
 
 
 def _optimizer_problem(content: object) -> str | None:
@@ -142,7 +134,7 @@ def _state_problem(index: object, kept: Mapping[str, object]) -> str | None:
     step = kept.get("step", 0)
     if not _is_rate(step):
         return f"`{where}.step` is {short(step)}, not a number"
-    for name in _MOMENTS:
+    for name in MOMENTS:
         moment = kept.get(name)
         if name not in kept or (moment is None and name == "momentum_buffer"):  # SGD without momentum has none
             continue
@@ -156,7 +148,7 @@ def _states_problem(groups: Sequence[Mapping[str, Sequence[object]]], states: Ma
     unknown = [parameter for parameter in states if parameter not in known]
     if unknown:
         return f"`state` has the parameter {short(unknown[0])}, which is in no group"
-    halves = [index for index, kept in states.items() if "exp_avg" in kept and not _SECOND_MOMENTS & kept.keys()]
+    halves = [index for index, kept in states.items() if "exp_avg" in kept and not _SECONDMOMENTS & kept.keys()]
     if 0 < len(halves) < sum("exp_avg" in kept for kept in states.values()):
         return f"`state[{halves[0]}]` has no second moment, unlike others"
     uneven = [index for index, kept in states.items() if len(_moment_shapes(kept)) > 1]
@@ -166,7 +158,7 @@ def _states_problem(groups: Sequence[Mapping[str, Sequence[object]]], states: Ma
 
 
 def _moment_shapes(kept: Kept) -> set[torch.Size]:
-    return {kept[name].shape for name in _MOMENTS if isinstance(kept.get(name), torch.Tensor)}
+    return {kept[name].shape for name in MOMENTS if isinstance(kept.get(name), torch.Tensor)}
 
 
 def losses_problem(losses: Mapping[str, object]) -> str | None:
@@ -204,7 +196,8 @@ def _is_rate(value: object) -> bool:
     return isinstance(value, (int, float)) and abs(value) < math.inf
 
 
-def _unfit(path: str, what: str) -> CheckpointError:
+def unfit(path: str, what: str) -> CheckpointError:
+    """Return the error for a state that nothing can go on with."""
     return CheckpointError(f"{path} cannot be used: {what}.\n\nHint: resume from another checkpoint.")
 
 

@@ -11,7 +11,6 @@ callbacks, hf_compat        run_state.pt (rng_state.pth where a folder has no mo
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from typing import Any
 
@@ -27,8 +26,8 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.contents import Contents
-from hf_compat.checkpoint.files import check_regular, first_line, short
-from hf_compat.checkpoint.forms import check_optimizer, check_schedule
+from hf_compat.checkpoint.files import check_regular, first_line
+from hf_compat.checkpoint.lightning_form import OWN_KEY, LightningCheckpoint, check_lightning
 from hf_compat.checkpoint.reading import COMPILED, Weights, fitting, read_torch_file, read_weights
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, DataPosition, Moment, RunState
 from hf_compat.checkpoint.trainer_state import read_trainer_state
@@ -36,10 +35,7 @@ from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.rng import legacy_globals, pack_legacy_rng, unpack_rng
 
-LightningCheckpoint = dict[str, Any]  # what Lightning saves: its own keys, and what callbacks and modules add
-
 PREFIX = "model."
-OWN_KEY = "hf_compat"
 
 
 def from_hf(folder: str) -> LightningCheckpoint:
@@ -84,6 +80,17 @@ def _position_of_transformers(contents: Contents, state: TrainerState) -> DataPo
     path = contents.find(names.RNG_STATE_NAME)
     rng = pack_legacy_rng(read_torch_file(path, allowed=legacy_globals())) if path is not None else None
     return DataPosition(epoch=epoch, updates_done=updates, rng=rng)
+
+
+def read_lightning(path: str) -> LightningCheckpoint:
+    """Read a Lightning checkpoint file: tensors and plain containers, in the form that Lightning gives them.
+
+    Raises:
+        CheckpointError: It is damaged, or another kind of file.
+    """
+    checkpoint: LightningCheckpoint = read_torch_file(path)
+    check_lightning(path, checkpoint)
+    return checkpoint
 
 
 def to_hf(checkpoint: LightningCheckpoint, folder: str) -> None:
@@ -139,10 +146,10 @@ def _position_of_lightning(checkpoint: LightningCheckpoint) -> DataPosition | No
     """Return where the data stood: as we saved it, else from the loader's state that Lightning saved."""
     own = checkpoint.get(OWN_KEY, {}).get("windows")
     if own is not None:
-        return DataPosition.from_plain(own)
+        return DataPosition.read(own)
     loops = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
     loaders = loops.get("combined_loader") or []
-    return DataPosition.from_plain(loaders[0]) if loaders and "epoch" in loaders[0] else None
+    return DataPosition.read(loaders[0]) if loaders and "epoch" in loaders[0] else None
 
 
 def _epoch_of(checkpoint: LightningCheckpoint, data: DataPosition | None) -> float:
@@ -181,60 +188,6 @@ def write_weights(weights: dict[str, torch.Tensor], path: str) -> None:
     safetensors.torch.save_file(written, path, metadata=metadata)
 
 
-def _check_lightning(path: str, checkpoint: object) -> None:
-    """Refuse what Lightning would take apart as a checkpoint and is none."""
-    if not isinstance(checkpoint, dict):
-        raise CheckpointError(f"{path} cannot be read: it holds {short(checkpoint)}, not a checkpoint.")
-    weights = checkpoint.get("state_dict")
-    if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        raise CheckpointError(f"{path} cannot be read: its `state_dict` holds something else than weights by name.")
-    for name, check in (("optimizer_states", check_optimizer), ("lr_schedulers", check_schedule)):
-        states = checkpoint.get(name, [])
-        if not isinstance(states, list):
-            raise CheckpointError(f"{path} cannot be read: `{name}` is {short(states)}, not a list.")
-        for index, state in enumerate(states):
-            check(f"{path}: `{name}[{index}]`", state)
-    wrong = _wrong_field(checkpoint)
-    if wrong is not None:
-        raise CheckpointError(f"{path} cannot be read: `{wrong}` is not what Lightning writes.")
-
-
-def _wrong_field(checkpoint: LightningCheckpoint) -> str | None:
-    """Return which of Lightning's own fields has another type than Lightning gives it."""
-    for name in ("epoch", "global_step"):
-        if not isinstance(checkpoint.get(name), int) or not -1 <= checkpoint[name] < 2**63:
-            return name
-    if not re.fullmatch(r"[\w.+!-]{1,60}", str(checkpoint.get("pytorch-lightning_version", lightning.__version__))):
-        return "pytorch-lightning_version"
-    if not isinstance(checkpoint.get("callbacks", {}), dict):
-        return "callbacks"
-    return _wrong_loop("loops", checkpoint.get("loops", {}))
-
-
-_PROGRESS = ("epoch_progress", "batch_progress", "scheduler_progress")  # each counts in all, and since the last start
-
-
-def _wrong_loop(where: str, state: object) -> str | None:
-    """Look at the states of loops: mappings, and whole numbers in those of their progress."""
-    if not isinstance(state, dict):
-        return where
-    for name, value in state.items():
-        inner = f"{where}.{name}"
-        counted = {"total", "current"} & (value.keys() if isinstance(value, dict) else set())
-        if str(name).rpartition(".")[2] in _PROGRESS and len(counted) < 2:
-            return inner
-        if where == "loops" or str(name).endswith("progress") or name in ("total", "current"):
-            wrong = _wrong_loop(inner, value)
-        elif str(name).endswith("state_dict"):
-            wrong = None if isinstance(value, dict) else inner
-        else:
-            is_progress = where.endswith((".total", ".current"))
-            wrong = inner if is_progress and not (isinstance(value, int) and 0 <= value < 2**63) else None
-        if wrong is not None:
-            return wrong
-    return None
-
-
 class HFCheckpointIO(CheckpointIO):
     """Let Lightning read HF folders, and write them where a path does not end in `.ckpt`.
 
@@ -256,15 +209,14 @@ class HFCheckpointIO(CheckpointIO):
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         if os.path.isdir(path):
             return from_hf(str(path))
-        if not os.path.lexists(path):  # a place elsewhere, which Lightning knows how to reach
-            return self.behind.load_checkpoint(path, map_location, weights_only=True)
-        check_regular(path)
+        if os.path.lexists(path):  # else a place elsewhere, which Lightning knows how to reach, or nothing
+            check_regular(path)
         try:
             # whatever the caller prefers: nothing else is ever unpickled
             checkpoint = self.behind.load_checkpoint(path, map_location, weights_only=True)
         except Exception as error:  # torch and pickle raise what they like; the file is the fact
             raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
-        _check_lightning(str(path), checkpoint)
+        check_lightning(str(path), checkpoint)
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:

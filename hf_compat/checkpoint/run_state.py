@@ -18,7 +18,9 @@ from typing import Any
 import torch
 
 from hf_compat.checkpoint.contents import Contents
-from hf_compat.checkpoint.forms import losses_problem
+from hf_compat.checkpoint.fields import COUNT, FLAG, MAPPING, NUMBER, TEXT, Kind, or_none, wrong_field
+from hf_compat.checkpoint.files import first_line, short
+from hf_compat.checkpoint.forms import losses_problem, random_states_problem
 from hf_compat.checkpoint.layout import of_rank
 from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.errors import CheckpointError
@@ -78,6 +80,25 @@ class DataPosition:
             "version": RUN_STATE_VERSION,
             **{part.name: getattr(self, part.name) for part in dataclasses.fields(self)},
         }
+
+    @classmethod
+    def read(cls, plain: object) -> DataPosition:
+        """Read a position out of a file that somebody else may have written.
+
+        Raises:
+            CheckpointError: It is none; the message names the field that is wrong.
+        """
+        if not isinstance(plain, Mapping):
+            raise CheckpointError(f"The position of the data is {short(plain)}, not fields.")
+        try:
+            position = cls.from_plain(plain)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            cause = f"{type(error).__name__}: {first_line(error)}"
+            raise CheckpointError(f"The position of the data cannot be read: {cause}.") from error
+        wrong = _position_problem(position)
+        if wrong is not None:
+            raise CheckpointError(f"The position of the data cannot be read: {wrong}.")
+        return position
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> DataPosition:
@@ -182,32 +203,44 @@ class RunState:
             raise CheckpointError(f"{path} was written by another version of hf_compat, or it is not a run state.")
         try:
             state = cls.from_plain(plain, ended_by_callback)
-            wrong = _wrong_field(state)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CheckpointError(f"{path} is not a readable run state: {type(error).__name__}: {error}.") from error
+        wrong = _problem(state)
         if wrong is not None:
             raise CheckpointError(f"{path} is not a readable run state: {wrong}.")
         return state
 
 
-def _wrong_field(state: RunState) -> str | None:
-    """Return which count or mapping of a state is none."""
-    data = state.data
-    counts: dict[str, object] = {
-        name: getattr(data, name)
-        for name in ("epoch", "micro_batches_done", "updates_done", "window_size", "micro_batches_per_epoch")
-    }
-    counts |= {"micro_batch_size": data.micro_batch_size, "world_size": state.world_size}
-    counts |= {"samples_per_micro_batch": state.samples_per_micro_batch, "current_epoch": state.current_epoch}
-    for name, value in counts.items():
-        may_be_none = name not in ("epoch", "micro_batches_done", "updates_done", "world_size", "current_epoch")
-        if not ((isinstance(value, int) and 0 <= value < 2**63) or (value is None and may_be_none)):
-            return f"`{name}` is {value!r:.60}, not a whole number from 0 on"
-    for name in ("losses", "loops", "callbacks", "extras"):
-        if not isinstance(getattr(state, name), dict):
-            return f"`{name}` is {getattr(state, name)!r:.60}, not a mapping"
-    wrong = losses_problem(state.losses)
-    return None if wrong is None else f"`losses.{wrong}` is nothing that a run writes"
+_POSITION_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("epoch", "micro_batches_done", "updates_done"), COUNT),
+    **dict.fromkeys(("window_size", "micro_batches_per_epoch", "micro_batch_size"), or_none(COUNT)),
+    **dict.fromkeys(("is_open", "is_over"), FLAG),
+}
+_RUN_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("world_size", "current_epoch"), COUNT),
+    "samples_per_micro_batch": or_none(COUNT),
+    **dict.fromkeys(("grad_norm", "learning_rate"), or_none(NUMBER)),
+    **dict.fromkeys(("losses", "loops", "callbacks", "extras"), MAPPING),
+    "lightning_version": TEXT,
+    "knows_epoch_end": FLAG,
+}
+
+
+def _problem(state: RunState) -> str | None:
+    """Return which field of a run state holds what no run writes."""
+    wrong = wrong_field(_fields(state), _RUN_KINDS) or _position_problem(state.data)
+    losses = None if wrong is not None else losses_problem(state.losses)
+    return wrong if losses is None else f"`losses.{losses}` is nothing that a run writes"
+
+
+def _position_problem(data: DataPosition) -> str | None:
+    wrong = wrong_field(_fields(data), _POSITION_KINDS)
+    found = ((name, random_states_problem(getattr(data, name))) for name in ("rng", "epoch_rng"))
+    return wrong or next((f"`{name}` has {problem}" for name, problem in found if problem is not None), None)
+
+
+def _fields(state: RunState | DataPosition) -> dict[str, object]:
+    return {part.name: getattr(state, part.name) for part in dataclasses.fields(state)}
 
 
 def _from_version_1(plain: Mapping[str, Any], ended_by_callback: bool) -> RunState:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
-from collections.abc import Callable, Mapping
-from typing import TypeGuard
+from collections.abc import Mapping
 
-from hf_compat.checkpoint.files import STATE_FILE_BYTES, read_json, short
+from hf_compat.checkpoint.fields import AMOUNT, COUNT, FLAG, MAPPING, NUMBER, TEXT, Kind, or_none, wrong_field
+from hf_compat.checkpoint.files import STATE_FILE_BYTES, read_json
 from hf_compat.errors import CheckpointError
 from hf_compat.hf.state import TrainerState
-
-Fits = Callable[[object], bool]
-_LARGEST_COUNT = 2**63
 
 
 def read_trainer_state(path: str | os.PathLike[str]) -> TrainerState:
     """Read a state that this package or `transformers` wrote.
 
     Raises:
-        CheckpointError: The file cannot be read, or a field has a value that no run writes; the message names it.
+        CheckpointError: The file cannot be read, or a field has a value that no run writes, or is missing; the message
+            names it.
     """
     values = read_json(path, STATE_FILE_BYTES)
     if not isinstance(values, dict):
@@ -29,40 +26,16 @@ def read_trainer_state(path: str | os.PathLike[str]) -> TrainerState:
     unknown = sorted(values.keys() - known)
     if unknown:
         raise _wrong(path, f"it has fields that are not known: {', '.join(map(repr, unknown))}")
-    for name, value in values.items():
-        expected, fits = _FIELDS[name]
-        if not fits(value):
-            raise _wrong(path, f"`{name}` is {short(value)}, not {expected}")
+    missing = [f"`{name}` is missing" for name in _NEEDED if name not in values]
+    wrong = wrong_field(values, _KINDS) or next(iter(missing), None)
+    if wrong is not None:
+        raise _wrong(path, wrong)
     return TrainerState(**values)
 
 
 def _wrong(path: str | os.PathLike[str], what: str) -> CheckpointError:
     text = f"{os.fspath(path)} is not a readable trainer state: {what}."
     return CheckpointError(f"{text}\n\nHint: resume from another checkpoint.")
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_COUNT
-
-
-def _is_amount(value: object) -> bool:
-    return _is_number(value) and 0 <= value < math.inf
-
-
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, dict)
 
 
 def _is_history(value: object) -> bool:
@@ -81,32 +54,26 @@ def _is_exported(state: Mapping[str, object]) -> bool:
     return all(isinstance(state.get(part, {}), dict) for part in ("args", "attributes"))
 
 
-def _or_none(fits: Fits) -> Fits:
-    return lambda value: value is None or fits(value)
-
-
-_COUNT = ("a whole number from 0 on", _is_count)
-_AMOUNT = ("a number from 0 on", _is_amount)
-_FLAG = ("true or false", _is_flag)
-_FIELDS: dict[str, tuple[str, Fits]] = {
-    "epoch": _AMOUNT,
-    "global_step": _COUNT,
-    "max_steps": _COUNT,
-    "logging_steps": _AMOUNT,  # 0 is right where a run does not log by updates
-    "eval_steps": _AMOUNT,
-    "save_steps": _AMOUNT,
-    "train_batch_size": ("a whole number from 0 on, or null", _or_none(_is_count)),
-    "num_train_epochs": _COUNT,
-    "num_input_tokens_seen": _COUNT,
-    "total_flos": _AMOUNT,
-    "log_history": ("a list of logs", _or_none(_is_history)),
-    "best_metric": ("a number or null", _or_none(_is_number)),
-    "best_global_step": ("a whole number from 0 on, or null", _or_none(_is_count)),
-    "best_model_checkpoint": ("a path or null", _or_none(_is_text)),
-    "is_local_process_zero": _FLAG,
-    "is_world_process_zero": _FLAG,
-    "is_hyper_param_search": _FLAG,
-    "trial_name": ("text or null", _or_none(_is_text)),
-    "trial_params": ("a mapping or null", _or_none(_is_mapping)),
-    "stateful_callbacks": ("states by class name", _or_none(_are_states)),
+_KINDS: dict[str, Kind] = {
+    "epoch": AMOUNT,
+    "global_step": COUNT,
+    "max_steps": COUNT,
+    "logging_steps": AMOUNT,  # 0 is right where a run does not log by updates
+    "eval_steps": AMOUNT,
+    "save_steps": AMOUNT,
+    "train_batch_size": or_none(COUNT),
+    "num_train_epochs": COUNT,
+    "num_input_tokens_seen": COUNT,
+    "total_flos": AMOUNT,
+    "log_history": or_none(("a list of logs", _is_history)),
+    "best_metric": or_none(NUMBER),
+    "best_global_step": or_none(COUNT),
+    "best_model_checkpoint": or_none(("a path", TEXT[1])),
+    "is_local_process_zero": FLAG,
+    "is_world_process_zero": FLAG,
+    "is_hyper_param_search": FLAG,
+    "trial_name": or_none(TEXT),
+    "trial_params": or_none(MAPPING),
+    "stateful_callbacks": or_none(("states by class name", _are_states)),
 }
+_NEEDED = ("global_step",)  # what every release writes, and nothing can be worked out without

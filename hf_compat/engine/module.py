@@ -17,8 +17,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.checkpoint.forms import check_weights
-from hf_compat.checkpoint.lightning_io import OWN_KEY, HFCheckpointIO
+from hf_compat.checkpoint.lightning_form import OWN_KEY
+from hf_compat.checkpoint.lightning_io import HFCheckpointIO
 from hf_compat.checkpoint.reading import COMPILED, names_of, plain_names
+from hf_compat.checkpoint.taken_over import check_optimizer_took_over, check_schedule_took_over
 from hf_compat.data.tree import find_batch_size
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
@@ -142,6 +144,7 @@ class WindowModule(pl.LightningModule):
     def on_train_start(self) -> None:
         """Continue where the run of a Lightning checkpoint, or of an HF folder, ended."""
         load_waiting_data_states(self.trainer)
+        self._check_what_was_taken_over()
         resume, self._resume = self._resume, None
         windows = self.trainer.train_dataloader
         if resume is None or not isinstance(windows, Windows):
@@ -151,6 +154,16 @@ class WindowModule(pl.LightningModule):
             start_from(self.trainer, windows.next_epoch, int(resume["updates"]))
         elif self.trainer.current_epoch > windows.next_epoch:
             windows.finish_epoch()  # behind an epoch's last update Lightning goes on with the next one
+
+    def _check_what_was_taken_over(self) -> None:
+        """Look at what Lightning has handed the states of a checkpoint to: a step would fail, or go wrong, on less."""
+        path = self.trainer.ckpt_path
+        if path is None:
+            return
+        for optimizer in self.trainer.optimizers:
+            check_optimizer_took_over(str(path), optimizer)
+        for config in self.trainer.lr_scheduler_configs:
+            check_schedule_took_over(str(path), config.scheduler)
 
     def on_fit_start(self) -> None:
         """Let the forward and backward passes of the steps go through Lightning's strategy."""

@@ -6,10 +6,11 @@ In a run of one process every function returns what that process has. Lightning'
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -254,3 +255,30 @@ def agree(error: BaseException | None) -> None:
     others = [f"rank {rank}: {text}" for rank, text in enumerate(failed) if text is not None]
     if others:
         raise ProcessError("Another process of this run has failed.\n\n" + "\n".join(others))
+
+
+@contextlib.contextmanager
+def failing_together(kind: type[Exception], is_wanted: bool = True) -> Iterator[None]:
+    """Let an error of one process be one of all: the same kind of error, so that all of them go on in the same way.
+
+    Args:
+        kind: The errors that are shared. One of another kind is raised by its own process only.
+        is_wanted: Whether to wait for the other processes at all; the same on all of them.
+
+    Raises:
+        Exception: This process's own error, or one of `kind` that names the ranks that have failed.
+    """
+    failed: Exception | None = None
+    try:
+        yield
+    except kind as error:
+        failed = error
+    told = gather_objects(None if failed is None else str(failed).partition("\n")[0]) if is_wanted else []
+    if failed is not None:
+        try:
+            raise failed
+        finally:
+            del failed  # a frame that holds its own error keeps everything in it alive
+    others = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text is not None]
+    if others:
+        raise kind("; ".join(others))

@@ -93,6 +93,7 @@ class TrainerBase:
     _callback_order: CallbackOrder
     _evaluation_averages: StepAverages
     _is_prepared: bool
+    _is_loading = False  # whether a checkpoint is being loaded: nothing of this call is trained yet
 
     # What `transformers` keeps on its Trainer and subclasses read or write there: it belongs to the run.
     @property

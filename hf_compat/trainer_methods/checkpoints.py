@@ -39,6 +39,7 @@ from hf_compat.checkpoint.reading import (
     read_torch_file,
 )
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, RunState
+from hf_compat.checkpoint.taken_over import check_schedule_took_over
 from hf_compat.checkpoint.trainer_state import read_trainer_state
 from hf_compat.engine.windows import as_plain
 from hf_compat.errors import CheckpointWriteError, HfCompatError, warn_once
@@ -399,6 +400,7 @@ class CheckpointMethods(OutputFolderMethods):
         functions = {} if own is None else {"lr_lambdas": [None] * len(own)}
         with fitting(schedule):
             self.lr_scheduler.load_state_dict({**functions, **content})
+        check_schedule_took_over(schedule, self.lr_scheduler)
 
     def _load_optimizer(self, checkpoint: str) -> bool:
         with fitting(f"The optimizer's state in {checkpoint}"):

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.interop.transformers_models import align_special_tokens, check_trainable
+from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.inspection import number_of_arguments
 from hf_compat.runtime.seeding import enable_full_determinism, set_seed
 from hf_compat.trainer_methods.base import Trial
@@ -81,6 +82,7 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
         self._enable_activation_checkpointing()
         align_special_tokens(self.model, self.processing_class)
         if checkpoint is not None:
-            self._load_from_checkpoint(checkpoint)
+            with failing_together(CheckpointError):
+                self._load_from_checkpoint(checkpoint)
             if self.args.auto_find_batch_size:
                 self._train_batch_size = read_state(checkpoint).train_batch_size or self._train_batch_size

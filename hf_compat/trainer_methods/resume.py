@@ -6,18 +6,19 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import cast
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.files import naming
+from hf_compat.checkpoint.files import first_line, naming
 from hf_compat.checkpoint.headers import misfitting_weights
-from hf_compat.checkpoint.lightning_io import to_hf
-from hf_compat.checkpoint.reading import read_torch_file
+from hf_compat.checkpoint.lightning_io import read_lightning, to_hf
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.checkpoint.run_state import ResumePoint, RunState, resume_point
 from hf_compat.errors import CheckpointError, HfCompatError
+from hf_compat.hf.outputs import TrainOutput
 from hf_compat.hf.state import TrainerState, is_exportable
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.plan.run_counts import RunCounts
@@ -32,41 +33,70 @@ from hf_compat.training_run.run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
+_NONE: Mapping[str, str] = MappingProxyType({})
+
 
 class ResumeMethods(WindowMethods, CheckpointMethods):
     """How a run begins: at its first update, or where a checkpoint stood."""
 
+    def _with_checkpoint(self, wanted: str | bool | None, train: Callable[[str | None], TrainOutput]) -> TrainOutput:
+        """Train from a checkpoint; the automatic resume goes on with an older one where one turns out not to load."""
+        is_automatic, given_optimizer = wanted is True or not wanted, self.optimizer
+        unloadable: dict[str, str] = {}
+        while True:
+            with self._resolved_checkpoint(wanted, unloadable) as checkpoint:
+                try:
+                    self._is_loading = checkpoint is not None
+                    return train(checkpoint)
+                except CheckpointError as error:
+                    if not is_automatic or checkpoint is None or not self._is_loading:
+                        raise
+                    unloadable[checkpoint] = first_line(error).removesuffix(".")
+                finally:
+                    self._is_loading = False
+            self.optimizer = given_optimizer  # one that was made for this may have taken over a part
+
     @contextlib.contextmanager
-    def _resolved_checkpoint(self, wanted: str | bool | None) -> Iterator[str | None]:
-        """Give the folder to go on from; one that is made of a Lightning checkpoint is there while it is read from."""
+    def _resolved_checkpoint(
+        self, wanted: str | bool | None, unloadable: Mapping[str, str] = _NONE
+    ) -> Iterator[str | None]:
+        """Give the folder to go on from; one that is made of a Lightning checkpoint is there while it is read from.
+
+        Args:
+            wanted: What is asked for; True takes the newest.
+            unloadable: Folders that were tried, and why they cannot be loaded.
+        """
         if isinstance(wanted, bool) or not wanted or not os.path.isfile(str(wanted)):
-            yield self._resolve_checkpoint(wanted)
+            yield self._resolve_checkpoint(wanted, unloadable)
             return
         with tempfile.TemporaryDirectory(prefix="hf_compat_") as place:
             folder = os.path.join(place, "checkpoint")
             with naming(str(wanted)):
-                agree(_error_of(lambda: to_hf(read_torch_file(str(wanted)), folder)))
+                agree(_error_of(lambda: to_hf(read_lightning(str(wanted)), folder)))
                 self._refuse_misfits(folder)
                 yield folder
 
-    def _resolve_checkpoint(self, wanted: str | bool | None) -> str | None:
+    def _resolve_checkpoint(self, wanted: str | bool | None, unloadable: Mapping[str, str] = _NONE) -> str | None:
         if not wanted and broadcast_object(slurm.is_requeued(str(self.args.output_dir))):
             logger.warning("SLURM has started this job again: training goes on from the newest checkpoint.")
             wanted = True
         if wanted is None or wanted is False:
             return None
         if wanted is True:
-            return self._newest_checkpoint(str(self.args.output_dir))
+            return self._newest_checkpoint(str(self.args.output_dir), unloadable)
         agree(_error_of(lambda: self._check_checkpoint(str(wanted))))
         return str(wanted)
 
-    def _newest_checkpoint(self, folder: str) -> str:
+    def _newest_checkpoint(self, folder: str, unloadable: Mapping[str, str] = _NONE) -> str:
         """Finish what a killed save has left, then return the newest whole checkpoint; the first process looks."""
         found: list[str] = []
 
+        def judge(path: str) -> list[str]:
+            return [f"it cannot be loaded ({unloadable[path]})"] if path in unloadable else self._problems(path)
+
         def look() -> None:
             manifest.recover(folder)
-            last = manifest.newest_checkpoint(folder, self._problems) if os.path.isdir(folder) else None
+            last = manifest.newest_checkpoint(folder, judge) if os.path.isdir(folder) else None
             if last is None:
                 raise CheckpointError(
                     f"No valid checkpoint found in output directory ({folder}).\n\n"

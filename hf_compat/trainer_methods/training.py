@@ -24,7 +24,7 @@ from hf_compat.engine.internals import (
 )
 from hf_compat.engine.precision import ForwardPrecision, wrap_forward
 from hf_compat.engine.strategies import model_state_of, wrapped_model
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.outputs import TrainOutput
 from hf_compat.interop.transformers_models import is_pretrained_model
@@ -33,7 +33,7 @@ from hf_compat.plan.rank_arguments import differences, shared_arguments
 from hf_compat.plan.run_counts import RunCounts
 from hf_compat.plan.translate import translate
 from hf_compat.runtime import slurm
-from hf_compat.runtime.collectives import gather_objects, limit_waiting
+from hf_compat.runtime.collectives import failing_together, gather_objects, limit_waiting
 from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.trainer_methods.base import Trial
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
@@ -67,10 +67,11 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods):
         counts = self.set_initial_training_values(args, loader)
         if args.world_size > 1:
             self._refuse_differences({"updates that the training data give": repr(counts.max_updates)}, "training data")
-        self._init_training_state(counts, resume_from_checkpoint, trial)
         if self._created_lr_scheduler:  # its length may be another one this time
             self.lr_scheduler, self._created_lr_scheduler = None, False
-        self._run = run = self._begin_run(loader, counts, resume_from_checkpoint)
+        with failing_together(CheckpointError, self._is_loading):
+            self._init_training_state(counts, resume_from_checkpoint, trial)
+            self._run = run = self._begin_run(loader, counts, resume_from_checkpoint)
         run.trial, run.ignore_keys_for_eval = trial, ignore_keys_for_eval
         with self._limited_time():
             run.flags = self._flag_agreement()
@@ -183,14 +184,21 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods):
         limit_waiting(self.args.ddp_timeout)
         self.model_wrapped = wrapped_model(run.lightning_trainer.strategy, self.model)
         self._fit_model_state = model_state_of(run.lightning_trainer.strategy, self.model)
+        with failing_together(CheckpointError, self._is_loading):
+            self._load_states(run)
+        self._is_loading = False
+        handler = self.callback_handler
+        handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
+        handler.train_dataloader = run.loader
+
+    def _load_states(self, run: TrainingRun) -> None:
+        """Load what the optimizer, the schedule, the scaler and Lightning callbacks held."""
+        assert run.lightning_trainer is not None and run.module is not None  # it is fitting
         if run.checkpoint is not None:
             self._load_optimizer_and_scheduler(run.checkpoint)
             self._load_scaler(run.checkpoint)
         if run.resumed is not None:
             give_back_states(self._lightning_callbacks, run.resumed, run.lightning_trainer, run.module)
-        handler = self.callback_handler
-        handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
-        handler.train_dataloader = run.loader
 
     def _finalize_training(self, trial: Trial, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the run's summary, load the best model, rotate, and tell that training is over."""

@@ -30,7 +30,7 @@ def folder(tmp_path):
     path = tmp_path / "out" / "checkpoint-2"
     path.mkdir(parents=True)
     torch.save({"a": torch.ones(2)}, path / "pytorch_model.bin")
-    (path / "trainer_state.json").write_text("{}")
+    (path / "trainer_state.json").write_text('{"global_step": 2}')
     manifest.seal(str(path))
     (tmp_path / "victim.txt").write_text("victim")
     (tmp_path / "out" / "victim.txt").write_text("victim")

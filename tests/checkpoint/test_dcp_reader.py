@@ -82,7 +82,7 @@ def test_a_value_cannot_run_code(folder, tmp_path, part, key, form):
     store_as_bytes(folder / part, key, content)
     with pytest.raises(CheckpointError, match=rf"{part}.* (cannot be read|holds no plain value|is damaged)"):
         load(folder)
-    (folder / "trainer_state.json").write_text("{}")
+    (folder / "trainer_state.json").write_text('{"global_step": 2}')
     manifest.seal(str(folder))
     found = manifest.problems(str(folder))
     assert any("holds no plain value" in problem or "is damaged" in problem for problem in found)

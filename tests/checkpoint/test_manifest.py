@@ -106,7 +106,7 @@ def test_tidying_removes_leftovers_only(folder, tmp_path):
 
 @pytest.mark.parametrize("cut", [0, 4, 30, -1])
 def test_safetensors_that_are_cut_off(tmp_path, cut):
-    (tmp_path / "trainer_state.json").write_text("{}")
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 2}')
     path = tmp_path / "model.safetensors"
     save_file({"weight": torch.ones(100)}, path)
     assert manifest.problems(str(tmp_path)) == []

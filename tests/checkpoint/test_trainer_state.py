@@ -57,7 +57,7 @@ def test_what_is_no_state(tmp_path, content):
 def test_a_checkpoint_with_a_wrong_field_is_passed_over(tmp_path, field, value):
     from hf_compat.checkpoint import manifest
 
-    for step, values in ((2, {}), (4, {field: value})):
+    for step, values in ((2, {"global_step": 2}), (4, {field: value})):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         (folder / "trainer_state.json").write_text(json.dumps(values))

@@ -18,6 +18,7 @@ from hf_compat.checkpoint.model_state.shards import (
     read_optimizer_shards,
 )
 from hf_compat.checkpoint.reading import LoadResult, Weights, read_torch_file, read_weights
+from hf_compat.checkpoint.taken_over import check_optimizer_took_over
 
 OptimizerState = dict[str, Any]  # what `Optimizer.state_dict()` returns: each optimizer has its own values
 
@@ -103,6 +104,7 @@ class TorchState(ModelState):
     def load_optimizer(self, folder: str, optimizer: torch.optim.Optimizer) -> bool:
         if has_optimizer_shards(folder):
             read_optimizer_shards(folder, self.model, optimizer)
+            check_optimizer_took_over(folder, optimizer)
             return True
         path = Contents(folder).find(names.OPTIMIZER_NAME)
         if path is None:
@@ -110,6 +112,7 @@ class TorchState(ModelState):
         content = read_torch_file(path)
         check_optimizer(path, content)
         self._set_optimizer_state(optimizer, content)
+        check_optimizer_took_over(path, optimizer)
         return True
 
     @abc.abstractmethod

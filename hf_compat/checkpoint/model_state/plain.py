@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint.forms import check_moments
 from hf_compat.checkpoint.model_state.base import OptimizerState, TorchState, WeightsWriter
 from hf_compat.checkpoint.reading import LoadResult, Weights, names_of
 
@@ -40,4 +39,3 @@ class PlainState(TorchState):
 
     def _set_optimizer_state(self, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
         optimizer.load_state_dict(state)
-        check_moments(names.OPTIMIZER_NAME, optimizer)

@@ -1,0 +1,257 @@
+"""What is whole on disk and turns out not to load: the automatic resume goes on with the next older checkpoint."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import toy
+
+from hf_compat import HFDataModule, HFModule, Trainer
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.convert import convert
+from hf_compat.errors import CheckpointError
+
+sys.path.append(str(Path(__file__).parents[1] / "faults"))
+
+import damage
+import payloads
+
+VALUES = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
+
+
+def train(args, resume=None, **parts):
+    torch.manual_seed(5)
+    trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(16), **parts)
+    trainer.train(resume_from_checkpoint=resume)
+    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def change(folder, file, place, new):
+    """Put another value into a file, and list the folder's files again: it looks whole."""
+    path = folder / file
+    content = torch.load(path, weights_only=True)
+    torch.save(damage.changed(content, place, new), path)
+    payloads.sealed(folder)
+
+
+def written(make_args, tmp_path):
+    train(make_args(**VALUES))
+    return tmp_path / "out"
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+UNLOADABLE = [
+    ("optimizer.pt", ("state", 2, "exp_avg"), damage.REMOVED, "lacks `exp_avg`"),
+    ("optimizer.pt", ("state", 5), {"x": 1}, "does not fit: KeyError: 'step'"),
+    ("optimizer.pt", ("state", 5, "exp_avg"), torch.zeros(9), "different shapes"),
+    ("optimizer.pt", ("param_groups", 1, "params"), [], "which is in no group"),
+    ("scheduler.pt", ("_last_lr",), [], "`_last_lr` is [], and the optimizer has 2 groups"),
+    ("scheduler.pt", ("base_lrs",), [], "`base_lrs` is [], and the optimizer has 2 groups"),
+    ("run_state.pt", ("data", "rng"), [], "`rng` has [] in place of random states"),
+    ("run_state.pt", ("data", "is_open"), None, "`is_open` is None, not true or false"),
+    ("run_state.pt", ("learning_rate",), "x", "`learning_rate` is 'x', not a number, or null"),
+    ("run_state.pt", ("knows_epoch_end",), 3, "`knows_epoch_end` is 3, not true or false"),
+]
+
+
+@pytest.mark.parametrize(("file", "place", "new", "message"), UNLOADABLE)
+def test_what_cannot_be_loaded_is_passed_over(make_args, tmp_path, caplog, file, place, new, message):
+    out = written(make_args, tmp_path)
+    change(out / "checkpoint-6", file, place, new)
+    args = make_args(**{**VALUES, "max_steps": 8})
+    with pytest.raises(CheckpointError) as caught:
+        train(args, str(out / "checkpoint-6"))
+    assert message in str(caught.value)
+    with caplog.at_level(logging.WARNING, "hf_compat"):
+        found = train(args, True)
+    assert "checkpoint-6 is not whole and is skipped" in caplog.text and message in caplog.text
+    shutil.rmtree(out / "checkpoint-6")
+    assert same(found, train(args, str(out / "checkpoint-4")))
+
+
+def test_an_optimizer_of_the_users_goes_on_from_the_older_one(make_args, tmp_path):
+    def mine():
+        torch.manual_seed(5)
+        model = toy.Classifier()
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def run(resume):
+        model, optimizer = mine()
+        args = make_args(**{**VALUES, "max_steps": 6 if resume is None else 8})
+        trainer = Trainer(model, args, train_dataset=toy.rows(16), optimizers=(optimizer, None))
+        trainer.train(resume_from_checkpoint=resume)
+        assert trainer.optimizer is optimizer
+        return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    run(None)
+    out = tmp_path / "out"
+    change(out / "checkpoint-6", "scheduler.pt", ("_last_lr",), [])
+    expected = run(str(out / "checkpoint-4"))
+    shutil.rmtree(out / "checkpoint-8")
+    change(out / "checkpoint-6", "scheduler.pt", ("_last_lr",), [])  # it was written again
+    assert same(run(True), expected)
+
+
+def test_where_none_can_be_loaded_an_error_says_so(make_args, tmp_path, caplog):
+    out = written(make_args, tmp_path)
+    for step in (2, 4, 6):
+        change(out / f"checkpoint-{step}", "scheduler.pt", ("_last_lr",), [])
+    with caplog.at_level(logging.WARNING, "hf_compat"), pytest.raises(CheckpointError, match="No valid checkpoint"):
+        train(make_args(**{**VALUES, "max_steps": 8}), True)
+    assert all(f"checkpoint-{step} is not whole" in caplog.text for step in (2, 4, 6))
+
+
+def test_an_error_while_training_is_no_reason_to_go_on_with_another(make_args, tmp_path):
+    from hf_compat import TrainerCallback
+
+    class Fails(TrainerCallback):
+        begun = 0
+
+        def on_train_begin(self, args, state, control, **kwargs):
+            self.begun += 1
+            raise CheckpointError("of the user's")
+
+    written(make_args, tmp_path)
+    fails = Fails()
+    with pytest.raises(CheckpointError, match=r"of the user's"):
+        train(make_args(**{**VALUES, "max_steps": 8}), True, callbacks=[fails])
+    assert fails.begun == 1
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("part", [payloads.shards.MODEL_FOLDER, payloads.shards.OPTIMIZER_FOLDER])
+def test_shards_that_do_not_load_are_passed_over(make_args, tmp_path, part):
+    torch.manual_seed(5)
+    trainer = Trainer(toy.Classifier(), make_args(**VALUES), train_dataset=toy.rows(16))
+    trainer.train()
+    last = tmp_path / "out" / "checkpoint-6"
+    payloads.shards.write_model_shards(str(last), trainer.model)
+    payloads.shards.write_optimizer_shards(str(last), trainer.model, trainer.optimizer)
+    for name in ("model.safetensors", "optimizer.pt"):
+        (last / name).unlink()
+
+    def rename(index):
+        key = damage.first_tensor(index)
+        place = next(place for place in index.storage_data if place.fqn == key)
+        index.state_dict_metadata[key + "x"] = index.state_dict_metadata.pop(key)
+        index.storage_data[type(place)(key + "x", place.offset)] = index.storage_data.pop(place)
+
+    damage.change_index(last / part / ".metadata", rename)
+    payloads.sealed(last)
+    args = make_args(**{**VALUES, "max_steps": 8})
+    found = train(args, True)
+    shutil.rmtree(last)
+    assert same(found, train(args, str(tmp_path / "out" / "checkpoint-4")))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("another dtype", "holds another tensor as"), ("a tensor that is bytes", "holds a tensor as")],
+)
+def test_shards_of_another_kind_than_their_index_says_are_not_converted(tmp_path, kind, message):
+    model = toy.Classifier()
+    (tmp_path / "source").mkdir()
+    payloads.shards.write_model_shards(str(tmp_path / "source"), model)
+    source = tmp_path / "source" / payloads.shards.MODEL_FOLDER
+    convert(str(source), str(tmp_path / "right"))
+    damage.change_index(source / ".metadata", damage.INDEX_CHANGES[kind])
+    with pytest.raises(CheckpointError, match=message):
+        convert(str(source), str(tmp_path / "wrong"))
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_a_state_without_its_update_is_not_update_0(make_args, tmp_path):
+    out = written(make_args, tmp_path)
+    (out / "checkpoint-6" / "trainer_state.json").write_text("{}")
+    payloads.sealed(out / "checkpoint-6")
+    args = make_args(**{**VALUES, "max_steps": 8})
+    with pytest.raises(CheckpointError, match=r"trainer_state\.json is not a readable trainer state: `global_step` is"):
+        train(args, str(out / "checkpoint-6"))
+    found = train(args, True)
+    shutil.rmtree(out / "checkpoint-6")
+    assert same(found, train(args, str(out / "checkpoint-4")))
+
+
+def test_parameters_without_a_state_are_told_of(make_args, tmp_path, caplog):
+    out = written(make_args, tmp_path)
+    args = make_args(**{**VALUES, "max_steps": 8})
+    with caplog.at_level(logging.WARNING, "hf_compat"):
+        train(args, str(out / "checkpoint-6"))
+    assert "start anew" not in caplog.text
+    change(out / "checkpoint-6", "optimizer.pt", ("state", 0), damage.REMOVED)
+    with caplog.at_level(logging.WARNING, "hf_compat"):
+        train(args, str(out / "checkpoint-6"))
+    assert "no state of the optimizer for 1 of" in caplog.text and "start anew" in caplog.text
+
+
+# ---- Lightning's own files ----
+
+FILES = [
+    (("hf_compat", "windows"), "x", "The position of the data is 'x', not fields"),
+    (("hf_compat", "windows", "rng", "cpu"), "x", "`rng` has random states of"),
+    (("hf_compat", "windows", "epoch"), -1, "`epoch` is -1, not a whole number"),
+    (("hf_compat", "updates"), "x", "without a number of updates"),
+    (("hf_compat",), [1], "without a number of updates"),
+    (("lr_schedulers",), damage.REMOVED, "`lr_schedulers` is missing"),
+    (("optimizer_states",), damage.REMOVED, "`optimizer_states` is missing"),
+    (("optimizer_states", 0, "state", 0, "exp_avg"), damage.REMOVED, "`exp_avg`"),
+    (("lr_schedulers", 0, "_last_lr"), [], "`_last_lr` is []"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+@pytest.mark.parametrize("use", ["fit", "convert", "train"])
+@pytest.mark.parametrize(("place", "new", "message"), FILES)
+def test_a_field_of_a_lightning_checkpoint_is_named(make_args, tmp_path, use, place, new, message):
+    import lightning.pytorch as pl
+
+    train(make_args(**VALUES))
+    path = tmp_path / "it.ckpt"
+    convert(str(tmp_path / "out" / "checkpoint-4"), str(path))
+    content = torch.load(path, weights_only=True)
+    torch.save(damage.changed(content, place, new), path)
+    options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    args = make_args()
+    uses = {
+        "fit": lambda: pl.Trainer(max_epochs=2, enable_checkpointing=False, **options).fit(
+            HFModule(toy.Classifier(), args), HFDataModule(args, toy.rows(16)), ckpt_path=str(path)
+        ),
+        "convert": lambda: convert(str(path), str(tmp_path / "converted")),
+        "train": lambda: train(make_args(**{**VALUES, "max_steps": 8}), str(path)),
+    }
+    if use == "convert" and len(place) > 1 and place[0] != "hf_compat":
+        assert uses["convert"]()  # what the optimizer needs is not known here
+        return
+    with pytest.raises(CheckpointError) as caught:
+        uses[use]()
+    assert message in str(caught.value) and "it.ckpt" in str(caught.value)
+    assert not (tmp_path / "converted").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_a_lightning_checkpoint_that_is_gone_is_named(make_args, tmp_path):
+    import lightning.pytorch as pl
+
+    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False)
+    args, path = make_args(), tmp_path / "gone.ckpt"
+    with pytest.raises(CheckpointError, match=r"gone\.ckpt cannot be read"):
+        trainer.fit(HFModule(toy.Classifier(), args), HFDataModule(args, toy.rows(16)), ckpt_path=path)
+
+
+def test_states_are_read_that_transformers_wrote_long_ago(tmp_path):
+    """Fields that came later have their defaults; `global_step` was there from the beginning."""
+    from hf_compat.checkpoint.trainer_state import read_trainer_state
+
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"epoch": 1.0, "global_step": 3, "log_history": []}))
+    assert read_trainer_state(tmp_path / "trainer_state.json").global_step == 3
+    manifest.seal(str(tmp_path))
