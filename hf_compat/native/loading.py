@@ -18,7 +18,8 @@ from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.contents import MANIFEST_NAME, Contents
 from hf_compat.checkpoint.files import read_json
 from hf_compat.checkpoint.headers import missing_adapter_weights
-from hf_compat.checkpoint.lightning_io import OWN_KEY, PREFIX, HFCheckpointIO, LightningCheckpoint
+from hf_compat.checkpoint.lightning_form import OWN_KEY, LightningCheckpoint
+from hf_compat.checkpoint.lightning_io import PREFIX, HFCheckpointIO
 from hf_compat.checkpoint.reading import COMPILED, check_adapter, read_torch_file, read_weights
 from hf_compat.engine.internals import given_hyperparameters, load_state, restricted_classmethod
 from hf_compat.engine.module import WindowModule

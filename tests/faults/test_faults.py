@@ -137,7 +137,7 @@ def test_the_last_checkpoint_is_found_between_two_renames(whole):
     assert get_last_checkpoint(whole) == str(whole / "checkpoint-8")
 
 
-def test_rotation_deletes_only_what_it_wrote(make_args, tmp_path):
+def test_rotation_deletes_this_runs_checkpoints_and_no_others(make_args, tmp_path):
     folder = tmp_path / "out"
     foreign = folder / "checkpoint-1"
     foreign.mkdir(parents=True)
@@ -151,8 +151,8 @@ def test_rotation_deletes_only_what_it_wrote(make_args, tmp_path):
     trainer = make(make_args, folder, save_total_limit=2, num_train_epochs=1)
     trainer.add_callback(Note)
     trainer.train()
-    assert {path.name for path in folder.iterdir()} == {"checkpoint-1", "checkpoint-2", "checkpoint-6", "checkpoint-8"}
-    assert [path.name for path in (folder / "checkpoint-2").iterdir()] == ["notes.txt"]
+    assert {path.name for path in folder.iterdir()} == {"checkpoint-1", "checkpoint-6", "checkpoint-8"}
+    assert (foreign / "model.safetensors").read_bytes() == b"somebody else's"
     assert get_last_checkpoint(folder) == str(folder / "checkpoint-8")
 
 
