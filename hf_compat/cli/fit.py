@@ -6,40 +6,31 @@ line (`--learning_rate 5e-5`) are arguments; names of earlier releases are accep
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import io
-import json
 import os
 import re
 import sys
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 import numpy as np
-from jsonargparse import ArgumentParser, Namespace
 from torch import nn
 
-from hf_compat.cli.class_paths import Made, Spec, build, build_or_import
-from hf_compat.cli.configuration import ConfigAction, register
-from hf_compat.cli.parser import Value, read_plain
+from hf_compat.cli.class_paths import Made, Spec, build, build_or_import, import_path
 from hf_compat.cli.results import keep, keep_metrics
 from hf_compat.cli.scored_weights import (
     LAST,
-    MEANING,
     find_checkpoint,
     load_weights,
     pretrained_source,
     wanted_checkpoint,
 )
+from hf_compat.cli.sections import FIELDS, FUNCTIONS, OBJECTS, as_sections, default_of, make_parser
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
-from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, read_old
-from hf_compat.hf.value_types import parts_of, plain
-from hf_compat.plan.lightning_equivalents import ELSEWHERE, EQUIVALENTS, PASSED_ON, join
+from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.plan.lightning_equivalents import PASSED_ON, join
 from hf_compat.runtime.seeding import set_seed
 from hf_compat.runtime.text import is_secret, without_secrets
 
@@ -48,145 +39,6 @@ if TYPE_CHECKING:
     from hf_compat.trainer import Trainer
 
 Section = dict[str, Any]  # of a configuration: names and the values that the user gave them
-
-ANYTHING = Any  # a value that its reader checks, not the parser
-COMMANDS = {
-    "fit": "train, and evaluate where the arguments say so",
-    "validate": "evaluate `data.eval_dataset` with the weights of `--ckpt_path`",
-    "test": "test `data.test_dataset` with the weights of `--ckpt_path`, and print its metrics",
-    "predict": "predict `data.test_dataset` with the weights of `--ckpt_path`, and write predictions.npz",
-}
-_DATA = {
-    "train_dataset": "samples to train on",
-    "eval_dataset": "samples to evaluate on, or a mapping of such sets",
-    "test_dataset": "samples to test on",
-    "data_collator": "from a list of samples to a batch",
-    "processing_class": "tokenizer or processor: pads, and is saved with the model",
-}
-_FIELDS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
-_LISTS = {name for name, field in _FIELDS.items() if "list" in str(field.type)}
-_ARGUMENT_NAMES = {*_FIELDS, *OLD_NAMES, *OWN_ARGUMENTS}
-_FUNCTIONS = {
-    "compute_metrics": "function of an EvalPrediction, or a torchmetrics object",
-    "compute_loss_func": "from outputs, labels and num_items_in_batch to the loss",
-    "preprocess_logits_for_metrics": "applied to logits before they are kept",
-    "model_init": "makes the model, in place of `model`",
-    "optimizer_cls_and_kwargs": "an optimizer's class path and its keywords, in place of `args.optim`",
-}
-
-
-class ConfigParser(ArgumentParser):
-    """jsonargparse's parser; what it writes, to a file or the screen, holds no secret."""
-
-    def dump(self, cfg: Namespace, **kwargs: Any) -> str:  # of jsonargparse
-        """Return a configuration as text; tokens are left out, as a run of that file has to bring its own."""
-        text = _hide(cfg.clone())
-        return super().dump(text, **kwargs)
-
-
-def _hide(section: Namespace) -> Namespace:
-    """Take the values of secrets out of a configuration."""
-    for name, value in vars(section).items():
-        if isinstance(value, Namespace):
-            _hide(value)
-        else:
-            setattr(section, name, None if is_secret(name) else _without_tokens(value))
-    return section
-
-
-def _without_tokens(value: Value) -> Value:
-    if isinstance(value, dict):
-        return {key: None if is_secret(str(key)) else _without_tokens(item) for key, item in value.items()}
-    return [_without_tokens(item) for item in value] if isinstance(value, list) else value
-
-
-def make_parser(command: str) -> ArgumentParser:
-    """Return the parser of a command."""
-    parser = ConfigParser(
-        prog=f"hf-compat {command}", description=COMMANDS[command], exit_on_error=False, parser_mode=register()
-    )
-    parser.add_argument("-c", "--config", action=ConfigAction, help="YAML file with the sections below")
-    parser.add_argument("--model", type=nn.Module | dict[str, Any] | str | None, help="class path and arguments")
-    parser.add_argument("--ckpt_path", type=str | bool | None, default=None, help=MEANING)
-    parser.add_argument("--trainer_class", type=str, default="hf_compat.Trainer", help="Trainer, or a subclass's path")
-    for name, meaning in _DATA.items():
-        parser.add_argument(f"--data.{name}", type=ANYTHING, default=None, help=meaning)
-    for name, meaning in _FUNCTIONS.items():
-        parser.add_argument(f"--{name}", type=ANYTHING, default=None, help=meaning)
-    parser.add_argument("--callbacks", type=list[Any], default=[], help="HF and Lightning callbacks, in any mix")
-    _add_arguments(parser)
-    _add_trainer(parser)
-    return parser
-
-
-def _add_arguments(parser: ArgumentParser) -> None:
-    hints = typing.get_type_hints(TrainingArguments)
-    for name, field in _FIELDS.items():
-        meaning = field.metadata["help"]
-        # counts and truth values are read by the arguments themselves, which take `1e3` and `1` for them, too
-        kind = ANYTHING if {bool, int, type(None)}.issuperset(parts_of(hints[name])) else hints[name]
-        parser.add_argument(f"--args.{name}", type=kind, default=_default_of(field), help=meaning)
-    for name, meaning in OWN_ARGUMENTS.items():
-        parser.add_argument(f"--args.{name}", type=ANYTHING, default=False, help=meaning)
-    # accepted, but neither listed nor printed
-    for name in OLD_NAMES:
-        parser.add_argument(f"--args.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-
-
-def _add_trainer(parser: ArgumentParser) -> None:
-    for name in EQUIVALENTS:
-        parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=None, help="as the argument that says the same")
-    for name in PASSED_ON:
-        parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=None, help="handed to Lightning")
-    for name in ELSEWHERE:  # refused with a hint
-        parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-
-
-def as_sections(words: Sequence[str]) -> list[str]:
-    """Turn the words of an HF command line into those of the `args` section; others stay.
-
-    `--learning_rate 5e-5`, `--learning-rate=5e-5`, `--bf16` and `--no_bf16` are what they are in HF.
-    """
-    turned: list[str] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        name, equals, value = word.removeprefix("--").partition("=")
-        name = name.replace("-", "_")
-        if not word.startswith("--") or not {name, name.removeprefix("no_")} & _ARGUMENT_NAMES:
-            turned.append(word)
-        elif name not in _ARGUMENT_NAMES:
-            turned.append(f"--args.{name.removeprefix('no_')}=false")
-        else:
-            values = [value] if equals else _take_values(rest, takes_many=name in _LISTS)
-            turned.extend(_in_todays_words(name, _as_text(values, name in _LISTS) or "true"))
-    return turned
-
-
-def _take_values(rest: list[str], takes_many: bool) -> list[str]:
-    """Take the values of an option from the words after it: all up to the next option, or one."""
-    values: list[str] = []
-    while rest and not rest[0].startswith("--") and (takes_many or not values):
-        values.append(rest.pop(0))
-    return values
-
-
-def _as_text(values: list[str], is_list: bool) -> str:
-    return json.dumps(values) if is_list and values and not values[0].startswith("[") else "".join(values)
-
-
-def _in_todays_words(name: str, text: str) -> list[str]:
-    """Return an argument's word; of an old name, the words of today: they override a configuration file's."""
-    row = OLD_NAMES.get(name)
-    today = {} if row is None or row.inert or name in ATTRIBUTES_ONLY else row.translate(_value_of_old(name, text))
-    if not today:
-        return [f"--args.{name}={text}"]
-    values = {n: plain(value) for n, value in today.items()}
-    return [f"--args.{n}={value if isinstance(value, str) else json.dumps(value)}" for n, value in values.items()]
-
-
-def _value_of_old(name: str, text: str) -> Value:
-    return read_old(name, read_plain(text), checks_of(TrainingArguments, TrainingArguments))
 
 
 def _told(error: Exception, line: list[str]) -> str:
@@ -245,17 +97,36 @@ class Run:
         return model
 
     def _trainer(self, model: nn.Module | None, data: dict[str, Made]) -> Trainer:
-        functions = {name: getattr(self.config, name) for name in _FUNCTIONS}
+        functions = {name: getattr(self.config, name) for name in FUNCTIONS}
         chosen = {n: _function(spec, n) for n, spec in functions.items() if spec is not None}
-        callbacks = [build_or_import(spec, f"callbacks[{i}]") for i, spec in enumerate(self.config.callbacks)]
         trainer_class: type[Trainer] = build_or_import(self.config.trainer_class, "trainer_class")
-        trainer = trainer_class(model=model, args=self.args, callbacks=callbacks, **data, **chosen)
-        trainer.lightning_options = {
-            name: build_or_import(value, f"trainer.{name}") if name == "profiler" and "." in str(value) else value
-            for name, value in self.config.trainer.as_dict().items()
-            if name in PASSED_ON and value is not None
-        }
+        trainer = trainer_class(model=model, args=self.args, callbacks=self._callbacks(), **data, **chosen)
+        trainer.lightning_options = self._lightning_options()
         return trainer
+
+    def _callbacks(self) -> list[Made]:
+        """Make callbacks, and the loggers and callbacks of the `trainer` section: a Trainer has one list."""
+        made = [build_or_import(spec, f"callbacks[{i}]") for i, spec in enumerate(self.config.callbacks)]
+        for name in ("callbacks", "logger"):
+            given = self.config.trainer[name]
+            if isinstance(given, bool):
+                raise ArgumentError(
+                    f"`trainer.{name}={given}` is not set here.\n\nHint: `args.report_to` names trackers, or 'none'."
+                )
+            specs = given if isinstance(given, list) else [] if given is None else [given]
+            made += [build_or_import(spec, f"trainer.{name}[{i}]") for i, spec in enumerate(specs)]
+        return made
+
+    def _lightning_options(self) -> dict[str, Made]:
+        """Make what is handed to Lightning; a class path alone is called."""
+        options: dict[str, Made] = {}
+        for name in (*PASSED_ON, "plugins"):
+            spec = self.config.trainer[name]
+            is_path = isinstance(spec, str) and "." in spec and name == "profiler"
+            made = import_path(spec, f"trainer.{name}") if is_path else build(spec, f"trainer.{name}")
+            if made is not None:
+                options[name] = made() if isinstance(made, type) else made
+        return options
 
     def _find_checkpoint(self) -> None:
         """Find the checkpoint that is meant; what `fit` goes on from stands among the arguments that it keeps."""
@@ -354,20 +225,13 @@ def _arguments(config: Section, given: set[str]) -> TrainingArguments:
         given: Names of arguments that the user gave; a default gives way to an old name.
     """
     values = config["args"]
-    if given >= set(_FIELDS):  # a printed configuration holds the defaults as well
-        given = {name for name in given & set(_FIELDS) if values[name] != _default_of(_FIELDS[name])}
-    known = {name: value for name, value in values.items() if name in _FIELDS or name in OWN_ARGUMENTS}
+    if len(given & set(FIELDS)) > len(FIELDS) / 2:  # nobody writes so many: it was printed, defaults as well
+        given = {name for name in given & set(FIELDS) if values[name] != default_of(FIELDS[name])}
+    known = {name: value for name, value in values.items() if name in FIELDS or name in OWN_ARGUMENTS}
     old = {name: values[name] for name in OLD_NAMES if values.get(name) is not None}
-    args = join(config["trainer"], known, given)
-    left_out = {name for name in set(_FIELDS) - given if args[name] == _default_of(_FIELDS[name])}
+    args = join({n: value for n, value in config["trainer"].items() if n not in OBJECTS}, known, given)
+    left_out = {name for name in set(FIELDS) - given if args[name] == default_of(FIELDS[name])}
     return TrainingArguments(**{name: value for name, value in args.items() if name not in left_out}, **old)
-
-
-def _default_of(field: dataclasses.Field[Any]) -> Value:
-    if field.default is not dataclasses.MISSING:
-        return field.default
-    assert field.default_factory is not dataclasses.MISSING  # every argument has a default
-    return field.default_factory()
 
 
 def _data(spec: Spec, where: str) -> Made:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_compat.cli.fit import COMMANDS
 from hf_compat.cli.fit import main as run_configuration
 from hf_compat.cli.run import main as run_script
+from hf_compat.cli.sections import COMMANDS
 from hf_compat.errors import ArgumentError, HfCompatError
 
 if TYPE_CHECKING:
