@@ -30,7 +30,6 @@ from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.out_of_memory import run_with_fitting_batch_size
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.runtime.text import did_you_mean, shown
-from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.argument_checks import ArgumentChecks
 from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass, Trial
 from hf_compat.trainer_methods.callbacks import CallbackMethods
@@ -113,8 +112,9 @@ class Trainer(
         self.lightning_options = {} if lightning_options is None else lightning_options
         self._set_up_process(TrainingArguments("tmp_trainer") if args is None else adopt_arguments(args))
         self.model_init = model_init
-        self.accelerator = AcceleratorFacade(self.args)
-        self._set_model(self._resolve_model(model))
+        self.model = self._resolve_model(model)
+        self.create_accelerator_and_postprocess()
+        self._set_model(self.model)
         self._introspect()
         self._set_up_data(train_dataset, eval_dataset, data_collator, processing_class)
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
@@ -142,7 +142,6 @@ class Trainer(
         """Begin with a run in which nothing was trained, and with what outlives a run."""
         self.hp_name = self.hp_search_backend = self._trial = None
         self.deepspeed = None
-        self.gather_function = self.accelerator.gather_for_metrics
         self.lightning_trainer: pl.Trainer | None = None
         self.stop_signals = StopSignals()
         self._is_prepared = False
@@ -208,6 +207,7 @@ class Trainer(
         self, wanted: str | bool | None, trial: Trial, ignore_keys_for_eval: list[str] | None
     ) -> TrainOutput:
         def train(checkpoint: str | None) -> TrainOutput:
+            self._hp_search_setup(trial)
             self._prepare_model_for_training(checkpoint, trial)
             return run_with_fitting_batch_size(
                 self._inner_training_loop,

@@ -220,7 +220,7 @@ class LightningCallbackAdapter(TrainerCallback):
         self.trainer.training = True
         return self._answer(control)
 
-    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
+    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:  # type: ignore[override]  # metrics are among kwargs
         if self.trainer is None:
             self._make(args, state, kwargs["model"], kwargs.get("optimizer"), kwargs.get("lr_scheduler"))
         assert self.trainer is not None  # just made

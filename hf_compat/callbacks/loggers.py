@@ -87,7 +87,7 @@ class LoggerCallback(TrainerCallback):
             self.logger.log_metrics(logs, step=state.global_step)
             self.logger.save()
 
-    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
+    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:  # type: ignore[override]  # metrics are among kwargs
         if state.is_world_process_zero:
             self.logger.log_metrics(rewrite_logs(numbers_of(kwargs["metrics"])), step=state.global_step)
 

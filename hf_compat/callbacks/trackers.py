@@ -274,7 +274,7 @@ class WandbCallback(TrainerCallback):
     def _summary(self) -> dict[str, float | None]:
         return {k: v for k, v in numbers_of(dict(self._wandb.summary)).items() if not k.startswith("_")}
 
-    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
+    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:  # type: ignore[override]  # metrics are among kwargs
         if not self._is_set_up:
             self.setup(args, state, kwargs.get("model"))
         if state.is_world_process_zero:

@@ -82,6 +82,7 @@ class Windows:
         start: Where the run begins.
         load_folder_rng: Loads the random states of the checkpoint's own file, for checkpoints that say no more: once
             the first window after a skip is read, or before an epoch that starts at its beginning, as HF does.
+        restore_rng: Sets the random states to those of the position where the run goes on.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Windows:
         device: torch.device,
         start: ResumePoint | None = None,
         load_folder_rng: Callable[[], None] | None = None,
+        restore_rng: Callable[[PlainState], None] = write_rng,
     ) -> None:
         self.loader = loader
         self.read_window = read_window
@@ -102,6 +104,7 @@ class Windows:
         self.device = device
         self.saw_data = self._has_warned = False
         self._load_folder_rng = load_folder_rng
+        self._restore_rng = restore_rng
         self.start_at(start or ResumePoint())
 
     def __len__(self) -> int:
@@ -205,11 +208,11 @@ class Windows:
             restore = self._load_folder_rng if start.restores_folder_rng else None
             yield from self._new_epoch(start.skip_micro_batches, restore)
         elif not position.is_open:
-            yield from self._new_epoch(0, _writes(position.rng))
+            yield from self._new_epoch(0, self._restores(position.rng))
         elif start.epoch_is_over:
             self._enter(position)
             self._is_leaving = self._is_over = True
-            _writes(position.rng)()
+            self._restores(position.rng)()
         else:
             self._enter(position)
             yield from self._rest_of_epoch(position)
@@ -228,14 +231,15 @@ class Windows:
 
     def _rest_of_epoch(self, position: DataPosition) -> Iterator[Window]:
         # the order of the epoch is drawn again from the states that it was drawn from
-        _writes(position.epoch_rng)()
+        if position.epoch_rng is not None:
+            write_rng(position.epoch_rng)
         loader = self._move_to(position)
         micro_batches = self._begin(loader)
         if not isinstance(loader, PreparedDataLoader):
             sampler = getattr(loader, "batch_sampler", None)
             if isinstance(sampler, SkipFirstBatches):
                 sampler.prime()
-            _writes(position.rng)()
+            self._restores(position.rng)()
         yield from self._windows(micro_batches, position.micro_batches_done, None)
 
     def _move_to(self, position: DataPosition) -> Loader:
@@ -246,7 +250,7 @@ class Windows:
                     skip=done,
                     lookahead=position.lookahead,
                     source=position.source,
-                    after_start=_writes(position.rng),
+                    after_start=self._restores(position.rng),
                 )
             )
             return self.loader
@@ -254,6 +258,10 @@ class Windows:
             self.loader.load_state_dict(position.source)
             return self.loader
         return skip_first_batches(self.loader, done)
+
+    def _restores(self, rng: PlainState | None) -> Callable[[], None]:
+        """Return what sets the random states to those of the run's beginning; nothing where none were kept."""
+        return lambda: None if rng is None else self._restore_rng(rng)
 
     def _begin(self, loader: Loader) -> Iterator[Batch]:
         if hasattr(loader, "set_epoch"):
@@ -340,11 +348,6 @@ class WindowsWithoutLength(Windows):
 
     def __len__(self) -> int:
         raise TypeError("the training data has no length")
-
-
-def _writes(rng: PlainState | None) -> Callable[[], None]:
-    """Return what sets the random states; nothing where none were kept."""
-    return lambda: None if rng is None else write_rng(rng)
 
 
 def _state_of(loader: Any) -> Any:

@@ -26,6 +26,7 @@ from hf_compat.hf.enums import (
     SchedulerType,
 )
 from hf_compat.hf.legacy import OLD_NAMES, ArgumentValue, translate_legacy
+from hf_compat.hf.value_types import OPTIONS
 
 LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
 
@@ -111,6 +112,19 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, metaclass=AcceptOldNames
     """
 
     async_save: ClassVar[bool] = False
+
+    # Upstream's names that subclasses extend or read: fields that may come as JSON text, and plugins of Accelerate.
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [
+        "accelerator_config",
+        "fsdp_config",
+        "deepspeed",
+        "activation_checkpointing_kwargs",
+        "gradient_checkpointing_kwargs",
+        "lr_scheduler_kwargs",
+    ]
+    default_optim: ClassVar[str] = "adamw_torch_fused"
+    deepspeed_plugin: ClassVar[object] = None
+    fsdp_plugin_args: ClassVar[object] = None
 
     output_dir: str | None = _arg(None, "Folder for checkpoints and results; `trainer_output` where none is given.")
 
@@ -283,4 +297,27 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, metaclass=AcceptOldNames
 
     def __post_init__(self) -> None:
         normalise_arguments(self)
+        self._read_dicts()
+        self._validate_args()
+
+    def _read_dicts(self) -> None:
+        """Read what a subclass adds to `_VALID_DICT_FIELDS`: JSON text that a command line gave becomes a dict.
+
+        Raises:
+            ArgumentError: It is no JSON.
+        """
+        for name in set(self._VALID_DICT_FIELDS) - set(TrainingArguments._VALID_DICT_FIELDS):
+            value = getattr(self, name)
+            if isinstance(value, str) and value.startswith("{"):
+                setattr(self, name, ArgumentCheck(name, OPTIONS, None).read(value))
+
+    def _validate_args(self) -> None:
+        """Check the arguments together; a subclass may add to it.
+
+        Raises:
+            ArgumentError: Values that cannot work together.
+
+        Mirrors:
+            `transformers.TrainingArguments._validate_args`, 5.23.
+        """
         check_arguments(self)

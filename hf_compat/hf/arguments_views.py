@@ -53,6 +53,11 @@ class ArgumentViews:
         return choose_device(self.use_cpu, self._launch)
 
     @property
+    def _setup_devices(self) -> torch.device:
+        """The device, under the name by which upstream prepares it."""
+        return self.device
+
+    @property
     def n_gpu(self) -> int:
         """GPUs of this process: 1 or 0, never more (no `nn.DataParallel`)."""
         return int(self.device.type != "cpu")

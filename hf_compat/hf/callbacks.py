@@ -120,7 +120,14 @@ class TrainerCallback:
     def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After an evaluation; `metrics` holds its numbers."""
 
-    def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
+    def on_predict(
+        self,
+        args: Args,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Mapping[str, float] | None = None,
+        **kwargs: Kwarg,
+    ) -> Answer:
         """After a prediction; `metrics` holds its numbers."""
 
     def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
@@ -337,8 +344,8 @@ class CallbackHandler(TrainerCallback):
     def call_event(
         self, event: str, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
     ) -> TrainerControl:
-        """Call one event of every callback and return the control that holds afterwards."""
-        empty = _EMPTY[event]
+        """Call one event of every callback, a script's own too, and return the control that holds afterwards."""
+        empty = _EMPTY.get(event)
         visible: dict[str, Kwarg] | None = None
         for callback in list(self.callbacks):
             if self.active_ids is not None and id(callback) not in self.active_ids:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hf_compat.errors import ArgumentError, DataError
 from hf_compat.hf.arguments import TrainingArguments
@@ -12,9 +12,8 @@ from hf_compat.hf.arguments import TrainingArguments
 ENDLESS_EPOCHS = sys.maxsize
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunCounts:
-    """The counts of one run.
+class RunCounts(NamedTuple):
+    """The counts of one run, in the order of what upstream's `set_initial_training_values` returns.
 
     Args:
         num_train_epochs: Epochs that may begin; `ENDLESS_EPOCHS` where only updates count.
@@ -45,8 +44,7 @@ def make_run_counts(
     *,
     micro_batches: int | None,
     num_examples: int | None,
-    micro_batch_size: int,
-    world_size: int = 1,
+    total_train_batch_size: int,
 ) -> RunCounts:
     """Return the counts of a run.
 
@@ -54,8 +52,7 @@ def make_run_counts(
         args: The arguments: `max_steps`, `num_train_epochs`, `gradient_accumulation_steps` are read.
         micro_batches: Length of the training loader; None where it has none.
         num_examples: Samples of an epoch; read only where `micro_batches` is given.
-        micro_batch_size: Samples of a micro-batch of one process.
-        world_size: Processes.
+        total_train_batch_size: Samples of one update over all processes.
 
     Raises:
         ArgumentError: Data without a length, and no `max_steps` to end by.
@@ -65,7 +62,7 @@ def make_run_counts(
         `transformers.Trainer.set_initial_training_values`, 5.23.
     """
     window = args.gradient_accumulation_steps
-    samples_per_update = micro_batch_size * window * world_size
+    samples_per_update = total_train_batch_size
     if micro_batches is None:
         return _endless(args.max_steps, window, samples_per_update)
     if micro_batches == 0:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.callbacks.event_order import CallbackOrder
+from hf_compat.checkpoint.run_state import PlainState
 from hf_compat.data.types import Batch, Collator, DataSource
 from hf_compat.engine.module import WindowModule
 from hf_compat.hf.arguments import TrainingArguments
@@ -81,6 +82,7 @@ class TrainerBase:
     _signature_columns: list[str] | None
     _train_batch_size: int
     _created_lr_scheduler: bool
+    _exact_rng: PlainState | None = None  # while `_load_rng_state` is called for a place within the run
 
     # of a Trainer; native mode has none of these
     callback_handler: CallbackHandler

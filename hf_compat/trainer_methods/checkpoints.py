@@ -416,6 +416,9 @@ class CheckpointMethods(OutputFolderMethods):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Set all random generators to a checkpoint's states, where it has them."""
+        if self._exact_rng is not None:
+            write_rng(self._exact_rng)
+            return
         own, first = self._own(names.RNG_STATE_NAME), names.of_rank(names.RNG_STATE_NAME, 0, 2)
         places = [own, first, names.RNG_STATE_NAME]  # of another number of processes: the first one's
         if checkpoint is None:

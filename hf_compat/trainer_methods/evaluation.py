@@ -25,11 +25,12 @@ from hf_compat.plan.translate import translate
 from hf_compat.runtime.absent_ranks import naming_absent_ranks
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.nested import Nested
-from hf_compat.trainer_methods.base import Dataset, Loader, Metrics, TrainerBase
+from hf_compat.trainer_methods.base import Dataset, Loader, Metrics
+from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks
 from hf_compat.training_run.best_metric import check_tracked_value
 
 
-class EvaluationMethods(TrainerBase):
+class EvaluationMethods(UpstreamHooks):
     """The public methods and override points of evaluation."""
 
     _evaluated_name: str | None = None
@@ -151,6 +152,7 @@ class EvaluationMethods(TrainerBase):
             Predictions are joined once, at the end.
         """
         plan = translate(self.args, model_config=getattr(self.model, "config", None))
+        self._let_wrap_model(training=False)
         self._prepare_model(plan)
         self._enter_evaluation()
         self.callback_handler.eval_dataloader = dataloader

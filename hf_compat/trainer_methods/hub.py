@@ -61,18 +61,6 @@ class HubMethods(TrainerBase):
     def end(self) -> None:
         """Do nothing: every call of `train`, `evaluate` or `predict` has ended its own Lightning trainer."""
 
-    def get_tp_size(self) -> int:
-        """Return the devices that share a tensor: 1."""
-        return 1
-
-    def get_cp_size(self) -> int:
-        """Return the devices that share a sequence's context: 1."""
-        return 1
-
-    def get_sp_size(self) -> int:
-        """Return the devices that share a sequence: 1."""
-        return 1
-
     def push_to_hub(self, *args: object, **kwargs: object) -> NoReturn:
         """Refuse: pushing is not supported yet."""
         raise _unsupported("push_to_hub", "save_model() and push the folder with huggingface_hub")

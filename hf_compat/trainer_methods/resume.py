@@ -24,7 +24,6 @@ from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.plan.run_counts import RunCounts
 from hf_compat.runtime import slurm
 from hf_compat.runtime.collectives import agree, broadcast_object
-from hf_compat.runtime.rng import write_rng
 from hf_compat.trainer_methods.base import Loader, Trial
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods, read_state
 from hf_compat.trainer_methods.windows import WindowMethods
@@ -142,20 +141,37 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
             if strategy == "steps" and getattr(state, f"{name}_steps") == 0:
                 yield f"`{name}_steps` is 0 in trainer_state.json, and this run counts by it"
 
-    def _init_training_state(self, counts: RunCounts, checkpoint: str | None, trial: Trial) -> None:
-        """Set the state of a run, from a checkpoint where there is one."""
+    def _init_training_state(
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: str | None,
+        trial: Trial,
+    ) -> tuple[int, int]:
+        """Set the state of a run, from a checkpoint where there is one.
+
+        Returns:
+            Whole epochs that the checkpoint has behind it, and micro-batches of the next; `resume_point` knows better.
+
+        Mirrors:
+            `transformers.Trainer._init_training_state`, 5.23.
+        """
+        checkpoint = resume_from_checkpoint
         stateful = [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
         self.state = TrainerState(stateful_callbacks=stateful)
         self.state.train_batch_size = self._train_batch_size
         self.state.is_hyper_param_search = trial is not None
-        self.state.compute_steps(self.args, counts.max_updates)
+        self.state.compute_steps(self.args, max_steps)
         if checkpoint is not None:
             intervals = (self.state.logging_steps, self.state.eval_steps, self.state.save_steps)
             self.state = read_state(checkpoint)
             self._compare_with_checkpoint(intervals)
             self.state.best_model_checkpoint = self._best_of_resumed_state(checkpoint)
             self._load_callback_state()
-        self.state.init_training_references(self, counts.max_updates, counts.num_train_epochs, trial)
+        self.state.init_training_references(self, max_steps, num_train_epochs, trial)
+        epochs, updates = divmod(self.state.global_step, num_update_steps_per_epoch)
+        return epochs, 0 if self.args.ignore_data_skip else updates * self.args.gradient_accumulation_steps
 
     def _compare_with_checkpoint(self, intervals: tuple[float, float, float]) -> None:
         saved = (self.state.logging_steps, self.state.eval_steps, self.state.save_steps)
@@ -218,7 +234,7 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
     def _restore_rng(self, start: ResumePoint, checkpoint: str) -> None:
         """Set the random states to those of the checkpoint: what the script draws after training goes on from them."""
         if start.position is not None and start.position.rng is not None:
-            write_rng(start.position.rng)
+            self._let_load_rng_state(checkpoint, start.position.rng)
         else:
             self._load_rng_state(checkpoint)
 

@@ -139,7 +139,13 @@ class StepMethods(TrainerBase):
         return contextlib.nullcontext()
 
     def _prepare_input(self, data: Nested) -> Nested:
-        """Put nested tensors on this process's device."""
+        """Put nested tensors on this process's device; an override is asked about every part, as upstream."""
+        if type(self)._prepare_input is StepMethods._prepare_input:
+            return move_to_device(data, self.args.device)
+        if isinstance(data, Mapping):
+            return type(data)({key: self._prepare_input(part) for key, part in data.items()})  # type: ignore[call-arg]  # of the batch's own type
+        if isinstance(data, (tuple, list)):
+            return type(data)(self._prepare_input(part) for part in data)
         return move_to_device(data, self.args.device)
 
     def _prepare_inputs(self, inputs: Inputs) -> Inputs:

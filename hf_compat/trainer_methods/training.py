@@ -39,6 +39,7 @@ from hf_compat.trainer_methods.base import Trial
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.optimization import OptimizationMethods
 from hf_compat.trainer_methods.resume import ResumeMethods
+from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks
 from hf_compat.training_run.flags import NO_AGREEMENT, FlagAgreement
 from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.summary import run_summary
@@ -46,7 +47,7 @@ from hf_compat.training_run.summary import run_summary
 logger = logging.getLogger(__name__)
 
 
-class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods):
+class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, UpstreamHooks):
     """The order of things in one call of `train()`."""
 
     def _inner_training_loop(
@@ -60,17 +61,19 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods):
         """Fit once: load data, plan, let Lightning train, finish."""
         args = self.args if args is None else args
         if args.auto_find_batch_size and batch_size is not None:
-            self._train_batch_size = batch_size
+            self._update_auto_batch_size(batch_size)
         self._check_evaluation_data()
         loader = self.get_train_dataloader()
         check_iterable("get_train_dataloader", loader, "a `DataLoader`")
-        counts = self.set_initial_training_values(args, loader)
+        counts = RunCounts(*self.set_initial_training_values(args, loader))  # an override may return a plain tuple
         if args.world_size > 1:
             self._refuse_differences({"updates that the training data give": repr(counts.max_updates)}, "training data")
         if self._created_lr_scheduler:  # its length may be another one this time
             self.lr_scheduler, self._created_lr_scheduler = None, False
         with failing_together(CheckpointError, self._is_loading):
-            self._init_training_state(counts, resume_from_checkpoint, trial)
+            self._init_training_state(
+                counts.max_updates, counts.updates_per_epoch, counts.num_train_epochs, resume_from_checkpoint, trial
+            )
             self._run = run = self._begin_run(loader, counts, resume_from_checkpoint)
         run.trial, run.ignore_keys_for_eval = trial, ignore_keys_for_eval
         with self._limited_time():
@@ -83,6 +86,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods):
         plan = self._with_model_options(translate(self.args, counts, getattr(self.model, "config", None)))
         if run.start.is_finished:  # Lightning would not even begin with as many epochs done as there may be
             plan = dataclasses.replace(plan, max_epochs=-1)
+        self._let_wrap_model(training=True)
         wrap_forward(self.model, plan.precision, self.args.device.type)
         self._is_prepared = True
         bridge = HFBridge(self, run, self._background)
@@ -218,5 +222,6 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods):
         if self.args.should_save:
             self._rotate_checkpoints_at_end(self._get_output_dir(trial), best)
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        self._finish_current_push()
         self.is_in_train = False
         return TrainOutput(self.state.global_step, train_loss, metrics)

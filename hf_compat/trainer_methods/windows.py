@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from hf_compat.checkpoint.run_state import DataCut, ResumePoint
+import functools
+from collections.abc import Callable
+
+from hf_compat.checkpoint.run_state import DataCut, PlainState, ResumePoint
 from hf_compat.engine.windows import Windows
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.run_counts import RunCounts, make_run_counts
 from hf_compat.runtime.inspection import fitting_arguments, has_length
+from hf_compat.runtime.rng import write_rng
 from hf_compat.trainer_methods.base import Loader, TrainerBase
 
 
@@ -20,8 +24,7 @@ class WindowMethods(TrainerBase):
             args,
             micro_batches=micro_batches,
             num_examples=self.num_examples(dataloader) if micro_batches else None,
-            micro_batch_size=self._train_batch_size,
-            world_size=args.world_size,
+            total_train_batch_size=self.get_total_train_batch_size(args),
         )
 
     @property
@@ -31,7 +34,20 @@ class WindowMethods(TrainerBase):
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Return the samples of one update over all processes."""
-        return int(self._train_batch_size * args.gradient_accumulation_steps * args.world_size)
+        processes = args.world_size // self.get_tp_size() // self.get_cp_size() // self.get_sp_size()
+        return int(self._train_batch_size * args.gradient_accumulation_steps * processes)
+
+    def get_tp_size(self) -> int:
+        """Return the devices that share a tensor: 1."""
+        return 1
+
+    def get_cp_size(self) -> int:
+        """Return the devices that share a sequence's context: 1."""
+        return 1
+
+    def get_sp_size(self) -> int:
+        """Return the devices that share a sequence: 1."""
+        return 1
 
     def _data_cut(self, counts: RunCounts) -> DataCut:
         return DataCut(
@@ -58,6 +74,11 @@ class WindowMethods(TrainerBase):
             checkpoint: The folder whose random states are loaded where `start` asks for them.
             kind: The class of the windows.
         """
+        load_folder_rng: Callable[[], None] | None = None
+        restore_rng: Callable[[PlainState], None] = write_rng
+        if checkpoint is not None:
+            load_folder_rng = functools.partial(self._load_rng_state, checkpoint)
+            restore_rng = functools.partial(self._let_load_rng_state, checkpoint)
         # before 4.50 the method took no device
         return kind(
             loader,
@@ -66,5 +87,17 @@ class WindowMethods(TrainerBase):
             counts=counts,
             device=self.args.device,
             start=start,
-            load_folder_rng=None if checkpoint is None else lambda: self._load_rng_state(checkpoint),
+            load_folder_rng=load_folder_rng,
+            restore_rng=restore_rng,
         )
+
+    def _let_load_rng_state(self, checkpoint: str, exact: PlainState) -> None:
+        """Call `_load_rng_state` as upstream does, with the states of the very place where the run goes on.
+
+        An override that does not call the base class leaves the generators as they are.
+        """
+        self._exact_rng = exact
+        try:
+            self._load_rng_state(checkpoint)
+        finally:
+            self._exact_rng = None

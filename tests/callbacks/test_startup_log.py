@@ -17,6 +17,6 @@ def test_one_line_says_how_to_use_several_devices(tmp_path, monkeypatch, count, 
     args = TrainingArguments(tmp_path, use_cpu=True)
     plan = replace(translate(args), device="cuda:0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    schedule = make_run_counts(args, micro_batches=3, num_examples=24, micro_batch_size=8)
+    schedule = make_run_counts(args, micro_batches=3, num_examples=24, total_train_batch_size=8)
     said = [line for line in startup_lines(plan, schedule, 10, 0) if "--devices" in line]
     assert len(said) == is_said and (not is_said or f"one of {count} GPUs" in said[0])

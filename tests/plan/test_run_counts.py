@@ -51,27 +51,40 @@ def test_data_with_a_length(theirs, end):
         loader = DataLoader(toy.rows(samples), batch_size=size)
         values = {"per_device_train_batch_size": size, "gradient_accumulation_steps": window, **end}
         args = TrainingArguments("out", use_cpu=True, **values)
-        ours = make_run_counts(args, micro_batches=len(loader), num_examples=samples, micro_batch_size=size)
+        ours = make_run_counts(
+            args,
+            micro_batches=len(loader),
+            num_examples=samples,
+            total_train_batch_size=size * args.gradient_accumulation_steps,
+        )
         assert as_dict(ours) == theirs(loader, **values), values
 
 
 def test_data_without_a_length(theirs):
     values = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_steps": 5}
     args = TrainingArguments("out", use_cpu=True, **values)
-    ours = make_run_counts(args, micro_batches=None, num_examples=None, micro_batch_size=4)
+    ours = make_run_counts(
+        args, micro_batches=None, num_examples=None, total_train_batch_size=4 * args.gradient_accumulation_steps
+    )
     assert as_dict(ours) == theirs(DataLoader(toy.Stream(toy.rows(9)), batch_size=4), **values)
     assert ours.num_train_epochs == ENDLESS_EPOCHS
 
 
 def test_processes_multiply_the_samples_of_an_update():
     args = TrainingArguments("out", use_cpu=True, gradient_accumulation_steps=3, max_steps=10)
-    counts = make_run_counts(args, micro_batches=12, num_examples=96, micro_batch_size=2, world_size=4)
+    counts = make_run_counts(
+        args, micro_batches=12, num_examples=96, total_train_batch_size=8 * args.gradient_accumulation_steps
+    )
     assert (counts.total_train_batch_size, counts.num_train_samples, counts.num_train_epochs) == (24, 240, 3)
 
 
 def test_runs_that_have_no_counts():
     args = TrainingArguments("out", use_cpu=True)
     with pytest.raises(ArgumentError, match="max_steps has to be specified"):
-        make_run_counts(args, micro_batches=None, num_examples=None, micro_batch_size=4)
+        make_run_counts(
+            args, micro_batches=None, num_examples=None, total_train_batch_size=4 * args.gradient_accumulation_steps
+        )
     with pytest.raises(DataError, match="gives no batch"):
-        make_run_counts(args, micro_batches=0, num_examples=0, micro_batch_size=4)
+        make_run_counts(
+            args, micro_batches=0, num_examples=0, total_train_batch_size=4 * args.gradient_accumulation_steps
+        )

@@ -18,7 +18,9 @@ def plan_of(counts=None, **values) -> LightningPlan:
 
 def counts_of(**values):
     args = TrainingArguments("out", use_cpu=True, **values)
-    return make_run_counts(args, micro_batches=10, num_examples=40, micro_batch_size=4)
+    return make_run_counts(
+        args, micro_batches=10, num_examples=40, total_train_batch_size=4 * args.gradient_accumulation_steps
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,9 @@ def test_arguments_and_counts(values, expected):
 
 def test_data_without_a_length_leaves_the_epochs_open():
     args = TrainingArguments("out", use_cpu=True, max_steps=4)
-    counts = make_run_counts(args, micro_batches=None, num_examples=None, micro_batch_size=4)
+    counts = make_run_counts(
+        args, micro_batches=None, num_examples=None, total_train_batch_size=4 * args.gradient_accumulation_steps
+    )
     assert translate(args, counts).max_epochs == -1
 
 

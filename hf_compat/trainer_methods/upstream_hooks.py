@@ -1,0 +1,136 @@
+"""Methods of upstream's Trainer that subclasses override: called when upstream calls them, or refused with the class.
+
+Under HF's names. What has no machinery here does nothing by itself; an override is called all the same.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from hf_compat.errors import OverrideError, UnsupportedArgument
+from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
+from hf_compat.trainer_methods.base import TrainerBase, Trial
+
+Loader: TypeAlias = DataLoader[object]
+
+_LIGHTNINGS_LOOP = (
+    "Lightning runs the epochs and updates; override `training_step`, `get_batch_samples`, `_inner_training_loop` as a "
+    "whole, or use a callback's events"
+)
+_ONE_MODEL_A_DEVICE = "a tensor, a sequence or a context is never shared between devices here"
+
+# Overrides that nothing would call: upstream's method → why, and what to override instead.
+REFUSED_OVERRIDES = {
+    "_run_epoch": _LIGHTNINGS_LOOP,
+    "_prepare_for_training": _LIGHTNINGS_LOOP,
+    "_build_accelerator_args": "there is no Accelerator; override `create_accelerator_and_postprocess`, or set the "
+    "training arguments",
+    "_prepare_context_parallel_inputs": _ONE_MODEL_A_DEVICE + "; override `_prepare_inputs` or `training_step`",
+    "_defer_fsdp_gradient_reduction": "Lightning's strategy reduces gradients at the end of an update",
+    "_sync_replicated_trainable_parameters": _ONE_MODEL_A_DEVICE,
+    "_has_mixed_mesh_grads": _ONE_MODEL_A_DEVICE,
+    "_mixed_mesh_grad_norm": _ONE_MODEL_A_DEVICE + "; set `max_grad_norm`, or clip in `on_pre_optimizer_step`",
+}
+
+
+class MemoryTracker:
+    """What overrides of `evaluate` and `predict` call around their work; memory is not measured.
+
+    Mirrors:
+        `transformers.trainer_utils.TrainerMemoryTracker` with `skip_memory_metrics=True`, 5.23.
+    """
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def stop_and_update_metrics(self, metrics: dict[str, float] | None = None) -> None:
+        """Add nothing."""
+
+
+class UpstreamHooks(TrainerBase):
+    """Override points, and attributes that subclasses read, which are here for subclasses alone."""
+
+    hub_model_id: str | None = None
+    is_fsdp_xla_enabled = is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = False
+    is_distributed_loading_by_transformers = False
+    _memory_tracker = MemoryTracker()
+
+    @property
+    def _loggers_initialized(self) -> bool:
+        """Whether something was logged."""
+        return bool(self.state.log_history)
+
+    @property
+    def neftune_noise_alpha(self) -> float | None:
+        """Strength of NEFTune's noise: none.
+
+        Raises:
+            UnsupportedArgument: It is set to one.
+        """
+        return None
+
+    @neftune_noise_alpha.setter
+    def neftune_noise_alpha(self, strength: float | None) -> None:
+        if strength is not None:
+            raise UnsupportedArgument(
+                f"`trainer.neftune_noise_alpha = {strength!r}`: NEFTune is not supported yet.\n\n"
+                "Hint: add the noise in a forward hook on the embeddings."
+            )
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Refuse a class with an override that would silently not be called.
+
+        Raises:
+            OverrideError: The message names the method and the way out.
+        """
+        super().__init_subclass__(**kwargs)
+        for name, way_out in REFUSED_OVERRIDES.items():
+            if hasattr(cls, name):
+                raise OverrideError(
+                    f"{cls.__name__} overrides `{name}`, which nothing calls here: the engine is Lightning's.\n\n"
+                    f"Hint: {way_out}."
+                )
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make `self.accelerator`; called by the constructor when the model and the arguments are there.
+
+        Mirrors:
+            `transformers.Trainer.create_accelerator_and_postprocess`, 5.23.
+        """
+        self.accelerator = AcceleratorFacade(self.args)
+        self.gather_function = self.accelerator.gather_for_metrics
+
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Loader | None = None) -> nn.Module:
+        """Return the model that a fit or an evaluation runs: the same one, Lightning's strategy wraps it."""
+        return model
+
+    def _let_wrap_model(self, training: bool) -> None:
+        """Call `_wrap_model` as upstream does.
+
+        Raises:
+            OverrideError: It has returned another model: Lightning's strategy would not train that.
+        """
+        model = self.model_wrapped if training else self.model
+        wrapped = self._wrap_model(model) if training else self._wrap_model(model, training=False)
+        if wrapped is not model:
+            raise OverrideError(
+                f"{type(self).__name__}._wrap_model has returned a {type(wrapped).__name__} around the model; here "
+                "Lightning's strategy wraps it.\n\n"
+                "Hint: give the Trainer the model as it is to be trained, or set the arguments `ddp_*` and `fsdp`."
+            )
+
+    def _update_auto_batch_size(self, batch_size: int) -> None:
+        """Take the micro-batch that `auto_find_batch_size` tries next."""
+        self._train_batch_size = batch_size
+
+    def _hp_search_setup(self, trial: Trial) -> None:
+        """Set the arguments that a trial of a hyperparameter search asks for; there is none by itself."""
+
+    def _report_to_hp_search(self, trial: Trial, step: int, metrics: dict[str, float]) -> None:
+        """Report an evaluation to a hyperparameter search; there is none by itself."""
+
+    def _finish_current_push(self) -> None:
+        """Wait for a push to the Hub at the end of a training; there is none by itself."""
