@@ -196,7 +196,8 @@ class Trainer(
         self.is_in_train = True
         try:
             with naming_absent_ranks():
-                return self._train_from(resume_from_checkpoint or model_path, trial, ignore_keys_for_eval)
+                wanted = model_path if resume_from_checkpoint is None else resume_from_checkpoint
+                return self._train_from(self._checkpoint_of_exception(wanted), trial, ignore_keys_for_eval)
         except BaseException:
             close_bars(self.callback_handler)
             raise

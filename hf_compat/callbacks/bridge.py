@@ -27,6 +27,7 @@ from hf_compat.callbacks.event_order import PAIRS, CallbackOrder, HFEvents
 from hf_compat.callbacks.trackers import TensorBoardCallback
 from hf_compat.checkpoint.run_state import Moment
 from hf_compat.data.types import Batch
+from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Window
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import CallbackHandler
@@ -86,6 +87,8 @@ class BridgedTrainer(Protocol):
 
     def _watch_outputs(self, wanted: bool) -> None: ...
 
+    def _give_back_callback_states(self) -> None: ...
+
     def _take_up_optimizer(self) -> None: ...
 
     def floating_point_ops(self, inputs: Batch) -> int: ...
@@ -109,7 +112,6 @@ class HFBridge(pl.Callback):
         self._writer = writer
         self._stepped = False
         self._last_saved = -1
-        self._took_up_optimizer = False
         self._stops_at_start = False
         self._requested_kwargs: set[str] = set()
         self._order: CallbackOrder | None = None
@@ -183,11 +185,14 @@ class HFBridge(pl.Callback):
         self._requested_kwargs = self.hf_trainer.callback_handler.requested_kwargs() - {"trainer"}
         self.hf_trainer._watch_outputs("outputs" in self._requested_kwargs)
 
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Give Lightning callbacks, all of which are set up, their states back before a fit starts."""
+        if stage == "fit":
+            self.hf_trainer._give_back_callback_states()
+
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let the run take up optimizer and schedule, which Lightning has just had made."""
-        if not self._took_up_optimizer:
-            self._took_up_optimizer = True
-            self.hf_trainer._take_up_optimizer()
+        self.hf_trainer._take_up_optimizer()
         if trainer.should_stop:  # a callback's time is up already: Lightning would leave out the run's beginning
             self._stops_at_start, trainer.should_stop = True, False
 
@@ -295,6 +300,8 @@ class HFBridge(pl.Callback):
         run.moment = Moment.EPOCH_END
         if run.windows is not None:
             run.windows.finish_epoch()
+        if isinstance(pl_module, WindowModule):
+            pl_module.step_schedule_of_epochs()
         self._act_on_flags(trainer, run.flags.sources.in_epochs)
         trainer.should_stop = hf_trainer.control.should_training_stop
 

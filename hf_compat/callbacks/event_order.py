@@ -17,6 +17,7 @@ from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
 
+from hf_compat.callbacks.manual_optimization import check_backbone
 from hf_compat.data.types import Batch
 from hf_compat.errors import CallbackError, HfCompatWarning
 from hf_compat.hf.callbacks import Callback, TrainerCallback
@@ -83,6 +84,24 @@ def check_lightning_callback(callback: pl.Callback, model: nn.Module) -> None:
         )
 
 
+def check_state_keys(callbacks: Iterable[pl.Callback]) -> None:
+    """Refuse callbacks whose states would stand under one name in a checkpoint.
+
+    Raises:
+        CallbackError: There are two.
+    """
+    known: set[str] = set()
+    for callback in callbacks:
+        if type(callback).state_dict is pl.Callback.state_dict:
+            continue
+        if callback.state_key in known:
+            raise CallbackError(
+                f"There are two {type(callback).__name__} callbacks with the `state_key` {callback.state_key!r}: a "
+                "checkpoint would keep the state of one.\n\nHint: set them up differently, or override `state_key`."
+            )
+        known.add(callback.state_key)
+
+
 def _refuse(callback: pl.Callback, model: nn.Module) -> None:
     name = type(callback).__name__
     if isinstance(callback, TrainerCallback):
@@ -93,6 +112,7 @@ def _refuse(callback: pl.Callback, model: nn.Module) -> None:
     for refused, why, hint in _REFUSED:
         if isinstance(callback, getattr(lightning_callbacks, refused)):
             raise CallbackError(f"Lightning's {name} cannot work in this Trainer: {why}.\n\nHint: {hint}.")
+    check_backbone(callback, model)
     if isinstance(callback, lightning_callbacks.StochasticWeightAveraging) and _has_batch_norm(model):
         raise CallbackError(
             "Lightning's StochasticWeightAveraging runs one more epoch for models with batch norm, beyond the updates "
@@ -130,10 +150,6 @@ class HFEvents(pl.Callback):
     def __init__(self, bridge: EventSource, segment: int) -> None:
         self.bridge = bridge
         self.segment = segment
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self.segment == 0:
-            self.bridge.on_fit_start(trainer, pl_module)  # type: ignore[attr-defined]  # the bridge is a callback too
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.bridge.fire_for_hook("on_train_start", self.segment)

@@ -108,13 +108,13 @@ class HistoryLogger(Logger):
 
     @property
     def name(self) -> str:
-        """Name of the logger."""
-        return "hf_compat"
+        """Name of the logger: none, so that ModelCheckpoint's default folder is `checkpoints` in the output folder."""
+        return ""
 
     @property
     def version(self) -> str:
-        """Version of the run."""
-        return "0"
+        """Version of the run: none, as the name."""
+        return ""
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Pass numbers on."""

@@ -20,6 +20,7 @@ from hf_compat.engine.internals import (
     carry_stop_iterations,
     forget_batch,
     interruptible,
+    leave_resuming_to_the_caller,
     leave_signals_alone,
 )
 from hf_compat.engine.precision import ForwardPrecision
@@ -109,6 +110,7 @@ def build_trainer(
         warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
         trainer = pl.Trainer(**settings)
     leave_signals_alone(trainer)
+    leave_resuming_to_the_caller(trainer)
     carry_stop_iterations(trainer)
     return trainer
 

@@ -19,6 +19,7 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.core.saving import _load_state
 from lightning.pytorch.plugins.precision import Precision
@@ -186,6 +187,28 @@ def end_epoch_after_this_batch(trainer: Trainer) -> None:
 def is_validating_within_fit(trainer: Trainer) -> bool:
     """Return whether the validation loop of a fit is running right now."""
     return bool(trainer.state.fn == "fit" and trainer.validating)
+
+
+def leave_resuming_to_the_caller(trainer: Trainer) -> None:
+    """Let a fit load no checkpoint that it was not given.
+
+    Beside an OnExceptionCheckpoint, and in a SLURM job, Lightning looks for one by itself. Remove it when `fit` takes a
+    word for "none".
+    """
+    trainer._checkpoint_connector._parse_ckpt_path = lambda *args, **kwargs: None  # type: ignore[method-assign]
+
+
+def forget_last_fit(callback: Callback) -> None:
+    """Let a callback that averages weights begin anew with a fit.
+
+    What it remembers of the last one makes it leave out the updates of this one, and put old weights in their place.
+    Remove it when Lightning's callbacks forget in `setup`.
+    """
+    if isinstance(callback, WeightAveraging):
+        callback._latest_update_step, callback._latest_update_epoch = 0, -1
+    elif isinstance(callback, StochasticWeightAveraging):
+        callback._initialized, callback._latest_update_epoch, callback._init_n_averaged = False, -1, 0
+        callback.n_averaged = callback._scheduler_state = callback._swa_scheduler = None
 
 
 def leave_signals_alone(trainer: Trainer) -> None:
@@ -361,12 +384,14 @@ def forget_batch(trainer: Trainer) -> None:
 def note_metrics(trainer: Trainer, metrics: Mapping[str, object]) -> None:
     """Let callbacks find numbers among a trainer's metrics.
 
+    HF's `epoch` is a share, which ModelCheckpoint would take for the number in its file's name.
     `LightningModule.log` works within a module's hooks only. Remove it when a trainer takes metrics at any time.
     """
     connector = trainer._logger_connector
-    numbers = {n: torch.tensor(float(v)) for n, v in metrics.items() if isinstance(v, (int, float))}
+    numbers = {n: torch.tensor(float(v)) for n, v in metrics.items() if isinstance(v, (int, float)) and n != "epoch"}
     connector._callback_metrics.update(numbers)
     connector._logged_metrics.update(numbers)
+    connector._progress_bar_metrics.update({name: float(n) for name, n in numbers.items() if name.endswith("loss")})
 
 
 def before_zero_grad(trainer: Trainer, optimizer: Optimizer) -> None:

@@ -13,7 +13,8 @@ import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.types import STEP_OUTPUT, LRSchedulerConfig, OptimizerLRScheduler
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.checkpoint.forms import check_weights
@@ -80,6 +81,7 @@ class WindowModule(pl.LightningModule):
         self._resume: dict[str, Any] | None = None
         self._lightning_resumes = False
         self._calls_before_zero_grad = True
+        self._schedule_epoch = -1
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in BOOKKEEPING_FIELDS:
@@ -122,7 +124,8 @@ class WindowModule(pl.LightningModule):
         windows = self.trainer.train_dataloader
         if not isinstance(windows, Windows):
             return
-        data = windows.position()
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        data = windows.position_of_checkpoint(is_in_update=progress.ready > progress.processed)
         if self.trainer.world_size > 1:  # one process writes for all, and each has read other batches ahead
             data = dataclasses.replace(data, lookahead=None, source=None)
         checkpoint[OWN_KEY] = {"windows": data.to_plain(), "updates": self.trainer.global_step}
@@ -172,6 +175,7 @@ class WindowModule(pl.LightningModule):
         self._mechanics = make_update_mechanics(steps, self.manual_backward, self.trainer.precision_plugin)
         steps.accelerator.run_backward = self._mechanics.backward
         self._calls_before_zero_grad = self._has_zero_grad_hook()
+        self._schedule_epoch = -1
 
     def _has_zero_grad_hook(self) -> bool:
         """Return whether a callback, or this module, overrides `on_before_zero_grad`."""
@@ -200,18 +204,20 @@ class WindowModule(pl.LightningModule):
             observer.micro_batch_done(loss, inputs)
             total = loss if total is None else total + loss
             if is_last and window.is_complete:
-                self._update(model)
+                self._update(model, window)
                 break
             observer.substep_ended()
             if observer.should_break():
                 break
         return total
 
-    def _update(self, model: nn.Module) -> None:
+    def _update(self, model: nn.Module, window: Window) -> None:
         steps, observer, mechanics = self.steps, self.observer, self._mechanics
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)  # configure_optimizers returns one
-        observer.optimizer_stepped(mechanics.step(model, optimizer))
+        grad_norm = mechanics.step(model, optimizer)
+        window.is_trained = True
+        observer.optimizer_stepped(grad_norm)
         replaced = self._replaced_schedule() is not None
         rate = steps.optimizer.param_groups[0]["lr"] if replaced else steps._get_learning_rate()
         observer.learning_rate_read(rate)
@@ -230,7 +236,7 @@ class WindowModule(pl.LightningModule):
                 replaced.scheduler.step()  # type: ignore[call-arg]  # it follows no metric
         elif moment == "step" and scheduler is not None and not follows_metric(scheduler):
             assert not isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric
-            scheduler.step()
+            _step_own_groups(scheduler, self.steps.optimizer)
 
     def _replaced_schedule(self) -> LRSchedulerConfig | None:
         """Return Lightning's entry of a schedule that a callback has put in place of the steps' one, else None."""
@@ -242,7 +248,13 @@ class WindowModule(pl.LightningModule):
         windows = self.trainer.train_dataloader
         if isinstance(windows, Windows):
             windows.finish_epoch()
-        self._step_schedule("epoch")
+        self.step_schedule_of_epochs()
+
+    def step_schedule_of_epochs(self) -> None:
+        """Step a schedule of epochs, once an epoch: a checkpoint of its end holds the rate of the next."""
+        if self._schedule_epoch != self.trainer.current_epoch:
+            self._schedule_epoch = self.trainer.current_epoch
+            self._step_schedule("epoch")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowModule:
         """Copy the model, which callbacks that average weights do; the owner of steps and data is not copied."""
@@ -302,6 +314,19 @@ class WindowModule(pl.LightningModule):
             yield
         finally:
             self.evaluation = previous
+
+
+def _step_own_groups(scheduler: LRScheduler, optimizer: Optimizer) -> None:
+    """Step a schedule for the parameter groups that it was made for; one that a callback has added has its own rate."""
+    groups, known = optimizer.param_groups, len(getattr(scheduler, "base_lrs", optimizer.param_groups))
+    added = groups[known:]
+    for group in added:
+        group.setdefault("initial_lr", group["lr"])  # as the others, of which a checkpoint holds it
+    del groups[known:]
+    try:
+        scheduler.step()
+    finally:
+        groups.extend(added)
 
 
 def _samples_of(batch: object) -> int | None:

@@ -37,9 +37,12 @@ class Window:
         is_complete: Whether an update follows. Data without a length may end in the middle of a window: its gradients
             stay for the next epoch's first window, as in HF.
         epoch_progress: Share of the epoch that is done after this window.
+
+    Attributes:
+        is_trained: Whether the optimizer has made its step.
     """
 
-    __slots__ = ("epoch_progress", "is_complete", "micro_batches", "num_items")
+    __slots__ = ("epoch_progress", "is_complete", "is_trained", "micro_batches", "num_items")
 
     def __init__(
         self, micro_batches: list[Batch], num_items: NumItems, is_complete: bool, epoch_progress: float
@@ -48,6 +51,7 @@ class Window:
         self.num_items = num_items
         self.is_complete = is_complete
         self.epoch_progress = epoch_progress
+        self.is_trained = False
 
     def __len__(self) -> int:
         return len(self.micro_batches)
@@ -103,6 +107,7 @@ class Windows:
         self.counts = counts
         self.device = device
         self.saw_data = self._has_warned = False
+        self._last: Window | None = None
         self._load_folder_rng = load_folder_rng
         self._restore_rng = restore_rng
         self.start_at(start or ResumePoint())
@@ -131,6 +136,23 @@ class Windows:
         """Take the last window for not trained: its update was never made."""
         self._done -= len(window)
         self._is_rewound = True
+
+    def position_of_checkpoint(self, is_in_update: bool) -> DataPosition:
+        """Return where the data stands for a checkpoint that may be written in the middle of an update.
+
+        Args:
+            is_in_update: The last window is being trained; where its optimizer step is still to come, it is to be
+                trained again.
+        """
+        last = self._last
+        if not is_in_update or last is None or last.is_trained:
+            return self.position()
+        done, is_rewound = self._done, self._is_rewound
+        self.rewind(last)
+        try:
+            return self.position()
+        finally:
+            self._done, self._is_rewound = done, is_rewound
 
     def finish_epoch(self) -> None:
         """Let a position that is asked for from now on begin with the next epoch, where this one is over."""
@@ -312,6 +334,7 @@ class Windows:
 
     def close(self) -> None:
         """Let go of the batch that was read ahead: nothing more is trained."""
+        self._last = None
         if isinstance(self.loader, PreparedDataLoader):
             self.loader.lookahead = None
 
@@ -320,7 +343,8 @@ class Windows:
         self.saw_data = True
         self._done += len(batches)
         is_complete = self._done % self.window_size == 0 or self._done == whole
-        return Window(batches, num_items, is_complete, self._done / whole)
+        self._last = Window(batches, num_items, is_complete, self._done / whole)
+        return self._last
 
     def _size_of(self, update: int) -> int:
         if update != self.counts.updates_per_epoch - 1:

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
+from hf_compat.callbacks.manual_optimization import refuse_native, serve_callbacks, thaw_optimized
 from hf_compat.callbacks.other_distribution import adopt_callbacks_of, adopt_data_of
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
@@ -91,6 +92,8 @@ class HFModule(LoadableModule):
             adopt_data_of(self.trainer, self)
         if self._own_steps is not None and not self.automatic_optimization:
             check_mechanics(self._own_steps.args, self.trainer)
+            refuse_native(self.trainer.callbacks, self.model)  # type: ignore[attr-defined]  # set by a connector
+        serve_callbacks(self.trainer, self, self.model)
         return super().configure_callbacks()
 
     def setup(self, stage: str) -> None:
@@ -149,6 +152,7 @@ class HFModule(LoadableModule):
         """Work with the optimizer that is in force."""
         if self._own_steps is not None and not self.automatic_optimization:
             adopt_optimizer(self.trainer, self._own_steps)
+        thaw_optimized(self.trainer)
         super().on_fit_start()
 
     def on_train_epoch_start(self) -> None:

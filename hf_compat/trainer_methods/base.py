@@ -225,6 +225,9 @@ class TrainerBase:
     def _loggers(self) -> list[Logger]:
         raise NotImplementedError
 
+    def _give_back_callback_states(self) -> None:
+        raise NotImplementedError
+
     def _take_up_optimizer(self) -> None:
         raise NotImplementedError
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.loggers import Logger
 
-from hf_compat.callbacks.event_order import CallbackOrder, check_lightning_callback
+from hf_compat.callbacks.event_order import CallbackOrder, check_lightning_callback, check_state_keys
 from hf_compat.callbacks.loggers import HistoryLogger, LoggerCallback, reporting_callbacks
 from hf_compat.callbacks.other_distribution import adopt
 from hf_compat.data.tree import nested_detach
@@ -18,6 +20,8 @@ from hf_compat.hf.callbacks import CallbackHandler, callback_kind
 from hf_compat.hf.state import TrainerState, is_exportable
 from hf_compat.interop.callback_classes import known_to_transformers
 from hf_compat.trainer_methods.base import AnyCallback, ModelOutput, TrainerBase
+
+logger = logging.getLogger(__name__)
 
 
 class CallbackMethods(TrainerBase):
@@ -38,7 +42,9 @@ class CallbackMethods(TrainerBase):
         flow = known_to_transformers(DefaultFlowCallback)
         for callback in [flow, *_not_among(given, reporting_callbacks(self.args)), *given]:
             self.add_callback(callback)
-        self.add_callback(known_to_transformers(PrinterCallback if self.args.disable_tqdm else ProgressCallback))
+        shows = PrinterCallback if self.args.disable_tqdm else ProgressCallback
+        if shows is PrinterCallback or not self._has_lightning_bar():
+            self.add_callback(known_to_transformers(shows))
         stateful = [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
         self.state.stateful_callbacks = TrainerState(stateful_callbacks=stateful).stateful_callbacks
 
@@ -53,10 +59,29 @@ class CallbackMethods(TrainerBase):
             candidate = LoggerCallback(candidate)
         if isinstance(candidate, pl.Callback):
             check_lightning_callback(candidate, self.model)
+            check_state_keys([*self._lightning_callbacks, candidate])
             self._lightning_callbacks.append(candidate)
         else:
             self.callback_handler.add_callback(candidate)
         self._callback_order.add(candidate)
+        if isinstance(candidate, pl.callbacks.ProgressBar):
+            self.pop_callback(ProgressCallback)  # one bar
+
+    def _has_lightning_bar(self) -> bool:
+        return any(isinstance(callback, pl.callbacks.ProgressBar) for callback in self._lightning_callbacks)
+
+    def _checkpoint_of_exception(self, wanted: str | bool | None) -> str | bool | None:
+        """Return what to resume from: where nothing was asked for, what an OnExceptionCheckpoint has left."""
+        callbacks = [c for c in self._lightning_callbacks if isinstance(c, pl.callbacks.OnExceptionCheckpoint)]
+        found = [callback.ckpt_path for callback in callbacks if os.path.exists(callback.ckpt_path)]
+        if wanted is not None or not found:
+            return wanted
+        logger.warning(
+            "Training goes on from %s, which OnExceptionCheckpoint has written. To begin anew, remove it or pass "
+            "`resume_from_checkpoint=False`.",
+            found[0],
+        )
+        return found[0]
 
     def pop_callback(self, callback: AnyCallback) -> AnyCallback:
         """Remove a callback and return it; None where it is not there."""

@@ -500,6 +500,13 @@ def _holding(model: nn.Module, weights: dict[str, Any] | None) -> Iterator[None]
         yield
         return
     own = {name: value.clone() for name, value in model.state_dict().items()}
+    if own.keys() != weights.keys():  # pruned weights, which the model holds as weights and masks
+        model.__dict__["state_dict"] = lambda *args, **kwargs: dict(weights)
+        try:
+            yield
+        finally:
+            del model.__dict__["state_dict"]
+        return
     model.load_state_dict(weights)
     try:
         yield

@@ -181,6 +181,14 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
     def _checkpoints_activations(self) -> bool:
         return bool(getattr(self.model, "is_gradient_checkpointing", False) or self.args.activation_checkpointing)
 
+    def _give_back_callback_states(self) -> None:
+        """Give Lightning callbacks the states of the checkpoint; optimizers may be built on them."""
+        run = self._run
+        assert run.lightning_trainer is not None and run.module is not None  # it is fitting
+        with failing_together(CheckpointError, self._is_loading):
+            if run.resumed is not None:
+                give_back_states(self._lightning_callbacks, run.resumed, run.lightning_trainer, run.module)
+
     def _take_up_optimizer(self) -> None:
         """Load optimizer states, and show callbacks what the run works with; Lightning has just had it made."""
         run = self._run
@@ -196,13 +204,10 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         handler.train_dataloader = run.loader
 
     def _load_states(self, run: TrainingRun) -> None:
-        """Load what the optimizer, the schedule, the scaler and Lightning callbacks held."""
-        assert run.lightning_trainer is not None and run.module is not None  # it is fitting
+        """Load what the optimizer, the schedule and the scaler held."""
         if run.checkpoint is not None:
             self._load_optimizer_and_scheduler(run.checkpoint)
             self._load_scaler(run.checkpoint)
-        if run.resumed is not None:
-            give_back_states(self._lightning_callbacks, run.resumed, run.lightning_trainer, run.module)
 
     def _finalize_training(self, trial: Trial, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the run's summary, load the best model, rotate, and tell that training is over."""
