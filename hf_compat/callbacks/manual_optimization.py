@@ -82,7 +82,7 @@ def serve_callbacks(trainer: pl.Trainer, module: pl.LightningModule, model: nn.M
     for callback in callbacks:
         if trainer.state.fn == "fit":
             forget_last_fit(callback)
-        if isinstance(callback, lightning_callbacks.BackboneFinetuning) and "backbone" not in module._modules:
+        if isinstance(callback, lightning_callbacks.BackboneFinetuning) and not hasattr(module, "backbone"):
             module.__dict__["backbone"] = backbone_of(model)  # no submodule: its weights have names already
         if isinstance(callback, ModelCheckpoint) and not module.automatic_optimization:
             _save_as_in_automatic_optimization(callback)
