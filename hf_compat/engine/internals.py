@@ -176,6 +176,12 @@ def batch_under_way(module: LightningModule) -> object:
     return None if results is None else results.batch
 
 
+def is_training_batch(trainer: Trainer) -> bool:
+    """Return whether a fit is between a batch's begin and the end of its training. Remove it when a trainer says so."""
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    return bool(progress.ready > progress.processed)
+
+
 def end_epoch_after_this_batch(trainer: Trainer) -> None:
     """Let a training epoch end with the batch that is ending.
 
@@ -190,18 +196,16 @@ def is_validating_within_fit(trainer: Trainer) -> bool:
 
 
 def leave_resuming_to_the_caller(trainer: Trainer) -> None:
-    """Let a fit load no checkpoint that it was not given.
+    """Let a fit look for no checkpoint by itself, as beside an OnExceptionCheckpoint and in a SLURM job.
 
-    Beside an OnExceptionCheckpoint, and in a SLURM job, Lightning looks for one by itself. Remove it when `fit` takes a
-    word for "none".
+    Remove it when `fit` takes a word for "none".
     """
     trainer._checkpoint_connector._parse_ckpt_path = lambda *args, **kwargs: None  # type: ignore[method-assign]
 
 
 def forget_last_fit(callback: Callback) -> None:
-    """Let a callback that averages weights begin anew with a fit.
+    """Let a callback that averages weights begin anew with a fit, and not leave out what the last one had counted.
 
-    What it remembers of the last one makes it leave out the updates of this one, and put old weights in their place.
     Remove it when Lightning's callbacks forget in `setup`.
     """
     if isinstance(callback, WeightAveraging):

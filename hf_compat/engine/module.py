@@ -29,6 +29,7 @@ from hf_compat.engine.internals import (
     BOOKKEEPING_FIELDS,
     batch_under_way,
     before_zero_grad,
+    is_training_batch,
     load_waiting_data_states,
     start_from,
     warn_of_newer_lightning,
@@ -124,8 +125,7 @@ class WindowModule(pl.LightningModule):
         windows = self.trainer.train_dataloader
         if not isinstance(windows, Windows):
             return
-        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        data = windows.position_of_checkpoint(is_in_update=progress.ready > progress.processed)
+        data = windows.position_of_checkpoint(is_training_batch(self.trainer))
         if self.trainer.world_size > 1:  # one process writes for all, and each has read other batches ahead
             data = dataclasses.replace(data, lookahead=None, source=None)
         checkpoint[OWN_KEY] = {"windows": data.to_plain(), "updates": self.trainer.global_step}

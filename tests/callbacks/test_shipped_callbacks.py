@@ -66,11 +66,12 @@ both_doors = pytest.mark.parametrize("door", DOORS, indirect=True)
 def test_it_does_what_it_is_for_or_is_refused(door, name, capsys, caplog):
     refused = REFUSED.get((name, door.name))
     if refused is None:
-        EFFECTS[name](door, **({"shown": (capsys, caplog)} if name in _SHOWING else {}))
-        return
-    make, hint = refused
-    with pytest.raises(CallbackError, match=hint):
-        door.fit(make())
+        EFFECTS[name](door, **({"shown": (capsys, caplog)} if name in _SHOWING else {}))  # asserts it
+        assert outcome(name, door.name) == "works"
+    else:
+        make, hint = refused
+        with pytest.raises(CallbackError, match=hint):
+            door.fit(make())
 
 
 def outcome(name: str, door: str) -> str:
