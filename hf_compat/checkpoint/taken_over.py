@@ -76,7 +76,9 @@ def _uneven(state: Mapping[str, object], parameter: torch.Tensor) -> str | None:
 
 
 def check_schedule_took_over(path: str, schedule: object) -> None:
-    """Refuse rates, which a schedule has taken over, that are not one for each group of its optimizer.
+    """Refuse rates, which a schedule has taken over, that are not one for each group that it was made for.
+
+    Groups that a callback has added since have rates of their own.
 
     Raises:
         CheckpointError: There are fewer, or more.
@@ -84,7 +86,8 @@ def check_schedule_took_over(path: str, schedule: object) -> None:
     groups = getattr(getattr(schedule, "optimizer", None), "param_groups", None)
     if groups is None:
         return
+    made_for = min(len(getattr(schedule, "lr_lambdas", groups)), len(groups))
     for name in ("base_lrs", "_last_lr"):
         rates = getattr(schedule, name, None)
-        if isinstance(rates, list) and len(rates) != len(groups):
-            raise unfit(path, f"`{name}` is {short(rates)}, and the optimizer has {len(groups)} groups")
+        if isinstance(rates, list) and len(rates) != made_for:
+            raise unfit(path, f"`{name}` is {short(rates)}, and the optimizer has {made_for} groups")
