@@ -17,7 +17,6 @@ import jsonargparse
 import numpy as np
 from torch import nn
 
-from hf_compat.cli.class_paths import Made, Spec, build, build_or_import, import_path
 from hf_compat.cli.results import keep, keep_metrics
 from hf_compat.cli.scored_weights import (
     LAST,
@@ -30,6 +29,7 @@ from hf_compat.cli.sections import FIELDS, FUNCTIONS, OBJECTS, as_sections, defa
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.interop.class_paths import Made, Spec, build, build_or_import, import_path
 from hf_compat.plan.lightning_equivalents import PASSED_ON, join
 from hf_compat.runtime.seeding import set_seed
 from hf_compat.runtime.text import is_secret, without_secrets

@@ -15,9 +15,9 @@ from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.contents import MANIFEST_NAME, Contents
 from hf_compat.checkpoint.trainer_state import read_trainer_state
-from hf_compat.cli.class_paths import Spec
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.value_types import plain
+from hf_compat.interop.class_paths import Spec
 from hf_compat.runtime.collectives import agree, broadcast_object
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from hf_compat.engine.windows import Windows, WindowsWithoutLength
 from hf_compat.errors import DataError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.native.agreement import share_arguments
+from hf_compat.native.configured import made
 from hf_compat.native.module import HFModule
 from hf_compat.native.schedules import NO_END
 from hf_compat.native.steps import NativeSteps
@@ -51,10 +52,15 @@ class HFDataModule(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         self.steps = NativeSteps(
-            None, args, train_dataset, eval_dataset, data_collator=data_collator, processing_class=processing_class
+            None,
+            args,
+            made(train_dataset, "train_dataset"),
+            made(eval_dataset, "eval_dataset"),
+            data_collator=made(data_collator, "data_collator"),
+            processing_class=made(processing_class, "processing_class"),
         )
-        self.test_dataset = test_dataset
-        self.predict_dataset = predict_dataset
+        self.test_dataset = made(test_dataset, "test_dataset")
+        self.predict_dataset = made(predict_dataset, "predict_dataset")
         self.is_set_up = False
 
     def setup(self, stage: str) -> None:

@@ -23,6 +23,7 @@ from hf_compat.engine.torchmetrics_evaluation import check_metrics
 from hf_compat.engine.windows import Window
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.native.agreement import share_arguments
+from hf_compat.native.configured import ModelSpec, made
 from hf_compat.native.evaluations import NativeEvaluations
 from hf_compat.native.learning_log import LastUpdate
 from hf_compat.native.loading import LoadableModule
@@ -47,7 +48,8 @@ class HFModule(LoadableModule):
     loaders that give plain batches: `gradient_accumulation_steps` of them make an update.
 
     Args:
-        model: Any module whose forward returns a loss first (tuple, mapping or object with `.loss`).
+        model: Any module whose forward returns a loss first (tuple, mapping or object with `.loss`); or the
+            `class_path` and `init_args` of a function or of `from_pretrained`, which LightningCLI leaves as they are.
         args: The training arguments; the defaults where none are given.
         steps: Whoever owns the overridable steps; made from `model` and `args` where none is given.
         compute_metrics: Metrics of validation and test: a torchmetrics object, something that makes one, or a function
@@ -59,11 +61,14 @@ class HFModule(LoadableModule):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | ModelSpec,
         args: TrainingArguments | None = None,
         steps: TrainingSteps | None = None,
         compute_metrics: Metric | MetricCollection | Callable[..., Any] | None = None,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            model = made(model, "model")
+            assert isinstance(model, nn.Module)
         own = NativeSteps(model, args) if steps is None else None
         if own is not None:
             check_supported(own.args)

@@ -103,13 +103,10 @@ def build(spec: Spec, where: str) -> Made:
         return spec
     if "class_path" not in spec:
         return {name: build(part, f"{where}.{name}") for name, part in spec.items()}
-    unknown = set(spec) - {"class_path", "init_args", "dict_kwargs"}
-    if unknown:
-        raise ArgumentError(
-            f"`{where}` has {sorted(unknown)} beside `class_path`.\n\nHint: arguments belong under `init_args`."
-        )
     target = import_path(spec["class_path"], where)
-    given = {**(spec.get("init_args") or {}), **(spec.get("dict_kwargs") or {})}
+    beside = {name: part for name, part in spec.items() if name not in ("class_path", "init_args", "dict_kwargs")}
+    # a command line may leave `init_args` out: `--model.class_path X --model.width 8`
+    given = {**(spec.get("init_args") or {}), **(spec.get("dict_kwargs") or {}), **beside}
     arguments = {name: build(part, f"{where}.init_args.{name}") for name, part in given.items()}
     _check_names(target, arguments, where, spec["class_path"])
     return target(**arguments)

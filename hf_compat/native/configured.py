@@ -1,0 +1,32 @@
+"""What LightningCLI leaves as a class path and its arguments: functions, and classmethods such as `from_pretrained`.
+
+jsonargparse makes an object of a class path where a type hint names its class, and not where a function without a type
+for its result makes it. These are made here.
+"""
+
+from __future__ import annotations
+
+from jsonargparse import Namespace
+
+from hf_compat.interop.class_paths import Made, Spec, build
+
+ModelSpec = dict[str, Spec]
+
+
+def made(value: Made, where: str) -> Made:
+    """Return what a class path and its arguments stand for; of a mapping of such, each; anything else as it is.
+
+    Args:
+        value: What a module or a data module was given.
+        where: The name of the argument, for errors.
+
+    Raises:
+        ArgumentError: There is no such thing, or it does not take such an argument.
+    """
+    if isinstance(value, Namespace):
+        value = value.as_dict()
+    if type(value) is not dict:  # a DatasetDict is the user's
+        return value
+    if "class_path" in value:
+        return build(value, where)
+    return {name: made(part, f"{where}.{name}") for name, part in value.items()}
