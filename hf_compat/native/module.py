@@ -28,7 +28,7 @@ from hf_compat.native.evaluations import NativeEvaluations
 from hf_compat.native.learning_log import LastUpdate
 from hf_compat.native.loading import LoadableModule
 from hf_compat.native.plain_batches import PlainBatches
-from hf_compat.native.schedules import adopt_optimizer, step_plateau, updates_of_fit
+from hf_compat.native.schedules import adopt_optimizer, keep_monitor, step_plateau, updates_of_fit
 from hf_compat.native.seeding import seed_from
 from hf_compat.native.steps import NativeSteps
 from hf_compat.optim.lr_schedulers import follows_metric
@@ -122,6 +122,7 @@ class HFModule(LoadableModule):
         if os.getpid() != self._seeded_in:  # a process that Lightning has spawned
             seed_from(steps.args)
         self._compare_with_trainer()
+        keep_monitor(self)
         self.model.train()
 
     def teardown(self, stage: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
+import weakref
 
 import lightning.pytorch as pl
 import torch
@@ -15,6 +17,8 @@ from hf_compat.native.steps import NativeSteps
 
 # A run without an end in sight: every schedule stays, to many digits, where its warm-up has brought it.
 NO_END = 10**12
+# By schedule: the metric that it follows, and whether that has to be there.
+_FOLLOWED: weakref.WeakKeyDictionary[object, tuple[object, bool]] = weakref.WeakKeyDictionary()
 _ENDLESS_SCHEDULES = frozenset({"constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"})
 
 
@@ -73,6 +77,63 @@ def adopt_optimizer(trainer: pl.Trainer, steps: NativeSteps) -> None:
         )
     if made[0] is not steps.optimizer:
         steps.optimizer, steps.lr_scheduler = made[0], None
+        restore_monitor(trainer)
+
+
+def keep_monitor(module: pl.LightningModule) -> None:
+    """Keep which metric a schedule follows: Lightning drops it, as manual optimization steps schedules itself.
+
+    Args:
+        module: Its `configure_optimizers` may be a subclass's, or LightningCLI's; it is asked once more a fit.
+    """
+    configure = module.configure_optimizers
+    own = module.__dict__.get("configure_optimizers")  # LightningCLI puts one into the module itself
+
+    @functools.wraps(configure)
+    def configured() -> object:
+        module.__dict__.pop("configure_optimizers", None)
+        if own is not None:
+            module.__dict__["configure_optimizers"] = own
+        chosen = configure()
+        for schedule in _schedules_in(chosen):
+            kept = {name: schedule.pop(name) for name in ("monitor", "strict", "reduce_on_plateau") if name in schedule}
+            if kept:
+                _FOLLOWED[schedule["scheduler"]] = (kept.get("monitor"), bool(kept.get("strict", True)))
+        return chosen
+
+    module.__dict__["configure_optimizers"] = configured
+
+
+def _schedules_in(chosen: object) -> list[dict[str, object]]:
+    """Return the entries of schedules in what `configure_optimizers` returns; a monitor beside one is put into it."""
+    if isinstance(chosen, dict) and "lr_scheduler" in chosen:
+        entry = chosen["lr_scheduler"]
+        if not isinstance(entry, dict):
+            entry = chosen["lr_scheduler"] = {"scheduler": entry}
+        if "monitor" in chosen:
+            entry.setdefault("monitor", chosen.pop("monitor"))
+        return [entry]
+    if isinstance(chosen, (tuple, list)) and len(chosen) == 2 and isinstance(chosen[1], (tuple, list)):
+        return [entry for entry in chosen[1] if isinstance(entry, dict)]
+    return []
+
+
+def restore_monitor(trainer: pl.Trainer) -> None:
+    """Give Lightning's entries of schedules the metric that they follow.
+
+    Raises:
+        ArgumentError: A schedule that follows a metric names none.
+    """
+    for config in trainer.lr_scheduler_configs:
+        monitor, strict = _FOLLOWED.get(config.scheduler, (None, True))
+        if not isinstance(config.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            continue
+        if monitor is None:
+            raise ArgumentError(
+                "`configure_optimizers` returned a ReduceLROnPlateau, and no metric that it follows.\n\n"
+                "Hint: return {'optimizer': …, 'lr_scheduler': {'scheduler': …, 'monitor': 'eval_loss'}}."
+            )
+        config.reduce_on_plateau, config.monitor, config.strict = True, str(monitor), strict
 
 
 def step_plateau(trainer: pl.Trainer, config: LRSchedulerConfig) -> None:

@@ -321,6 +321,32 @@ def test_an_optimizer_and_schedule_of_a_subclass_are_honoured(make, lightning, i
     assert isinstance(module.steps.optimizer, torch.optim.SGD) and not torch.equal(weights(module), before)
 
 
+@pytest.mark.parametrize("form", ["inside", "beside", "lists", "none"])
+def test_a_schedule_of_a_subclass_follows_its_metric(make, lightning, form):
+    class WithPlateau(HFModule):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1e9, factor=0.5)
+            followed = {"scheduler": schedule, "monitor": "eval_loss", "strict": True}
+            return {
+                "inside": {"optimizer": optimizer, "lr_scheduler": followed},
+                "beside": {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "eval_loss"},
+                "lists": ([optimizer], [followed]),
+                "none": {"optimizer": optimizer, "lr_scheduler": schedule},
+            }[form]
+
+    module = WithPlateau(Classifier(), make())
+    data = HFDataModule(make(), rows(8), rows(4, 1))
+    if form == "none":
+        with pytest.raises(ArgumentError, match="no metric that it follows"):
+            lightning().fit(module, data)
+        return
+    for _ in range(2):  # no evaluation is better by so much
+        lightning(max_epochs=3).fit(module, data)
+        assert module.steps.optimizer.param_groups[0]["lr"] == 0.5 * 0.5**3
+        assert "configure_optimizers" not in vars(module)
+
+
 def test_several_optimizers_are_refused(make, lightning):
     class Own(HFModule):
         def configure_optimizers(self):
