@@ -18,10 +18,13 @@ import torch
 from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.enums import ParallelMode
 from hf_compat.hf.legacy import ArgumentValue
+from hf_compat.hf.process_state import ProcessState
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.launch import Launch, choose_device, read_launch
 from hf_compat.runtime.text import is_secret
 
+# The process that reads copied arguments finds its own.
+_OF_THIS_PROCESS = frozenset({"_launch", "device", "distributed_state"})
 _LEVEL_NAMES = ("debug", "info", "warning", "error", "critical")
 LEVELS = {name: int(getattr(logging, name.upper())) for name in _LEVEL_NAMES} | {"detail": logging.DEBUG}
 
@@ -82,10 +85,10 @@ class ArgumentViews:
         """Whether several processes train together."""
         return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
 
-    @property
-    def distributed_state(self) -> None:
-        """None: the process group is Lightning's, not Accelerate's."""
-        return
+    @functools.cached_property
+    def distributed_state(self) -> ProcessState:
+        """The processes, as Accelerate's users ask for them; the process group is Lightning's."""
+        return ProcessState(self)
 
     @property
     def train_batch_size(self) -> int:
@@ -180,8 +183,7 @@ class ArgumentViews:
     __repr__ = __str__
 
     def __getstate__(self) -> dict[str, object]:
-        # The process that reads the arguments finds its own launch and device.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_launch", "device")}
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}
 
 
 def _plain(name: str, value: ArgumentValue) -> ArgumentValue:

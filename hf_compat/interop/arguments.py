@@ -85,7 +85,6 @@ def _adopted_class(kind: type) -> type:
     checks = _checks_of_adopted(kind, own)
     content.update(
         _checks=classmethod(lambda cls: checks),
-        distributed_state=property(lambda args: vars(args).get("distributed_state")),
         __reduce_ex__=_reduce,
         __module__=kind.__module__,
         __qualname__=kind.__qualname__,

@@ -105,6 +105,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
             run.module = run.lightning_trainer = None
             run.windows.close()
             self.accelerator.run_backward = None
+            self.accelerator.give_back()
             self.model_wrapped = self.model
             self._watch_outputs(False)
 
@@ -199,6 +200,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         with failing_together(CheckpointError, self._is_loading):
             self._load_states(run)
         self._is_loading = False
+        self.accelerator.take_up(self.model_wrapped, self.optimizer, self.lr_scheduler)
         handler = self.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         handler.train_dataloader = run.loader

@@ -1,0 +1,190 @@
+"""The processes of a run as users of Accelerate ask for them: who is first, who prints, whose part. HF words only."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+
+from hf_compat.runtime.collectives import GroupArguments, barrier, start_processes
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Parts = TypeVar("Parts")
+
+
+class ProcessArguments(GroupArguments, Protocol):
+    """What the state of the processes is read from: `TrainingArguments`."""
+
+    @property
+    def process_index(self) -> int: ...
+
+    @property
+    def local_process_index(self) -> int: ...
+
+
+class ProcessMembers:
+    """What Accelerate's state, and its Accelerator, answer about the processes.
+
+    Mirrors:
+        `accelerate.PartialState`, 1.15.
+    """
+
+    _args: ProcessArguments
+
+    @property
+    def device(self) -> torch.device:
+        """Device of this process."""
+        return self._args.device
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that train together."""
+        return self._args.world_size
+
+    @property
+    def process_index(self) -> int:
+        """Rank of this process."""
+        return self._args.process_index
+
+    @property
+    def local_process_index(self) -> int:
+        """Rank of this process on its machine."""
+        return self._args.local_process_index
+
+    @property
+    def is_main_process(self) -> bool:
+        """First process of all."""
+        return self.process_index == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """First process of this machine."""
+        return self.local_process_index == 0
+
+    @property
+    def is_last_process(self) -> bool:
+        """Last process of all."""
+        return self.process_index == self.num_processes - 1
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether several processes train together."""
+        return self.num_processes > 1
+
+    def wait_for_everyone(self) -> None:
+        """Wait for the other processes."""
+        start_processes(self._args)
+        barrier()
+
+    def print(self, *args: object, **kwargs: Any) -> None:  # those of Python's print
+        """Print on the first process of each machine."""
+        if self.is_local_main_process:
+            print(*args, **kwargs)  # noqa: T201 - the script asks for it
+
+    @contextlib.contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """Let the first process do something before the others."""
+        with self._first(self.is_main_process):
+            yield
+
+    @contextlib.contextmanager
+    def local_main_process_first(self) -> Iterator[None]:
+        """Let the first process of each machine do something before the others."""
+        with self._first(self.is_local_main_process):
+            yield
+
+    @contextlib.contextmanager
+    def _first(self, is_first: bool) -> Iterator[None]:
+        if not is_first:
+            self.wait_for_everyone()
+        yield
+        if is_first:
+            self.wait_for_everyone()
+
+    def on_main_process(self, function: Function) -> Function:
+        """Decorate a function that the first process alone runs; the others get None."""
+        return _only_where(lambda: self.is_main_process, function)
+
+    def on_local_main_process(self, function: Function) -> Function:
+        """Decorate a function that the first process of each machine alone runs."""
+        return _only_where(lambda: self.is_local_main_process, function)
+
+    def on_last_process(self, function: Function) -> Function:
+        """Decorate a function that the last process alone runs."""
+        return _only_where(lambda: self.is_last_process, function)
+
+    def on_process(self, function: Function, process_index: int) -> Function:
+        """Decorate a function that one process alone runs."""
+        return _only_where(lambda: self.process_index == process_index, function)
+
+    def on_local_process(self, function: Function, local_process_index: int) -> Function:
+        """Decorate a function that one process of each machine alone runs."""
+        return _only_where(lambda: self.local_process_index == local_process_index, function)
+
+    @contextlib.contextmanager
+    def split_between_processes(self, inputs: Parts, apply_padding: bool = False) -> Iterator[Parts]:
+        """Give each process its part of a list, a tuple, a tensor, a data set, or of the values of a dict.
+
+        Args:
+            inputs: What is split; the first processes get one more where it does not divide.
+            apply_padding: Repeat the last item where a process has fewer.
+        """
+        yield _part_of(inputs, self.process_index, self.num_processes, apply_padding)
+
+
+class ProcessState(ProcessMembers):
+    """The processes of a run, and by what they train together; `args.distributed_state`.
+
+    Args:
+        args: The training arguments.
+
+    Mirrors:
+        `accelerate.PartialState`, 1.15.
+    """
+
+    debug = fork_launched = False
+    initialized = True
+
+    def __init__(self, args: ProcessArguments) -> None:
+        self._args = args
+        several = f"MULTI_{'CPU' if args.device.type == 'cpu' else 'GPU'}"
+        # scripts assign it, and compare it with members of Accelerate's enum, which are texts
+        self.distributed_type: str = several if args.world_size > 1 else "NO"
+
+    @property
+    def backend(self) -> str | None:
+        """Backend of the process group."""
+        return torch.distributed.get_backend() if torch.distributed.is_initialized() else None
+
+    def destroy_process_group(self) -> None:
+        """Do nothing: Lightning ends the process group."""
+
+
+def _only_where(is_chosen: Callable[[], bool], function: Function) -> Function:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:  # the function's own
+        return function(*args, **kwargs) if is_chosen() else None
+
+    return cast(Function, wrapper)
+
+
+def _part_of(inputs: Any, rank: int, ranks: int, apply_padding: bool) -> Any:
+    """Return a rank's part of something that has a length, or of the values of a mapping."""
+    if ranks == 1:
+        return inputs
+    if isinstance(inputs, Mapping):
+        return {key: _part_of(value, rank, ranks, apply_padding) for key, value in inputs.items()}
+    each, more = divmod(len(inputs), ranks)
+    start = rank * each + min(rank, more)
+    stop = start + each + (rank < more)
+    places = list(range(start, stop))
+    if apply_padding and more and rank >= more:
+        places.append(len(inputs) - 1)
+    if isinstance(inputs, torch.Tensor):
+        return inputs[places]
+    if hasattr(inputs, "select"):  # of `datasets`
+        return inputs.select(places)
+    return type(inputs)(inputs[place] for place in places)

@@ -1,0 +1,81 @@
+"""`accelerator.state` and `accelerator.gradient_state`, as scripts read them. HF words only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from hf_compat.data.types import Batch
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.process_state import ProcessState
+
+
+class ReadingAccelerator(Protocol):
+    """What the gradient state asks of the Accelerator."""
+
+    sync_gradients: bool
+    loader: Iterable[Batch] | None
+
+
+class AcceleratorState(ProcessState):
+    """`accelerator.state`.
+
+    Args:
+        args: The training arguments.
+
+    Mirrors:
+        `accelerate.state.AcceleratorState`, 1.15.
+    """
+
+    deepspeed_plugin = deepspeed_plugins = fsdp_plugin = torch_tp_plugin = dynamo_plugin = None
+    parallelism_config = device_mesh = None
+
+    def __init__(self, args: TrainingArguments) -> None:
+        super().__init__(args)
+        self.mixed_precision = args.mixed_precision
+        options = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
+        self.is_fsdp2 = bool(args.fsdp) and int(options.get("version", 2)) == 2
+        if args.deepspeed is not None or args.fsdp:
+            self.distributed_type = "FSDP" if args.fsdp else "DEEPSPEED"
+
+
+class GradientState:
+    """`accelerator.gradient_state`: where the run stands within an update and within its data.
+
+    Mirrors:
+        `accelerate.state.GradientState`, 1.15.
+    """
+
+    num_steps = 1
+    initialized = True
+    sync_with_dataloader = True
+    adjust_scheduler = is_xla_gradients_synced = False
+
+    def __init__(self, accelerator: ReadingAccelerator) -> None:
+        self._accelerator = accelerator
+        self.plugin_kwargs: dict[str, object] = {}
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether this micro-batch is the update's last."""
+        return self._accelerator.sync_gradients
+
+    @property
+    def active_dataloader(self) -> Iterable[Batch] | None:
+        """The loader whose batches are gathered now."""
+        return self._accelerator.loader
+
+    @property
+    def in_dataloader(self) -> bool:
+        """Whether a loader is read."""
+        return self._accelerator.loader is not None
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether that loader has given its last batch."""
+        return bool(getattr(self._accelerator.loader, "end_of_dataloader", False))
+
+    @property
+    def remainder(self) -> int:
+        """Samples of the last round that are no repetitions; -1 where unknown."""
+        return int(getattr(self._accelerator.loader, "remainder", -1))

@@ -1,0 +1,156 @@
+"""`trainer.accelerator` answers as the Accelerator of transformers' Trainer does."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+import toy
+import transformers
+from accelerate.utils import DistributedType
+from torch import nn
+from torch.utils.data import DataLoader
+
+import hf_compat
+from hf_compat import Trainer
+from hf_compat.hf.process_state import _part_of
+
+# What Accelerate alone is about: FP8, DeepSpeed's and FSDP's plugins, saving what it has prepared, its own profiler.
+NOT_HERE = {
+    "ao_recipe_handler", "autocast_handler", "check_trigger", "context_parallel_rank", "data_parallel_rank",
+    "data_parallel_shard_rank", "ddp_handler", "deepspeed_ulysses_dl_adapter", "delayed_fp8_autocast", "flag_tensor",
+    "fp8_backend", "fp8_recipe_handler", "has_fp8_handler", "init_handler", "join_uneven_inputs", "load_state",
+    "log_with", "lomo_backward", "maybe_context_parallel", "msamp_recipe_handler", "pipeline_parallel_rank", "profile",
+    "profile_handler", "project_configuration", "register_for_checkpointing", "register_load_state_pre_hook",
+    "register_save_state_pre_hook", "rng_types", "save_model", "save_state", "scaler_handler", "set_trigger",
+    "should_save_model", "skip_first_batches", "step", "te_recipe_handler", "tensor_parallel_rank",
+    "trigger_sync_in_backward", "unscale_gradients", "use_stateful_dataloader", "verify_device_map",
+}  # fmt: skip
+
+
+def both(tmp_path, **values):
+    values = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none", **values}
+    for api in (transformers, hf_compat):
+        yield api.Trainer(toy.Classifier(), api.TrainingArguments(**values), train_dataset=toy.rows(8)).accelerator
+
+
+def public(candidate):
+    return {name for name in dir(candidate) if not name.startswith("_")}
+
+
+def test_what_is_not_here_is_known(tmp_path):
+    theirs, ours = both(tmp_path)
+    assert {name for name in public(theirs) if not hasattr(ours, name)} == NOT_HERE
+    for name in NOT_HERE:
+        with pytest.raises(AttributeError, match=r"(?s)The Accelerator here has no .*Hint: "):
+            getattr(ours, name)
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"gradient_accumulation_steps": 4}, {"accelerator_config": {"even_batches": False}}, {"bf16": True}]
+)
+def test_values_are_upstreams(tmp_path, values):
+    theirs, ours = both(tmp_path, **values)
+    differing = {
+        name: (there, here)
+        for name in public(theirs) & public(ours)
+        if isinstance(there := getattr(theirs, name), (bool, int, float, str, type(None), torch.device))
+        and there != (here := getattr(ours, name))
+    }
+    assert differing == {}
+
+
+def test_its_states_are_upstreams(tmp_path):
+    theirs, ours = both(tmp_path)
+    for mine, other in ((ours.state, theirs.state), (ours.gradient_state, theirs.gradient_state)):
+        lacking = {name for name in public(other) if not hasattr(mine, name)}
+        assert lacking <= {"get_deepspeed_plugin", "select_deepspeed_plugin", "dataloader_references"}
+        plain = (bool, int, str, type(None), torch.device)
+        names = [name for name in public(other) - lacking if isinstance(getattr(other, name), plain)]
+        assert {name: getattr(mine, name) for name in names} == {name: getattr(other, name) for name in names}
+
+
+def test_the_state_in_the_arguments_is_real(make_args):
+    args = make_args()
+    assert args.distributed_state.num_processes == 1 and args.distributed_state.is_main_process
+    assert args.distributed_state.distributed_type == DistributedType.NO
+    args.distributed_state.distributed_type = DistributedType.MULTI_GPU
+    assert args.distributed_state.distributed_type == "MULTI_GPU" and args.deepspeed_plugin is None
+    assert pickle.loads(pickle.dumps(args)).distributed_state.distributed_type == "NO"
+
+
+def test_decorators_printing_and_order(make_args, capsys):
+    accelerator = Trainer(toy.Classifier(), make_args()).accelerator
+    done = []
+    for decorate in (accelerator.on_main_process, accelerator.on_local_main_process, accelerator.on_last_process):
+        decorate(lambda: done.append(1))()
+    assert accelerator.on_process(lambda: 7, process_index=0)() == 7
+    assert accelerator.on_process(lambda: 7, process_index=1)() is None and done == [1, 1, 1]
+    with accelerator.main_process_first(), accelerator.local_main_process_first():
+        accelerator.print("hello", end="!")
+    assert capsys.readouterr().out == "hello!"
+    with accelerator.split_between_processes([1, 2, 3]) as mine:
+        assert mine == [1, 2, 3]
+
+
+@pytest.mark.parametrize("length, ranks", [(5, 2), (3, 4), (4, 2), (7, 3)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_parts_between_processes_are_accelerates(length, ranks, padded):
+    from accelerate import PartialState
+
+    def theirs(inputs, rank):
+        state = PartialState(cpu=True)
+        before = dict(PartialState._shared_state)
+        PartialState._shared_state.update(num_processes=ranks, process_index=rank, distributed_type="MULTI_CPU")
+        try:
+            with state.split_between_processes(inputs, apply_padding=padded) as mine:
+                return mine
+        finally:
+            PartialState._shared_state.clear()
+            PartialState._shared_state.update(before)
+
+    for rank in range(ranks):
+        values = list(range(length))
+        assert _part_of(values, rank, ranks, padded) == theirs(values, rank)
+        assert _part_of({"a": values}, rank, ranks, padded) == theirs({"a": values}, rank)
+        if not padded:  # Accelerate asks the other processes for their tensors' lengths then
+            tensor = torch.arange(length)
+            assert _part_of(tensor, rank, ranks, padded).tolist() == theirs(tensor, rank).tolist()
+
+
+def test_what_is_prepared_and_what_is_trained(make_args):
+    seen = []
+
+    class Own(Trainer):
+        def training_step(self, *args, **kwargs):
+            accelerator = self.accelerator
+            seen.append((accelerator._models[0] is self.model_wrapped, accelerator._optimizers == [self.optimizer]))
+            with accelerator.accumulate(self.model):
+                return super().training_step(*args, **kwargs)
+
+    trainer = Own(toy.Classifier(), make_args(max_steps=2), train_dataset=toy.rows(16))
+    reference, loader = nn.Linear(2, 2), DataLoader(toy.rows(8), batch_size=2)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    model, made, same = trainer.accelerator.prepare(reference, loader, optimizer)
+    assert model is reference and same is optimizer and len(made) == 4
+    trainer.train()
+    assert seen == [(True, False)] * 2 and trainer.accelerator._models == [reference]
+    assert trainer.accelerator.free_memory(model) == (None,) and trainer.accelerator._models == []
+    assert trainer.accelerator.unwrap_model(nn.DataParallel(reference)) is reference
+
+
+def test_gradients_are_clipped_by_value(make_args):
+    accelerator = Trainer(toy.Classifier(), make_args()).accelerator
+    weight = nn.Parameter(torch.ones(3))
+    (weight * torch.tensor([5.0, -7.0, 0.1])).sum().backward()
+    accelerator.clip_grad_value_([weight], 0.5)
+    assert weight.grad.tolist() == pytest.approx([0.5, -0.5, 0.1])
+
+
+def test_logging_without_a_tracker_says_where_logs_go(make_args):
+    accelerator = Trainer(toy.Classifier(), make_args()).accelerator
+    with pytest.warns(hf_compat.errors.HfCompatWarning, match=r"trainer\.log"):
+        accelerator.log({"a": 1.0})
+    with pytest.raises(ValueError, match="not a tracker"):
+        accelerator.get_tracker("wandb")
