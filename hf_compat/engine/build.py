@@ -39,7 +39,7 @@ _CHATTY = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerat
 
 
 # Warnings of Lightning about its own code, or about what HF does on purpose; patterns of the messages.
-_EXPECTED = (
+EXPECTED = (
     # lightning 2.6.6 under torch 2.13; remove when lightning calls `is_leaf` itself
     r".*isinstance\(treespec, LeafSpec\).*",
     # the state after the update is what a checkpoint of ours, as of HF, holds
@@ -62,7 +62,7 @@ def quietly() -> Iterator[None]:
         logger.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings():
-            for message in _EXPECTED:
+            for message in EXPECTED:
                 warnings.filterwarnings("ignore", message=message)
             yield
     finally:

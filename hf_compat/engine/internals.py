@@ -182,6 +182,16 @@ def is_training_batch(trainer: Trainer) -> bool:
     return bool(progress.ready > progress.processed)
 
 
+def leave_out_step_metrics(trainer: Trainer) -> None:
+    """Let loggers get nothing of a batch that made no update: Lightning would log the last update's values again.
+
+    It asks only automatic optimization whether a batch accumulates. Remove it when it asks manual optimization, too.
+    """
+    for metric in (trainer._results or {}).values():
+        if metric.meta.on_step and not metric.meta.on_epoch:
+            metric.has_reset = True
+
+
 def end_epoch_after_this_batch(trainer: Trainer) -> None:
     """Let a training epoch end with the batch that is ending.
 
@@ -440,6 +450,15 @@ def load_waiting_data_states(trainer: Trainer) -> None:
     `configure_optimizers` has it made before the checkpoint is read. Remove it when Lightning loads it then, too.
     """
     trainer.fit_loop._load_combined_loader_states()
+
+
+def keep_loaded_data(trainer: Trainer) -> None:
+    """Let a fit that is resumed go on with the data that are loaded: `reload_dataloaders_every_n_epochs` counts anew.
+
+    Lightning compares the epoch with the one of the first load, which was before the checkpoint was read, and would
+    load data that know nothing of the checkpoint. Remove it when Lightning counts from the epoch that it resumes.
+    """
+    trainer.fit_loop._last_train_dl_reload_epoch = trainer.current_epoch
 
 
 def place_of(trainer: Trainer) -> tuple[int, int, int, int]:

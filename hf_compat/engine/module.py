@@ -30,6 +30,7 @@ from hf_compat.engine.internals import (
     batch_under_way,
     before_zero_grad,
     is_training_batch,
+    keep_loaded_data,
     load_waiting_data_states,
     start_from,
     warn_of_newer_lightning,
@@ -125,7 +126,9 @@ class WindowModule(pl.LightningModule):
         windows = self.trainer.train_dataloader
         if not isinstance(windows, Windows):
             return
-        data = windows.position_of_checkpoint(is_training_batch(self.trainer))
+        # in a trainer of the user's own an epoch may be over before its data are
+        is_over = self.logs_to_lightning and self.trainer.is_last_batch
+        data = windows.position_of_checkpoint(is_training_batch(self.trainer), is_over)
         if self.trainer.world_size > 1:  # one process writes for all, and each has read other batches ahead
             data = dataclasses.replace(data, lookahead=None, source=None)
         checkpoint[OWN_KEY] = {"windows": data.to_plain(), "updates": self.trainer.global_step}
@@ -153,6 +156,7 @@ class WindowModule(pl.LightningModule):
         if resume is None or not isinstance(windows, Windows):
             return
         windows.load_state_dict(resume["windows"])
+        keep_loaded_data(self.trainer)
         if not self._lightning_resumes:
             start_from(self.trainer, windows.next_epoch, int(resume["updates"]))
         elif self.trainer.current_epoch > windows.next_epoch:
@@ -172,7 +176,8 @@ class WindowModule(pl.LightningModule):
         """Let the forward and backward passes of the steps go through Lightning's strategy."""
         steps = self.steps
         steps.model_wrapped = wrapped_model(self.trainer.strategy, steps.model)
-        self._mechanics = make_update_mechanics(steps, self.manual_backward, self.trainer.precision_plugin)
+        wrapper = self.trainer.strategy.model
+        self._mechanics = make_update_mechanics(steps, self.manual_backward, self.trainer.precision_plugin, wrapper)
         steps.accelerator.run_backward = self._mechanics.backward
         self._calls_before_zero_grad = self._has_zero_grad_hook()
         self._schedule_epoch = -1
@@ -290,12 +295,19 @@ class WindowModule(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Compute the metrics and log them, so that `callback_metrics` holds them in `on_validation_end`."""
-        for name, value in self._evaluated_metrics().items():
+        metrics = self._evaluated_metrics()
+        for name, value in () if self.trainer.barebones else metrics.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
-                # beside a Trainer the trackers have it from HF's own log
-                self.log(name, float(value), batch_size=1, logger=None if self.logs_to_lightning else False)
+                self._log_evaluated(name, float(value))
 
     on_test_epoch_end = on_validation_epoch_end
+
+    def _log_evaluated(self, name: str, value: float) -> None:
+        """Log a metric that is the same on every process; their maximum is it, to the last bit."""
+        if self.logs_to_lightning:
+            self.log(name, value, batch_size=1, sync_dist=True, reduce_fx="max")
+        else:  # beside a Trainer the trackers have it from HF's own log
+            self.log(name, value, batch_size=1, logger=False)
 
     def _evaluated_metrics(self) -> Mapping[str, object]:
         run = self._running_evaluation()

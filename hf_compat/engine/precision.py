@@ -131,8 +131,8 @@ def leave_autocast_to_forward(strategy: Strategy, model: nn.Module, device_type:
         device_type: `cpu`, `cuda` …
     """
     plugin = strategy.precision_plugin
-    if type(plugin) is not MixedPrecision:
-        return
-    precision: PrecisionName = "bf16-mixed" if plugin.precision == "bf16-mixed" else "16-mixed"
-    strategy.precision_plugin = ForwardPrecision(precision, plugin.scaler)
-    wrap_forward(model, precision, device_type)
+    if type(plugin) is MixedPrecision:
+        precision: PrecisionName = "bf16-mixed" if plugin.precision == "bf16-mixed" else "16-mixed"
+        strategy.precision_plugin = plugin = ForwardPrecision(precision, plugin.scaler)
+    if isinstance(plugin, ForwardPrecision):  # of an earlier call on the same trainer, maybe
+        wrap_forward(model, plugin.precision, device_type)

@@ -65,7 +65,7 @@ class DDPMechanics(UpdateMechanics):
         steps: The owner of the overridable steps.
         backward: Lightning's backward pass.
         precision: The trainer's precision plugin.
-        wrapper: DDP around the model.
+        wrapper: DDP around the model, or around the module that has it.
     """
 
     exchanges_at_the_end = True
@@ -128,20 +128,24 @@ class DeepSpeedMechanics(UpdateMechanics):
         return self._engine.get_global_grad_norm()
 
 
-def make_update_mechanics(steps: TrainingSteps, backward: Backward, precision: Precision) -> UpdateMechanics:
+def make_update_mechanics(
+    steps: TrainingSteps, backward: Backward, precision: Precision, of_strategy: object = None
+) -> UpdateMechanics:
     """Return what goes with the way in which the model is wrapped, in a strategy of ours or of Lightning's own.
 
     Args:
         steps: The owner of the overridable steps; its `model_wrapped` is what forward passes go through.
         backward: Lightning's backward pass.
         precision: The trainer's precision plugin.
+        of_strategy: What the strategy has wrapped; Lightning's own DDP is around the whole module.
     """
     wrapped: object = steps.model_wrapped
     if is_deepspeed_engine(wrapped):
         return DeepSpeedMechanics(steps, precision, wrapped)
     at_the_end = steps.accelerator.num_processes > 1 and not exchanges_every_micro_batch(steps.args)
-    if at_the_end and isinstance(wrapped, DistributedDataParallel):
-        return DDPMechanics(steps, backward, precision, wrapped)
+    for wrapper in (wrapped, of_strategy):
+        if at_the_end and isinstance(wrapper, DistributedDataParallel):
+            return DDPMechanics(steps, backward, precision, wrapper)
     if isinstance(wrapped, FSDPModule):
         wrapped.set_requires_gradient_sync(True)  # a fit that ended within a window has left it off
         if at_the_end:

@@ -115,6 +115,11 @@ class Windows:
     def __len__(self) -> int:
         return self.counts.updates_per_epoch
 
+    @property
+    def is_new(self) -> bool:
+        """Whether no pass has begun, and the first one is to begin with the first epoch."""
+        return self._start is not None and self._start.epoch == 0 and self._start.position is None
+
     def start_at(self, start: ResumePoint) -> None:
         """Begin the next pass at a point of a run."""
         self._start: ResumePoint | None = start
@@ -137,16 +142,17 @@ class Windows:
         self._done -= len(window)
         self._is_rewound = True
 
-    def position_of_checkpoint(self, is_in_update: bool) -> DataPosition:
+    def position_of_checkpoint(self, is_in_update: bool, epoch_is_over: bool = False) -> DataPosition:
         """Return where the data stands for a checkpoint that may be written in the middle of an update.
 
         Args:
             is_in_update: The last window is being trained; where its optimizer step is still to come, it is to be
                 trained again.
+            epoch_is_over: With the last window, though there may be more data.
         """
         last = self._last
         if not is_in_update or last is None or last.is_trained:
-            return self.position()
+            return self.position(epoch_is_over)
         done, is_rewound = self._done, self._is_rewound
         self.rewind(last)
         try:

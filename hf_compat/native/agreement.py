@@ -37,11 +37,12 @@ def share_arguments(model: NativeSteps, data: NativeSteps) -> None:
     """
     if model.args is data.args:
         return
-    together = copy.copy(model.args)
-    if data.has_own_arguments:
-        together.__dict__.update(_values_of_data(model, data))
-    for steps in (model, data):
-        steps.use_arguments(together)
+    values = _values_of_data(model, data) if data.has_own_arguments else {}
+    if values:
+        together = copy.copy(model.args)
+        together.__dict__.update(values)
+        model.use_arguments(together)
+    data.use_arguments(model.args)
 
 
 def _values_of_data(model: NativeSteps, data: NativeSteps) -> dict[str, object]:

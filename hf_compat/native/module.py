@@ -16,16 +16,18 @@ from hf_compat.callbacks.manual_optimization import refuse_native, serve_callbac
 from hf_compat.callbacks.other_distribution import adopt_callbacks_of, adopt_data_of
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
-from hf_compat.engine.internals import place_of
+from hf_compat.engine.internals import leave_out_step_metrics, place_of
 from hf_compat.engine.precision import leave_autocast_to_forward, unwrap_forward
 from hf_compat.engine.protocols import TrainingSteps
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
-from hf_compat.engine.windows import Window
+from hf_compat.engine.windows import Window, Windows
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.native.agreement import share_arguments
 from hf_compat.native.configured import ModelSpec, made
 from hf_compat.native.evaluations import NativeEvaluations
+from hf_compat.native.expected_warnings import leave_out_expected, show_expected
 from hf_compat.native.learning_log import LastUpdate
+from hf_compat.native.limits import begin_at_epoch, check_strategy, count_updates, forget_updates, leave_epoch
 from hf_compat.native.loading import LoadableModule
 from hf_compat.native.plain_batches import PlainBatches
 from hf_compat.native.schedules import adopt_optimizer, keep_monitor, step_plateau, updates_of_fit
@@ -95,9 +97,12 @@ class HFModule(LoadableModule):
         if self._own_steps is not None:
             adopt_callbacks_of(self.trainer)
             adopt_data_of(self.trainer, self)
+            leave_out_expected()
         if self._own_steps is not None and not self.automatic_optimization:
+            forget_updates(self.trainer)
             check_mechanics(self._own_steps.args, self.trainer)
             refuse_native(self.trainer.callbacks, self.model)  # type: ignore[attr-defined]  # set by a connector
+            check_strategy(self.trainer.strategy)
         serve_callbacks(self.trainer, self, self.model)
         return super().configure_callbacks()
 
@@ -123,20 +128,26 @@ class HFModule(LoadableModule):
             seed_from(steps.args)
         self._compare_with_trainer()
         keep_monitor(self)
+        if not self.automatic_optimization:
+            count_updates(self.trainer, 1 if isinstance(data, NativeSteps) else steps.args.gradient_accumulation_steps)
         self.model.train()
 
     def teardown(self, stage: str) -> None:
         """Leave the model and the data module as they were."""
         if self._own_steps is not None:
+            show_expected()
             unwrap_forward(self.model)
             datamodule = getattr(self.trainer, "datamodule", None)
             if datamodule is not None and hasattr(datamodule, "is_set_up"):
                 datamodule.is_set_up = False
+            forget_updates(self.trainer)
         super().teardown(stage)
 
     def _compare_with_trainer(self) -> None:
         trainer: Any = self.trainer
-        says = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps, "precision": trainer.precision}
+        says = {"precision": trainer.precision}
+        if not trainer.fast_dev_run:  # it makes its own lengths, whatever a script has set for the real run
+            says |= {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
         # -1 epochs: the updates end the run
         told = {name: value for name, value in says.items() if value not in (None, -1) or name == "precision"}
         if str(told["precision"]) not in PRECISIONS:  # a kind that the arguments have no word for
@@ -158,6 +169,8 @@ class HFModule(LoadableModule):
         """Work with the optimizer that is in force."""
         if self._own_steps is not None and not self.automatic_optimization:
             adopt_optimizer(self.trainer, self._own_steps)
+            if isinstance(self.trainer.train_dataloader, Windows):
+                forget_updates(self.trainer)
         thaw_optimized(self.trainer)
         super().on_fit_start()
 
@@ -165,6 +178,7 @@ class HFModule(LoadableModule):
         """Begin an epoch of plain batches."""
         if self._own_steps is not None:
             self._plain_batches.start_epoch()
+            begin_at_epoch(self.trainer.train_dataloader, self.trainer.current_epoch)
 
     def training_step(self, window: Window | Batch, batch_idx: int) -> torch.Tensor | None:
         """Do one update and log what it measured; of plain batches, gather an update's.
@@ -177,6 +191,7 @@ class HFModule(LoadableModule):
         if not isinstance(window, Window):
             gathered = self._plain_batches.add(window, self.trainer.is_last_batch)
             if gathered is None:
+                leave_out_step_metrics(self.trainer)
                 return None
             window = gathered
         window.micro_batches = [self._in_true_precision(batch) for batch in window.micro_batches]
@@ -193,19 +208,26 @@ class HFModule(LoadableModule):
 
     def _log_update(self, loss: torch.Tensor | None) -> None:
         measured = self._last_update.measured()
-        if loss is None or not measured:  # no update was made
+        if loss is None or not measured or self.trainer.barebones:  # no update was made, or nothing may be logged
             return
         self.log("loss", loss, prog_bar=True)
-        self.log("loss_epoch", loss, on_step=False, on_epoch=True, sync_dist=self.trainer.world_size > 1)
+        self.log("loss_epoch", loss, on_step=False, on_epoch=True, sync_dist=True)
         for name, value in measured.items():
             self.log(name, value)
 
     def on_train_epoch_end(self) -> None:
         """Finish the epoch; step a schedule of Lightning's that follows a metric."""
+        if self._own_steps is not None and self.trainer.is_last_batch:
+            leave_epoch(self.trainer.train_dataloader)
         super().on_train_epoch_end()
         config = self._replaced_schedule() if self._own_steps is not None else None
         if config is not None and config.reduce_on_plateau and not self.automatic_optimization:
             step_plateau(self.trainer, config)
+
+    def on_validation_model_zero_grad(self) -> None:
+        """Keep the gradients of a window that the next epoch completes; an update zeroes its own."""
+        if self._own_steps is None or self.automatic_optimization:
+            super().on_validation_model_zero_grad()
 
     def validation_step(
         self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0

@@ -58,9 +58,15 @@ class NativeSteps(SetupMethods, ModelMethods, StepMethods, OptimizationMethods, 
     def use_arguments(self, args: TrainingArguments) -> None:
         """Work with other arguments from now on."""
         self.args = args
-        self.accelerator = AcceleratorFacade(args)
+        self._renew_accelerator()
         self._train_batch_size = args.train_batch_size
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
+
+    def _renew_accelerator(self) -> None:
+        """Let `accelerator` know the arguments; a fit that is under way keeps its backward pass."""
+        run_backward = self.accelerator.run_backward
+        self.accelerator = AcceleratorFacade(self.args)
+        self.accelerator.run_backward = run_backward
 
     def forget_optimizer(self) -> None:
         """Let a fit make its own optimizer and schedule, as Lightning has it: those of an earlier fit have ended."""
@@ -86,7 +92,7 @@ class NativeSteps(SetupMethods, ModelMethods, StepMethods, OptimizationMethods, 
         self.args = copy.copy(self.args)
         self.args.__dict__["_launch"] = launch
         self.args.__dict__.pop("device", None)
-        self.accelerator = AcceleratorFacade(self.args)
+        self._renew_accelerator()
 
     def take_model(self, model: nn.Module) -> None:
         """Work with a model: read off it what it takes and returns."""

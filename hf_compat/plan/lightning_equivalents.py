@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from enum import Enum
 from typing import Any, Protocol, cast
 
 import torch
@@ -181,6 +182,10 @@ def _differs(a: Setting, b: Setting) -> bool:
 class MechanicsOfTrainer(Protocol):
     """What a Lightning trainer may be told to do to gradients."""
 
+    @property
+    def gradient_clip_algorithm(self) -> Enum | None:
+        """`norm` or `value`."""
+
     accumulate_grad_batches: int
     gradient_clip_val: float | None
 
@@ -197,6 +202,13 @@ def check_mechanics(args: TrainingArguments, trainer: MechanicsOfTrainer) -> Non
     elif trainer.gradient_clip_val is not None and float(trainer.gradient_clip_val) > 0:
         wanted, set_to = "max_grad_norm", trainer.gradient_clip_val  # type: ignore[assignment]
         shown = f"gradient_clip_val={set_to}"
+    elif trainer.gradient_clip_algorithm is not None and trainer.gradient_clip_algorithm.value != "norm":
+        raise ArgumentError(
+            f"`gradient_clip_algorithm={trainer.gradient_clip_algorithm.value!r}` of lightning.Trainer has no effect "
+            f"on an HFModule, which clips by the norm (`max_grad_norm={args.max_grad_norm}`).\n\n"
+            "Hint: leave it out; to clip by value, set `max_grad_norm=0` and call `torch.nn.utils.clip_grad_value_` in "
+            "`on_before_optimizer_step` of a callback."
+        )
     else:
         return
     raise ArgumentError(

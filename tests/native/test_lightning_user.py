@@ -137,6 +137,23 @@ def test_true_precisions_train_evaluate_and_predict(make, lightning, precision):
     assert trainer.predict(module, data)[0].dtype is kind
 
 
+def test_mixed_precision_stays_for_all_calls_of_a_trainer(make, lightning):
+    module, data = HFModule(Classifier(), make()), HFDataModule(make(), rows(16), rows(8))
+    trainer = lightning(precision="bf16-mixed")
+    trainer.fit(module, data)
+    again = trainer.validate(module, data, verbose=False)
+    assert again == lightning(precision="bf16-mixed").validate(module, data, verbose=False)
+    assert again != lightning().validate(module, data, verbose=False)
+    before = weights(module)
+    one, two = HFModule(Classifier(), make()), HFModule(Classifier(), make())
+    for other, with_trainer in ((one, trainer), (two, lightning(precision="bf16-mixed"))):
+        torch.nn.utils.vector_to_parameters(before, other.model.parameters())
+        torch.manual_seed(3)
+        with_trainer.fit_loop.max_epochs = with_trainer.current_epoch + 1
+        with_trainer.fit(other, HFDataModule(make(), rows(16)))
+    assert torch.equal(weights(one), weights(two))
+
+
 # Arguments -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("given_to", ["module", "data", "both", "no arguments of data"])
 def test_accumulation_holds_wherever_it_is_given(make, lightning, given_to):

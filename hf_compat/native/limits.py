@@ -1,0 +1,67 @@
+"""How a Lightning trainer of the user's own cuts a run: epochs that it ends or reloads, updates that it counts."""
+
+from __future__ import annotations
+
+from weakref import WeakSet
+
+import lightning.pytorch as pl
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
+
+from hf_compat.checkpoint.run_state import ResumePoint
+from hf_compat.engine.windows import Windows
+from hf_compat.errors import UnsupportedArgument
+
+# Trainers that were told how many of their batches make an update, for one fit.
+_COUNTING: WeakSet[pl.Trainer] = WeakSet()
+# Strategies of Lightning's own that shard, and the argument that does so in a Trainer of ours.
+_SHARDING: dict[type[Strategy], str] = {
+    FSDPStrategy: "fsdp=True",
+    ModelParallelStrategy: "fsdp=True",
+    DeepSpeedStrategy: "deepspeed='zero.json'",
+}
+
+
+def count_updates(trainer: pl.Trainer, batches: int) -> None:
+    """Let a trainer count updates, not batches: in `log_every_n_steps`, loggers and `estimated_stepping_batches`.
+
+    Args:
+        trainer: It has checked its settings already.
+        batches: Plain batches that make an update.
+    """
+    if batches > 1:
+        trainer.accumulate_grad_batches = batches
+        _COUNTING.add(trainer)
+
+
+def forget_updates(trainer: pl.Trainer) -> None:
+    """Let a trainer count as it was told by its user."""
+    if trainer in _COUNTING:
+        trainer.accumulate_grad_batches = 1
+        _COUNTING.discard(trainer)
+
+
+def begin_at_epoch(data: object, epoch: int) -> None:
+    """Let windows that were loaded within a fit (`reload_dataloaders_every_n_epochs`) give the order of that epoch."""
+    if isinstance(data, Windows) and data.is_new and epoch:
+        data.start_at(ResumePoint(epoch=epoch))
+
+
+def leave_epoch(data: object) -> None:
+    """Note that an epoch is over, though it has more data (`limit_train_batches`): the next one starts afresh."""
+    if isinstance(data, Windows):
+        data.leave_epoch(is_over=True)
+
+
+def check_strategy(strategy: Strategy) -> None:
+    """Refuse strategies of Lightning's own that hold parts of weights: an update of HF's clips and steps whole ones.
+
+    Raises:
+        UnsupportedArgument: The message names the argument of `hf_compat.Trainer` that does the same.
+    """
+    found = next((kind for kind in _SHARDING if isinstance(strategy, kind)), None)
+    if found is not None:
+        raise UnsupportedArgument(
+            f"`strategy={type(strategy).__name__}` of lightning.Trainer cannot train an HFModule, whose updates need "
+            f"whole weights.\n\nHint: `hf_compat.Trainer` with `TrainingArguments({_SHARDING[found]})` shards them; or "
+            "override `training_step` with `automatic_optimization = True`."
+        )
