@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar, cast
+from typing import IO, Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import torch
 
 from hf_compat.runtime.collectives import GroupArguments, barrier, start_processes
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 Parts = TypeVar("Parts")
+# A list, a tuple, a tensor, a data set, or a mapping of these.
+Splittable: TypeAlias = Any
 
 
 class ProcessArguments(GroupArguments, Protocol):
@@ -79,10 +82,17 @@ class ProcessMembers:
         start_processes(self._args)
         barrier()
 
-    def print(self, *args: object, **kwargs: Any) -> None:  # those of Python's print
-        """Print on the first process of each machine."""
+    def print(
+        self,
+        *args: object,
+        sep: str | None = " ",
+        end: str | None = "\n",
+        file: IO[str] | None = None,
+        flush: bool = False,
+    ) -> None:
+        """Print on the first process of each machine, with what Python's `print` takes."""
         if self.is_local_main_process:
-            print(*args, **kwargs)  # noqa: T201 - the script asks for it
+            print(*args, sep=sep, end=end, file=file, flush=flush)
 
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -104,23 +114,27 @@ class ProcessMembers:
         if is_first:
             self.wait_for_everyone()
 
-    def on_main_process(self, function: Function) -> Function:
+    def on_main_process(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
         """Decorate a function that the first process alone runs; the others get None."""
         return _only_where(lambda: self.is_main_process, function)
 
-    def on_local_main_process(self, function: Function) -> Function:
+    def on_local_main_process(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
         """Decorate a function that the first process of each machine alone runs."""
         return _only_where(lambda: self.is_local_main_process, function)
 
-    def on_last_process(self, function: Function) -> Function:
+    def on_last_process(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
         """Decorate a function that the last process alone runs."""
         return _only_where(lambda: self.is_last_process, function)
 
-    def on_process(self, function: Function, process_index: int) -> Function:
+    def on_process(
+        self, function: Callable[Parameters, Result], process_index: int
+    ) -> Callable[Parameters, Result | None]:
         """Decorate a function that one process alone runs."""
         return _only_where(lambda: self.process_index == process_index, function)
 
-    def on_local_process(self, function: Function, local_process_index: int) -> Function:
+    def on_local_process(
+        self, function: Callable[Parameters, Result], local_process_index: int
+    ) -> Callable[Parameters, Result | None]:
         """Decorate a function that one process of each machine alone runs."""
         return _only_where(lambda: self.local_process_index == local_process_index, function)
 
@@ -163,15 +177,17 @@ class ProcessState(ProcessMembers):
         """Do nothing: Lightning ends the process group."""
 
 
-def _only_where(is_chosen: Callable[[], bool], function: Function) -> Function:
+def _only_where(
+    is_chosen: Callable[[], bool], function: Callable[Parameters, Result]
+) -> Callable[Parameters, Result | None]:
     @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:  # the function's own
+    def wrapper(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | None:
         return function(*args, **kwargs) if is_chosen() else None
 
-    return cast(Function, wrapper)
+    return wrapper
 
 
-def _part_of(inputs: Any, rank: int, ranks: int, apply_padding: bool) -> Any:
+def _part_of(inputs: Splittable, rank: int, ranks: int, apply_padding: bool) -> Splittable:
     """Return a rank's part of something that has a length, or of the values of a mapping."""
     if ranks == 1:
         return inputs
