@@ -84,7 +84,7 @@ def build_trainer(
     callbacks: list[pl.Callback],
     loggers: Sequence[Logger] = (),
     launch: Launch | None = None,
-    **options: Any,  # of `lightning.Trainer`
+    **options: object,  # of `lightning.Trainer`
 ) -> pl.Trainer:
     """Build the trainer that a plan describes.
 
@@ -96,7 +96,7 @@ def build_trainer(
         options: Further settings of `lightning.Trainer` that the plan leaves open.
     """
     has = {kind: any(isinstance(callback, kind) for callback in callbacks) for kind in _SWITCHED_ON}
-    settings = {
+    settings: dict[str, Any] = {
         **plan.trainer_settings(),
         "callbacks": callbacks,
         "logger": list(loggers) or False,
