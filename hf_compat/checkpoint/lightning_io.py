@@ -28,6 +28,7 @@ from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.files import check_regular, first_line
 from hf_compat.checkpoint.lightning_form import OWN_KEY, LightningCheckpoint, check_lightning
+from hf_compat.checkpoint.plain_values import readable_checkpoint, reading_arrays
 from hf_compat.checkpoint.reading import COMPILED, Weights, fitting, read_torch_file, read_weights
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, DataPosition, Moment, RunState
 from hf_compat.checkpoint.trainer_state import read_trainer_state
@@ -201,10 +202,15 @@ class HFCheckpointIO(CheckpointIO):
         self.behind = behind if behind is not None else TorchCheckpointIO()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        checkpoint = readable_checkpoint(checkpoint)
         if str(path).endswith(".ckpt"):
             self.behind.save_checkpoint(checkpoint, path, storage_options)
         else:
             to_hf(checkpoint, str(path))
+
+    def teardown(self) -> None:
+        """Let what stands behind finish: a plugin that writes in the background waits for its threads."""
+        self.behind.teardown()
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         if os.path.isdir(path):
@@ -212,8 +218,9 @@ class HFCheckpointIO(CheckpointIO):
         if os.path.lexists(path):  # else a place elsewhere, which Lightning knows how to reach, or nothing
             check_regular(path)
         try:
-            # whatever the caller prefers: nothing else is ever unpickled
-            checkpoint = self.behind.load_checkpoint(path, map_location, weights_only=True)
+            with reading_arrays():
+                # nothing is unpickled unless the caller asks for it in so many words
+                checkpoint = self.behind.load_checkpoint(path, map_location, weights_only=weights_only is not False)
         except Exception as error:  # torch and pickle raise what they like; the file is the fact
             raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
         check_lightning(str(path), checkpoint)

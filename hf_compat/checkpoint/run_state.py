@@ -22,6 +22,7 @@ from hf_compat.checkpoint.fields import COUNT, FLAG, MAPPING, NUMBER, TEXT, Kind
 from hf_compat.checkpoint.files import first_line, short
 from hf_compat.checkpoint.forms import losses_problem, random_states_problem
 from hf_compat.checkpoint.layout import of_rank
+from hf_compat.checkpoint.plain_values import array_globals
 from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.errors import CheckpointError
 from hf_compat.plan.run_counts import RunCounts
@@ -198,7 +199,7 @@ class RunState:
         Raises:
             CheckpointError: It cannot be read, or it is no run state.
         """
-        plain = read_torch_file(path)
+        plain = read_torch_file(path, allowed=array_globals())
         if not isinstance(plain, dict) or plain.get("version") not in (1, RUN_STATE_VERSION):
             raise CheckpointError(f"{path} was written by another version of hf_compat, or it is not a run state.")
         try:

@@ -15,6 +15,7 @@ import lightning
 import lightning.pytorch as pl
 import torch
 
+from hf_compat.checkpoint.plain_values import readable_states
 from hf_compat.checkpoint.run_state import Moment, PlainState, ResumePoint, RunState
 from hf_compat.engine.internals import loops_state
 from hf_compat.engine.module import WindowModule
@@ -112,7 +113,7 @@ class TrainingRun:
             grad_norm=None if self.grad_norm is None else float(self.grad_norm),
             learning_rate=None if self.learning_rate is None else float(self.learning_rate),
             loops=loops_state(self.lightning_trainer),
-            callbacks={callback.state_key: callback.state_dict() for callback in lightning_callbacks},
+            callbacks=readable_states({callback.state_key: callback.state_dict() for callback in lightning_callbacks}),
             extras=extras,
             current_epoch=self.lightning_trainer.current_epoch,
             lightning_version=lightning.__version__,
