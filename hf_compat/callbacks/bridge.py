@@ -54,6 +54,7 @@ LOG_SAVE_EVALUATE_PARAMETERS = (
 
 # Observes what a step returns: Lightning's own type is as wide.
 StepOutput = Any
+StepBatch = Any  # a window, or a batch of an evaluation
 
 
 class BridgedTrainer(Protocol):
@@ -131,7 +132,7 @@ class HFBridge(pl.Callback):
         self._last_segment = len(lightning_callbacks)
         return order.arrange(lightning_callbacks, self, lambda segment: HFEvents(self, segment))
 
-    def fire_for_hook(self, hook: str, segment: int, batch: Any = None, outputs: StepOutput = None) -> None:
+    def fire_for_hook(self, hook: str, segment: int, batch: StepBatch = None, outputs: StepOutput = None) -> None:
         """Fire the event that goes with a hook for one segment of the HF callbacks; the first one prepares it.
 
         Args:
@@ -161,7 +162,7 @@ class HFBridge(pl.Callback):
         finally:
             handler.active_ids = None
 
-    def _prepare(self, hook: str, batch: Any, outputs: StepOutput) -> None:
+    def _prepare(self, hook: str, batch: StepBatch, outputs: StepOutput) -> None:
         """Do what comes before an event's first callback."""
         trainer = self.hf_trainer
         if hook == "on_train_start":
@@ -366,7 +367,7 @@ class HFBridge(pl.Callback):
         trainer: pl.Trainer,
         pl_module: pl.LightningModule,
         outputs: StepOutput,
-        batch: Any,
+        batch: StepBatch,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:

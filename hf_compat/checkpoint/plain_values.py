@@ -20,6 +20,8 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.runtime.rng import legacy_globals
 
 State = TypeVar("State")
+Value = Any  # of the user's own kind
+Global = Any  # what torch's allow-list takes: a class, a function, or one with a name
 
 # Weights and moments are tensors, and large: they are not walked through.
 _TENSORS = frozenset({"state_dict", "optimizer_states"})
@@ -103,7 +105,7 @@ def _readable_hyperparameters(held: Mapping[str, object]) -> dict[str, object]:
     return kept
 
 
-def _readable(value: Any, where: str) -> Any:  # a value of the user's own, and the same
+def _readable(value: Value, where: str) -> Value:
     if type(value) in _PLAIN or isinstance(value, torch.Tensor):
         return value
     if isinstance(value, np.generic) and not isinstance(value, np.void):
@@ -147,7 +149,7 @@ def _is_read_back(value: object) -> bool:
     return True
 
 
-def array_globals() -> list[Any]:
+def array_globals() -> list[Global]:
     """List what NumPy's arrays of numbers and texts consist of, for torch's allow-list."""
     return [*legacy_globals(), *{type(np.dtype(kind)) for kind in "?bhilqBHILQefdFDSU"}]
 
