@@ -22,6 +22,7 @@ from hf_compat.data.samplers import SeededRandomSampler, SkipFirstBatches
 from hf_compat.data.tree import find_batch_size, move_to_device
 from hf_compat.data.types import Batch, Collator, DataSource, PositionState, Sample
 from hf_compat.interop.transformers_models import is_datasets_stream
+from hf_compat.runtime.child_signals import HeldChildSignals, dead_among
 from hf_compat.runtime.collectives import broadcast_object
 from hf_compat.runtime.inspection import has_length
 
@@ -215,9 +216,11 @@ class PreparedDataLoader(DataLoader[Batch]):
         self.remainder = self._remainder()
         self.set_epoch(self.iteration)
         resume, self._resume = self._resume, None
-        batches = super().__iter__()  # on every rank: torch draws a seed here
+        with HeldChildSignals() as signals:
+            batches = super().__iter__()  # on every rank: torch draws a seed here
         # a generator: nothing above happens before the first batch is asked for, as in Accelerate
         try:
+            signals.deliver()
             yield from self._dispatched(batches, resume) if self.dispatches else self._read_ahead(batches, resume)
         except BaseException as error:
             self._end_workers(batches, is_failure=not isinstance(error, GeneratorExit))
@@ -265,6 +268,11 @@ class PreparedDataLoader(DataLoader[Batch]):
             if stopped_by_code(error, self._is_map_style, self._auto_collation):
                 raise end_in_silence() from error
             return _END
+        except (FileNotFoundError, ConnectionError, EOFError) as error:
+            if not self.num_workers or "in DataLoader worker process" in str(error):  # the user's own, out of a worker
+                raise
+            _raise_of_dead_worker(batches, error)
+            raise
 
     def _dispatched(self, batches: Iterator[Batch], resume: Resume | None) -> Iterator[Batch]:
         """Yield this rank's part of what the first one reads."""
@@ -316,6 +324,14 @@ class PreparedDataLoader(DataLoader[Batch]):
         self.end_of_dataloader = True
         if not self._is_map_style and self.rank_slice.world_size == 1:
             self.remainder = find_batch_size(last_batch) or -1
+
+
+def _raise_of_dead_worker(batches: Iterator[Batch], cause: Exception) -> None:
+    """Say that a worker has died, as torch does: a batch of it that is still under way ends in a lost connection."""
+    dead = dead_among(getattr(batches, "_workers", ()))  # torch has no public name for it
+    if dead:
+        pids = ", ".join(str(worker.pid) for worker in dead)
+        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly") from cause
 
 
 def skip_first_batches(loader: Iterable[Batch], skip: int) -> Iterable[Batch]:

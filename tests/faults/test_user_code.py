@@ -18,6 +18,7 @@ SAMPLE = [
     ("__len__: is a float", "plain"),
     ("train_dataset: is a generator", "plain"),
     ("collator: returns a tuple", "plain"),
+    ("collator: raises", "workers"),
     ("model: raises StopIteration", "plain"),
     ("model: returns a loss without gradients", "plain"),
     ("model: gives NaN", "plain"),
