@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 
 import torch
 from tqdm.auto import tqdm
 
 from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint.conversion_paths import checked_paths, put, writing
 from hf_compat.checkpoint.dcp_reader import dcp_tensors, is_dcp_folder
-from hf_compat.checkpoint.files import first_line, naming
+from hf_compat.checkpoint.fields import is_count
+from hf_compat.checkpoint.files import first_line, naming, open_regular, short
 from hf_compat.checkpoint.lightning_io import from_hf, read_lightning, to_hf, write_weights
 from hf_compat.checkpoint.reading import StoredTensor, fitting
 from hf_compat.checkpoint.zero_reader import find_zero_folder, zero_tensors
 from hf_compat.errors import ArgumentError, CheckpointError
 
 SHARD_BYTES = 5 * 10**9
+_TORCH_BEGINS = (b"PK\x03\x04", b"\x80")  # a zip file; before 1.6 a pickle
 # What wrappers put before a weight's name; it is removed where every name has it.
 WRAPPER_PREFIXES = ("app.", "state_dict.", "_forward_module.", "module.", "model.")
 
@@ -37,11 +39,15 @@ def convert(source: str, target: str, shard_bytes: int = SHARD_BYTES, keep_names
         What was done, in words.
 
     Raises:
-        ArgumentError: The target exists, or there is nothing to convert between these two.
+        ArgumentError: The target exists or cannot be made, or there is nothing to convert between these two.
         CheckpointError: The source is not whole, or not readable.
+        CheckpointWriteError: The target could not be written.
     """
-    if os.path.lexists(target):
-        raise ArgumentError(f"{target} exists and is not overwritten.\n\nHint: name a new path.")
+    source, target = checked_paths(source, target)
+    if not is_count(shard_bytes) or not shard_bytes:
+        raise ArgumentError(
+            f"`shard_bytes` is {short(shard_bytes)}, not a number of bytes.\n\nHint: 5_000_000_000, say."
+        )
     with naming(source):
         return _convert(source, target, shard_bytes, keep_names)
 
@@ -56,6 +62,7 @@ def _convert(source: str, target: str, shard_bytes: int, keep_names: bool) -> st
         _write_lightning(from_hf(source), target)
         return f"the HF folder {source} is the Lightning checkpoint {target}"
     if os.path.isfile(source) and not to_lightning:
+        _check_kind(source)
         to_hf(read_lightning(source), target)
         return f"the Lightning checkpoint {source} is the HF folder {target}"
     raise ArgumentError(
@@ -64,10 +71,18 @@ def _convert(source: str, target: str, shard_bytes: int, keep_names: bool) -> st
     )
 
 
+def _check_kind(source: str) -> None:
+    """Refuse a file that torch has not written: its own error would speak of something else."""
+    with open_regular(source) as file:
+        if not file.read(4).startswith(_TORCH_BEGINS):
+            raise CheckpointError(f"{source} is no Lightning checkpoint: it is not a file of `torch.save`.")
+
+
 def _write_lightning(checkpoint: dict[str, object], target: str) -> None:
-    partial = target + ".partial"
-    torch.save(checkpoint, partial)
-    os.replace(partial, target)
+    with writing(target) as place:
+        written = os.path.join(place, "it.ckpt")
+        torch.save(checkpoint, written)
+        put(written, target)
 
 
 def _shards(source: str) -> list[StoredTensor] | None:
@@ -83,15 +98,9 @@ def _write_shards(stored: list[StoredTensor], target: str, shard_bytes: int, kee
     """Write tensors as safetensors with an index, one file's worth in memory at a time; returns their number."""
     if not stored:
         raise CheckpointError("The shards hold no weights.")
-    partial = target + ".partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    os.makedirs(partial)
-    try:
-        count = _write_files(stored, partial, shard_bytes, keep_names)
-        os.replace(partial, target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    with writing(target) as place:
+        count = _write_files(stored, place, shard_bytes, keep_names)
+        put(place, target)
     return count
 
 
@@ -114,7 +123,7 @@ def _load(stored: StoredTensor) -> torch.Tensor:
     try:
         with fitting(f"The stored tensor {stored.name!r}"):
             tensor = stored.load()
-    except RuntimeError as error:  # of torch: parts that do not make up the shape
+    except (RuntimeError, OSError) as error:  # of torch: parts that do not make up the shape
         raise CheckpointError(f"The stored tensor {stored.name!r} cannot be read: {first_line(error)}") from error
     if tensor.is_meta:
         raise CheckpointError(f"The stored tensor {stored.name!r} has no data.")

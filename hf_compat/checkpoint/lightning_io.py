@@ -11,7 +11,6 @@ callbacks, hf_compat        run_state.pt (rng_state.pth where a folder has no mo
 from __future__ import annotations
 
 import os
-import shutil
 from typing import Any
 
 import hf_compat.upstream  # noqa: F401 - loads Lightning
@@ -26,6 +25,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.contents import Contents
+from hf_compat.checkpoint.conversion_paths import put, writing
 from hf_compat.checkpoint.files import check_regular, first_line
 from hf_compat.checkpoint.lightning_form import OWN_KEY, LightningCheckpoint, check_lightning
 from hf_compat.checkpoint.plain_values import readable_checkpoint, reading_arrays
@@ -112,15 +112,11 @@ def to_hf(checkpoint: LightningCheckpoint, folder: str) -> None:
         weights = {name.removeprefix(PREFIX): value for name, value in held.items() if name.startswith(PREFIX)}
     if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise CheckpointError("The checkpoint has no weights under `state_dict['model.*']`: it is of no HFModule.")
-    partial = manifest.make_partial(folder)
-    try:
+    with writing(folder) as partial:
         with fitting("The Lightning checkpoint"):
             _write_files(checkpoint, weights, partial)
         manifest.seal(partial)
-        manifest.put_in_place(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+        put(partial, folder)
 
 
 def _write_files(checkpoint: LightningCheckpoint, weights: Weights, folder: str) -> None:

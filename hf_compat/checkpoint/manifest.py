@@ -99,7 +99,7 @@ def make_partial(final: str) -> str:
     """Make the folder that a checkpoint of another form is converted in, before it gets its final name."""
     for path, suffix, owner in _left_overs(os.path.dirname(final) or "."):
         is_of_this = suffix == PARTIAL_SUFFIX and os.path.basename(_final_of(path)) == os.path.basename(final)
-        if is_of_this and _is_over(path, owner):
+        if is_of_this and owner is not None and _is_over(path, owner):  # without one it may be the user's
             _remove_tree(path, ignore_errors=True)
     partial = partial_path(final, Owner.of_this_process())
     os.makedirs(partial)

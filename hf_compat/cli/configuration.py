@@ -109,8 +109,8 @@ def _at(event: yaml.Event) -> str:
     return f", line {event.start_mark.line + 1}" if event.start_mark is not None else ""
 
 
-def load(text: str) -> Loaded:
-    """Read a text of YAML whose size has bounds, as jsonargparse reads it.
+def check_bounds(text: str) -> None:
+    """Refuse a text of YAML that stands for too much, before anything of it is built.
 
     Raises:
         YAMLError: It is no YAML, or passes a bound.
@@ -118,6 +118,15 @@ def load(text: str) -> Loaded:
     measure = _Measure()
     for event in yaml.parse(text, Loader=Loader):
         measure.take(event)
+
+
+def load(text: str) -> Loaded:
+    """Read a text of YAML whose size has bounds, as jsonargparse reads it.
+
+    Raises:
+        YAMLError: It is no YAML, or passes a bound.
+    """
+    check_bounds(text)
     try:
         return get_loader("yaml")(text)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:  # of a tag as `!!int x`

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 
 import jsonargparse
 
+from hf_compat.cli.argument_files import read_json_arguments, read_yaml_arguments
 from hf_compat.errors import ArgumentError, UnknownArgument
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
@@ -197,14 +198,20 @@ class HfArgumentParser(argparse.ArgumentParser):
         return tuple(outputs)
 
     def parse_json_file(self, json_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> Instances:
-        """Make the instances from a JSON file."""
-        return self.parse_dict(json.loads(Path(json_file).read_text(encoding="utf-8")), allow_extra_keys)
+        """Make the instances from a JSON file of at most 4 MiB.
+
+        Raises:
+            ValueError: It cannot be read, holds no names and values, or a key that is no field.
+        """
+        return self.parse_dict(read_json_arguments(json_file), allow_extra_keys)
 
     def parse_yaml_file(self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> Instances:
-        """Make the instances from a YAML file."""
-        import yaml
+        """Make the instances from a YAML file, with the bounds of `hf-compat fit --config`.
 
-        return self.parse_dict(yaml.safe_load(Path(yaml_file).read_text(encoding="utf-8")), allow_extra_keys)
+        Raises:
+            ValueError: As of a JSON file, or its aliases stand for too many values.
+        """
+        return self.parse_dict(read_yaml_arguments(yaml_file), allow_extra_keys)
 
 
 class UnusedWords(ArgumentError, UnknownArgument):
