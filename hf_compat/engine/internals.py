@@ -26,6 +26,7 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.utilities.compile import to_uncompiled
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import nn
@@ -459,6 +460,19 @@ def keep_loaded_data(trainer: Trainer) -> None:
     load data that know nothing of the checkpoint. Remove it when Lightning counts from the epoch that it resumes.
     """
     trainer.fit_loop._last_train_dl_reload_epoch = trainer.current_epoch
+
+
+def compile_model_only(module: LightningModule, model: nn.Module) -> None:
+    """Compile the model of a module that went through `torch.compile`, and leave its steps as they are.
+
+    Lightning has the steps compiled, too: an update's backward passes, clipping and optimizer are nothing to trace.
+    Remove it when a module can say what of it is compiled.
+    """
+    compiler = module._compiler_ctx
+    if compiler is None:
+        return
+    to_uncompiled(module)
+    model._compiled_call_impl = compiler["dynamo_ctx"](model._call_impl)  # what `nn.Module.compile` sets
 
 
 def place_of(trainer: Trainer) -> tuple[int, int, int, int]:

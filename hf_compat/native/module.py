@@ -16,7 +16,7 @@ from hf_compat.callbacks.manual_optimization import refuse_native, serve_callbac
 from hf_compat.callbacks.other_distribution import adopt_callbacks_of, adopt_data_of
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
-from hf_compat.engine.internals import leave_out_step_metrics, place_of
+from hf_compat.engine.internals import compile_model_only, leave_out_step_metrics, place_of
 from hf_compat.engine.precision import leave_autocast_to_forward, unwrap_forward
 from hf_compat.engine.protocols import TrainingSteps
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
@@ -26,6 +26,7 @@ from hf_compat.native.agreement import share_arguments
 from hf_compat.native.configured import ModelSpec, made
 from hf_compat.native.evaluations import NativeEvaluations
 from hf_compat.native.expected_warnings import leave_out_expected, show_expected
+from hf_compat.native.kept_hooks import keep_hooks, note_hooks
 from hf_compat.native.learning_log import LastUpdate
 from hf_compat.native.limits import begin_at_epoch, check_strategy, count_updates, forget_updates, leave_epoch
 from hf_compat.native.loading import LoadableModule
@@ -83,6 +84,10 @@ class HFModule(LoadableModule):
         if own is not None:
             self._become_native(own)
 
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        keep_hooks(cls, HFModule)
+
     def _become_native(self, steps: NativeSteps) -> None:
         """Do what a Trainer does otherwise: watch updates, gather batches and metrics, seed."""
         self._last_update = self.observer = LastUpdate()
@@ -121,6 +126,9 @@ class HFModule(LoadableModule):
             datamodule.is_set_up = True  # a subclass's `setup` may have left that out
             share_arguments(steps, data)
         steps.take_place(*place_of(self.trainer))
+        steps.take_device(self.trainer.strategy.root_device)
+        if not self.automatic_optimization:
+            compile_model_only(self, self.model)
         leave_autocast_to_forward(self.trainer.strategy, self.model, steps.args.device.type)
         if stage != "fit":
             return
@@ -168,7 +176,8 @@ class HFModule(LoadableModule):
     def on_fit_start(self) -> None:
         """Work with the optimizer that is in force."""
         if self._own_steps is not None and not self.automatic_optimization:
-            adopt_optimizer(self.trainer, self._own_steps)
+            if type(self).training_step is HFModule.training_step or len(self.trainer.optimizers) == 1:
+                adopt_optimizer(self.trainer, self._own_steps)
             if isinstance(self.trainer.train_dataloader, Windows):
                 forget_updates(self.trainer)
         thaw_optimized(self.trainer)
@@ -261,6 +270,9 @@ class HFModule(LoadableModule):
         if self.trainer.validating and self.trainer.state.fn == "fit" and follows_metric(scheduler):
             scheduler.step(tracked_value(metrics, str(self._own_steps.args.metric_for_best_model)))
         return metrics
+
+
+note_hooks(HFModule)
 
 
 class TrainerModule(HFModule):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import torch
 from torch import nn
 
 from hf_compat.data.types import Collator
@@ -93,6 +94,13 @@ class NativeSteps(SetupMethods, ModelMethods, StepMethods, OptimizationMethods, 
         self.args.__dict__["_launch"] = launch
         self.args.__dict__.pop("device", None)
         self._renew_accelerator()
+
+    def take_device(self, device: torch.device) -> None:
+        """Work on the device that a Lightning trainer has chosen."""
+        if self.args.device != device:
+            self.args = copy.copy(self.args)
+            self.args.__dict__["device"] = device
+            self._renew_accelerator()
 
     def take_model(self, model: nn.Module) -> None:
         """Work with a model: read off it what it takes and returns."""
