@@ -6,6 +6,7 @@ The public names, loaded when they are first asked for; nothing else.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -90,10 +91,17 @@ __all__ = tuple(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_hint(name)}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _hint(name: str) -> str:
+    """Say where a name of transformers' is, if that is what is asked for; nothing is imported to find out."""
+    transformers = sys.modules.get("transformers")
+    known = transformers is not None and name in getattr(transformers, "__all__", dir(transformers))
+    return f"; import it from transformers: `from transformers import {name}`" if known else ""
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,19 @@
+"""The names of `transformers.trainer_pt_utils`: ours where there are any, transformers' own otherwise."""
+
+from __future__ import annotations
+
+from hf_compat.interop.mirrors import mirror
+
+__getattr__, __dir__ = mirror(
+    __name__,
+    "transformers.trainer_pt_utils",
+    {
+        "AcceleratorConfig": "hf.accelerator_config",
+        "LabelSmoother": "optim.label_smoothing",
+        "LengthGroupedSampler": "data.samplers",
+        "find_batch_size": "data.tree",
+        "nested_detach": "data.tree",
+        "nested_numpify": "data.tree",
+        "metrics_format": "hf.metrics",
+    },
+)

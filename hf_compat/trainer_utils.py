@@ -1,0 +1,30 @@
+"""The names of `transformers.trainer_utils`: ours where there are any, transformers' own otherwise."""
+
+from __future__ import annotations
+
+from hf_compat.interop.mirrors import mirror
+
+__getattr__, __dir__ = mirror(
+    __name__,
+    "transformers.trainer_utils",
+    {
+        "EvalPrediction": "hf.outputs",
+        "EvalLoopOutput": "hf.outputs",
+        "PredictionOutput": "hf.outputs",
+        "TrainOutput": "hf.outputs",
+        "HubStrategy": "hf.enums",
+        "IntervalStrategy": "hf.enums",
+        "SaveStrategy": "hf.enums",
+        "SchedulerType": "hf.enums",
+        "PREFIX_CHECKPOINT_DIR": "checkpoint.layout",
+        "get_last_checkpoint": "checkpoint.manifest",
+        "RemoveColumnsCollator": "data.collators",
+        "denumpify_detensorize": "hf.metrics",
+        "speed_metrics": "hf.metrics",
+        "enable_full_determinism": "runtime.seeding",
+        "seed_worker": "runtime.seeding",
+        "set_seed": "runtime.seeding",
+        "has_length": "runtime.inspection",
+        "number_of_arguments": "runtime.inspection",
+    },
+)

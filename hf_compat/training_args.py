@@ -1,0 +1,15 @@
+"""The names of `transformers.training_args`: ours where there are any, transformers' own otherwise."""
+
+from __future__ import annotations
+
+from hf_compat.interop.mirrors import mirror
+
+__getattr__, __dir__ = mirror(
+    __name__,
+    "transformers.training_args",
+    {
+        "OptimizerNames": "hf.enums",
+        "ParallelMode": "hf.enums",
+        "TrainingArguments": "hf.arguments",
+    },
+)

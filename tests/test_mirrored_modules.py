@@ -1,0 +1,64 @@
+"""Modules named as those of transformers: its public names are there, ours where we have them."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+import transformers
+
+import hf_compat
+
+MODULES = ["trainer_utils", "trainer_callback", "trainer_pt_utils", "training_args", "optimization", "data"]
+IMPORTS = {
+    "trainer_utils": "get_last_checkpoint, EvalPrediction, BestRun, HubStrategy, PREFIX_CHECKPOINT_DIR, has_length, set_seed",
+    "trainer_callback": "TrainerCallback, TrainerState, TrainerControl, ExportableState, EarlyStoppingCallback",
+    "trainer_pt_utils": "LabelSmoother, nested_concat, nested_detach, AcceleratorConfig, LengthGroupedSampler",
+    "training_args": "TrainingArguments, OptimizerNames, ParallelMode",
+    "optimization": "get_scheduler, get_cosine_schedule_with_warmup, Adafactor",
+    "data": "DataCollatorWithPadding, default_data_collator, DataCollatorForLanguageModeling",
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_name_of_upstream_is_there(name):
+    ours, theirs = (importlib.import_module(f"{package}.{name}") for package in ("hf_compat", "transformers"))
+    public = [one for one in dir(theirs) if not one.startswith("_")]
+    assert len(public) > 5 and all(getattr(ours, one) is not None for one in public if getattr(theirs, one) is not None)
+    for one in dir(ours):
+        if not one.startswith("_"):
+            assert getattr(ours, one).__module__.startswith("hf_compat.") if callable(getattr(ours, one)) else True
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_names_are_imported_as_people_do(name):
+    namespace = {}
+    exec(f"from hf_compat.{name} import {IMPORTS[name]}", namespace)
+    assert {one.strip() for one in IMPORTS[name].split(",")} <= set(namespace)
+
+
+def test_one_class_under_all_names():
+    from hf_compat.trainer_callback import TrainerCallback
+    from hf_compat.trainer_utils import EvalPrediction
+    from hf_compat.training_args import TrainingArguments
+
+    assert TrainerCallback is hf_compat.TrainerCallback and EvalPrediction is hf_compat.EvalPrediction
+    assert TrainingArguments is hf_compat.TrainingArguments
+
+
+def test_a_name_that_nobody_has():
+    with pytest.raises(ImportError, match="nonsense"):
+        exec("from hf_compat.trainer_utils import nonsense")
+    with pytest.raises(AttributeError, match="import it from transformers: `from transformers import AutoTokenizer`"):
+        getattr(hf_compat, transformers.AutoTokenizer.__name__)
+
+
+def test_ours_come_without_transformers():
+    code = (
+        "import sys; sys.modules['transformers'] = None; from hf_compat.trainer_utils import set_seed, EvalPrediction\n"
+    )
+    code += "import hf_compat.trainer_utils as u\ntry: u.BestRun\nexcept ImportError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "hf-compat[transformers]" in done.stdout
