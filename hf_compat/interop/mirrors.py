@@ -16,7 +16,7 @@ def mirror(module: str, upstream: str, ours: Mapping[str, str]) -> tuple[Lookup,
     Args:
         module: The module's own name.
         upstream: The module of transformers.
-        ours: Name → module of this package that has it; the others are transformers' own, loaded when they are asked for.
+        ours: Name → module of this package that has it; the others are transformers' own, loaded when asked for.
     """
 
     def lookup(name: str) -> object:
