@@ -29,6 +29,7 @@ from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.collectives import gather
 from hf_compat.runtime.inspection import has_length
 from hf_compat.training_run.best_metric import note_best_checkpoint, note_best_metric
+from hf_compat.training_run.flags import NO_AGREEMENT, FlagAgreement, FlagSources
 from hf_compat.training_run.loss_log import LossLog, LossLogState
 from hf_compat.training_run.rotation import checkpoints_to_delete, checkpoints_to_delete_at_end, in_order_of_rotation
 from hf_compat.training_run.summary import run_summary
@@ -75,6 +76,7 @@ class AdaptedRun:
         in_update: Whether an update has begun and is not yet over.
         grad_norm: Norm of the last update's gradients, where it was measured.
         learning_rate: Learning rate of the last update.
+        flags: Makes the flags the same on all processes, where a callback may set one.
         flags_decide: Whether the flags alone say when to evaluate; else Lightning's intervals do.
         evaluation_cause: What the evaluation that is running was asked for by: Lightning's own interval, a flag, or
             `eval_on_start`.
@@ -95,6 +97,7 @@ class AdaptedRun:
         self.flags_decide = False
         self.evaluation_cause: Literal["interval", "flag", "start"] = "interval"
         self.is_best = False
+        self.flags = NO_AGREEMENT
         self.evaluated: dict[str, float] = {}
         self.summary: dict[str, float] = {}
         self._start_time = 0.0
@@ -119,6 +122,16 @@ class AdaptedRun:
         self.losses = LossLog(device, trainer.global_step, self.args.logging_nan_inf_filter)
         self._start_time, self._micro_batches = time.time(), 0
         self._warn_of_what_has_no_effect()
+
+    def agree_on_flags(self, sources: FlagSources) -> None:
+        """Let all processes act on the same flags from now on, as the callbacks that may set one make it necessary."""
+        self.flags = FlagAgreement(self.args.ddp_timeout, sources)
+
+    def ask_for_log(self, trainer: pl.Trainer) -> None:
+        """Ask for a log at Lightning's own interval, where no callback decides about flags."""
+        interval = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector
+        if not self.flags_decide and interval and self.state.global_step % interval == 0:
+            self.control.should_log = True
 
     def _warn_of_what_has_no_effect(self) -> None:
         if self.args.load_best_model_at_end:

@@ -24,6 +24,7 @@ import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from hf_compat.callbacks.adapted_run import AdaptedRun, AdapterState, arguments_of, loss_of
+from hf_compat.callbacks.flag_sources import flag_sources
 from hf_compat.callbacks.other_distribution import is_of_other_distribution
 from hf_compat.data.types import Batch
 from hf_compat.engine.internals import end_epoch_after_this_batch, leave_validation_to_flags, metrics_of_running_loop
@@ -157,6 +158,8 @@ class HFCallbackAdapter(pl.Callback):
         run = self._adapted_run
         if self._is_first:
             run.begin(trainer)
+            callbacks = [callback for adapter in _adapters(trainer) for callback in adapter.handler.callbacks]
+            run.agree_on_flags(flag_sources(callbacks, False, HFCallbackAdapter, 1))
             if run.flags_decide:
                 leave_validation_to_flags(trainer)
         self._show(trainer)
@@ -220,7 +223,8 @@ class HFCallbackAdapter(pl.Callback):
         if self._is_last:
             run.updates_done = trainer.global_step
             run.in_update = False
-            self._act_on_flags(trainer)
+            run.ask_for_log(trainer)
+            self._act_on_flags(trainer, run.flags.sources.in_updates)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End an epoch: then log, evaluate and save as the flags say."""
@@ -228,7 +232,7 @@ class HFCallbackAdapter(pl.Callback):
             trainer.should_stop = False  # the control says it too; a callback of this event may take it back
         self._fire("on_epoch_end")
         if self._is_last:
-            self._act_on_flags(trainer)
+            self._act_on_flags(trainer, self._adapted_run.flags.sources.in_epochs)
             self._obey(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -268,6 +272,7 @@ class HFCallbackAdapter(pl.Callback):
         self._fire("on_evaluate", metrics=run.evaluated)
         if self._is_last and trainer.state.fn == "fit" and run.evaluation_cause != "start":
             run.note_evaluation(run.evaluated)
+            run.flags.agree(run.control)  # metrics may differ, and with them what stops early
             if run.evaluation_cause == "interval" and run.control.should_save:
                 self._save(trainer)
             self._obey(trainer)
@@ -291,12 +296,17 @@ class HFCallbackAdapter(pl.Callback):
             run.rotate_at_end(trainer)
         self._fire("on_train_end")
 
-    def _act_on_flags(self, trainer: pl.Trainer) -> None:
+    def _act_on_flags(self, trainer: pl.Trainer, may_differ: bool) -> None:
+        """Log, evaluate and save as the flags say; where processes may have set different ones, they agree first."""
+        run = self._adapted_run
+        if may_differ:
+            run.flags.agree(run.control)
         log_evaluate_save(
-            self._adapted_run,
+            run,
             log=lambda: self._log_training(trainer),
             evaluate=lambda: self._adapted_run.evaluate(trainer, "flag"),
             save=lambda: self._save(trainer),
+            agreement=run.flags,
         )
 
     def _log_training(self, trainer: pl.Trainer) -> None:

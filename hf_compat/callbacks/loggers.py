@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyExperiment  # type: ignore[attr-defined]  # not listed
 
 from hf_compat.callbacks.other_distribution import adopt
 from hf_compat.callbacks.trackers import TensorBoardCallback, WandbCallback
@@ -96,15 +97,32 @@ class LoggerCallback(TrainerCallback):
             self.logger.save()
 
 
+def experiment_of(callbacks: Iterable[Callback], args: Args, state: TrainerState) -> object:
+    """Return what the first tracker among the callbacks writes with, None where there is none."""
+    found = [callback for callback in callbacks if hasattr(callback, "experiment")]
+    if found and not state.is_world_process_zero:
+        return DummyExperiment()
+    return found[0].experiment(args, state) if found else None
+
+
 class HistoryLogger(Logger):
     """Pass what Lightning callbacks log (learning rates, device statistics) on to HF's logs.
 
     Args:
         log: Called with the numbers and the step.
+        experiment: Returns what the first tracker of the run writes with: TensorBoard's writer, wandb's run.
     """
 
-    def __init__(self, log: Callable[[Mapping[str, float], int | None], None]) -> None:
+    def __init__(
+        self, log: Callable[[Mapping[str, float], int | None], None], experiment: Callable[[], object] | None = None
+    ) -> None:
         self._log = log
+        self._experiment = experiment
+
+    @property
+    def experiment(self) -> object:
+        """What the first tracker of the run writes with; None where there is none, on other ranks what takes all."""
+        return None if self._experiment is None else self._experiment()
 
     @property
     def name(self) -> str:

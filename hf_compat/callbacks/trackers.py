@@ -67,6 +67,10 @@ class TensorBoardCallback(TrainerCallback):
             self.tb_writer = self._open(args, state)
         return self.tb_writer
 
+    def experiment(self, args: Args, state: TrainerState) -> SummaryWriter:
+        """Return TensorBoard's writer: what Lightning callbacks find as `trainer.logger.experiment`."""
+        return self._writer(args, state)
+
     def _open(self, args: Args, state: TrainerState) -> SummaryWriter:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -158,7 +162,7 @@ class WandbCallback(TrainerCallback):
 
     def __init__(self) -> None:
         self._wandb: Any = need("wandb", "'hf-compat[wandb]'", "`report_to='wandb'`")
-        self._is_set_up = False
+        self._is_set_up = self._began = False
         self._log_model = _log_model(variable("WANDB_LOG_MODEL", "false"))
         self._memory: RunMemory | None = None
         self._skip_to = (-1, 0)  # step, and logs of that step, which a resumed run has already
@@ -171,7 +175,7 @@ class WandbCallback(TrainerCallback):
             return
         if self._wandb.run is None:
             self._begin(args, state)
-        else:
+        elif not self._began:
             self._memory = None
         self._wandb.config.update(_configuration(args, model), allow_val_change=True)
         self._wandb.define_metric("train/global_step")
@@ -185,7 +189,14 @@ class WandbCallback(TrainerCallback):
         if self._log_model != "false":
             self._log_architecture(args, model)
 
+    def experiment(self, args: Args, state: TrainerState) -> object:
+        """Return wandb's run, begun where it is not: what Lightning callbacks find as `trainer.logger.experiment`."""
+        if self._wandb.run is None:
+            self._begin(args, state)
+        return self._wandb.run
+
     def _begin(self, args: Args, state: TrainerState) -> None:
+        self._began = True
         self._memory = RunMemory(str(args.output_dir), "wandb")
         options: dict[str, Any] = {}
         if state.trial_name is not None:

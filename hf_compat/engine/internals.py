@@ -7,6 +7,7 @@ for accesses outside this file.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import signal
@@ -305,7 +306,9 @@ def stand_beside(
     strategy.optimizers = [] if inner is None else [inner]
     own = getattr(scheduler, "scheduler", scheduler)
     if own is not None and getattr(own, "optimizer", None) is not None:
-        strategy.lr_scheduler_configs = [LRSchedulerConfig(own, interval="step")]
+        shown = copy.copy(own)
+        shown.optimizer = inner  # not what is wrapped around it: callbacks would take the two for two
+        strategy.lr_scheduler_configs = [LRSchedulerConfig(shown, interval="step")]
     trainer.state.fn, trainer.state.status = TrainerFn.FITTING, TrainerStatus.RUNNING
     trainer.training = True
 

@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.loggers import Logger
 
 from hf_compat.callbacks.event_order import CallbackOrder, check_lightning_callback, check_state_keys
-from hf_compat.callbacks.loggers import HistoryLogger, LoggerCallback, reporting_callbacks
+from hf_compat.callbacks.loggers import HistoryLogger, LoggerCallback, experiment_of, reporting_callbacks
 from hf_compat.callbacks.other_distribution import adopt
 from hf_compat.data.tree import nested_detach
 from hf_compat.errors import ArgumentError
@@ -117,7 +117,10 @@ class CallbackMethods(TrainerBase):
         if not self._lightning_callbacks:
             return []
         given = [c.logger for c in self.callback_handler.callbacks if isinstance(c, LoggerCallback)]
-        return [*given, HistoryLogger(self._log_of_lightning)]
+        return [*given, HistoryLogger(self._log_of_lightning, self._experiment)]
+
+    def _experiment(self) -> object:
+        return experiment_of(self.callback_handler.callbacks, self.args, self.state)
 
 
 def _not_among(given: list[AnyCallback], added: Iterable[AnyCallback]) -> list[AnyCallback]:

@@ -1,0 +1,167 @@
+"""What adapted callbacks are told, and what Lightning callbacks find as `trainer.logger`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import transformers
+from lightning.pytorch.callbacks import LearningRateMonitor
+from torch.utils.data import DataLoader
+from toy import Classifier, rows
+
+from hf_compat import (
+    HFCallbackAdapter,
+    HFDataModule,
+    HFModule,
+    LightningCallbackAdapter,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*no `val_dataloader`"),
+]
+
+
+class Plain(pl.LightningModule):
+    """A module that knows nothing of HF."""
+
+    def __init__(self):
+        super().__init__()
+        self.model, self.losses = Classifier(dropout=0.0), []
+
+    def training_step(self, batch, batch_idx):
+        loss = self.model(**batch)["loss"]
+        self.losses.append(float(loss.detach()))
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class Logs(TrainerCallback):
+    def __init__(self):
+        self.kept = []
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        self.kept.append((state.global_step, dict(logs)))
+
+
+def bare(callbacks, **options):
+    quiet = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
+             "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}  # fmt: skip
+    return pl.Trainer(callbacks=callbacks, **{**quiet, **options})
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_without_a_flow_callback_the_loss_comes_at_lightnings_interval(interval):
+    logs, module = Logs(), Plain()
+    bare([HFCallbackAdapter(logs)], log_every_n_steps=interval).fit(module, DataLoader(rows(24), batch_size=4))
+    found = {step: entry["loss"] for step, entry in logs.kept if "loss" in entry}
+    means = {end: sum(module.losses[end - interval : end]) / interval for end in range(interval, 7, interval)}
+    assert found == pytest.approx(means, rel=1e-5)
+    assert "train_loss" in logs.kept[-1][1]
+
+
+def test_the_sanity_check_names_its_metrics_as_an_evaluation(tmp_path):
+    seen = []
+
+    class Look(pl.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            seen.append((trainer.sanity_checking, sorted(n for n in trainer.callback_metrics if n.endswith("l_loss"))))
+
+    args = TrainingArguments(str(tmp_path), use_cpu=True)
+    bare([Look()], num_sanity_val_steps=2, log_every_n_steps=1).fit(
+        HFModule(Classifier(), args), HFDataModule(None, rows(8), rows(8))
+    )
+    assert seen == [(True, ["eval_loss"]), (False, ["eval_loss"])]
+
+
+def test_a_monitor_in_transformers_trainer_logs_each_rate_once(tmp_path):
+    args = transformers.TrainingArguments(str(tmp_path), per_device_train_batch_size=4, use_cpu=True, logging_steps=1,
+                                          num_train_epochs=1, report_to="none", disable_tqdm=True)  # fmt: skip
+    monitor = LightningCallbackAdapter(LearningRateMonitor("step"))
+    trainer = transformers.Trainer(Classifier(), args, train_dataset=rows(8), callbacks=[monitor])
+    trainer.train()
+    named = {name for log in trainer.state.log_history for name in log if name.startswith("lr-")}
+    assert named == {"lr-AdamW/pg1", "lr-AdamW/pg2"}
+
+
+class Writes(pl.Callback):
+    """Writes with the first tracker of the run."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.experiment = trainer.logger.experiment
+        if hasattr(self.experiment, "add_scalar"):
+            self.experiment.add_scalar("mine", 2.0, trainer.global_step)
+
+
+def train(make_args, callback, **values):
+    Trainer(Classifier(), make_args(num_train_epochs=1, **values), train_dataset=rows(8), callbacks=[callback]).train()
+    return callback.experiment
+
+
+def test_the_experiment_is_tensorboards_writer(make_args, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = train(make_args, Writes(), report_to="tensorboard")
+    assert isinstance(writer, SummaryWriter)
+    events = EventAccumulator(writer.log_dir).Reload()
+    assert [event.step for event in events.Scalars("mine")] == [1, 2] and "train/loss" in events.Tags()["scalars"]
+
+
+def test_the_experiment_is_wandbs_run_and_a_lightning_loggers_own(make_args, tmp_path, monkeypatch):
+    import wandb
+    from lightning.pytorch.loggers import CSVLogger
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    assert isinstance(train(make_args, Writes(), report_to="wandb"), wandb.Run)
+    wandb.finish()
+    logger = CSVLogger(tmp_path / "csv")
+    assert train(make_args, Writes(), report_to=[logger]) is logger.experiment
+    assert train(make_args, Writes()) is None
+
+
+RANKS = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+import lightning.pytorch as pl
+from torch.utils.data import DataLoader
+from test_adapter_logs import Plain
+from toy import rows
+from hf_compat import HFCallbackAdapter, TrainerCallback, TrainingArguments
+
+class StopsOnRankOne(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = trainer.global_rank == 1 and state.global_step == 2
+
+adapter = HFCallbackAdapter(StopsOnRankOne(), args=TrainingArguments("out", use_cpu=True, ddp_timeout=40))
+trainer = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=3, logger=False, callbacks=[adapter],
+                     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(Plain(), DataLoader(rows(32), batch_size=4))
+print(f"RANK {{trainer.global_rank}} ended after {{trainer.global_step}}", flush=True)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_a_flag_of_one_rank_holds_on_all_in_a_bare_lightning_trainer(tmp_path):
+    here = Path(__file__).resolve().parent
+    (tmp_path / "script.py").write_text(RANKS.format(tests=str(here)).replace("import torch\n", f"sys.path.insert(0, {str(here.parent)!r})\nimport torch\n", 1))  # fmt: skip  # noqa: E501
+    done = subprocess.run([sys.executable, "-W", "ignore", "script.py"], cwd=tmp_path, capture_output=True, text=True,
+                          check=False, timeout=200)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith("RANK")) == [
+        "RANK 0 ended after 2",
+        "RANK 1 ended after 2",
+    ]
