@@ -31,6 +31,21 @@ def show_logs(level: int | None) -> None:
         logger.setLevel(logging.INFO)
 
 
+def opening_lines(
+    plan: LightningPlan, schedule: RunCounts, parameters: int, updates_done: int, in_detail: bool
+) -> list[str]:
+    """Return what opens a run: one line, and another one where devices are left out; or everything in detail."""
+    if in_detail:
+        return startup_lines(plan, schedule, parameters, updates_done)
+    resumed = f", from update {updates_done:,} on" if updates_done else ""
+    processes = f" in {plan.world_size} processes ({plan.strategy})" if plan.world_size > 1 else ""
+    return [
+        f"Training on Lightning: {parameters:,} parameters, {schedule.max_updates:,} updates of "
+        f"{schedule.total_train_batch_size} samples{resumed}, on {plan.device}{processes}, {plan.precision}",
+        *(line.strip() for line in _device_lines(plan) if plan.world_size == 1),
+    ]
+
+
 def startup_lines(plan: LightningPlan, schedule: RunCounts, parameters: int, updates_done: int) -> list[str]:
     """Return a few lines on what runs, with which Lightning settings."""
     endless = schedule.num_train_epochs == ENDLESS_EPOCHS

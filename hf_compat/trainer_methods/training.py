@@ -13,7 +13,7 @@ import lightning.pytorch as pl
 from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.callbacks.flag_sources import flag_sources
 from hf_compat.callbacks.lightning_states import give_back_states
-from hf_compat.callbacks.startup_log import startup_lines
+from hf_compat.callbacks.startup_log import opening_lines
 from hf_compat.data.checks import check_iterable
 from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
 from hf_compat.engine.internals import (
@@ -94,7 +94,8 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         module.num_training_updates = counts.max_updates
         module.observer = bridge
         trainer = self._build_fitting_trainer(plan, bridge, run)
-        for line in startup_lines(plan, counts, self.get_num_trainable_parameters(), self.state.global_step):
+        parameters, done = self.get_num_trainable_parameters(), self.state.global_step
+        for line in opening_lines(plan, counts, parameters, done, self.args.log_level in ("info", "debug")):
             logger.info(line)
         self.lightning_trainer = run.lightning_trainer = trainer
         run.module = module

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from toy import Classifier, rows
 
-from hf_compat import TrainingArguments, translate
-from hf_compat.callbacks.startup_log import startup_lines
+from hf_compat import Trainer, TrainingArguments, translate
+from hf_compat.callbacks.startup_log import opening_lines, startup_lines
 from hf_compat.plan.run_counts import make_run_counts
 
 
@@ -20,3 +21,21 @@ def test_one_line_says_how_to_use_several_devices(tmp_path, monkeypatch, count, 
     schedule = make_run_counts(args, micro_batches=3, num_examples=24, total_train_batch_size=8)
     said = [line for line in startup_lines(plan, schedule, 10, 0) if "--devices" in line]
     assert len(said) == is_said and (not is_said or f"one of {count} GPUs" in said[0])
+
+
+@pytest.mark.parametrize(("level", "lines"), [("passive", 1), ("info", 4)])
+def test_a_run_opens_with_one_line_and_in_detail_where_it_is_asked_to(make_args, caplog, level, lines):
+    trainer = Trainer(Classifier(), make_args(log_level=level, num_train_epochs=1), train_dataset=rows(8))
+    with caplog.at_level("INFO", logger="hf_compat"):
+        trainer.train()
+    said = [record.message for record in caplog.records if record.name == "hf_compat.trainer_methods.training"]
+    assert len(said) == lines and "Training on Lightning: 227" in said[0]
+
+
+def test_the_one_line_names_the_update_that_a_run_goes_on_from_and_unused_devices(tmp_path, monkeypatch):
+    args = TrainingArguments(tmp_path, use_cpu=True)
+    plan = replace(translate(args), device="cuda:0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    schedule = make_run_counts(args, micro_batches=3, num_examples=24, total_train_batch_size=8)
+    line, hint = opening_lines(plan, schedule, 10, 5, in_detail=False)
+    assert "from update 5 on" in line and "one of 4 GPUs" in hint
