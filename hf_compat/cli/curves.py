@@ -51,12 +51,16 @@ def read_run(path: str, name: str | None = None) -> RunCurves:
     file = _state_file(path)
     state = _read_state(file)
     curves: dict[str, list[Point]] = {}
+    is_over, has_best = False, state.get("best_model_checkpoint") is not None
     for index, log in enumerate(_history(file, state)):
         where = f"log_history[{index}]"
         step = _count(file, f"{where}.step", log.get("step"))
         epoch = _epoch(file, f"{where}.epoch", log.get("epoch"))
+        is_over = is_over or "train_runtime" in log
         for key, value in _values(log):
-            curves.setdefault(key, []).append((step, epoch, value))
+            points = curves.setdefault(key, [])
+            if not (is_over and _repeats(points, step, value, has_best)):
+                points.append((step, epoch, value))
     folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
     return RunCurves(
         name=name or os.path.basename(os.path.abspath(folder)),
@@ -114,6 +118,15 @@ def _values(log: Log) -> Iterator[tuple[str, float]]:
             yield key, float(value)
         except OverflowError:
             yield key, math.inf
+
+
+def _repeats(points: list[Point], step: int, value: float, has_best: bool) -> bool:
+    """Return whether what is evaluated after training says nothing about its last update.
+
+    Either that was evaluated before, and the best model's value would stand above it; or the value is the best model's,
+    whose own update has it.
+    """
+    return any(before == step or (has_best and known == value) for before, _, known in points)
 
 
 def _count(file: Path, field: str, value: object) -> int:

@@ -17,6 +17,7 @@ import jsonargparse
 import numpy as np
 from torch import nn
 
+from hf_compat.cli.help import help_of_arguments, help_of_trainer
 from hf_compat.cli.results import keep, keep_metrics
 from hf_compat.cli.scored_weights import (
     LAST,
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
     from hf_compat.hf.outputs import PredictionOutput
     from hf_compat.trainer import Trainer
 
+# `--args.help` is how jsonargparse asks for the options of one part.
+_HELP = {
+    "--help.args": help_of_arguments, "--args.help": help_of_arguments,
+    "--help.trainer": help_of_trainer, "--trainer.help": help_of_trainer,
+}  # fmt: skip
 Section = dict[str, Any]  # of a configuration: names and the values that the user gave them
 
 
@@ -251,6 +257,10 @@ def _function(spec: Spec, where: str) -> Made:
 
 def main(command: str, words: Sequence[str]) -> int:
     """Run a command; returns the exit status."""
+    for word, text in _HELP.items():
+        if word in words:
+            print(text(), end="")  # noqa: T201 - the command's answer
+            return 0
     sys.path.insert(0, os.getcwd())  # the project's own modules, as for a script
     Run(command, words).execute()
     return 0

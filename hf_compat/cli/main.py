@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from hf_compat.cli.fit import main as run_configuration
 from hf_compat.cli.run import main as run_script
-from hf_compat.cli.sections import COMMANDS
+from hf_compat.cli.sections import COMMANDS, todays_values
 from hf_compat.errors import ArgumentError, HfCompatError
+from hf_compat.hf.legacy import OLD_NAMES
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
@@ -106,7 +108,19 @@ def _explanation(chosen: argparse.Namespace) -> Explanation:
         if count is not None and count < 1:
             raise ArgumentError(f"`{name} {count}` is no number of processes.\n\nHint: write 1 or more.")
     with assuming(launch, "cuda:0") if world else contextlib.nullcontext():
-        return explain(_training_arguments(chosen.arguments), parameters=chosen.parameters)
+        explanation = explain(_training_arguments(chosen.arguments), parameters=chosen.parameters)
+    given = _names_today(chosen.arguments)
+    listed = tuple(argument for argument in explanation.arguments if argument.name in given)
+    return dataclasses.replace(explanation, arguments=listed)
+
+
+def _names_today(pairs: Sequence[str]) -> set[str]:
+    """Return the names of the arguments that somebody set, as they are today; others follow from them."""
+    names: set[str] = set()
+    for pair in pairs:
+        name, _, text = pair.lstrip("-").partition("=")
+        names |= set(todays_values(name, _value(text))) if name in OLD_NAMES else {name}
+    return names
 
 
 def _training_arguments(pairs: Sequence[str]) -> TrainingArguments:

@@ -44,9 +44,21 @@ def panels_of(runs: Sequence[RunCurves]) -> list[tuple[str, list[str]]]:
     rest = [name for name in names if name not in set(losses)]
     ordered = sorted(rest, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
     panels = ([("loss", losses)] if losses else []) + [(name, [name]) for name in ordered]
+    panels = [panel for panel in panels if _has_points(runs, panel[1])]
     if len(panels) > _MOST_PANELS:
         logger.warning("%d values are logged; the first %d panels are drawn.", len(names), _MOST_PANELS)
     return panels[:_MOST_PANELS]
+
+
+def _has_points(runs: Sequence[RunCurves], names: Sequence[str]) -> bool:
+    """Return whether anything of a panel can be drawn."""
+    return any(_is_drawn(value) for run in runs for name in names for _, _, value in run.curves.get(name, []))
+
+
+def _not_drawn(runs: Sequence[RunCurves]) -> str:
+    """Say which values have no panel, as not one of them is finite."""
+    names = dict.fromkeys(name for run in runs for name in run.curves if not _has_points(runs, [name]))
+    return ", ".join(f"{_shown(name)}{_left_out(runs, [name])}".replace("\n", " ") for name in names)
 
 
 @contextlib.contextmanager
@@ -146,6 +158,8 @@ def write_png(runs: Sequence[RunCurves], path: Path, by: str = "step") -> None:
         ArgumentError: It cannot be written.
     """
     panels, picture = panels_of(runs), io.BytesIO()
+    if missing := _not_drawn(runs):
+        logger.warning("Not drawn: %s.", missing)
     with _settings():
         figure = _figure(len(panels))
         grid = list(figure.subplots(math.ceil(len(panels) / 3), min(len(panels), 3), squeeze=False).flat)
@@ -196,7 +210,7 @@ th:first-child, td:first-child {{ text-align: left; }}
 </head>
 <body>
 <h1>{title}</h1>
-<p>{switches}</p>
+<p>{switches}</p>{not_drawn}
 <div class="panels">
 {figures}
 </div>
@@ -236,6 +250,7 @@ def write_page(runs: Sequence[RunCurves], path: Path, by: str = "step", refresh:
         refresh="" if refresh is None else f'\n<meta http-equiv="refresh" content="{refresh:g}">',
         title=html.escape(", ".join(_shown(run.name) for run in runs)),
         switches="".join(switches),
+        not_drawn=f"\n<p>Not drawn: {html.escape(missing)}</p>" if (missing := _not_drawn(runs)) else "",
         figures="\n".join(drawn),
         heads="".join(f"<th>{html.escape(_shown(name))}</th>" for name in names),
         rows="\n".join(_row(run, names) for run in runs),

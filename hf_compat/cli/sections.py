@@ -17,6 +17,7 @@ from jsonargparse import ArgumentParser, Namespace
 from torch import nn
 
 from hf_compat.cli.configuration import ConfigAction, register
+from hf_compat.cli.help import short_help
 from hf_compat.cli.parser import Hint, Value, read_plain
 from hf_compat.cli.scored_weights import MEANING
 from hf_compat.hf.argument_values import checks_of
@@ -70,7 +71,14 @@ _SKIP = "skip_unset" if _release(jsonargparse.__version__) >= (4, 49) else "skip
 
 
 class ConfigParser(ArgumentParser):
-    """jsonargparse's parser; what it writes, to a file or the screen, holds no secret."""
+    """jsonargparse's parser; what it writes, to a file or the screen, holds no secret, and its help is short."""
+
+    def format_help(self, *_: object, **__: object) -> str:  # later releases hand over a formatter
+        """Return the sections, and the arguments that most runs set."""
+        command = self.prog.rpartition(" ")[2]
+        data = [(f"--data.{name}", meaning) for name, meaning in DATA.items()]
+        functions = [(f"--{name}", meaning) for name, meaning in FUNCTIONS.items()]
+        return short_help(command, COMMANDS[command], data, functions)
 
     def dump(self, cfg: Namespace, **kwargs: Any) -> str:  # of jsonargparse
         """Return a configuration as text that makes the same run again.

@@ -27,7 +27,7 @@ from hf_compat.hf.value_types import (
     number,
     whole_number,
 )
-from hf_compat.runtime.text import did_you_mean, is_secret, nearest, shown
+from hf_compat.runtime.text import is_secret, nearest, shown
 
 # The value of some argument: its type is the argument's.
 ArgumentValue: TypeAlias = Any
@@ -297,10 +297,33 @@ def _merge(old: str, new: str, given: ArgumentValue, translated: ArgumentValue) 
 
 
 def _unknown_message(name: str, value: ArgumentValue, known: list[str]) -> str:
-    hint = did_you_mean(name, [*known, *OLD_NAMES], "see docs/arguments.md for the list of arguments.", cutoff=0.5)
-    meant = nearest(name, [*known, *OLD_NAMES], cutoff=0.5) or name
-    text = shown(name, value) if not is_secret(meant) else f"{name}=<{meant.upper()}>"
-    return f"TrainingArguments got an unknown argument `{text}`.\n\nHint: {hint}"
+    near = nearest(name, [*known, *OLD_NAMES], cutoff=0.5)
+    text = shown(name, value) if not is_secret(near or name) else f"{name}=<{(near or name).upper()}>"
+    return f"TrainingArguments got an unknown argument `{text}`.\n\nHint: {_meant(name, known)}"
+
+
+# What other libraries call an argument.
+_CALLED_ELSEWHERE = {
+    "lr": "learning_rate",
+    "batch_size": "per_device_train_batch_size",
+    "optimizer": "optim",
+    "scheduler": "lr_scheduler_type",
+    "precision": "bf16",
+    "gradient_clip_val": "max_grad_norm",
+    "accumulate_grad_batches": "gradient_accumulation_steps",
+}
+
+
+def _meant(name: str, known: list[str]) -> str:
+    """Say which argument is meant: one spelled like it, or those that have all its words in their names."""
+    near = _CALLED_ELSEWHERE.get(name) or nearest(name, known, cutoff=0.7) or nearest(name, OLD_NAMES, cutoff=0.8)
+    if near is not None:
+        return f"did you mean `{near}`?"
+    words = {word.removesuffix("s") for word in name.lower().split("_")}
+    holding = [one for one in known if words <= {word.removesuffix("s") for word in one.split("_")}]
+    if not holding:
+        return "see docs/arguments.md for the list of arguments."
+    return f"did you mean {' or '.join(f'`{one}`' for one in holding[:3])}?"
 
 
 def _warn_inert(name: str, value: ArgumentValue, means: str) -> None:

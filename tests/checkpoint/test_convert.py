@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from hf_compat.checkpoint.convert import convert
 from hf_compat.cli.main import main as command
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, HfCompatWarning
 
 ZERO = Path(__file__).with_name("zero")
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -118,3 +118,11 @@ def test_names_may_be_kept_and_nothing_is_overwritten(tmp_path, capsys):
     assert command(["convert", str(tmp_path / "shards"), str(tmp_path / "hf")]) == 2
     assert "not overwritten" in capsys.readouterr().err
     assert command(["convert", str(tmp_path / "nothing"), str(tmp_path / "x")]) == 2
+
+
+def test_weights_that_a_folder_has_no_place_for_are_named(tmp_path):
+    weights = {"model.weight": torch.ones(2), "metric.total": torch.ones(1)}
+    checkpoint = {"state_dict": weights, "global_step": 1, "epoch": 0, "averages": {"model.weight": torch.ones(2)}}
+    torch.save(checkpoint, tmp_path / "it.ckpt")
+    with pytest.warns(HfCompatWarning, match=r"2 entries .* no place for: metric\.total, averages\."):
+        convert(str(tmp_path / "it.ckpt"), str(tmp_path / "folder"))

@@ -158,3 +158,23 @@ def test_no_run(path, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["plot", path]) == 2
     assert "There is no run at" in capsys.readouterr().err
+
+
+def test_no_axes_without_a_curve(tmp_path, caplog):
+    logs = [{"step": step, "loss": step, "grad_norm": float("nan")} for step in (1, 2)]
+    run = write_state(tmp_path / "run", logs)
+    assert [title for title, _ in panels_of([read_run(str(run))])] == ["loss"]
+    page = drawn(tmp_path, run)
+    assert 'data-panel="grad_norm"' not in page and "Not drawn: grad_norm (without 2 not finite)" in page
+    assert "Not drawn: grad_norm" in caplog.text
+
+
+@pytest.mark.parametrize("best", ["out/checkpoint-2", None])
+@pytest.mark.parametrize("last", [4, 5])
+def test_an_evaluation_of_the_best_model_makes_no_hook(best, last, tmp_path):
+    logs = [{"step": step, "eval_loss": value} for step, value in ((2, 0.5), (4, 0.9))]
+    logs += [{"step": last, "train_runtime": 1.0}, {"step": last, "eval_loss": 0.5, "eval_other": 0.1}]
+    run = read_run(str(write_state(tmp_path / "run", logs, best_model_checkpoint=best)))
+    points = [(step, value) for step, _, value in run.curves["eval_loss"]]
+    kept = [] if best is not None or last == 4 else [(5, 0.5)]
+    assert points == [(2, 0.5), (4, 0.9), *kept] and run.curves["eval_other"]
