@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
@@ -489,3 +490,12 @@ def test_a_second_fit_with_the_same_callback_runs(door, name):
 # The list ------------------------------------------------------------------------------------------------------------
 def test_every_callback_of_lightning_is_here():
     assert set(EFFECTS) | {name for name, _ in REFUSED} == set(plc.__all__)
+
+
+def test_the_table_in_the_docs_says_what_the_tests_find():
+    page = Path(__file__).resolve().parents[2] / "docs" / "callbacks.md"
+    rows = [line.split("|")[1:4] for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    told = {cells[0].strip(" `"): [cell.strip().split(":")[0] for cell in cells[1:]] for cells in rows}
+    assert {name: told.get(name) for name in plc.__all__} == {
+        name: [outcome(name, door) for door in DOORS] for name in plc.__all__
+    }

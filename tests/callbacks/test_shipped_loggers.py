@@ -1,0 +1,100 @@
+"""Every logger that Lightning ships, in both doors: it gets the losses, or the missing package is named."""
+
+from __future__ import annotations
+
+import csv
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch import loggers as pll
+from toy import Classifier, rows
+
+from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
+from hf_compat.errors import MissingPackage
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*no `val_dataloader`"),
+]
+
+
+class Own(pll.Logger):
+    """A logger of a user's own."""
+
+    name, version = "own", 0
+
+    def __init__(self):
+        self.names = set()
+
+    def log_metrics(self, metrics, step=None):
+        self.names |= set(metrics)
+
+    def log_hyperparams(self, params, *args, **kwargs): ...
+
+
+def _csv_names(logger):
+    with open(f"{logger.log_dir}/metrics.csv", encoding="utf-8") as file:
+        return set(next(csv.reader(file)))
+
+
+def _board_names(logger):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return set(EventAccumulator(logger.log_dir).Reload().Tags()["scalars"])
+
+
+def _wandb_names(logger):
+    names = set(dict(logger.experiment.summary))
+    logger.experiment.finish()
+    return names
+
+
+# By class: what makes one in a folder, and the names that it was given.
+WORKS = {
+    "Logger": (lambda folder: Own(), lambda logger: logger.names),
+    "CSVLogger": (pll.CSVLogger, _csv_names),
+    "TensorBoardLogger": (pll.TensorBoardLogger, _board_names),
+    "WandbLogger": (lambda folder: pll.WandbLogger(save_dir=folder, offline=True), _wandb_names),
+}
+# By class: its package, and HF's name of the tracker where it has one.
+MISSING = {
+    "CometLogger": (pll.CometLogger, "comet_ml", "comet_ml"),
+    "LitLogger": (pll.LitLogger, "litlogger", None),
+    "MLFlowLogger": (pll.MLFlowLogger, "mlflow", "mlflow"),
+}
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_it_gets_the_losses_natively(tmp_path, name):
+    make, names_of = WORKS[name]
+    logger = make(tmp_path)
+    trainer = pl.Trainer(max_epochs=1, accelerator="cpu", logger=logger, log_every_n_steps=1,
+                         enable_checkpointing=False, enable_progress_bar=False,
+                         enable_model_summary=False)  # fmt: skip
+    args = TrainingArguments(str(tmp_path), per_device_train_batch_size=4, use_cpu=True)
+    trainer.fit(HFModule(Classifier(), args), HFDataModule(None, rows(16)))
+    assert {"loss", "learning_rate", "grad_norm", "loss_epoch"} <= names_of(logger)
+
+
+@pytest.mark.parametrize("name", WORKS)
+@pytest.mark.parametrize("place", ["callbacks", "report_to"])
+def test_it_gets_the_losses_in_our_trainer(make_args, tmp_path, name, place):
+    make, names_of = WORKS[name]
+    logger = make(tmp_path)
+    args = make_args(num_train_epochs=1, logging_steps=1, **({"report_to": [logger]} if place == "report_to" else {}))
+    Trainer(Classifier(), args, train_dataset=rows(16), callbacks=[logger] if place == "callbacks" else []).train()
+    assert {"train/loss", "train/learning_rate", "train/grad_norm"} <= names_of(logger)
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_package_that_is_missing_is_named(make_args, name):
+    make, package, tracker = MISSING[name]
+    with pytest.raises(ModuleNotFoundError, match=package.replace("_", ".")):
+        make()
+    if tracker is not None:
+        with pytest.raises(MissingPackage, match=rf"report_to='{tracker}'(.|\n)*pip install"):
+            Trainer(Classifier(), make_args(report_to=[tracker]), train_dataset=rows(4))
+
+
+def test_every_logger_of_lightning_is_here():
+    assert {*WORKS, *MISSING} == set(pll.__all__)
