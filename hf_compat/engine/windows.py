@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -110,6 +110,7 @@ class Windows:
         self._last: Window | None = None
         self._load_folder_rng = load_folder_rng
         self._restore_rng = restore_rng
+        self._pass: Iterator[Batch] | None = None
         self.start_at(start or ResumePoint())
 
     def __len__(self) -> int:
@@ -294,7 +295,8 @@ class Windows:
     def _begin(self, loader: Loader) -> Iterator[Batch]:
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(self._epoch)
-        return iter(loader)
+        self._pass = iter(loader)
+        return self._pass
 
     def _windows(
         self, micro_batches: Iterator[Batch], done: int, restore: Callable[[], None] | None
@@ -339,10 +341,13 @@ class Windows:
         )
 
     def close(self) -> None:
-        """Let go of the batch that was read ahead: nothing more is trained."""
+        """End the pass and its workers, and let go of the batches that it has read: nothing more is trained."""
         self._last = None
+        under_way, self._pass = self._pass, None
         if isinstance(self.loader, PreparedDataLoader):
             self.loader.lookahead = None
+            if isinstance(under_way, Generator):  # an error's traceback would keep it, and its workers, alive
+                under_way.close()
 
     def _next_window(self, batches: list[Batch], num_items: NumItems) -> Window:
         whole = self.counts.micro_batches_per_epoch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import gc
 import importlib
 import logging
@@ -58,9 +59,12 @@ PATCHABLE = (
 def children() -> list[str]:
     """Return the processes that this one has started and that still run."""
     multiprocessing.active_children()  # those that have ended are waited for
-    found = []
+    found, numbers = [], []
     for task in Path("/proc/self/task").iterdir():
-        for number in (task / "children").read_text().split():
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            numbers += (task / "children").read_text().split()
+    for number in numbers:
+        with contextlib.suppress(OSError):
             command = Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if "resource_tracker" not in command:  # Python's own; it stays until the process ends
                 found.append(command.strip())

@@ -19,6 +19,7 @@ SAMPLE = [
     ("train_dataset: is a generator", "plain"),
     ("collator: returns a tuple", "plain"),
     ("collator: raises", "workers"),
+    ("get_batch_samples: raises", "workers"),
     ("model: raises StopIteration", "plain"),
     ("model: returns a loss without gradients", "plain"),
     ("model: gives NaN", "plain"),

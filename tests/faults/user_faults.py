@@ -104,4 +104,5 @@ def fault(subject: str, name: str, expected: Expected, **options: Any) -> Callab
 
 
 def throw(error: BaseException | type[BaseException] = UserError) -> Any:
-    raise error(MARK) if isinstance(error, type) else error
+    # always a new one: an error that is kept keeps the frames of its last traceback, and all that is in them
+    raise error(MARK) if isinstance(error, type) else type(error)(*error.args)
