@@ -30,7 +30,7 @@ from hf_compat.data.types import Batch
 from hf_compat.engine.internals import end_epoch_after_this_batch, leave_validation_to_flags, metrics_of_running_loop
 from hf_compat.errors import ArgumentError, CallbackError
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.builtin_callbacks import DefaultFlowCallback
+from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, ProgressCallback
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
 from hf_compat.interop.arguments import adopt_arguments
@@ -143,6 +143,8 @@ class HFCallbackAdapter(pl.Callback):
         self._shared_run = adapters[0]._adapted_run
         self.handler.model = pl_module
         self.handler.requestable_kwargs["trainer"] = trainer
+        if trainer.progress_bar_callback is not None:
+            self.handler.pop_callback(ProgressCallback)  # one bar
 
     def _fire(self, event: str, **extra: object) -> None:
         """Fire an event for this adapter's callbacks; the first adapter's handler also resets the flags."""

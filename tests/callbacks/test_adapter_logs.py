@@ -19,6 +19,7 @@ from hf_compat import (
     HFDataModule,
     HFModule,
     LightningCallbackAdapter,
+    ProgressCallback,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -68,6 +69,14 @@ def test_without_a_flow_callback_the_loss_comes_at_lightnings_interval(interval)
     means = {end: sum(module.losses[end - interval : end]) / interval for end in range(interval, 7, interval)}
     assert found == pytest.approx(means, rel=1e-5)
     assert "train_loss" in logs.kept[-1][1]
+
+
+@pytest.mark.parametrize("has_bar", [True, False])
+def test_hfs_bar_yields_to_lightnings(has_bar, capsys):
+    trainer = bare([HFCallbackAdapter(ProgressCallback())], enable_progress_bar=has_bar, log_every_n_steps=1)
+    trainer.fit(Plain(), DataLoader(rows(24), batch_size=4))
+    # tqdm writes HF's bar to the error stream
+    assert ("6/6" in capsys.readouterr().err) is not has_bar
 
 
 def test_the_sanity_check_names_its_metrics_as_an_evaluation(tmp_path):
