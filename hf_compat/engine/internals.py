@@ -15,6 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from traceback import walk_tb
+from types import SimpleNamespace
 from typing import Any
 
 import lightning
@@ -23,6 +24,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.core.saving import _load_state
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from lightning.pytorch.trainer import call
@@ -532,3 +534,14 @@ def given_hyperparameters() -> object:
 def load_state(cls: type[LightningModule], checkpoint: Given, keywords: Given) -> object:
     """Make a module of a checkpoint that was read already; the public way reads a file."""
     return _load_state(cls, checkpoint, **keywords)
+
+
+def known_batches(indices: list[list[int]]) -> _IndexBatchSamplerWrapper:
+    """Return what tells `BasePredictionWriter` which samples a batch holds, for loaders that are not torch's own.
+
+    Lightning looks for this private wrapper, which it puts around the batch sampler of torch's loaders only. Remove it
+    when a loader can say so by a public name.
+    """
+    wrapper = _IndexBatchSamplerWrapper(SimpleNamespace())  # nothing is drawn from it
+    wrapper.seen_batch_indices = indices
+    return wrapper

@@ -17,6 +17,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.native.agreement import share_arguments
 from hf_compat.native.configured import made
 from hf_compat.native.module import HFModule
+from hf_compat.native.prediction import PredictionBatches
 from hf_compat.native.schedules import NO_END
 from hf_compat.native.steps import NativeSteps
 from hf_compat.runtime.inspection import has_length
@@ -154,7 +155,7 @@ class HFDataModule(pl.LightningDataModule):
         dataset = self.test_dataset if self.predict_dataset is None else self.predict_dataset
         if dataset is None:
             return self._nothing("predict", "predict_dataset")
-        return EvaluationBatches(self._enter().get_test_dataloader(dataset))
+        return PredictionBatches(self._enter().get_test_dataloader(dataset))
 
     def _nothing(self, command: str, name: str) -> list[EvaluationBatches]:
         """Return no loader to a fit, which does without.

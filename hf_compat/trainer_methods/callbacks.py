@@ -17,6 +17,7 @@ from hf_compat.data.tree import nested_detach
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, PrinterCallback, ProgressCallback
 from hf_compat.hf.callbacks import CallbackHandler, callback_kind
+from hf_compat.hf.notebook import NotebookProgressCallback, in_notebook
 from hf_compat.hf.state import TrainerState, is_exportable
 from hf_compat.interop.callback_classes import known_to_transformers
 from hf_compat.trainer_methods.base import AnyCallback, ModelOutput, TrainerBase
@@ -42,7 +43,8 @@ class CallbackMethods(TrainerBase):
         flow = known_to_transformers(DefaultFlowCallback)
         for callback in [flow, *_not_among(given, reporting_callbacks(self.args)), *given]:
             self.add_callback(callback)
-        shows = PrinterCallback if self.args.disable_tqdm else ProgressCallback
+        bars = NotebookProgressCallback if in_notebook() else ProgressCallback
+        shows = PrinterCallback if self.args.disable_tqdm else bars
         if shows is PrinterCallback or not self._has_lightning_bar():
             self.add_callback(known_to_transformers(shows))
         stateful = [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]

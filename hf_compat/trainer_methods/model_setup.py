@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import lightning.pytorch as pl
 import torch
 from torch import nn
 
-from hf_compat.errors import ArgumentError, CheckpointError
+from hf_compat.engine.module import WindowModule
+from hf_compat.errors import ArgumentError, CheckpointError, warn_once
 from hf_compat.interop.transformers_models import align_special_tokens, check_trainable
 from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.inspection import number_of_arguments
@@ -40,6 +42,7 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
         elif self.model_init is not None:
             raise ArgumentError("`Trainer` requires either a `model` or `model_init` argument, but not both.")
         check_trainable(model)
+        _check_lightning_module(model)
         return model
 
     def _set_model(self, model: nn.Module) -> None:
@@ -86,3 +89,25 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
                 self._load_from_checkpoint(checkpoint)
             if self.args.auto_find_batch_size:
                 self._train_batch_size = read_state(checkpoint).train_batch_size or self._train_batch_size
+
+
+# What a LightningModule does in a Lightning trainer, and nothing calls in a Trainer.
+_STEPS = ("training_step", "validation_step", "test_step", "predict_step", "configure_optimizers", "configure_model")
+
+
+def _check_lightning_module(model: nn.Module) -> None:
+    """Say which methods of a LightningModule are not called: a Trainer trains it as a plain module.
+
+    Raises:
+        ArgumentError: It is an HFModule, which brings its own arguments.
+    """
+    if not isinstance(model, pl.LightningModule):
+        return
+    if isinstance(model, WindowModule):
+        raise ArgumentError("`model` is an HFModule.\n\nHint: pass its `model`, or fit it with a `lightning.Trainer`.")
+    own = [name for name in _STEPS if getattr(type(model), name) is not getattr(pl.LightningModule, name)]
+    if own:
+        warn_once(
+            f"`model` is a LightningModule: its {', '.join(own)} are not called, the Trainer calls `forward`, which "
+            "returns the loss. Fit it with a `lightning.Trainer`, or override the Trainer's methods."
+        )

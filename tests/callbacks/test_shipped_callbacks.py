@@ -21,7 +21,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
     pytest.mark.filterwarnings("ignore:.*was called without a model"),  # of OnExceptionCheckpoint
     pytest.mark.filterwarnings('ignore:.fit.ckpt_path="last". is set'),
-    pytest.mark.filterwarnings("ignore:.*infer the batch indices"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory"),
     pytest.mark.filterwarnings("ignore:SWA is initializing after swa_start"),
     pytest.mark.filterwarnings("ignore:The provided params to be frozen already exist"),

@@ -289,15 +289,18 @@ def test_a_list_of_plain_validation_loaders_is_named_by_number(make, lightning):
 
 def test_predict_gives_logits_and_feeds_a_writer(make, lightning, tmp_path):
     class Writer(BasePredictionWriter):
-        written = 0
+        written, places, ends = 0, [], []
 
         def write_on_batch_end(self, trainer, module, prediction, indices, batch, batch_idx, loader_idx):
             self.written += len(prediction)
+            self.places += indices
 
-    module, writer = HFModule(Classifier(), make()), Writer("batch")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*infer the batch indices")
-        by_data = lightning(callbacks=[writer]).predict(module, HFDataModule(make(), test_dataset=rows(13)))
+        def write_on_epoch_end(self, trainer, module, predictions, indices):
+            self.ends.append([place for batch in indices[0] for place in batch])
+
+    module, writer = HFModule(Classifier(), make()), Writer("batch_and_epoch")
+    by_data = lightning(callbacks=[writer]).predict(module, HFDataModule(make(), test_dataset=rows(13)))
+    assert writer.places == list(range(13)) and writer.ends == [writer.places]
     plain = lightning().predict(module, DataLoader(rows(13), batch_size=8))
     expected = module.model.eval()(x=torch.stack([torch.as_tensor(row["x"]) for row in rows(13)]))["logits"]
     assert torch.allclose(torch.cat(by_data), expected) and torch.equal(torch.cat(plain), torch.cat(by_data))
