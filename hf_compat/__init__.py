@@ -99,9 +99,9 @@ def __getattr__(name: str) -> Any:
 
 def _hint(name: str) -> str:
     """Say where a name of transformers' is, if that is what is asked for; nothing is imported to find out."""
-    transformers = sys.modules.get("transformers")
-    known = transformers is not None and name in getattr(transformers, "__all__", dir(transformers))
-    return f"; import it from transformers: `from transformers import {name}`" if known else ""
+    # parsers of configurations look for names that nobody has, thousands of times: `dir(transformers)` takes minutes
+    known = getattr(sys.modules.get("transformers"), "__all__", ())
+    return f"; import it from transformers: `from transformers import {name}`" if name in known else ""
 
 
 def __dir__() -> list[str]:
