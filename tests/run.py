@@ -2,15 +2,17 @@
 
 python3 tests/run.py [pytest arguments]
 
-Without arguments the whole suite runs, two files at a time. Tests with ports, signals and other processes can fail on a
-crowded machine: where at most five tests failed, these run again, alone. Their first failures stay printed, and what
-passes alone is named at the end.
+Without arguments the whole suite runs, two files at a time. Files that fork run in processes of their own, which no
+other test has filled with threads: a fork inherits their locks, and may wait for one for ever. Tests with ports, signals
+and other processes can fail on a crowded machine: where at most five tests failed, these run again, alone. Their first
+failures stay printed, and what passes alone is named at the end.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -27,12 +29,27 @@ def _environment():
     return module
 
 
+def _forking_files() -> list[str]:
+    """List the files whose tests fork the process that runs them."""
+    forks = re.compile(r"^(import|from) forking\b|\bos\.fork\(", re.MULTILINE)
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(path.relative_to(ROOT)) for path in files if forks.search(path.read_text())]
+
+
+def _failed_of(environment, *selection: str) -> tuple[int, list[str]]:
+    """Run tests two files at a time; return pytest's exit status, and what has failed."""
+    LAST_FAILED.unlink(missing_ok=True)
+    status = environment.status("-m", "pytest", "-n", "2", "--dist", "loadfile", *selection)
+    return status, list(json.loads(LAST_FAILED.read_text())) if status == TESTS_FAILED and LAST_FAILED.is_file() else []
+
+
 def _whole_suite(environment) -> int:
     """Run every test; return pytest's exit status, that of the second run where few have failed."""
-    LAST_FAILED.unlink(missing_ok=True)
-    status = environment.status("-m", "pytest", "-n", "2", "--dist", "loadfile")
-    failed = list(json.loads(LAST_FAILED.read_text())) if status == TESTS_FAILED and LAST_FAILED.is_file() else []
-    if not 0 < len(failed) <= MOST_TO_REPEAT:
+    forking = _forking_files()
+    runs = [_failed_of(environment, *forking), _failed_of(environment, *(f"--ignore={path}" for path in forking))]
+    status = max(status for status, _ in runs)
+    failed = [test for _, tests in runs for test in tests]
+    if status != TESTS_FAILED or not 0 < len(failed) <= MOST_TO_REPEAT:
         return status
     print(f"\n{len(failed)} failed beside other tests; now alone:", flush=True)
     status = environment.status("-m", "pytest", "-n", "0", *failed)

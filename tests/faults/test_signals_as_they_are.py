@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import threading
@@ -45,6 +46,7 @@ def forked(body: Callable[[], None]) -> int:
     pid = os.fork()
     if pid:
         return pid
+    faulthandler.dump_traceback_later(20)  # where it stands, for one that does not go on
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
     try:
