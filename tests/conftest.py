@@ -17,6 +17,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # this was started in the
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
     environment, handler = dict(os.environ), signal.getsignal(signal.SIGINT)
+    torch.set_num_threads(1)  # Lightning's launchers set more, and a fork of such a process may hang
     _let_loggers_speak()
     yield
     torch.use_deterministic_algorithms(False)
