@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 
 import pytest
 import torch
@@ -20,10 +21,18 @@ def nothing_left_behind():
     torch.set_num_threads(1)  # Lightning's launchers set more, and a fork of such a process may hang
     _let_loggers_speak()
     yield
+    _end_wandb()
     torch.use_deterministic_algorithms(False)
     assert signal.getsignal(signal.SIGINT) is handler
     ours = {"CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "FLASH_ATTENTION_DETERMINISTIC"}
     assert {name for name in ours if os.environ.get(name) != environment.get(name)} == set()
+
+
+def _end_wandb() -> None:
+    """End the process that wandb starts for its first run: it lives as long as this one, with that run's settings."""
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and hasattr(wandb, "teardown"):
+        wandb.teardown()
 
 
 def _let_loggers_speak() -> None:
