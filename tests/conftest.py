@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -32,7 +34,8 @@ def _end_wandb() -> None:
     """End the process that wandb starts for its first run: it lives as long as this one, with that run's settings."""
     wandb = sys.modules.get("wandb")
     if wandb is not None and hasattr(wandb, "teardown"):
-        wandb.teardown()
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # it may make one where it is called
+            wandb.teardown()
 
 
 def _let_loggers_speak() -> None:
