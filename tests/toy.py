@@ -113,6 +113,11 @@ class OutOfMemoryAbove(nn.Module):
         return self.body(x, labels)
 
 
+def weights(module: nn.Module) -> torch.Tensor:
+    """Return a copy of the weights of a native module's model, one after the other."""
+    return torch.cat([parameter.detach().flatten().clone() for parameter in module.model.parameters()])
+
+
 def rows(count: int = 50, seed: int = 0, classes: int = 3) -> list[dict]:
     generator = torch.Generator().manual_seed(seed)
     return [

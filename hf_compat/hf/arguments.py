@@ -115,12 +115,8 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, metaclass=AcceptOldNames
 
     # Upstream's names that subclasses extend or read: fields that may come as JSON text, and plugins of Accelerate.
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [
-        "accelerator_config",
-        "fsdp_config",
-        "deepspeed",
-        "activation_checkpointing_kwargs",
-        "gradient_checkpointing_kwargs",
-        "lr_scheduler_kwargs",
+        *("accelerator_config", "deepspeed", "fsdp_config"),
+        *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs", "lr_scheduler_kwargs"),
     ]
     default_optim: ClassVar[str] = "adamw_torch_fused"
     deepspeed_plugin: ClassVar[object] = None

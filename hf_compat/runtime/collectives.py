@@ -246,15 +246,19 @@ def agree(error: BaseException | None) -> None:
         BaseException: This process's own error.
         ProcessError: Another process has failed; the message says which, and how.
     """
-    failed = gather_objects(None if error is None else f"{type(error).__name__}: {error}")
+    failed = _failed_ranks(None if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
         try:
             raise error
         finally:
             del error  # a frame that holds its own error keeps everything in it alive
-    others = [f"rank {rank}: {text}" for rank, text in enumerate(failed) if text is not None]
-    if others:
-        raise ProcessError("Another process of this run has failed.\n\n" + "\n".join(others))
+    if failed:
+        raise ProcessError("Another process of this run has failed.\n\n" + "\n".join(failed))
+
+
+def _failed_ranks(text: str | None) -> list[str]:
+    """Return `rank N: text` for each process that gives a text: what has gone wrong there."""
+    return [f"rank {rank}: {told}" for rank, told in enumerate(gather_objects(text)) if told is not None]
 
 
 @contextlib.contextmanager
@@ -273,12 +277,11 @@ def failing_together(kind: type[Exception], is_wanted: bool = True) -> Iterator[
         yield
     except kind as error:
         failed = error
-    told = gather_objects(None if failed is None else str(failed).partition("\n")[0]) if is_wanted else []
+    ranks = _failed_ranks(None if failed is None else str(failed).partition("\n")[0]) if is_wanted else []
     if failed is not None:
         try:
             raise failed
         finally:
             del failed  # a frame that holds its own error keeps everything in it alive
-    others = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text is not None]
-    if others:
-        raise kind("; ".join(others))
+    if ranks:
+        raise kind("; ".join(ranks))

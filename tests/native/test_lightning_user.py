@@ -13,7 +13,7 @@ import toy
 from lightning.pytorch.callbacks import BasePredictionWriter, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
-from toy import Classifier, rows
+from toy import Classifier, rows, weights
 
 from hf_compat import HFDataModule, HFModule, TrainingArguments
 from hf_compat.errors import ArgumentError, DataError, HfCompatWarning
@@ -27,23 +27,6 @@ def make(tmp_path):
     return lambda **values: TrainingArguments(
         str(tmp_path), per_device_train_batch_size=4, use_cpu=True, **{"learning_rate": 0.01, **values}
     )
-
-
-@pytest.fixture
-def lightning(tmp_path):
-    """A Lightning trainer that shows nothing."""
-
-    def build(**options):
-        quiet = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
-                 "enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1,
-                 "default_root_dir": tmp_path}  # fmt: skip
-        return pl.Trainer(**{**quiet, **options})
-
-    return build
-
-
-def weights(module):
-    return torch.cat([parameter.detach().flatten().clone() for parameter in module.model.parameters()])
 
 
 class Seen(pl.Callback):

@@ -6,7 +6,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning, EarlyStopping, ModelCheckpoint
-from toy import Classifier, rows
+from toy import Classifier, rows, weights
 
 from hf_compat import HFDataModule, HFModule, TrainingArguments
 
@@ -25,18 +25,9 @@ def args(tmp_path):
 
 
 @pytest.fixture
-def lightning(tmp_path):
-    def build(**options):
-        quiet = {"max_epochs": 2, "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
-                 "enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1,
-                 "default_root_dir": tmp_path}  # fmt: skip
-        return pl.Trainer(**{**quiet, **options})
-
-    return build
-
-
-def weights(module):
-    return torch.cat([parameter.detach().flatten().clone() for parameter in module.model.parameters()])
+def lightning(lightning):
+    """Train two epochs where no other limit is given."""
+    return lambda **options: lightning(**{"max_epochs": 2, **options})
 
 
 class Overrides(HFModule):

@@ -25,7 +25,7 @@ from lightning.pytorch.plugins import HalfPrecision, TorchCheckpointIO
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from torch.utils.data import DataLoader
-from toy import Classifier, rows
+from toy import Classifier, rows, weights
 
 from hf_compat import HFDataModule, HFModule, TrainingArguments
 from hf_compat.errors import ArgumentError, CheckpointError, UnsupportedArgument
@@ -118,10 +118,6 @@ def fit(tmp_path):
         return trainer, module, seen
 
     return run
-
-
-def weights(module):
-    return torch.cat([parameter.detach().flatten().clone() for parameter in module.model.parameters()])
 
 
 def test_every_flag_has_a_row_and_the_docs_show_it():

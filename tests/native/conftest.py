@@ -1,0 +1,19 @@
+"""What the tests of native modules share."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+import pytest
+
+
+@pytest.fixture
+def lightning(tmp_path):
+    """Make Lightning trainers that show nothing, and train one epoch where no other limit is given."""
+
+    def build(**options):
+        quiet = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
+                 "enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1,
+                 "default_root_dir": tmp_path}  # fmt: skip
+        return pl.Trainer(**{**quiet, **options})
+
+    return build
