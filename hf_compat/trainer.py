@@ -24,7 +24,7 @@ from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.native.module import make_module
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.lightning_plan import LightningPlan
-from hf_compat.runtime.absent_ranks import naming_absent_ranks
+from hf_compat.runtime.absent_ranks import naming_absent_ranks, telling_of_failure
 from hf_compat.runtime.background import BackgroundWriter
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.out_of_memory import run_with_fitting_batch_size
@@ -108,26 +108,27 @@ class Trainer(
         lightning_options: LightningOptions | None = None,
         **old_names: ProcessingClass,
     ) -> None:
-        processing_class = _accept_old_names(old_names, processing_class)
-        self.lightning_options = {} if lightning_options is None else lightning_options
-        self._set_up_process(TrainingArguments("tmp_trainer") if args is None else adopt_arguments(args))
-        self.model_init = model_init
-        self.model = self._resolve_model(model)
-        self.create_accelerator_and_postprocess()
-        self._set_model(self.model)
-        self._introspect()
-        self._set_up_data(train_dataset, eval_dataset, data_collator, processing_class)
-        self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
-        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self.optimizer, self.lr_scheduler = optimizers
-        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
-        self._validate_args()
-        self._prepare_output_folder(saves=self._can_train() and self._will_save())
-        self._set_up_counters()
-        self._set_up_run()
-        self._set_callbacks(callbacks)
-        self.control = self.callback_handler.on_init_end(self.args, self.state, self.control)
-        self._set_use_cache()
+        with telling_of_failure():
+            processing_class = _accept_old_names(old_names, processing_class)
+            self.lightning_options = {} if lightning_options is None else lightning_options
+            self._set_up_process(TrainingArguments("tmp_trainer") if args is None else adopt_arguments(args))
+            self.model_init = model_init
+            self.model = self._resolve_model(model)
+            self.create_accelerator_and_postprocess()
+            self._set_model(self.model)
+            self._introspect()
+            self._set_up_data(train_dataset, eval_dataset, data_collator, processing_class)
+            self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
+            self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+            self.optimizer, self.lr_scheduler = optimizers
+            self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+            self._validate_args()
+            self._prepare_output_folder(saves=self._can_train() and self._will_save())
+            self._set_up_counters()
+            self._set_up_run()
+            self._set_callbacks(callbacks)
+            self.control = self.callback_handler.on_init_end(self.args, self.state, self.control)
+            self._set_use_cache()
 
     def _set_up_process(self, args: TrainingArguments) -> None:
         """Take the arguments; join the other processes, show logs and seed as they say."""

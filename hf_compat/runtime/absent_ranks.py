@@ -33,6 +33,8 @@ _GONE = (
 _SILENT = ("Timed out", "timeout", "Timeout", "pair closure")
 _BACKENDS = ("gloo", "NCCL", "ProcessGroup", "Socket", "pair closure")
 _FAILED_AFTER_ANOTHER = "-"
+# Where a rank leaves its error of a constructor, which need not be called on every rank.
+_CONSTRUCTOR = "constructor"
 
 _calls = itertools.count()
 
@@ -62,6 +64,20 @@ def naming_absent_ranks() -> Iterator[None]:
         if not reasons:
             raise
         raise ProcessError("Another process of this run has failed.\n\n" + "\n".join(reasons)) from error
+
+
+@contextlib.contextmanager
+def telling_of_failure() -> Iterator[None]:
+    """Tell the other ranks of an error within this context, where they wait for this rank later.
+
+    No process waits here: one that calls a constructor may be the only one that does.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if is_distributed():
+            _Board(_CONSTRUCTOR).leave(f"{type(error).__name__}: {error}")
+        raise
 
 
 def is_failed_exchange(error: BaseException) -> bool:
@@ -96,10 +112,10 @@ class _Board:
     """What the ranks leave for each other during one call.
 
     Args:
-        call: Which call of this process it is.
+        call: Which call of this process it is; or `_CONSTRUCTOR`, for what went wrong outside of all calls.
     """
 
-    def __init__(self, call: int) -> None:
+    def __init__(self, call: int | str) -> None:
         self._call = call
 
     def _key(self, rank: int) -> str:
@@ -120,10 +136,15 @@ class _Board:
     def _collect(self, store: Store, words: dict[int, str | None]) -> None:
         until = time.monotonic() + PATIENCE_SECONDS
         while None in words.values() and time.monotonic() < until:
-            for rank in [rank for rank, word in words.items() if word is None]:
-                if store.check([self._key(rank)]):
-                    words[rank] = store.get(self._key(rank)).decode(errors="replace")
+            self._look(store, words)
             time.sleep(_SECONDS_BETWEEN)
+        _Board(_CONSTRUCTOR)._look(store, words)
+
+    def _look(self, store: Store, words: dict[int, str | None]) -> None:
+        """Fill in the words that are there by now."""
+        for rank in [rank for rank, word in words.items() if word is None]:
+            if store.check([self._key(rank)]):
+                words[rank] = store.get(self._key(rank)).decode(errors="replace")
 
 
 def _in_time(ask: Callable[[Store], object]) -> None:

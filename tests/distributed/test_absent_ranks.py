@@ -102,6 +102,20 @@ def assert_said(pattern: str, said: str) -> None:
     assert re.search(pattern, said), said[-3000:]
 
 
+def test_an_error_of_one_ranks_constructor_is_told(tmp_path):
+    """Rank 0, in its training, waits for rank 1 in vain."""
+
+    def body(rank):
+        args = TrainingArguments(
+            str(tmp_path), use_cpu=True, ddp_timeout=TIMEOUT, report_to="none", save_strategy="no", max_steps=2
+        )
+        Trainer(None if rank == 1 else toy.Classifier(), args, train_dataset=toy.rows(40)).train()
+
+    ranks = wait_for_ranks(tmp_path / "logs", start_ranks(tmp_path / "logs", body), seconds=TIMEOUT + 60)
+    assert "model_init" in ranks[1].said
+    assert_said(r"rank 1: \w+: .*model_init", ranks[0].said)
+
+
 @pytest.mark.parametrize("strategy", ["FSDP2", "ZeRO2"])
 def test_a_stopped_rank_is_named_under_every_strategy(tmp_path, strategy):
     pids = start_ranks(tmp_path / "logs", lambda rank: train(tmp_path, "stopped", "forward", strategy))
