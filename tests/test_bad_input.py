@@ -272,7 +272,7 @@ def test_errors_of_the_users_code_come_out_as_they_are(make_args, tmp_path, wher
         trainer.train()
     assert bars and bars[0].training_bar is None and bars[0].prediction_bar is None
     assert (tmp_path / "out" / "checkpoint-8" / "trainer_state.json").is_file()
-    assert not list((tmp_path / "out").glob("*.partial*"))
+    assert not list((tmp_path / "out").glob(".saving-*"))
 
 
 def test_ctrl_c_comes_out_as_itself(make_args):

@@ -34,6 +34,7 @@ from hf_compat.checkpoint.contents import (
 from hf_compat.checkpoint.files import first_line, is_inside, open_regular
 from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
 from hf_compat.checkpoint.run_lock import Owner, is_in_use
+from hf_compat.checkpoint.saving_place import PLACE_PREFIX, land_left_over, places
 from hf_compat.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,8 @@ logger = logging.getLogger(__name__)
 PARTIAL_SUFFIX = ".partial"
 REPLACED_SUFFIX = ".replaced"
 DELETED_SUFFIX = ".deleted"
-# Beside the checkpoints: what a save or a removal has under way, with the id of its run (versions before had none).
+# Beside the checkpoints: what a conversion, a replacement or a removal has under way, with the id of its run. Versions
+# before had none; saves, too, wrote folders that end in `.partial`.
 _LEFT_OVER = re.compile(r"(?P<final>.+)(?P<suffix>\.partial|\.replaced|\.deleted)(-(?P<id>.+))?")
 # What a run on another host has under way is touched when nothing was written to it for so long, in seconds.
 _SURELY_OVER = 3600.0
@@ -90,18 +92,13 @@ def seal(folder: str, writer: Writer | None = None) -> None:
         _flush(subfolder)
 
 
-def partial_path(final: str, owner: Owner) -> str:
-    """Return where a run writes a checkpoint before it gets its final name."""
-    return f"{final}{PARTIAL_SUFFIX}-{owner.id}"
-
-
 def make_partial(final: str) -> str:
     """Make the folder that a checkpoint of another form is converted in, before it gets its final name."""
     for path, suffix, owner in _left_overs(os.path.dirname(final) or "."):
         is_of_this = suffix == PARTIAL_SUFFIX and os.path.basename(_final_of(path)) == os.path.basename(final)
         if is_of_this and owner is not None and _is_over(path, owner):  # without one it may be the user's
             _remove_tree(path, ignore_errors=True)
-    partial = partial_path(final, Owner.of_this_process())
+    partial = f"{final}{PARTIAL_SUFFIX}-{Owner.of_this_process().id}"
     os.makedirs(partial)
     return partial
 
@@ -116,12 +113,20 @@ def put_in_place(partial: str, final: str) -> None:
         _flush(Path(final).parent)
         return
     _copy_user_files(Path(final), Path(partial))
-    replaced = final + REPLACED_SUFFIX + partial.removeprefix(final + PARTIAL_SUFFIX)
+    replaced = final + REPLACED_SUFFIX + _mark_of_run(partial)
     _remove_tree(replaced, ignore_errors=True)
     os.replace(final, replaced)
     os.replace(partial, final)
     _flush(Path(final).parent)
     _remove_tree(replaced, ignore_errors=True)  # the new checkpoint is in its place, whatever becomes of the old one
+
+
+def _mark_of_run(partial: str) -> str:
+    """Return what stands for a run in the names of what it has under way; nothing where the folder does not say."""
+    place = os.path.basename(os.path.dirname(os.path.abspath(partial)))
+    if place.startswith(PLACE_PREFIX):
+        return f"-{place.removeprefix(PLACE_PREFIX)}"
+    return os.path.basename(partial).rpartition(PARTIAL_SUFFIX)[2]
 
 
 def _remove_tree(path: str, ignore_errors: bool = False) -> None:
@@ -201,10 +206,16 @@ def tidy(run_dir: str) -> None:
     for path, suffix, owner in _left_overs_of_checkpoints(run_dir):
         if suffix == DELETED_SUFFIX or _is_over(path, owner):
             _remove_tree(path, ignore_errors=True)
+    for place, run in places(run_dir):
+        if _is_over(place, run):
+            _remove_tree(place, ignore_errors=True)
 
 
 def recover(run_dir: str) -> None:
     """Finish a save that was killed after everything was on disk, between two renames."""
+    for place, run in places(run_dir):
+        if _is_over(place, run):
+            _finish(place)
     for suffix in (PARTIAL_SUFFIX, REPLACED_SUFFIX):
         for path, kind, owner in _left_overs_of_checkpoints(run_dir):
             final = _final_of(path)
@@ -213,6 +224,16 @@ def recover(run_dir: str) -> None:
                 # every process of a run may ask for its last checkpoint: one of them is first
                 with contextlib.suppress(OSError):
                     os.replace(path, final)
+
+
+def _finish(place: str) -> None:
+    """Put a checkpoint that is whole, and what lies beside it, where they would be had the run not been killed."""
+    for path in names.list_checkpoints(place):
+        final = os.path.join(os.path.dirname(place), os.path.basename(path))
+        if not os.path.lexists(final) and is_ours(path) and not problems(path):
+            with contextlib.suppress(OSError):  # as below
+                land_left_over(place, final)
+                os.replace(path, final)
 
 
 def _left_overs(run_dir: str) -> list[tuple[str, str, Owner | None]]:
@@ -249,7 +270,9 @@ def _last_change(folder: Path) -> float:
     times = [0.0]
     for path in (folder, *folder.rglob("*")):
         with contextlib.suppress(OSError):
-            times.append(path.lstat().st_mtime)
+            facts = path.lstat()
+            if path.is_dir() or facts.st_nlink == 1:  # of a file with two names, the other one may be in use
+                times.append(facts.st_mtime)
     return max(times)
 
 

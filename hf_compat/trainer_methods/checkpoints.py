@@ -39,6 +39,7 @@ from hf_compat.checkpoint.reading import (
     read_torch_file,
 )
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, RunState
+from hf_compat.checkpoint.saving_place import SavingPlace
 from hf_compat.checkpoint.taken_over import check_schedule_took_over
 from hf_compat.checkpoint.trainer_state import read_trainer_state
 from hf_compat.engine.windows import as_plain
@@ -89,7 +90,7 @@ class CheckpointMethods(OutputFolderMethods):
         return str(self.args.output_dir)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any, metrics: object = None) -> None:
-        """Write `checkpoint-<updates>`: beside its place first, renamed once it is whole; then rotate.
+        """Write `checkpoint-<updates>`: in a hidden folder first, renamed once it is whole; then rotate.
 
         Args:
             model: The wrapped model.
@@ -104,61 +105,68 @@ class CheckpointMethods(OutputFolderMethods):
         self._ask_lightning_callbacks()
         run_dir = self._get_output_dir(trial=trial)
         with self._saving_into(run_dir) as owner:
-            final = names.checkpoint_path(run_dir, self.state.global_step)
-            self._save_as(final, manifest.partial_path(final, owner))
+            self._save_as(names.checkpoint_path(run_dir, self.state.global_step), SavingPlace(run_dir, owner))
 
-    def _save_as(self, final: str, partial: str) -> None:
+    def _save_as(self, final: str, place: SavingPlace) -> None:
         """Write a checkpoint, at once or in the background."""
         run_dir = os.path.dirname(final)
-        agree(self._attempt(lambda: self._tidy(run_dir, partial), partial, final))
+        agree(self._attempt(lambda: self._tidy(place), place, final))
         best_before = self.state.best_model_checkpoint
         path_of = functools.partial(names.checkpoint_path, run_dir)
         note_best_checkpoint(self.state, path_of, final, self._has_written)
         best = self.state.best_model_checkpoint
         if self._may_save_in_background():
             write = self._frozen_write()
-            self._background.submit(lambda: self._write_and_seal(write, partial, final, best))
+            self._background.submit(lambda: self._write_and_seal(write, place, final, best))
             return
         try:
-            self._write_and_seal(self._write_checkpoint, partial, final, best)
+            self._write_and_seal(self._write_checkpoint, place, final, best)
         except BaseException:
             self.state.best_model_checkpoint = best_before
             raise
 
-    def _tidy(self, run_dir: str, partial: str) -> None:
+    def _tidy(self, place: SavingPlace) -> None:
         if self.args.should_save:
-            self._keep(run_dir)
-            manifest.tidy(run_dir)
-            if os.path.isdir(partial):  # of this run, which tried to save here before
-                shutil.rmtree(partial)
+            self._keep(place.run_dir)
+            manifest.tidy(place.run_dir)
+            place.prepare()
 
     def _has_written(self, path: str) -> bool:
         return os.path.isdir(path) and self._is_of_this_run(path)
 
-    def _write_and_seal(self, write: Callable[[str], None], partial: str, final: str, best: str | None) -> None:
-        """Write a folder beside its place, seal it, give it its name; then make room.
+    def _write_and_seal(self, write: Callable[[str], None], place: SavingPlace, final: str, best: str | None) -> None:
+        """Write a folder in a hidden place, seal it, put it into its own; then make room.
 
         With several processes, each writes its part; all have to succeed before the first one seals the folder.
         """
         # no name here for what went wrong: it would keep the frames of the writers, and their open files, alive
-        agree(self._attempt(lambda: write(partial), partial, final))
-        agree(self._attempt(lambda: self._seal(partial, final), partial, final))
+        agree(self._attempt(lambda: self._write_into(place, write, final), place, final))
+        agree(self._attempt(lambda: self._seal(place, final), place, final))
         if self.args.should_save:
             self._rotate_checkpoints(final, best)
 
-    def _seal(self, partial: str, final: str) -> None:
-        if self.args.should_save:
-            manifest.seal(partial, self._writer(os.path.dirname(final)))
-            manifest.put_in_place(partial, final)
+    def _write_into(self, place: SavingPlace, write: Callable[[str], None], final: str) -> None:
+        os.makedirs(place.path, exist_ok=True)  # this process may have a disk of its own
+        write(place.inside(final))
+        place.note_deletions()
 
-    def _attempt(self, write: Callable[[], None], partial: str, final: str) -> Exception | None:
+    def _seal(self, place: SavingPlace, final: str) -> None:
+        if self.args.should_save:
+            place.adopt(final)
+            manifest.seal(place.inside(final), self._writer(place.run_dir))
+            self._keep(place.run_dir)
+            place.land(final)
+            manifest.put_in_place(place.inside(final), final)
+            place.discard()
+
+    def _attempt(self, write: Callable[[], None], place: SavingPlace, final: str) -> Exception | None:
         """Write, and return what went wrong: the other processes have to know before it is raised."""
         try:
             write()
             return None
         except BaseException as error:
             if self.args.should_save:
-                shutil.rmtree(partial, ignore_errors=True)
+                place.discard()
             is_named = isinstance(error, HfCompatError)
             if isinstance(error, (OSError, RuntimeError, safetensors.SafetensorError)) and not is_named:
                 return _not_written(final, error)
@@ -213,18 +221,18 @@ class CheckpointMethods(OutputFolderMethods):
             files[RUN_STATE_NAME] = frozen_copy(run_state.to_plain())
         return files
 
-    def _write_checkpoint(self, partial: str) -> None:
+    def _write_checkpoint(self, folder: str) -> None:
         with _holding(self.accelerator.unwrap_model(self.model), self._other_weights):
-            self.save_model(partial, _internal_call=True)
-        os.makedirs(partial, exist_ok=True)
+            self.save_model(folder, _internal_call=True)
+        os.makedirs(folder, exist_ok=True)
         if not self.args.save_only_model:
-            self._save_optimizer_and_scheduler(partial)
-            self._save_scaler(partial)
-            self._save_rng_state(partial)
-            self._save_run_state(partial)
+            self._save_optimizer_and_scheduler(folder)
+            self._save_scaler(folder)
+            self._save_rng_state(folder)
+            self._save_run_state(folder)
         if self.args.should_save:
             self.state.stateful_callbacks = export_states(self._stateful())
-            self.state.save_to_json(os.path.join(partial, names.TRAINER_STATE_NAME))
+            self.state.save_to_json(os.path.join(folder, names.TRAINER_STATE_NAME))
 
     def _rotate_checkpoints(self, written: str, best: str | None) -> None:
         """Remove what the limit has no room for: other runs' checkpoints first, never the one just written or the best.

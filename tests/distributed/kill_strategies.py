@@ -142,7 +142,7 @@ def wait_for_an_instant(job: Job, chance: random.Random) -> None:
         time.sleep(0.001)
     if chance.random() < 0.6:
         until = time.monotonic() + 0.5
-        while time.monotonic() < until and not any(job.folder.glob("*.partial*")):
+        while time.monotonic() < until and not any(job.folder.glob(".saving-*")):
             time.sleep(0.0005)
     time.sleep(chance.uniform(0.0, 0.05))
 
@@ -170,7 +170,7 @@ def kill_some(job: Job, chance: random.Random, counts: Counter[str]) -> bool:
     if job.has_result():
         assert job.wait(ranks, LONGEST) == 0, job.log.read_text()[-3000:]
         return False
-    saving = any(job.folder.glob("*.partial*")) or any(job.folder.glob("*.deleted*"))
+    saving = any(job.folder.glob(".saving-*")) or any(job.folder.glob("*.deleted*"))
     for pid in victims_of(name, job, ranks, chance):
         try:
             os.kill(pid, signal.SIGKILL)

@@ -76,7 +76,7 @@ def train(folder: str, result: str | None) -> None:
 def wait_for_a_save(folder: str, seconds: float) -> None:
     """Wait until a save is under way, at most so long."""
     until = time.perf_counter() + seconds
-    while time.perf_counter() < until and not any(Path(folder).glob("*.partial*")):
+    while time.perf_counter() < until and not any(Path(folder).glob(".saving-*")):
         time.sleep(0.0005)
 
 
@@ -132,7 +132,7 @@ def main() -> int:
             return 1
         if not finished:
             done += 1
-            within_saves += any(folder.glob("*.partial*")) or any(folder.glob("*.deleted*"))
+            within_saves += any(folder.glob(".saving-*")) or any(folder.glob("*.deleted*"))
             continue
         ended += 1
         found = pickle.loads(result.read_bytes())

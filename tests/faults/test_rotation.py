@@ -70,4 +70,4 @@ def test_an_error_waits_for_the_checkpoint_that_is_being_written(make_args, tmp_
     with pytest.raises(Broken):
         Trainer(Classifier(), args, train_dataset=rows(), callbacks=[Breaks()]).train()
     assert manifest.get_last_checkpoint(str(tmp_path)).endswith("checkpoint-2")
-    assert not list(tmp_path.glob("*.partial*"))
+    assert not list(tmp_path.glob(".saving-*"))

@@ -150,7 +150,7 @@ class Cell:
                 self.wrong.append(f"processes run while the error is handled: {children()}")
         else:
             self.judge(None, said.getvalue() + str(trainer.state.log_history), trainer.state.global_step)
-        left = [path.name for path in (self.folder / "run").glob("*.partial*")]
+        left = [path.name for path in (self.folder / "run").glob(".saving-*")]
         self.wrong += [f"{name} is left" for name in left]
         return trainer, repair, initial
 

@@ -1,0 +1,268 @@
+"""What `_save` and its like write ends where it does under transformers; no checkpoint is seen before it is whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import toy
+import transformers
+
+import hf_compat
+from hf_compat import set_seed
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.run_lock import Owner
+from hf_compat.checkpoint.saving_place import SavingPlace
+from hf_compat.errors import CheckpointWriteError
+
+
+def number(self, folder):
+    (Path(folder) / "number.txt").write_text(re.search(r"checkpoint-(\d+)$", folder)[1])
+
+
+def last_word(self, folder):
+    (Path(folder) / "number.txt").write_text(str(int(os.path.basename(folder).split("-")[-1])))
+
+
+def file_beside(self, folder):
+    Path(f"{folder}.bin").write_text("beside")
+
+
+def folder_beside(self, folder):
+    shutil.copytree(folder, f"{folder}-merged")
+
+
+def latest(self, folder):
+    copy = os.path.join(os.path.dirname(folder), "latest")
+    if os.path.isdir(copy):
+        shutil.rmtree(copy)
+    shutil.copytree(folder, copy)
+
+
+def latest_over_the_last(self, folder):
+    shutil.copytree(folder, Path(folder).parent / "latest", dirs_exist_ok=True)
+
+
+def line_in_a_list(self, folder):
+    with open(os.path.join(os.path.dirname(folder), "saved.txt"), "a") as file:
+        file.write(os.path.basename(folder) + "\n")
+
+
+def list_read_and_written(self, folder):
+    path = Path(folder).parent / "saved.txt"
+    before = path.read_text() if path.exists() else ""
+    (path.parent / "new.txt").write_text(before + os.path.basename(folder) + "\n")
+    os.replace(path.parent / "new.txt", path)
+
+
+def only_the_last_beside(self, folder):
+    for old in Path(folder).parent.glob("checkpoint-*.bin"):
+        old.unlink()
+    file_beside(self, folder)
+
+
+def renamed_beside(self, folder):
+    last = Path(folder).parent / "last.bin"
+    if last.exists():
+        last.rename(last.with_name("before.bin"))
+    last.write_text(os.path.basename(folder))
+
+
+def link_to_the_last(self, folder):
+    for name, target in (("last", folder), ("by_name", os.path.basename(folder))):
+        link = os.path.join(os.path.dirname(folder), name)
+        if os.path.islink(link):
+            os.unlink(link)
+        os.symlink(target, link)
+
+
+def at_the_final_place(self, folder):
+    final = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+    final.mkdir(parents=True, exist_ok=True)
+    (final / "adapter_config.json").write_text("{}")
+    (final / "notes.txt").write_text("mine")
+
+
+def makes_the_folder(self, folder):
+    (Path(folder) / "deep" / "er").mkdir(parents=True)
+    (Path(folder) / "deep" / "er" / "a.txt").write_text("deep")
+
+
+IDIOMS = [
+    number,
+    last_word,
+    file_beside,
+    folder_beside,
+    latest,
+    latest_over_the_last,
+    line_in_a_list,
+    list_read_and_written,
+    only_the_last_beside,
+    renamed_beside,
+    link_to_the_last,
+    at_the_final_place,
+    makes_the_folder,
+]
+
+
+def trained(library, folder, idiom, method="_save", **values):
+    """Train with a subclass whose `_save` or `save_model` also does something of its own."""
+
+    class Own(library.Trainer):
+        pass
+
+    def override(self, output_dir=None, *args, **kwargs):
+        getattr(super(Own, self), method)(output_dir, *args, **kwargs)
+        idiom(self, str(output_dir))
+
+    setattr(Own, method, override)
+    base = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "report_to": "none", "use_cpu": True}
+    args = library.TrainingArguments(str(folder), disable_tqdm=True, **(base | values))
+    set_seed(3)
+    trainer = Own(toy.Classifier(), args, train_dataset=toy.rows())
+    trainer.train()
+    return trainer
+
+
+OWN = {"manifest.json", "run_state.pt", "generation_config.json"}
+
+
+def tree(folder):
+    """What is in a folder: the text of what the idioms write, the names of all the rest."""
+    found = {}
+    for path in sorted(Path(folder).rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.name in OWN or path.name == "training_args.bin":
+            continue
+        if path.is_symlink():
+            found[name] = os.path.relpath(path.resolve(), Path(folder).resolve())
+        else:
+            found[name] = path.read_text() if path.suffix == ".txt" or path.name.endswith("bin") else path.is_dir()
+    return found
+
+
+@pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.__name__)
+def test_what_is_written_ends_where_it_ends_under_transformers(tmp_path, idiom):
+    for name, library in (("theirs", transformers), ("ours", hf_compat)):
+        trained(library, tmp_path / name, idiom)
+    assert tree(tmp_path / "ours") == tree(tmp_path / "theirs")
+    for step in (2, 4):
+        assert manifest.problems(str(tmp_path / "ours" / f"checkpoint-{step}")) == []
+
+
+@pytest.mark.filterwarnings("ignore:`async_save=True`. Own overrides")
+@pytest.mark.parametrize("method", ["save_model", "_save_rng_state"])
+@pytest.mark.parametrize("values", [{}, {"save_total_limit": 1}, {"async_save": True}], ids=["", "limit", "async"])
+def test_other_methods_and_ways_of_saving(tmp_path, method, values):
+    trainer = trained(hf_compat, tmp_path, file_beside, method, **values)
+    kept = {"checkpoint-2", "checkpoint-4"} if "save_total_limit" not in values else {"checkpoint-4"}
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, "checkpoint-2.bin", "checkpoint-4.bin"}
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 4
+
+
+def test_the_folder_is_not_seen_until_it_is_whole(tmp_path):
+    seen = []
+
+    def look(self, folder):
+        visible = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+        seen.append((os.path.basename(folder), visible, transformers.trainer_utils.get_last_checkpoint(str(tmp_path))))
+
+    trained(hf_compat, tmp_path, look)
+    lock = "hf_compat.lock"
+    first = str(tmp_path / "checkpoint-2")
+    assert seen == [("checkpoint-2", {lock}, None), ("checkpoint-4", {lock, "checkpoint-2"}, first)]
+
+
+def test_a_save_that_fails_leaves_the_output_folder_as_it_was(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+
+    def fail(self, folder):
+        file_beside(self, folder)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(CheckpointWriteError, match="checkpoint-2 could not be written"):
+        trained(hf_compat, tmp_path, fail)
+    assert tree(tmp_path) == {"notes.txt": "mine"}
+
+
+def left_by(owner, run_dir, is_whole):
+    """Write what a run that was killed before the last rename has left."""
+    (run_dir / "saved.txt").write_text("1\n")
+    place = SavingPlace(str(run_dir), owner)
+    place.prepare()
+    folder = Path(place.inside(str(run_dir / "checkpoint-4")))
+    folder.mkdir()
+    (folder / "a.txt").write_text("new")
+    Path(f"{folder}.bin").write_text("beside")
+    with open(folder.parent / "saved.txt", "a") as file:
+        file.write("2\n")
+    if is_whole:
+        manifest.seal(str(folder))
+    return Path(place.path)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_a_killed_save_has_left_is_finished_or_removed(tmp_path, is_whole):
+    place = left_by(Owner(pid=2**22 + 7), tmp_path, is_whole)  # no process has such a number
+    newest = manifest.get_last_checkpoint(tmp_path)
+    manifest.tidy(str(tmp_path))
+    assert not place.exists() and (tmp_path / "saved.txt").read_text() == "1\n2\n"
+    assert newest == (str(tmp_path / "checkpoint-4") if is_whole else None)
+    assert (tmp_path / "checkpoint-4.bin").exists() is is_whole
+
+
+def test_what_a_live_run_is_saving_is_left_alone(tmp_path):
+    place = left_by(Owner(pid=os.getppid()), tmp_path, True)
+    (tmp_path / ".saving-notes").mkdir()
+    assert manifest.get_last_checkpoint(tmp_path) is None
+    manifest.tidy(str(tmp_path))
+    assert place.exists() and (tmp_path / ".saving-notes").exists()
+
+
+def test_a_file_that_was_replaced_meanwhile_is_not_taken_back(tmp_path):
+    """A callback replaces a file of the output folder while a save goes on in the background."""
+    (tmp_path / "trackers.json").write_text("old")
+    place = SavingPlace(str(tmp_path), Owner())
+    place.prepare()
+    (tmp_path / "new").write_text("new")
+    os.replace(tmp_path / "new", tmp_path / "trackers.json")
+    place.note_deletions()
+    place.land(str(tmp_path / "checkpoint-2"))
+    assert (tmp_path / "trackers.json").read_text() == "new"
+
+
+TWO_RANKS = """
+import sys
+from pathlib import Path
+import toy
+from hf_compat import Trainer, TrainingArguments
+
+class Own(Trainer):
+    def save_model(self, output_dir=None, _internal_call=False):
+        super().save_model(output_dir, _internal_call)
+        Path(f"{output_dir}_rank{self.args.process_index}.bin").write_text(Path(output_dir).name)
+
+args = TrainingArguments(
+    sys.argv[1], save_strategy="steps", save_steps=2, max_steps=2, report_to="none", use_cpu=True, disable_tqdm=True
+)
+Own(toy.Classifier(), args, train_dataset=toy.rows()).train()
+"""
+
+
+def test_two_ranks_write_beside_the_same_folder(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(TWO_RANKS)
+    command = [sys.executable, "-m", "hf_compat.cli.main", "run", "--devices", "2", str(script), str(tmp_path / "out")]
+    places = os.pathsep.join([str(Path(toy.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=variables, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"checkpoint-2", "checkpoint-2_rank0.bin", "checkpoint-2_rank1.bin"}
+    assert manifest.problems(str(tmp_path / "out" / "checkpoint-2")) == []
