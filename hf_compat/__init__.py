@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hf_compat.cli.parser import HfArgumentParser as HfArgumentParser
     from hf_compat.data.collators import default_data_collator as default_data_collator
     from hf_compat.hf.arguments import TrainingArguments as TrainingArguments
+    from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments as Seq2SeqTrainingArguments
     from hf_compat.hf.builtin_callbacks import DefaultFlowCallback as DefaultFlowCallback
     from hf_compat.hf.builtin_callbacks import EarlyStoppingCallback as EarlyStoppingCallback
     from hf_compat.hf.builtin_callbacks import PrinterCallback as PrinterCallback
@@ -45,12 +46,15 @@ if TYPE_CHECKING:
     from hf_compat.runtime.seeding import set_seed as set_seed
     from hf_compat.trainer import Trainer as Trainer
     from hf_compat.trainer_methods.lightning_options import LightningOptions as LightningOptions
+    from hf_compat.trainer_seq2seq import Seq2SeqTrainer as Seq2SeqTrainer
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Trainer": "trainer",
     "TrainingArguments": "hf.arguments",
+    "Seq2SeqTrainer": "trainer_seq2seq",
+    "Seq2SeqTrainingArguments": "hf.arguments_seq2seq",
     "TrainerCallback": "hf.callbacks",
     "CallbackHandler": "hf.callbacks",
     "TrainerState": "hf.state",

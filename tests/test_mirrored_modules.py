@@ -12,11 +12,14 @@ import transformers
 import hf_compat
 
 MODULES = ["trainer_utils", "trainer_callback", "trainer_pt_utils", "training_args", "optimization", "data"]
+MODULES += ["training_args_seq2seq", "trainer_seq2seq"]
 IMPORTS = {
     "trainer_utils": "get_last_checkpoint, EvalPrediction, BestRun, HubStrategy, PREFIX_CHECKPOINT_DIR, set_seed",
     "trainer_callback": "TrainerCallback, TrainerState, TrainerControl, ExportableState, EarlyStoppingCallback",
     "trainer_pt_utils": "LabelSmoother, nested_concat, nested_detach, AcceleratorConfig, LengthGroupedSampler",
     "training_args": "TrainingArguments, OptimizerNames, ParallelMode",
+    "training_args_seq2seq": "Seq2SeqTrainingArguments, TrainingArguments, GenerationConfig",
+    "trainer_seq2seq": "Seq2SeqTrainer, Trainer, GenerationConfig",
     "optimization": "get_scheduler, get_cosine_schedule_with_warmup, Adafactor",
     "data": "DataCollatorWithPadding, default_data_collator, DataCollatorForLanguageModeling",
 }

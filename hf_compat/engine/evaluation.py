@@ -278,6 +278,7 @@ class EvaluationRun:
         preprocess_logits: Applied to logits before they are kept, or None.
         gather: From a process's results to those of all; HF lets a subclass choose it. None is the accelerator's.
         logged_values: Gives the named values that the steps have logged meanwhile; None where nobody can.
+        drops_fillers: Leave out samples that fill up the last batch; else `gather` does as it likes.
     """
 
     def __init__(
@@ -290,12 +291,14 @@ class EvaluationRun:
         preprocess_logits: Callable[[Nested, Nested], Nested] | None = None,
         gather: Callable[[Nested], Nested] | None = None,
         logged_values: Callable[[], Mapping[str, float]] | None = None,
+        drops_fillers: bool = True,
     ) -> None:
         self.steps, self.model, self.loader, self.settings = steps, model, loader, settings
         self.compute_metrics = compute_metrics
         self.preprocess_logits = preprocess_logits
         self.gather = gather or steps.accelerator.gather
         self.logged_values = logged_values or dict
+        self.drops_fillers = drops_fillers
         self.torch_metrics = torch_metrics(compute_metrics, steps.args.device)
         self.losses = KeptBatches() if self.torch_metrics is None else RunningMean(settings.skip_non_finite)
         self.predictions, self.labels, self.inputs = KeptBatches(), KeptBatches(), KeptBatches()
@@ -360,7 +363,10 @@ class EvaluationRun:
 
     def _of_all(self, data: Nested | None, batch: EvaluationBatch) -> Nested | None:
         """Return what all processes have, without the samples that fill the last batch up."""
-        return None if data is None else batch.trim(self.gather(data))
+        if data is None:
+            return None
+        gathered = self.gather(data)
+        return batch.trim(gathered) if self.drops_fillers else gathered
 
     def _prepared(self, logits: Nested | None, labels: Nested | None) -> tuple[Nested | None, Nested | None]:
         """Pad logits and labels to the longest of all processes, and apply `preprocess_logits`."""

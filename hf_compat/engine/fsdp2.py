@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
 from hf_compat.errors import ArgumentError
 from hf_compat.plan.fsdp import FsdpPlan
@@ -46,6 +54,25 @@ def shard_model(model: nn.Module, plan: FsdpPlan, mesh: DeviceMesh, precision: s
     for part in parts:
         shard(part)
     shard(model)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether a model's parameters are shards."""
+    return isinstance(model, FSDPModule)
+
+
+@contextlib.contextmanager
+def whole_in(model: nn.Module, method: str) -> Iterator[Callable[..., torch.Tensor]]:
+    """Give a method of a model, which runs on whole parameters although they are shards, as a forward pass does.
+
+    `generate` calls an encoder by itself: the parameters that are sharded with the root are not gathered for it.
+    """
+    if is_sharded(model):
+        register_fsdp_forward_method(model, method)
+    try:
+        yield getattr(model, method)
+    finally:
+        vars(model).pop(method, None) if is_sharded(model) else None
 
 
 def _parts(model: nn.Module, plan: FsdpPlan) -> Iterable[nn.Module]:

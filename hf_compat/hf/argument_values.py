@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import os
 import sys
 import types
 import typing
@@ -82,6 +83,7 @@ RANGES: dict[str, Range] = {
     "ddp_bucket_cap_mb": Range(low=0, high=2**31),
     "ddp_timeout": Range(low=1, high=10**9),
     "local_rank": Range(low=-1, high=2**31),
+    **dict.fromkeys(("generation_max_length", "generation_num_beams"), _COUNT),
 }
 
 
@@ -182,6 +184,14 @@ def _read_checkpoint(value: object) -> object:
     return PATH.read(value)
 
 
+def _read_generation_config(value: object) -> object:
+    if isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip().startswith("{")):
+        return OPTIONS.read(value)
+    if isinstance(value, os.PathLike) or callable(getattr(value, "to_diff_dict", None)):
+        return value
+    return PATH.read(value)
+
+
 _METRIC_INPUT = ValueType("known", lambda name: read_choice(name, ("inputs", "loss"), within=True))
 
 
@@ -231,6 +241,11 @@ TYPES: dict[str, ValueType] = {
     "hub_token": either((TEXT, TRUTH_VALUE)),
     "resume_from_checkpoint": ValueType("a path, true or false", _read_checkpoint, takes_text=True),
     "async_save": TRUTH_VALUE,
+    "generation_config": _or_empty(
+        ValueType(
+            "a GenerationConfig, its options, or the name or path of one", _read_generation_config, takes_text=True
+        )
+    ),
 }
 
 # Taken besides what the annotation says, and left to the rules over several fields, or to upstream's meaning of it.
@@ -346,7 +361,7 @@ def checks_of(kind: type[DataclassInstance], base: type[DataclassInstance]) -> d
     checks = dict(_base_checks(base))
     for field in dataclasses.fields(kind):
         owner = next((c for c in kind.__mro__ if field.name in inspect.get_annotations(c)), base)
-        if owner is not base:
+        if owner not in base.__mro__:
             checks[field.name] = _check_of_subclass(field, owner, checks.get(field.name))
     return checks
 

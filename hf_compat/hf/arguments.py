@@ -48,7 +48,8 @@ class AcceptOldNames(type):
     """
 
     def __call__(cls, *args: ArgumentValue, **kwargs: ArgumentValue) -> Any:  # an instance of the class
-        checks, (names, known, takes_all) = checks_of(cls, TrainingArguments), _names_of_constructor(cls)
+        checks: Mapping[str, ArgumentCheck] = cls._checks()  # type: ignore[attr-defined]  # of the class, not of this one
+        names, known, takes_all = _names_of_constructor(cls)
         positional, problems = read_all(checks, dict(zip(names, args, strict=False)))
         given, further = read_all(checks, kwargs)
         problems += further

@@ -11,12 +11,15 @@ from hf_compat.errors import ArgumentError, warn_once
 from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.argument_values import ArgumentCheck, checks_of
 from hf_compat.hf.arguments import AcceptOldNames, TrainingArguments
+from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.arguments_setters import ArgumentSetters
 from hf_compat.hf.arguments_views import ArgumentViews
 
 # What upstream resolves into objects of Accelerate and DeepSpeed; ours are made from the fields.
 _DERIVED = frozenset({"distributed_state", "deepspeed_plugin", "hf_deepspeed_config", "fsdp_plugin_args", "device"})
 _DUNDERS = frozenset({"__setattr__", "__str__", "__repr__", "__getstate__"})
+# The classes of transformers that have one here, by name.
+_OURS = {one.__name__: one for one in (Seq2SeqTrainingArguments, TrainingArguments)}
 
 
 def as_our_arguments(args: object) -> TrainingArguments:
@@ -27,10 +30,11 @@ def as_our_arguments(args: object) -> TrainingArguments:
     """
     if isinstance(args, TrainingArguments):
         return args
-    names = [field.name for field in fields(TrainingArguments)]
+    kind = _our_class(type(args))
+    names = [field.name for field in fields(kind)]
     if isinstance(args, type) or not is_dataclass(args) or not hasattr(args, "output_dir"):
         raise ArgumentError(f"`args` is a {type(args).__name__}.\n\nHint: pass `hf_compat.TrainingArguments(…)`.")
-    ours = TrainingArguments(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+    ours = kind(**{name: getattr(args, name) for name in names if hasattr(args, name)})
     for name, value in vars(args).items():  # fields of a subclass, and attributes that a script has set
         if name not in names and name not in _DERIVED and not name.startswith("_"):
             setattr(ours, name, value)
@@ -55,15 +59,21 @@ def adopt_arguments(args: object) -> TrainingArguments:
     except TypeError as error:  # slots, or a metaclass of its own
         warn_once(f"The arguments are copied, later edits of them do not count: {error}.")
         return ours
-    names = {field.name for field in fields(TrainingArguments)} | {"mixed_precision"}
+    names = {field.name for field in fields(ours)} | {"mixed_precision"}
     vars(args).update({name: value for name, value in vars(ours).items() if name in names})
     assert isinstance(args, TrainingArguments)  # by its new class
     return args
 
 
+def _our_class(kind: type) -> type[TrainingArguments]:
+    """Return the class of ours that stands for a class of arguments."""
+    theirs = _class_of_transformers(kind)
+    return TrainingArguments if theirs is None else _OURS[theirs.__name__]
+
+
 def _class_of_transformers(kind: type) -> type | None:
-    """Return `transformers.TrainingArguments` among a class's bases; None where it is not."""
-    named = (base for base in kind.__mro__ if base.__name__ == "TrainingArguments")
+    """Return the nearest of a class's bases that is transformers' own, and has one of ours beside it; None without."""
+    named = (base for base in kind.__mro__ if base.__name__ in _OURS)
     return next((base for base in named if base.__module__.partition(".")[0] == "transformers"), None)
 
 
@@ -80,9 +90,10 @@ def _adopted_class(kind: type) -> type:
     theirs = _class_of_transformers(kind)
     assert theirs is not None  # whoever calls this has looked
     own = kind.__mro__[: kind.__mro__.index(theirs)]  # the script's classes
-    ours = {**vars(ArgumentSetters), **vars(ArgumentViews), **vars(TrainingArguments)}
+    base = _our_class(kind)
+    ours = {**vars(ArgumentSetters), **vars(ArgumentViews), **vars(TrainingArguments), **vars(base)}
     content = {n: value for n, value in ours.items() if _is_ours(n, value) and not any(n in vars(c) for c in own)}
-    checks = _checks_of_adopted(kind, own)
+    checks = _checks_of_adopted(kind, base, own)
     content.update(
         _checks=classmethod(lambda cls: checks),
         __reduce_ex__=_reduce,
@@ -90,7 +101,7 @@ def _adopted_class(kind: type) -> type:
         __qualname__=kind.__qualname__,
         __doc__=kind.__doc__,
     )
-    return _Adopted(kind.__name__, (kind, TrainingArguments), content)
+    return _Adopted(kind.__name__, (kind, base), content)
 
 
 def _is_ours(name: str, value: object) -> bool:
@@ -99,11 +110,11 @@ def _is_ours(name: str, value: object) -> bool:
     return is_code and (name in _DUNDERS or not name.startswith("__"))
 
 
-def _checks_of_adopted(kind: type, own: tuple[type, ...]) -> Mapping[str, ArgumentCheck]:
+def _checks_of_adopted(kind: type, base: type[TrainingArguments], own: tuple[type, ...]) -> Mapping[str, ArgumentCheck]:
     """Return what each field may be: by our table, and by the script's classes for what they declare."""
     declared = {name for one in own for name in inspect.get_annotations(one)}
-    of_script = {name: check for name, check in checks_of(kind, TrainingArguments).items() if name in declared}
-    return {**checks_of(TrainingArguments, TrainingArguments), **of_script}
+    of_script = {name: check for name, check in checks_of(kind, base).items() if name in declared}
+    return {**checks_of(base, base), **of_script}
 
 
 def _reduce(args: TrainingArguments, protocol: int) -> tuple[object, ...]:

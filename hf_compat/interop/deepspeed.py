@@ -36,3 +36,9 @@ class DeepSpeedEngine(Protocol):
 def is_deepspeed_engine(model: object) -> TypeGuard[DeepSpeedEngine]:
     """Return whether a model is DeepSpeed's engine."""
     return type(model).__name__ == "DeepSpeedEngine"
+
+
+def is_partitioned(model: nn.Module) -> bool:
+    """Return whether ZeRO-3 has spread a model's parameters over the processes."""
+    parameter = next(model.parameters(), None)
+    return hasattr(parameter, "ds_id")

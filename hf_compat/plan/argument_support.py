@@ -184,6 +184,24 @@ ROWS: dict[str, Row] = {
     "local_rank": _goes("nothing: the launcher's environment counts"),
 }
 
+_GENERATION = "`generate` in evaluations and predictions"
+# The fields that `Seq2SeqTrainingArguments` adds.
+SEQ2SEQ_ROWS: dict[str, Row] = {
+    "sortish_sampler": Row(
+        to="nothing",
+        inert="transformers has no such sampler; `train_sampling_strategy='group_by_length'` sorts by length",
+    ),
+    "predict_with_generate": _goes(_GENERATION),
+    "generation_max_length": _goes("`max_length` of " + _GENERATION),
+    "generation_num_beams": _goes("`num_beams` of " + _GENERATION),
+    "generation_config": _goes("model.generation_config"),
+}
+
+
+def row_of(name: str) -> Row | None:
+    """Return the row of a field; None of one that a subclass adds."""
+    return ROWS.get(name) or SEQ2SEQ_ROWS.get(name)
+
 
 # Defaults that normalisation gives another form.
 _NORMAL_FORMS = {
@@ -229,7 +247,7 @@ def check_supported(args: TrainingArguments) -> None:
 def _set_arguments(args: TrainingArguments) -> Iterator[tuple[str, Row, object]]:
     """Yield name, row and value of the arguments that ask for something besides their default."""
     for field in fields(args):
-        row, value = ROWS.get(field.name), getattr(args, field.name)
+        row, value = row_of(field.name), getattr(args, field.name)
         if row is not None and _is_set(row, value, default_of(field)):
             yield field.name, row, value
 

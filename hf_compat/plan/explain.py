@@ -12,7 +12,7 @@ from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.value_types import Range, number
 from hf_compat.interop.arguments import as_our_arguments
-from hf_compat.plan.argument_support import ROWS, default_of
+from hf_compat.plan.argument_support import default_of, row_of
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.memory_estimate import size_of_run
 from hf_compat.plan.optimization_checks import check_optimization
@@ -134,7 +134,7 @@ def _explained(args: TrainingArguments) -> Iterator[ExplainedArgument]:
 
 
 def _destination(name: str, world_size: int) -> str:
-    row = ROWS.get(name)
+    row = row_of(name)
     if row is None:
         return "a field of your subclass"
     if row.alone_only and world_size > 1:

@@ -157,6 +157,7 @@ class EvaluationMethods(UpstreamHooks):
         self._enter_evaluation()
         self.callback_handler.eval_dataloader = dataloader
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        gather, drops = self._gather_of_evaluation(dataloader)
         run = EvaluationRun(
             self,
             self.model,
@@ -166,8 +167,9 @@ class EvaluationMethods(UpstreamHooks):
             ),
             self._metrics_in_force(),
             self.preprocess_logits_for_metrics,
-            self._gather_of_evaluation(dataloader),
+            gather,
             self._evaluation_averages.take,
+            drops,
         )
         self._drive(run, plan)
         output = run.output or run.finish()
@@ -189,17 +191,20 @@ class EvaluationMethods(UpstreamHooks):
             return self.compute_metrics.get(str(self._evaluated_name))
         return self.compute_metrics
 
-    def _gather_of_evaluation(self, loader: Loader) -> Callable[[Nested], Nested]:
-        """Return how results are gathered: tensors, objects where the arguments ask for it, or as a subclass says."""
+    def _gather_of_evaluation(self, loader: Loader) -> tuple[Callable[[Nested], Nested], bool]:
+        """Return how results are gathered: tensors, objects where the arguments ask for it, or as a subclass says.
+
+        Also returns whether samples that fill up the last batch are to be dropped: a subclass's way does that itself.
+        """
         self.accelerator.loader = loader
         own = self.accelerator.gather_for_metrics
         chosen = self.__dict__.get("gather_function", own)
         if chosen != own:
             self.gather_function = own  # as upstream: another one holds for one evaluation
-            return chosen
+            return chosen, False
         if self.args.eval_use_gather_object and self.args.world_size > 1:
-            return lambda data: join_batches(gather_objects(data))
-        return self.accelerator.gather
+            return lambda data: join_batches(gather_objects(data)), True
+        return self.accelerator.gather, True
 
     def _prepare_model(self, plan: LightningPlan) -> None:
         """Put the model under the run's precision; the first time outside training is measured, as in HF."""

@@ -11,7 +11,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "hf_compat"
 
 # Modules that stand for those of transformers.
-MIRRORS = ("trainer_utils", "trainer_callback", "trainer_pt_utils", "training_args", "optimization")
+MIRRORS = (
+    "trainer_utils",
+    "trainer_callback",
+    "trainer_pt_utils",
+    "trainer_seq2seq",
+    "training_args",
+    "training_args_seq2seq",
+    "optimization",
+)
 
 # From the lowest room to the highest: each may import those before it, and itself.
 ROOMS = (

@@ -673,3 +673,5 @@ case(
     {**SAVE, "ignore_data_skip": True},
     after=lambda t: t.train(resume_from_checkpoint=True).training_loss,
 )
+
+import seq2seq_cases  # noqa: F401 - adds those of Seq2SeqTrainer

@@ -101,6 +101,7 @@ IN_ONE_PROCESS = {
     "resume_at_an_epoch_end": _resumed(),
     "resume_early_stopping": _resumed(),
     "resume_last_ignoring_data": _resumed(),
+    "seq2seq_resume": _resumed(),
 }
 IN_TWO_PROCESSES = {
     "own_eval_loader": OWN_LOADER,
@@ -108,6 +109,7 @@ IN_TWO_PROCESSES = {
         "Evaluating before training, in several processes", _mended, "evaluate_before_training_mended"
     ),
     "resume_within_an_epoch": _resumed(_uninterrupted_in_several_processes),
+    "seq2seq_resume": _resumed(_uninterrupted_in_several_processes),
 }
 
 

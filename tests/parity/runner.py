@@ -74,9 +74,11 @@ def run_case(api, case: dict, folder: Path) -> dict:
         keywords["model"] = case["model"]()
     keywords |= case["extra"](api) if "extra" in case else {}
     keywords["callbacks"] = [tracer(api, trace)(), *keywords.get("callbacks", [])]
-    trainer_class = case["trainer"](api) if "trainer" in case else api.Trainer
+    trainer_name, arguments_name = case.get("classes", ("Trainer", "TrainingArguments"))
+    trainer_class = case["trainer"](api) if "trainer" in case else getattr(api, trainer_name)
     several = {"ddp_backend": "gloo"} if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
-    args = api.TrainingArguments(output_dir=str(folder), **case["args"], **several)
+    chosen = case["args"] | (case["arguments"]() if "arguments" in case else {})
+    args = getattr(api, arguments_name)(output_dir=str(folder), **chosen, **several)
     trainer = trainer_class(args=args, **keywords)
     before = case["before"](trainer) if "before" in case else None
     output = trainer.train()

@@ -1,0 +1,193 @@
+"""Prediction steps of models that generate: `Seq2SeqTrainer`'s, and those of a native module. HF's method names."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from hf_compat.engine.fsdp2 import is_sharded, whole_in
+from hf_compat.errors import ArgumentError, InertArgumentWarning
+from hf_compat.interop.deepspeed import is_partitioned
+from hf_compat.interop.generation import (
+    GenerationConfig,
+    GenerationKeywords,
+    length_of_generations,
+    make_generation_config,
+)
+from hf_compat.runtime.nested import Nested
+from hf_compat.runtime.text import brief
+from hf_compat.trainer_methods.steps import Inputs, StepMethods, call_model, first_loss
+
+# What the arguments of a run that generates have beside those of every run.
+FIELDS = ("predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config")
+
+
+class GenerationSteps(StepMethods):
+    """Prediction by `generate`, where the arguments ask for it."""
+
+    # What the evaluation that is under way was given for `generate`; upstream's name, which subclasses set.
+    _gen_kwargs: GenerationKeywords
+
+    @staticmethod
+    def load_generation_config(gen_config_arg: object) -> GenerationConfig:
+        """Return the generation config that `args.generation_config` says.
+
+        Args:
+            gen_config_arg: A config, its options as a dict, a JSON file, a folder, or the name of a model.
+
+        Raises:
+            ArgumentError: It cannot be read, or contradicts itself.
+
+        Mirrors:
+            `transformers.Seq2SeqTrainer.load_generation_config`, 5.23.
+        """
+        return make_generation_config(gen_config_arg)
+
+    def _set_up_generation(self) -> None:
+        """Give the model the generation config of the arguments.
+
+        Raises:
+            ArgumentError: The arguments are not those of a run that generates, or the model does not generate.
+        """
+        missing = [name for name in FIELDS if not hasattr(self.args, name)]
+        if missing:
+            raise ArgumentError(
+                f"`args` is a {type(self.args).__name__}, which has no {', '.join(missing)}.\n\n"
+                "Hint: pass `Seq2SeqTrainingArguments`."
+            )
+        generates = callable(getattr(self.model, "generate", None))
+        own_step = type(self).prediction_step is not GenerationSteps.prediction_step
+        if self._option("predict_with_generate") and not generates and not own_step:
+            raise ArgumentError(
+                f"`predict_with_generate=True`, and {type(self.model).__name__} has no method `generate`.\n\n"
+                "Hint: give it one (`transformers.GenerationMixin`), or override `prediction_step`."
+            )
+        config = self._option("generation_config")
+        if config is not None:
+            self.model.generation_config = self.load_generation_config(config)  # type: ignore[assignment]  # no module
+
+    def _option(self, name: str) -> object:
+        """Return a field of the arguments that `TrainingArguments` does not have."""
+        return getattr(self.args, name, None)
+
+    def _generation_keywords(self, given: GenerationKeywords) -> GenerationKeywords:
+        """Return what `generate` is given: the arguments stand in for what a call leaves open."""
+        told = [f"{name}={brief(value)}" for name, value in given.items() if value is not None]
+        if told and not self._option("predict_with_generate"):
+            warnings.warn(
+                f"`{', '.join(told)}` has no effect: nothing is generated. Set `predict_with_generate=True`.",
+                InertArgumentWarning,
+                stacklevel=3,
+            )
+        keywords = dict(given)
+        longest, beams = self._option("generation_max_length"), self._option("generation_num_beams")
+        open_length = keywords.get("max_length") is None and keywords.get("max_new_tokens") is None
+        if open_length and longest is not None:
+            keywords["max_length"] = longest
+        if keywords.get("num_beams") is None and beams is not None:
+            keywords["num_beams"] = beams
+        return keywords
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **gen_kwargs: object,
+    ) -> tuple[torch.Tensor | None, Nested | None, Nested | None]:
+        """Generate for one batch, and compute its loss where it has labels.
+
+        Args:
+            model: The model to call for the loss.
+            inputs: The batch.
+            prediction_loss_only: Return the loss only; nothing is generated.
+            ignore_keys: Outputs to leave out, where nothing is generated.
+            gen_kwargs: Keywords of `generate`, in place of those of the evaluation that is under way.
+
+        Returns:
+            Loss, generated tokens and labels, both filled up to the longest length that is allowed.
+
+        Shapes:
+            tokens, labels: [batch, max_length]
+
+        Mirrors:
+            `transformers.Seq2SeqTrainer.prediction_step`, 5.23.
+        """
+        if not self._option("predict_with_generate") or prediction_loss_only:
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
+        has_labels = "labels" in inputs
+        inputs = self._prepare_inputs(inputs)
+        tokens = self._generate(inputs, gen_kwargs or dict(getattr(self, "_gen_kwargs", {})))
+        lengths = self._lengths_of_generations()
+        tokens = self._filled_up(tokens, lengths)
+        with torch.no_grad():
+            loss = self._loss_beside_generation(model, inputs) if has_labels else None
+        if self.args.prediction_loss_only:
+            return loss, None, None
+        return loss, tokens, self._filled_up(inputs["labels"], lengths) if has_labels else None
+
+    def _generate(self, inputs: Inputs, keywords: GenerationKeywords) -> torch.Tensor:
+        for name in ("num_beams", "max_length"):
+            if name in keywords and keywords[name] is None:
+                del keywords[name]
+        # every process has to take part in each forward pass of a model that is spread over them
+        keywords.setdefault("synced_gpus", is_sharded(self.model) or is_partitioned(self.model))
+        with whole_in(self.model, "generate") as generate:
+            tokens: torch.Tensor = generate(**_without_decoder_labels(inputs), **keywords)
+        return tokens
+
+    def _lengths_of_generations(self) -> tuple[int, int | None]:
+        config: GenerationConfig | None = getattr(self.model, "generation_config", None)
+        return (0, None) if config is None else length_of_generations(config)
+
+    def _filled_up(self, tokens: torch.Tensor, lengths: tuple[int, int | None]) -> torch.Tensor:
+        longest, longest_new = lengths
+        if tokens.shape[-1] < longest:
+            return self._pad_tensors_to_max_len(tokens, longest)
+        if longest_new is not None and tokens.shape[-1] < longest_new:
+            return self._pad_tensors_to_max_len(tokens, longest_new)
+        return tokens
+
+    def _loss_beside_generation(self, model: nn.Module, inputs: Inputs) -> torch.Tensor:
+        with self.compute_loss_context_manager():
+            outputs = call_model(model, inputs)
+        if self.label_smoother is not None:
+            return self.label_smoother(outputs, inputs["labels"]).detach().mean()
+        return first_loss(outputs, inputs).detach().mean()
+
+    def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:
+        """Fill rows of tokens up with the padding token.
+
+        Raises:
+            ArgumentError: Neither the processing class nor the model's configuration names one.
+        """
+        padded = self._padding_token() * torch.ones(
+            (tensor.shape[0], max_length), dtype=tensor.dtype, device=tensor.device
+        )
+        padded[:, : tensor.shape[-1]] = tensor
+        return padded
+
+    def _padding_token(self) -> int:
+        if hasattr(self.processing_class, "pad_token_id"):
+            pad = self.processing_class.pad_token_id
+            found = self.processing_class.eos_token_id if pad is None else pad
+        else:
+            found = getattr(getattr(self.model, "config", None), "pad_token_id", None)
+        if found is None:
+            raise ArgumentError(
+                "Pad_token_id must be set in the configuration of the model, in order to pad tensors.\n\n"
+                "Hint: `model.config.pad_token_id = …`, or give the Trainer a tokenizer that has one."
+            )
+        return int(found)
+
+
+def _without_decoder_labels(inputs: Inputs) -> Inputs:
+    """Return what `generate` begins with: a decoder's inputs that a collator made of the labels give them away."""
+    labels, decoded = inputs.get("labels"), inputs.get("decoder_input_ids")
+    if labels is None or decoded is None or labels.shape != decoded.shape:
+        return dict(inputs) if isinstance(inputs, Mapping) else inputs
+    return {name: part for name, part in inputs.items() if name not in ("decoder_input_ids", "decoder_attention_mask")}

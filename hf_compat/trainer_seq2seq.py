@@ -1,0 +1,162 @@
+"""`Seq2SeqTrainer`: a Trainer whose evaluations generate. Also the names of `transformers.trainer_seq2seq`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_compat.data.types import Collator
+from hf_compat.errors import warn_once
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
+from hf_compat.hf.outputs import PredictionOutput
+from hf_compat.interop.mirrors import mirror
+from hf_compat.trainer import Trainer
+from hf_compat.trainer_methods.base import (
+    AnyCallback,
+    Dataset,
+    Metrics,
+    MetricSource,
+    ModelOutput,
+    ProcessingClass,
+    Trial,
+)
+from hf_compat.trainer_methods.generation import GenerationSteps
+from hf_compat.trainer_methods.lightning_options import LightningOptions
+
+__getattr__, __dir__ = mirror(__name__, "transformers.trainer_seq2seq", {"Trainer": "trainer"})
+
+
+class Seq2SeqTrainer(GenerationSteps, Trainer):
+    """Train, evaluate and predict as `transformers.Seq2SeqTrainer` does, on Lightning's engine.
+
+    With `predict_with_generate`, evaluations and predictions give the tokens that `model.generate` makes.
+
+    Args:
+        model: A model with a method `generate`.
+        args: The training arguments: `Seq2SeqTrainingArguments`.
+        data_collator: As of a Trainer, like all that follow.
+        train_dataset: Samples to train on.
+        eval_dataset: Samples to evaluate on, or a dict of such sets.
+        processing_class: Tokenizer or processor; its padding token fills generations up.
+        model_init: Makes the model, in place of `model`.
+        compute_loss_func: From outputs, labels and `num_items_in_batch` to the loss.
+        compute_metrics: From an `EvalPrediction` to a dict of metrics; its predictions are tokens.
+        callbacks: HF callbacks and Lightning callbacks, in any mix.
+        optimizers: An optimizer and a schedule to use.
+        preprocess_logits_for_metrics: Applied to the generated tokens before they are kept.
+        lightning_options: Options of `lightning.Trainer` that the arguments have no word for.
+        old_names: `tokenizer`, the name of `processing_class` before 4.46.
+
+    Raises:
+        ArgumentError: The arguments lack those of generation, the model does not generate, or `generation_config`
+            cannot be read.
+
+    Mirrors:
+        `transformers.Seq2SeqTrainer`, 5.23.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        data_collator: Collator | None = None,
+        train_dataset: Dataset = None,
+        eval_dataset: Dataset = None,
+        processing_class: ProcessingClass = None,
+        model_init: Callable[..., nn.Module] | None = None,
+        compute_loss_func: Callable[..., torch.Tensor] | None = None,
+        compute_metrics: MetricSource = None,
+        callbacks: Sequence[AnyCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),  # anybody's optimizer and schedule
+        preprocess_logits_for_metrics: Callable[[ModelOutput, ModelOutput], ModelOutput] | None = None,
+        *,
+        lightning_options: LightningOptions | None = None,
+        **old_names: ProcessingClass,
+    ) -> None:
+        super().__init__(
+            model=model,
+            args=Seq2SeqTrainingArguments("tmp_trainer") if args is None else args,
+            data_collator=data_collator,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            model_init=model_init,
+            compute_loss_func=compute_loss_func,
+            compute_metrics=compute_metrics,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
+            lightning_options=lightning_options,
+            **old_names,
+        )
+        self._set_up_generation()
+
+    def evaluate(
+        self,
+        eval_dataset: Dataset = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        **gen_kwargs: object,
+    ) -> Metrics:
+        """Evaluate and return the metrics.
+
+        Args:
+            eval_dataset: A data set, or a dict of them, in place of the trainer's.
+            ignore_keys: Outputs of the model to leave out.
+            metric_key_prefix: Prefix of the metrics, added where it is missing.
+            gen_kwargs: Keywords of `generate`: `max_length`, `num_beams`, `do_sample` …
+
+        Mirrors:
+            `transformers.Seq2SeqTrainer.evaluate`, 5.23: a last batch that is short counts as a full one in the loss,
+            and samples that fill up the processes' last round are kept.
+        """
+        if gen_kwargs and isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict):
+            warn_once(
+                f"`evaluate({', '.join(gen_kwargs)}=…)` over several data sets generates by the arguments alone, as in "
+                "transformers: set `generation_max_length`, `generation_num_beams` or `generation_config`, or evaluate "
+                "one set at a time."
+            )
+        self._begin_generating(gen_kwargs)
+        return super().evaluate(eval_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
+
+    def predict(
+        self,
+        test_dataset: Dataset,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "test",
+        **gen_kwargs: object,
+    ) -> PredictionOutput:
+        """Predict a data set, and compute metrics where it has labels.
+
+        Args:
+            test_dataset: The data set.
+            ignore_keys: Outputs of the model to leave out.
+            metric_key_prefix: Prefix of the metrics, added where it is missing.
+            gen_kwargs: Keywords of `generate`: `max_length`, `num_beams`, `do_sample` …
+
+        Returns:
+            Tokens and labels (filled up with the padding token), and the metrics.
+
+        Mirrors:
+            `transformers.Seq2SeqTrainer.predict`, 5.23.
+        """
+        self._begin_generating(gen_kwargs)
+        return super().predict(test_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
+
+    def _begin_generating(self, given: dict[str, object]) -> None:
+        """Set what the steps of one evaluation read."""
+        self._gen_kwargs = self._generation_keywords(given)
+        # all samples, as upstream: none is dropped
+        self.gather_function = self.accelerator.gather  # type: ignore[assignment]  # HF lets anybody set another
+
+    def _init_model_again(self, trial: Trial) -> None:
+        super()._init_model_again(trial)
+        if self._option("generation_config") is not None:
+            warn_once(
+                "`generation_config` is not in force for a model that `model_init` has made for training, as in "
+                "transformers. Set it in `model_init`."
+            )
