@@ -20,10 +20,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # this was started in the
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
     environment, handler = dict(os.environ), signal.getsignal(signal.SIGINT)
+    linear = torch.nn.functional.linear
     torch.set_num_threads(1)  # Lightning's launchers set more, and a fork of such a process may hang
     _let_loggers_speak()
     yield
     _end_wandb()
+    _forget_compiled()
+    torch.nn.functional.linear = linear  # DeepSpeed's ZeRO 3 leaves its own, which nothing compiles
     torch.use_deterministic_algorithms(False)
     assert signal.getsignal(signal.SIGINT) is handler
     ours = {"CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "FLASH_ATTENTION_DETERMINISTIC"}
@@ -36,6 +39,12 @@ def _end_wandb() -> None:
     if wandb is not None and hasattr(wandb, "teardown"):
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # it may make one where it is called
             wandb.teardown()
+
+
+def _forget_compiled() -> None:
+    """Let the next test compile: torch stops compiling a function that was compiled too often in one process."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 def _let_loggers_speak() -> None:

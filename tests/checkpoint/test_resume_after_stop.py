@@ -140,7 +140,7 @@ def stop_then_resume(plan: Plan, api, folder) -> tuple[dict, dict]:
     return stopped, second.train(first.checkpoint(plan.at), **changed)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CASES)
 def test_goes_on_where_it_was_stopped(name, tmp_path):
     plan = Plan(CASES[name])
@@ -311,7 +311,7 @@ SIBLINGS = {
 }
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", SIBLINGS)
 def test_goes_on_as_transformers(name, tmp_path):
     args, changed, at, stops = SIBLINGS[name]

@@ -86,7 +86,7 @@ def expected_events(whole: dict, step: int) -> list:
     return begin + ([["on_epoch_begin", step, epoch]] if within else []) + rest
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CASES)
 def test_goes_on_after_the_moment_of_every_checkpoint(name, tmp_path):
     case = CASES[name]

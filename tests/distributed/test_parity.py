@@ -15,6 +15,7 @@ from differences import names_to_run
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER = ROOT / "tests" / "parity" / "runner.py"
 DOCS = ROOT / "docs" / "differences.md"
+pytestmark = pytest.mark.timeout(1800)  # the first test waits for every case
 
 # Of tests/parity/cases.py: what several processes change. (All 132 were compared once; these run always.)
 NAMES = [
@@ -84,8 +85,12 @@ def results(tmp_path_factory):
         command = [sys.executable, *launcher, str(RUNNER), api, str(folder / api), *names]
         with (folder / f"{api}.log").open("w") as log:
             runs[api] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    for api, process in runs.items():
-        assert process.wait() == 0, (folder / f"{api}.log").read_text()[-3000:]
+    try:
+        for api, process in runs.items():
+            assert process.wait() == 0, (folder / f"{api}.log").read_text()[-3000:]
+    finally:
+        for process in runs.values():
+            process.terminate()  # the launcher ends its ranks
 
     def read(api: str, name: str, rank: int) -> dict:
         for error in (folder / api).glob(f"{name}*.error"):

@@ -176,6 +176,31 @@ def hooks(model: nn.Module) -> list[str]:
     return found
 
 
+def holders_of_shared_tensors(most: int = 3, longest: int = 7) -> list[str]:
+    """Say what keeps tensors of loader workers alive: each with the chain of what refers to it."""
+    found = []
+    for tensor in gc.get_objects():
+        if type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.is_shared():
+            found.append(" <- ".join(_chain(tensor, longest)))
+            if len(found) == most:
+                break
+    return found
+
+
+def _chain(held: object, longest: int) -> list[str]:
+    chain, seen = [], {id(sys._getframe(1)), id(sys._getframe())}
+    while len(chain) < longest:
+        chain.append(
+            f"{held.f_code.co_qualname}:{held.f_lineno}" if hasattr(held, "f_code") else type(held).__qualname__
+        )
+        seen.add(id(held))
+        referrers = [one for one in gc.get_referrers(held) if id(one) not in seen and one is not chain]
+        if not referrers:
+            break
+        held = referrers[0]
+    return chain
+
+
 class Picture:
     """What this process holds now."""
 

@@ -6,8 +6,9 @@ import os
 import threading
 
 import pytest
+import torch
 import user_code
-from leftovers import Picture, hooks
+from leftovers import Picture, holders_of_shared_tensors, hooks
 from user_faults import FAULTS
 
 from hf_compat import Trainer
@@ -52,6 +53,13 @@ def test_what_is_left_is_seen():
         held.close()
         del os.environ["LEFT"]
     assert "thread 'left'" in found and "LEFT" in found and "descriptor" in found
+
+
+def test_what_holds_a_shared_tensor_is_said():
+    class Holder:
+        batch = [torch.ones(2).share_memory_()]
+
+    assert any("Tensor <- list" in chain for chain in holders_of_shared_tensors()), Holder
 
 
 def test_a_hook_that_is_left_is_seen(make_args):

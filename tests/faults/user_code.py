@@ -39,7 +39,7 @@ sys.path.insert(1, str(Path(__file__).parents[1] / "parity"))
 import toy
 import training_faults  # noqa: F401 - brings its faults, and those of data
 from compare import first_difference, same
-from leftovers import Picture, children, hooks
+from leftovers import Picture, children, holders_of_shared_tensors, hooks
 from user_faults import EVAL_ROWS, FAULTS, ROWS, Expected, Fault, Switch
 
 from hf_compat import Trainer, TrainingArguments, set_seed
@@ -198,6 +198,8 @@ class Cell:
         while (left := Picture().left_since(before)) and time.monotonic() < give_up:
             time.sleep(0.2)
         self.wrong += [f"{moment}: {what}" for what in left]
+        if any("/dev/shm" in what for what in left):
+            self.wrong += [f"{moment}: a tensor of a worker is held by {who}" for who in holders_of_shared_tensors()]
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from differences import names_to_run
 
 RUNNER = Path(__file__).with_name("runner.py")
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "differences.md"
+pytestmark = pytest.mark.timeout(1800)  # the first test waits for every case
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +28,12 @@ def results(tmp_path_factory):
         command = [sys.executable, str(RUNNER), api, str(folder / api), *names_to_run(api, list(CASES), DIFFERENCES)]
         with (folder / f"{api}.log").open("w") as log:
             runs[api] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    for api, process in runs.items():
-        assert process.wait() == 0, (folder / f"{api}.log").read_text()[-3000:]
+    try:
+        for api, process in runs.items():
+            assert process.wait() == 0, (folder / f"{api}.log").read_text()[-3000:]
+    finally:
+        for process in runs.values():
+            process.kill()
 
     def read(api: str, name: str) -> dict:
         error = folder / api / f"{name}.error"

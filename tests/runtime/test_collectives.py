@@ -10,7 +10,7 @@ import torch.multiprocessing
 from torch import distributed
 
 from hf_compat.errors import ProcessError
-from hf_compat.runtime import collectives
+from hf_compat.runtime import collectives, process_exit
 
 
 class Pair(NamedTuple):
@@ -19,6 +19,7 @@ class Pair(NamedTuple):
 
 
 def talk(rank: int, store: str) -> None:
+    process_exit.leave_at_exit()
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     data = {"pair": Pair(torch.tensor([rank, rank]), torch.tensor(rank)), "name": "x"}
     gathered = collectives.gather(data)
@@ -31,6 +32,7 @@ def talk(rank: int, store: str) -> None:
     assert collectives.CPUAgreement(60.0).highest(rank) == 1
     with pytest.raises(OSError if rank == 1 else ProcessError, match="disk full"):
         collectives.agree(OSError("disk full") if rank == 1 else None)
+    distributed.barrier()  # nobody leaves while another still reads
     distributed.destroy_process_group()
 
 
