@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from hf_compat.hf.outputs import TrainOutput as TrainOutput
     from hf_compat.hf.state import TrainerControl as TrainerControl
     from hf_compat.hf.state import TrainerState as TrainerState
+    from hf_compat.interop.patching import patch as patch
+    from hf_compat.interop.patching import unpatch as unpatch
     from hf_compat.native.datamodule import HFDataModule as HFDataModule
     from hf_compat.native.module import HFModule as HFModule
     from hf_compat.optim.lr_schedulers import get_scheduler as get_scheduler
@@ -86,6 +88,8 @@ _HOME = {
     "TensorBoardCallback": "callbacks.trackers",
     "WandbCallback": "callbacks.trackers",
     "HfArgumentParser": "cli.parser",
+    "patch": "interop.patching",
+    "unpatch": "interop.patching",
     "translate": "plan.translate",
     "explain": "plan.explain",
 }

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["run"]:  # errors of a script are its own, and shown as Python shows them
+        return run_script(words[1:])
     try:
         return _run(words)
     except HfCompatError as error:
@@ -39,8 +41,6 @@ def _run(words: list[str]) -> int:
     first = words[0] if words else None
     if first in COMMANDS:
         return run_configuration(first, words[1:])
-    if first == "run":
-        return run_script(words[1:])
     chosen = make_parser().parse_args(words)
     execute: Callable[[argparse.Namespace], int] = chosen.execute
     return execute(chosen)

@@ -1,5 +1,7 @@
 """`hf-compat run script.py ARGS…`: an HF script, unchanged, on Lightning's engine; `--devices N` for several processes.
 
+`-m package.module` in place of the script runs a module.
+
 Processes are started by torch's elastic launcher, which Lightning's own `fabric run` uses: it ends all of them when one
 fails, and may start them again.
 """
@@ -8,15 +10,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import runpy
 import sys
 from collections.abc import Callable, Sequence
 
 import torch
 
-from hf_compat.errors import ArgumentError
-from hf_compat.interop.patching import patch_transformers
-from hf_compat.runtime.launch import end_with_launcher, read_launch
+from hf_compat.cli.user_script import run_module, run_script
+from hf_compat.errors import ArgumentError, HfCompatError
+from hf_compat.interop import child_site, patching
+from hf_compat.runtime.launch import end_with_launcher, let_children_import_from, read_launch
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -31,15 +33,34 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--main-port", type=int, default=None, help="port there (a free one on a single machine)")
     parser.add_argument("--restarts", type=int, default=0, help="times that a failed run is started again")
     parser.add_argument("--launcher", type=int, default=None, help=argparse.SUPPRESS)  # process id, for a rank
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as in `python -m`")
     parser.add_argument("script", help="the script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     return parser
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command; returns the exit status. What a script raises is raised."""
     chosen = make_parser().parse_args(list(words))
-    if not os.path.isfile(chosen.script):
+    try:
+        processes = _checked_number_of_processes(chosen)
+        if processes * chosen.nodes > 1:
+            return _launch(chosen, processes)
+        patching.patch()
+    except HfCompatError as error:
+        _say(str(error))
+        return 2
+    run_here(chosen)
+    return 0
+
+
+def _checked_number_of_processes(chosen: argparse.Namespace) -> int:
+    """Return how many processes this machine is to start; 1 where this process is all, or one of those started.
+
+    Raises:
+        ArgumentError: There is no such script, or the processes were started already.
+    """
+    if not chosen.module and not os.path.exists(chosen.script):
         raise ArgumentError(
             f"There is no script {chosen.script}.\n\nHint: `hf-compat run [options] SCRIPT [arguments]`."
         )
@@ -50,11 +71,7 @@ def main(words: Sequence[str]) -> int:
             f"A launcher has started {launched} processes already, and `--devices`, `--nodes` ask for more.\n\n"
             "Hint: leave them out, or the launcher."
         )
-    if chosen.launcher is not None:
-        end_with_launcher(chosen.launcher)
-    if processes * chosen.nodes == 1:
-        return run_here(chosen.script, chosen.arguments)
-    return _launch(chosen, processes)
+    return processes
 
 
 def _number_of(devices: str) -> int:
@@ -65,17 +82,13 @@ def _number_of(devices: str) -> int:
     return int(devices)
 
 
-def run_here(script: str, arguments: Sequence[str]) -> int:
-    """Run a script in this process, with our classes in the place of transformers'."""
-    import hf_compat
-
-    patch_transformers(
-        {name: getattr(hf_compat, name) for name in ("Trainer", "TrainingArguments", "HfArgumentParser")}
-    )
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    runpy.run_path(script, run_name="__main__")
-    return 0
+def run_here(chosen: argparse.Namespace) -> None:
+    """Run a script in this process, where transformers is patched; the Pythons that it starts patch theirs."""
+    if chosen.launcher is not None:
+        end_with_launcher(chosen.launcher)
+    let_children_import_from(child_site.FOLDER)
+    run = run_module if chosen.module else run_script
+    run(chosen.script, chosen.arguments)
 
 
 def _launch(chosen: argparse.Namespace, processes: int) -> int:
@@ -86,7 +99,7 @@ def _launch(chosen: argparse.Namespace, processes: int) -> int:
     words = [
         "--nproc_per_node", str(processes), "--nnodes", str(chosen.nodes), "--max_restarts", str(chosen.restarts),
         *_rendezvous(chosen), "-m", "hf_compat", "run", "--launcher", str(os.getpid()),
-        chosen.script, *chosen.arguments,
+        *(["-m"] if chosen.module else []), chosen.script, *chosen.arguments,
     ]  # fmt: skip
     launched = get_args_parser().parse_args(words)
     return supervised(lambda: elastic_run(launched))  # type: ignore[no-untyped-call]  # torch's

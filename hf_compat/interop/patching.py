@@ -1,53 +1,210 @@
-"""Our classes in place of those in `transformers`, for scripts that are not to be changed. HF words only."""
+"""Our names in place of those in `transformers`, for code that is not to be changed; and back again. HF words only."""
 
 from __future__ import annotations
 
+import gc
 import importlib
+import inspect
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
 
-from hf_compat.errors import UnsupportedArgument
+from hf_compat.errors import UnsupportedArgument, warn_once
+from hf_compat.interop.kinship import acknowledge, kin_of
 from hf_compat.runtime.text import need
 
-# Where transformers has each name besides its top level.
-_HOMES = {
-    "Trainer": "transformers.trainer",
-    "TrainingArguments": "transformers.training_args",
-    "HfArgumentParser": "transformers.hf_argparser",
-}
-_NOT_YET = {
-    "Seq2SeqTrainer": "transformers.trainer_seq2seq",
-    "Seq2SeqTrainingArguments": "transformers.training_args_seq2seq",
-}
+# Where transformers defines what we replace; all of it is imported before anything is replaced, so that its own
+# classes are made from its own.
+HOMES = (
+    "transformers.trainer_utils",
+    "transformers.trainer_pt_utils",
+    "transformers.training_args",
+    "transformers.trainer_callback",
+    "transformers.optimization",
+    "transformers.data.data_collator",
+    "transformers.integrations.integration_utils",
+    "transformers.trainer",
+    "transformers.training_args_seq2seq",
+    "transformers.trainer_seq2seq",
+    "transformers.hf_argparser",
+)
+# Modules of ours whose names stand for those of transformers, besides the public names.
+_MIRRORS = (
+    "trainer_utils", "trainer_pt_utils", "training_args", "trainer_callback", "optimization", "data",
+)  # fmt: skip
+# Who has imported or subclassed these of transformers before trains, or reads arguments, with transformers' own.
+_TELLTALES = ("Trainer", "Seq2SeqTrainer", "TrainingArguments", "Seq2SeqTrainingArguments", "HfArgumentParser")
+_ADVICE = (
+    "These were imported from transformers, or made from what was, before `hf_compat.patch()`: {}. They stay "
+    "transformers' own, and trainers among them train there.\n\n"
+    "Hint: call `hf_compat.patch()` before anything imports them, or start the script by `hf-compat run`; in a "
+    "notebook restart the kernel, and patch in its first cell."
+)
 
 
-def _refusing(name: str) -> type:
-    class Refusing:
-        """Stands in for a class that is not here yet, so that nothing trains elsewhere unnoticed."""
-
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            raise UnsupportedArgument(
-                f"`{name}` is not supported by `hf-compat run` yet.\n\n"
-                "Hint: use Trainer, or run the script with transformers itself."
-            )
-
-    Refusing.__name__ = Refusing.__qualname__ = name
-    return Refusing
-
-
-def patch_transformers(replacements: dict[str, type]) -> None:
-    """Put classes of the same names in the place of transformers' own; scripts that import them later get these.
+@dataclass(kw_only=True, slots=True)
+class _Swap:
+    """What stands in the place of what, and what transformers' lazy top level had not loaded before.
 
     Args:
-        replacements: Name → class: `Trainer`, `TrainingArguments`, `HfArgumentParser`.
+        pairs: Name → transformers' own and ours.
+        not_loaded: Names that the top level finds when somebody asks for them, and nobody had.
+    """
+
+    pairs: dict[str, tuple[object, object]]
+    not_loaded: list[tuple[ModuleType, str]]
+
+    def forth(self) -> dict[int, object]:
+        """Return, by the identity of transformers' own, what is ours."""
+        return {id(theirs): ours for theirs, ours in self.pairs.values()}
+
+    def back(self) -> dict[int, object]:
+        """Return, by the identity of ours, transformers' own."""
+        return {id(ours): theirs for theirs, ours in self.pairs.values()}
+
+
+_in_force: list[_Swap] = []  # at most one
+
+
+def is_patched() -> bool:
+    """Return whether our names stand in the place of transformers'."""
+    return bool(_in_force)
+
+
+def patch() -> None:
+    """Put our names in the place of transformers' own: what imports them from now on gets ours.
+
+    Every public name of `hf_compat` that `transformers` has as well is replaced wherever transformers holds it: at the
+    top level, and in each of its modules. A second call replaces what transformers has loaded since. `unpatch()` takes
+    all of it back.
 
     Raises:
         MissingPackage: transformers is not installed.
+
+    Warns:
+        HfCompatWarning: Somebody has imported or subclassed transformers' own Trainer before; the message names who.
     """
-    need("transformers", "'hf-compat[transformers]'", "`hf-compat run`")
+    need("transformers", "'hf-compat[transformers]'", "`hf_compat.patch()`")
+    if not _in_force:
+        _in_force.append(_begin())
+    (swap,) = _in_force
+    for module in _modules_of_transformers():
+        _exchange(vars(module), swap.forth())
+    for module, name in swap.not_loaded:
+        setattr(module, name, swap.pairs[name][1])
+    holders = _holders(swap)
+    if holders:
+        warn_once(_ADVICE.format(", ".join(holders)))
+
+
+def unpatch() -> None:
+    """Give `transformers` its own names back; without `patch()` before, do nothing."""
+    if not _in_force:
+        return
+    swap = _in_force.pop()
+    for module in _modules_of_transformers():
+        _exchange(vars(module), swap.back())
+    for module, name in swap.not_loaded:
+        vars(module).pop(name, None)
+
+
+def _begin() -> _Swap:
+    """Import what is to be replaced, and return what stands for what."""
     # importing this one later would load the package again, and bring its own classes back
     importlib.import_module("transformers.processing_utils")
-    transformers = importlib.import_module("transformers")
-    stand_ins = {**replacements, **{name: _refusing(name) for name in _NOT_YET}}
-    for name, home in {**_HOMES, **_NOT_YET}.items():
-        if name in stand_ins:
-            setattr(transformers, name, stand_ins[name])
-            setattr(importlib.import_module(home), name, stand_ins[name])
+    loaded_before = [(module, set(vars(module))) for module in _top_levels()]
+    pairs = dict(_pairs([importlib.import_module(home) for home in HOMES]))
+    public = pairs.keys() & set(sys.modules["transformers"].__all__)
+    swap = _Swap(pairs=pairs, not_loaded=[(m, name) for m, names in loaded_before for name in public - names])
+    for theirs, ours in pairs.values():
+        acknowledge(ours, theirs)
+    return swap
+
+
+def _pairs(homes: list[ModuleType]) -> Iterator[tuple[str, tuple[object, object]]]:
+    """Yield each name that both sides have, with transformers' own and ours."""
+    for name, ours in _ours():
+        found = (vars(home)[name] for home in homes if name in vars(home))
+        theirs = next((one for one in found if _is_defined_in(one, "transformers")), None)
+        if theirs is not None:
+            yield name, (theirs, ours)
+
+
+def _ours() -> Iterator[tuple[str, object]]:
+    """Yield our classes and functions by name."""
+    package = importlib.import_module("hf_compat")
+    mirrors = [importlib.import_module(f"hf_compat.{name}") for name in _MIRRORS]
+    names = [*((package, name) for name in package.__all__), *((one, name) for one in mirrors for name in dir(one))]
+    for module, name in names:
+        value = getattr(module, name)
+        if _is_defined_in(value, "hf_compat"):
+            yield name, value
+    yield from ((name, _refusing(name)) for name in _TELLTALES if name not in package.__all__)
+
+
+def _refusing(name: str) -> type:
+    """Return what stands in for a class that is not here, so that nothing trains elsewhere unnoticed."""
+
+    def refuse(self: object, *args: object, **kwargs: object) -> None:
+        raise UnsupportedArgument(
+            f"`{name}` is not supported by `hf-compat run` yet.\n\n"
+            "Hint: use Trainer, or run the script with transformers itself."
+        )
+
+    return type(name, (), {"__init__": refuse, "__module__": __name__})
+
+
+def _is_defined_in(value: object, package: str) -> bool:
+    is_code = isinstance(value, type) or inspect.isfunction(value)
+    return is_code and str(getattr(value, "__module__", "")).partition(".")[0] == package
+
+
+def _modules_of_transformers() -> list[ModuleType]:
+    inner = (module for name, module in list(sys.modules.items()) if name.startswith("transformers."))
+    return [*_top_levels(), *(module for module in inner if isinstance(module, ModuleType))]
+
+
+def _top_levels() -> list[ModuleType]:
+    """Return `transformers`, and what code holds under that name from before it loaded itself once more."""
+    kind = type(sys.modules["transformers"])
+    found = (one for one in gc.get_objects() if type(one) is kind)
+    return [one for one in found if one.__name__ == "transformers"]
+
+
+def _exchange(names: dict[str, object], replacements: dict[int, object]) -> None:
+    """Replace values of a module: under a name, or in a list or dict that stands under one."""
+    for name, value in list(names.items()):
+        if id(value) in replacements:
+            names[name] = replacements[id(value)]
+        elif type(value) is list and any(id(item) in replacements for item in value):
+            value[:] = [replacements.get(id(item), item) for item in value]
+        elif type(value) is dict and not name.startswith("__"):
+            value.update({key: replacements[id(item)] for key, item in value.items() if id(item) in replacements})
+
+
+def _holders(swap: _Swap) -> list[str]:
+    """Return where code outside of transformers holds its own Trainer, arguments or parser."""
+    originals = [swap.pairs[name][0] for name in _TELLTALES if name in swap.pairs]
+    return sorted({*_importers(originals), *_subclasses(originals)})
+
+
+def _importers(originals: list[object]) -> Iterator[str]:
+    """Yield `module.name` for each global of other packages that is one of the originals."""
+    identities = {id(original) for original in originals}
+    for name, module in list(sys.modules.items()):
+        is_own = name.partition(".")[0] in ("transformers", "hf_compat")
+        if isinstance(module, ModuleType) and not is_own and name != "__mp_main__":  # it is `__main__`, once more
+            yield from (f"{name}.{key}" for key, value in list(vars(module).items()) if id(value) in identities)
+
+
+def _subclasses(originals: list[object]) -> Iterator[str]:
+    """Yield the classes of other packages that were made from the originals."""
+    pending: list[type] = [original for original in originals if isinstance(original, type)]
+    while pending:
+        kinds: list[type] = type.__subclasses__(pending.pop())
+        for kind in kinds:
+            if not _is_defined_in(kind, "hf_compat") and kin_of(kind) is None:
+                pending.append(kind)
+                if not _is_defined_in(kind, "transformers"):
+                    yield f"{kind.__module__}.{kind.__qualname__}"

@@ -36,6 +36,13 @@ def launcher_variables() -> Mapping[str, str]:
     return {k: v for k, v in os.environ.items() if k.startswith(("ACCELERATE_", "FSDP_"))}  # noqa: TID251 - see above
 
 
+def let_children_import_from(folder: str) -> None:
+    """Put a folder first among those where the Pythons that this process starts look for modules."""
+    before = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]  # noqa: TID251 - see above
+    if folder not in before:
+        os.environ["PYTHONPATH"] = os.pathsep.join([folder, *before])  # noqa: TID251 - see above
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
     """Which process this is among those that were launched together.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parent.parent
+RUN = ["-m", "hf_compat", "run"]
 SCRIPT = f"""
 import json, sys
 sys.path.insert(0, {str(TESTS)!r})
@@ -27,17 +29,29 @@ class Count(TrainerCallback):
 set_seed(args.seed)
 count = Count()
 trainer = Trainer(tiny_gpt2(), args, train_dataset=blocks(16), callbacks=[count])
-trainer.train()
+trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
 losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
 is_theirs = isinstance(args, transformers.TrainingArguments)
-print("FOUND" + json.dumps([type(trainer).__module__, losses, count.seen, is_theirs]))
+if trainer.is_world_process_zero():
+    print("FOUND" + json.dumps([type(trainer).__module__, losses, count.seen, is_theirs]), flush=True)
 """
 WORDS = ["--output_dir", "out", "--use_cpu", "--logging_steps", "1", "--max_steps", "3", "--disable_tqdm", "true"]
 
 
+def python(folder, *command, **variables):
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **variables},
+    )
+
+
 def run(folder, *command):
     (folder / "script.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, check=False)
+    done = python(folder, *command)
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]
     return json.loads(line[5:])
@@ -45,9 +59,20 @@ def run(folder, *command):
 
 def test_the_script_is_not_changed_and_gives_the_same_losses(tmp_path):
     theirs = run(tmp_path, "script.py", *WORDS)
-    ours = run(tmp_path, "-m", "hf_compat.cli.main", "run", "script.py", *WORDS)
+    ours = run(tmp_path, *RUN, "script.py", *WORDS)
     assert theirs[0] == "transformers.trainer" and ours[0] == "hf_compat.trainer"
     assert ours[1:] == theirs[1:] and ours[2] == 3 and ours[3] is True
+
+
+def test_a_module_on_two_processes_and_resumed(tmp_path):
+    package = tmp_path / "project"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text(SCRIPT)
+    two = [*RUN, "--devices", "2", "-m", "project.train", *WORDS, "--per_device_train_batch_size", "2"]
+    whole = run(tmp_path, *two, "--save_steps", "2")
+    rest = run(tmp_path, *two, "--output_dir", "rest", "--resume_from_checkpoint", "out/checkpoint-2")
+    assert whole[0] == "hf_compat.trainer" and len(whole[1]) == 3 and rest[1] == whole[1]
 
 
 @pytest.mark.parametrize(
@@ -56,13 +81,112 @@ def test_the_script_is_not_changed_and_gives_the_same_losses(tmp_path):
 )
 def test_mistakes(tmp_path, words, message):
     (tmp_path / "script.py").write_text("")
-    command = [sys.executable, "-m", "hf_compat.cli.main", "run", *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = python(tmp_path, *RUN, *words)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+# What a script can see of how it was started, and each way in which it may end.
+SELF = """'''What it does.'''
+import multiprocessing, os, pickle, signal, sys
+import helper
+if sys.argv[1:] == ["broken"]:
+    compile("x = (", "broken.py", "exec")
+
+class Here:
+    pass
+
+def fail():
+    {}["the script's own mistake"]
+
+def same(value):
+    return value
+
+if __name__ == "__main__":
+    assert pickle.loads(pickle.dumps(Here())).__class__ is Here
+    main = sys.modules["__main__"]
+    assert main.Here is Here and main.__dict__ is globals()
+    print(sys.argv, __file__, __name__, __package__, __doc__, __spec__ and __spec__.name, sys.path[0], helper.__file__)
+    print(sorted(name for name in globals() if name.startswith("__")))
+    print(open("data.txt").read())
+    how = sys.argv[-1]
+    if how == "spawn":
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            print(type(pool.apply(same, (Here(),))) is Here)
+    elif how == "error":
+        try:
+            fail()
+        except KeyError as error:
+            raise RuntimeError("because of it") from error
+    elif how == "hook":
+        sys.excepthook = lambda kind, error, trace: print(kind.__name__, trace.tb_frame.f_code.co_name, trace.tb_lineno)
+        fail()
+    elif how.isdigit():
+        sys.exit(int(how))
+    elif how == "words":
+        sys.exit("the last words")
+    elif how in ("SIGTERM", "SIGKILL"):
+        os.kill(os.getpid(), signal.Signals[how])
+    elif how == "interrupt":
+        raise KeyboardInterrupt
+"""
+ENDS = ["spawn", "error", "hook", "0", "3", "words", "SIGTERM", "interrupt", "broken"]
+# The part of the command that runs a script, without the seconds that torch and transformers take to load.
+ALONE = "import sys; from hf_compat.cli.user_script import run_{0}; run_{0}(sys.argv[1], sys.argv[2:])"
+
+
+def project(folder):
+    inner = folder / "project"
+    inner.mkdir()
+    (inner / "helper.py").write_text("")
+    (inner / "script.py").write_text(SELF)
+    (folder / "helper.py").write_text("raise ImportError('of the working folder')")
+    for place in (folder, inner):
+        (place / "data.txt").write_text("found")
+    return inner
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_script_sees_and_ends_as_under_python(tmp_path, end):
+    project(tmp_path)
+    command = ["project/script.py", end]
+    theirs, ours = python(tmp_path, *command), python(tmp_path, "-c", ALONE.format("script"), *command)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (theirs.returncode, theirs.stdout, theirs.stderr)
+    assert ("found" in ours.stdout) == (end != "broken") and (ours.returncode == 0) == (end in ("spawn", "0"))
+
+
+@pytest.mark.parametrize("end", ["spawn", "error", "3"])
+def test_a_module_sees_and_ends_as_under_python(tmp_path, end):
+    inner = project(tmp_path)
+    theirs = python(inner, "-m", "script", end)
+    ours = python(inner, "-c", ALONE.format("module"), "script", end)
+    assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout) and "found" in ours.stdout
+    of_script = [line for line in theirs.stderr.splitlines() if "<frozen runpy>" not in line]
+    assert ours.stderr.splitlines() == of_script
+
+
+def test_the_command_shows_the_lines_of_the_script_and_ends_with_its_status(tmp_path):
+    script = "import sys\nfrom transformers import TrainingArguments\n"
+    script += "if sys.argv[1:]:\n    sys.exit(3)\nTrainingArguments('out', save_steps=-1)\n"
+    (tmp_path / "script.py").write_text(script)
+    done = python(tmp_path, *RUN, "script.py")
+    first, second = done.stderr.splitlines()[:2]
+    assert done.returncode == 1 and first == "Traceback (most recent call last):"
+    assert second == f'  File "{tmp_path}/script.py", line 5, in <module>' and "ArgumentError: " in done.stderr
+    assert python(tmp_path, *RUN, "script.py", "end").returncode == 3
+
+
+def test_a_folder_and_what_holds_nothing_to_run(tmp_path):
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").write_text("import sys, transformers\nprint(sys.argv, transformers.Trainer)")
+    done = python(tmp_path, *RUN, "app", "word")
+    assert done.returncode == 0 and done.stdout == "['app', 'word'] <class 'hf_compat.trainer.Trainer'>\n"
+    (tmp_path / "empty").mkdir()
+    for kind, name in (("script", "empty"), ("module", "nowhere.at_all"), ("module", "json")):
+        done = python(tmp_path, "-c", ALONE.format(kind), name)
+        assert done.returncode == 1 and "There is no module" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_class_that_is_not_here_yet_does_not_train_elsewhere(tmp_path):
     (tmp_path / "script.py").write_text("from transformers import Seq2SeqTrainer\nSeq2SeqTrainer()\n")
-    command = [sys.executable, "-m", "hf_compat.cli.main", "run", "script.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "`Seq2SeqTrainer` is not supported" in done.stderr
+    done = python(tmp_path, *RUN, "script.py")
+    assert done.returncode == 1 and "`Seq2SeqTrainer` is not supported" in done.stderr

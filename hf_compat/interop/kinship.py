@@ -1,0 +1,40 @@
+"""Objects of our classes as instances of those of `transformers` that they stand for. HF words only."""
+
+from __future__ import annotations
+
+# The classes that libraries ask for with `isinstance`. Arguments are adopted instead (`arguments.py`), and callbacks
+# that a Trainer adds by itself have both classes (`callback_classes.py`).
+_ASKED_FOR = frozenset({"Trainer", "Seq2SeqTrainer"})
+
+
+class _NotOurs:
+    """A name that transformers' class has and ours has not: it is not there, as if that class were no base of ours."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type) -> object:
+        raise AttributeError(f"{owner.__name__!r} has no attribute {self.name!r}")
+
+
+def acknowledge(ours: object, theirs: object) -> None:
+    """Make our class a subclass of transformers' own, of which it takes nothing but its name.
+
+    A library that has imported transformers' class before `patch()` then finds our objects to be instances of it.
+    """
+    if not (isinstance(ours, type) and isinstance(theirs, type)) or ours.__name__ not in _ASKED_FOR:
+        return
+    if not issubclass(ours, theirs) and ours.__bases__ != (object,):
+        ours.__bases__ = (*ours.__bases__, _without_content(ours, theirs))
+
+
+def kin_of(kind: type) -> type | None:
+    """Return which class of transformers a class made by `acknowledge` stands for; None for any other class."""
+    return vars(kind).get("_stands_for")
+
+
+def _without_content(ours: type, theirs: type) -> type:
+    """Return a subclass of transformers' class that hides what ours has not."""
+    names = {name for kind in theirs.__mro__[:-1] for name in vars(kind)}
+    hidden = {name: _NotOurs(name) for name in names if not hasattr(ours, name)}
+    return type(theirs.__name__, (theirs,), {**hidden, "__module__": theirs.__module__, "_stands_for": theirs})
