@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from hf_compat.errors import ArgumentError
+from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.argument_values import ArgumentCheck, checks_of, read_all
 from hf_compat.hf.arguments_rules import NORMAL_FORMS, check_arguments, is_normal, normalise_arguments
 from hf_compat.hf.arguments_setters import ArgumentSetters
@@ -27,6 +28,7 @@ from hf_compat.hf.enums import (
 )
 from hf_compat.hf.legacy import OLD_NAMES, ArgumentValue, translate_legacy
 from hf_compat.hf.value_types import OPTIONS
+from hf_compat.runtime.accelerate_processes import may_be_asked
 
 LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
 
@@ -296,6 +298,12 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, metaclass=AcceptOldNames
         normalise_arguments(self)
         self._read_dicts()
         self._validate_args()
+        self._share_processes()
+
+    def _share_processes(self) -> None:
+        """Fill Accelerate's state of the processes, which libraries ask and log by before there is a Trainer."""
+        if may_be_asked() and not AcceleratorConfig.from_any(self.accelerator_config).use_configured_state:
+            _ = self.distributed_state
 
     def _read_dicts(self) -> None:
         """Read what a subclass adds to `_VALID_DICT_FIELDS`: JSON text that a command line gave becomes a dict.

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from datetime import timedelta
 from enum import Enum
+from typing import cast
 
 import torch
 
@@ -19,6 +20,7 @@ from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.enums import ParallelMode
 from hf_compat.hf.legacy import ArgumentValue
 from hf_compat.hf.process_state import ProcessState
+from hf_compat.runtime.accelerate_processes import may_be_asked, share_processes
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.launch import Launch, choose_device, read_launch
 from hf_compat.runtime.text import is_secret
@@ -87,8 +89,13 @@ class ArgumentViews:
 
     @functools.cached_property
     def distributed_state(self) -> ProcessState:
-        """The processes, as Accelerate's users ask for them; the process group is Lightning's."""
-        return ProcessState(self)
+        """The processes, as Accelerate's users ask for them; the process group is Lightning's.
+
+        Accelerate's own `PartialState` where it is installed: it is the one object of the process, filled from the
+        arguments that were made last.
+        """
+        ours = ProcessState(self)
+        return cast(ProcessState, share_processes(self, ours.distributed_type)) if may_be_asked() else ours
 
     @property
     def train_batch_size(self) -> int:

@@ -8,6 +8,7 @@ from typing import Protocol
 from hf_compat.data.types import Batch
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.process_state import ProcessState
+from hf_compat.runtime.accelerate_processes import may_be_asked, share_accelerator, share_processes
 
 
 class ReadingAccelerator(Protocol):
@@ -37,6 +38,9 @@ class AcceleratorState(ProcessState):
         self.is_fsdp2 = bool(args.fsdp) and int(options.get("version", 2)) == 2
         if args.deepspeed is not None or args.fsdp:
             self.distributed_type = "FSDP" if args.fsdp else "DEEPSPEED"
+        if may_be_asked():  # Accelerate's own, which is one object for the whole process
+            share_processes(args, self.distributed_type)
+            share_accelerator(self.mixed_precision)
 
 
 class GradientState:

@@ -146,3 +146,26 @@ def test_a_run_under_accelerate_is_the_run_under_torchrun(tmp_path):
 def test_what_the_model_does_not_have_is_told(tmp_path):
     done = launch(tmp_path, FSDP_FLAGS["by class"], str(JOB), str(tmp_path / "out"), "model=gpt2", check=False)
     assert done.returncode != 0 and "no module of such a class" in done.stderr and "GPT2Block" in done.stderr
+
+
+EARLY = """
+import sys
+from pathlib import Path
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from transformers import TrainingArguments
+
+args = TrainingArguments(sys.argv[1], use_cpu=True, ddp_backend="gloo")
+done = Path(sys.argv[1], "prepared")
+with PartialState().main_process_first():
+    assert done.exists() == (args.process_index == 1), "the first process prepares the data"
+    done.touch()
+assert gather_object([PartialState().process_index]) == [0, 1]
+if args.process_index == 0:
+    Path(sys.argv[1], "result.json").write_text(str(PartialState().num_processes))
+"""
+
+
+def test_a_library_prepares_data_before_there_is_a_trainer(tmp_path):
+    (tmp_path / "early.py").write_text(EARLY)
+    assert result(tmp_path, script=tmp_path / "early.py") == 2

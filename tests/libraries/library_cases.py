@@ -1,0 +1,38 @@
+"""Every case of every library by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import other_cases
+import sentence_cases
+import trl_cases
+
+
+@dataclass(frozen=True)
+class Case:
+    """One trainer of one library; `make` takes the folder of models and the run's arguments."""
+
+    library: str
+    module: str
+    trainer: str
+    variant: str
+    make: Callable
+
+    def load(self) -> None:
+        """Import the library, once for all processes that are forked."""
+        importlib.import_module(self.module)
+
+
+TABLES = (
+    ("TRL", "trl", trl_cases.CASES),
+    ("sentence-transformers", "sentence_transformers", sentence_cases.SENTENCES),
+    ("SetFit", "setfit", sentence_cases.SETFIT),
+    ("PEFT", "peft", other_cases.PEFT),
+    ("datasets", "datasets", other_cases.DATASETS),
+    ("evaluate", "evaluate", other_cases.EVALUATE),
+    ("as in optimum", "transformers", other_cases.OPTIMUM),
+)
+LIBRARIES = {name: Case(library, module, *case) for library, module, cases in TABLES for name, case in cases.items()}

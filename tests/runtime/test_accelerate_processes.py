@@ -1,0 +1,91 @@
+"""Accelerate's own states, which libraries ask without a Trainer, say what the arguments say."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import pytest
+import toy
+import torch
+import transformers
+from accelerate.logging import get_logger
+from accelerate.state import AcceleratorState, PartialState
+
+import hf_compat
+from hf_compat import Trainer, TrainingArguments
+from hf_compat.runtime.accelerate_processes import may_be_asked
+
+
+@pytest.fixture(autouse=True)
+def no_states():
+    """Begin and end without them: they are one object each for the whole process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def make(api, tmp_path, **values):
+    return api.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **values)
+
+
+def test_a_library_logs_before_there_is_a_trainer(tmp_path, caplog):
+    with pytest.raises(RuntimeError, match="initialize the accelerate state"):
+        get_logger("library").warning("too early")
+    make(hf_compat, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        get_logger("library").warning("the reference model is the model itself")
+    assert "the reference model is the model itself" in caplog.text
+
+
+def test_a_callback_asks_the_state_of_the_accelerator(tmp_path):
+    seen = []
+
+    class Synchronise(hf_compat.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            found = AcceleratorState()
+            seen.append((found.deepspeed_plugin, found.num_processes, found.mixed_precision, found.device))
+
+    args = make(hf_compat, tmp_path, max_steps=1, bf16=True)
+    with pytest.raises(ValueError, match="properly initialize your accelerator"):
+        AcceleratorState()
+    Trainer(toy.Classifier(), args, train_dataset=toy.rows(8), callbacks=[Synchronise]).train()
+    assert seen == [(None, 1, "bf16", torch.device("cpu"))]
+
+
+@pytest.mark.parametrize("values", [{}, {"bf16": True}])
+def test_the_states_hold_what_upstreams_hold(tmp_path, values):
+    held = {}
+    for api in (transformers, hf_compat):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        api.Trainer(toy.Classifier(), make(api, tmp_path, **values), train_dataset=toy.rows(8))
+        held[api] = {name: vars(state()).copy() for name, state in (("P", PartialState), ("A", AcceleratorState))}
+    for name, theirs in held[transformers].items():
+        ours = held[hf_compat][name]
+        assert ours.pop("wait_for_everyone") is not None
+        for state in (theirs, ours):
+            state.pop("dynamo_plugin", None)
+        assert ours == theirs
+
+
+def test_the_state_of_the_arguments_is_accelerates(tmp_path):
+    args = make(hf_compat, tmp_path)
+    assert isinstance(args.distributed_state, PartialState) and args.distributed_state.device == args.device
+    args.distributed_state.distributed_type = "MULTI_GPU"
+    assert PartialState().distributed_type == "MULTI_GPU"
+    make(hf_compat, tmp_path)
+    assert PartialState().distributed_type == "NO"
+
+
+def test_a_state_that_the_script_has_set_up_is_kept(tmp_path):
+    PartialState(cpu=True).distributed_type = "MULTI_GPU"
+    TrainingArguments(str(tmp_path), use_cpu=True, accelerator_config={"use_configured_state": True})
+    assert PartialState().distributed_type == "MULTI_GPU"
+
+
+def test_nothing_is_loaded_for_a_script_without_transformers(monkeypatch):
+    for name in ("accelerate", "transformers"):
+        monkeypatch.delitem(sys.modules, name)
+    assert not may_be_asked()
+    monkeypatch.setitem(sys.modules, "accelerate", None)  # as where its import is blocked
+    assert not may_be_asked()
