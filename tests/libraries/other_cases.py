@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import peft
-import toys
 import torch
+import toys
 
 TRAIN, EVAL = 60, 12
 
@@ -26,7 +26,9 @@ def tokens(models: Path, rows, keep_labels=False):
     return tokenizer, rows.map(convert, remove_columns=["text"], load_from_cache_file=False)
 
 
-def language_trainer(models: Path, args: dict, change=lambda model: model, trainer_class=None, arguments=None, **options):
+def language_trainer(
+    models: Path, args: dict, change=lambda model: model, trainer_class=None, arguments=None, **options
+):
     from transformers import DataCollatorForSeq2Seq, LlamaForCausalLM, Trainer, TrainingArguments
 
     torch.manual_seed(0)
@@ -68,7 +70,7 @@ def streamed(models: Path, args: dict):
     )
 
 
-METRIC = '''
+METRIC = """
 import datasets
 import evaluate
 
@@ -79,20 +81,22 @@ class Accuracy(evaluate.Metric):
 
     def _compute(self, predictions, references):
         return {"accuracy": float(sum(p == r for p, r in zip(predictions, references))) / len(references)}
-'''
+"""
 
 
 def evaluated(models: Path, args: dict):
     """Classify, with a metric of `evaluate` and the best model at the end."""
     import evaluate
-    from transformers import DataCollatorWithPadding, LlamaForSequenceClassification, Trainer, TrainingArguments
+    from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 
     script = Path(args["output_dir"]) / "accuracy.py"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(METRIC)
     os.environ["HF_EVALUATE_OFFLINE"] = "1"
     metric = evaluate.load(str(script), cache_dir=str(script.parent / "cache"))
-    rows = toys.judged(TRAIN + EVAL).map(lambda row: {"text": row["prompt"] + row["completion"], "labels": int(row["label"])})
+    rows = toys.judged(TRAIN + EVAL).map(
+        lambda row: {"text": row["prompt"] + row["completion"], "labels": int(row["label"])}
+    )
     tokenizer, rows = tokens(models, rows.select_columns(["text", "labels"]), keep_labels=True)
 
     def accuracy(found):
@@ -101,7 +105,7 @@ def evaluated(models: Path, args: dict):
     torch.manual_seed(0)
     args = {**args, "eval_steps": 5, "metric_for_best_model": "accuracy", "load_best_model_at_end": True}
     return Trainer(
-        model=LlamaForSequenceClassification.from_pretrained(models / "reward", num_labels=2, ignore_mismatched_sizes=True),
+        model=toys.llama(labels=2),
         args=TrainingArguments(**args),
         train_dataset=rows.select(range(TRAIN)),
         eval_dataset=rows.select(range(TRAIN, TRAIN + EVAL)),
@@ -161,7 +165,10 @@ def distilled(models: Path, args: dict):
         def create_optimizer(self, *args, **kwargs):
             decayed = self.get_decay_parameter_names(self.model)
             groups = [
-                {"params": [p for n, p in self.model.named_parameters() if (n in decayed) == decays], "weight_decay": 0.1 * decays}
+                {
+                    "params": [p for n, p in self.model.named_parameters() if (n in decayed) == decays],
+                    "weight_decay": 0.1 * decays,
+                }
                 for decays in (True, False)
             ]
             kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
@@ -170,20 +177,44 @@ def distilled(models: Path, args: dict):
 
         def _save(self, output_dir=None, state_dict=None):
             super()._save(output_dir, state_dict)
-            (Path(output_dir or self.args.output_dir) / "distillation.txt").write_text(str(self.args.distillation_weight))
+            (Path(output_dir or self.args.output_dir) / "distillation.txt").write_text(
+                str(self.args.distillation_weight)
+            )
 
-    return language_trainer(models, args, trainer_class=DistillingTrainer, arguments=DistillingArguments, teacher=toys.llama())
+    return language_trainer(
+        models, args, trainer_class=DistillingTrainer, arguments=DistillingArguments, teacher=toys.llama()
+    )
 
 
 PEFT = {
-    "peft-lora": ("Trainer", "LoRA", partial(language_trainer, change=partial(adapted, kind="LoraConfig", r=4, lora_dropout=0.1))),
-    "peft-dora": ("Trainer", "DoRA", partial(language_trainer, change=partial(adapted, kind="LoraConfig", r=4, use_dora=True))),
-    "peft-head": ("Trainer", "LoRA and a whole layer", partial(language_trainer, change=partial(adapted, kind="LoraConfig", r=4, modules_to_save=["lm_head"]))),
+    "peft-lora": (
+        "Trainer",
+        "LoRA",
+        partial(language_trainer, change=partial(adapted, kind="LoraConfig", r=4, lora_dropout=0.1)),
+    ),
+    "peft-dora": (
+        "Trainer",
+        "DoRA",
+        partial(language_trainer, change=partial(adapted, kind="LoraConfig", r=4, use_dora=True)),
+    ),
+    "peft-head": (
+        "Trainer",
+        "LoRA and a whole layer",
+        partial(language_trainer, change=partial(adapted, kind="LoraConfig", r=4, modules_to_save=["lm_head"])),
+    ),
     "peft-ia3": ("Trainer", "IA3", partial(language_trainer, change=partial(adapted, kind="IA3Config"))),
-    "peft-prompt": ("Trainer", "prompt tuning", partial(language_trainer, change=partial(adapted, kind="PromptTuningConfig", num_virtual_tokens=4))),
-    "peft-prefix": ("Trainer", "prefix tuning", partial(language_trainer, change=partial(adapted, kind="PrefixTuningConfig", num_virtual_tokens=4))),
+    "peft-prompt": (
+        "Trainer",
+        "prompt tuning",
+        partial(language_trainer, change=partial(adapted, kind="PromptTuningConfig", num_virtual_tokens=4)),
+    ),
+    "peft-prefix": (
+        "Trainer",
+        "prefix tuning",
+        partial(language_trainer, change=partial(adapted, kind="PrefixTuningConfig", num_virtual_tokens=4)),
+    ),
     "peft-two": ("Trainer", "two named adapters", partial(language_trainer, change=two_adapters)),
-}  # fmt: skip
+}
 DATASETS = {"datasets-streamed": ("Trainer", "streamed, shuffled", streamed)}
 EVALUATE = {"evaluate": ("Trainer", "metric, best model at the end", evaluated)}
 OPTIMUM = {"optimum-shape": ("subclass of Trainer", "teacher, own arguments, optimizer and saving", distilled)}

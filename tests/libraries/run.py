@@ -42,8 +42,9 @@ def run_engine(engine: str, folder: Path, names: list[str], devices: int, timeou
     (folder / engine).mkdir(parents=True, exist_ok=True)
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CI": "1", "OMP_NUM_THREADS": "1"}
     for group in [names] if devices == 1 else [[name] for name in names]:
-        words = [*command(engine, devices), str(HERE / "worker.py"), str(folder / "models"), str(folder / engine), *group]
+        script = [str(HERE / "worker.py"), str(folder / "models"), str(folder / engine), *group]
         with (folder / f"{engine}.log").open("a") as log:
+            words = [*command(engine, devices), *script]
             subprocess.run(words, env={**os.environ, **offline}, stdout=log, stderr=log, timeout=timeout)
 
 
@@ -79,7 +80,9 @@ def first_difference(here: object, there: object, place: str = "") -> str | None
 
 
 def _odd(here: list, there: list) -> str:
-    return repr([entry for entry in here if entry not in there][:3] + [entry for entry in there if entry not in here][:3])
+    return repr(
+        [entry for entry in here if entry not in there][:3] + [entry for entry in there if entry not in here][:3]
+    )
 
 
 def verdict(folder: Path, name: str, devices: int) -> str:
@@ -101,7 +104,7 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", help="names; every case by default")
     parser.add_argument("--devices", type=int, default=1, help="processes")
     parser.add_argument("--folder", type=Path, help="where runs are kept (a temporary folder that goes)")
-    parser.add_argument("--only", choices=["hf_compat", "transformers"], help="run this engine; compare with what is there")
+    parser.add_argument("--only", choices=["hf_compat", "transformers"], help="run this engine alone")
     parser.add_argument("--timeout", type=int, default=3600, help="seconds for an engine's run")
     parser.add_argument("--list", action="store_true", help="list the cases")
     chosen = parser.parse_args()

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import toys
 import torch
+import toys
 from datasets import Dataset, DatasetDict
 
 TRAIN, EVAL = 60, 12
@@ -146,7 +146,9 @@ class SetFitRun:
             ),
             train_dataset=Dataset.from_list(rows[:24]),
             eval_dataset=Dataset.from_list(rows[24:]),
-            metric=lambda found, wanted: {"accuracy": float((torch.as_tensor(found) == torch.as_tensor(wanted)).float().mean())},
+            metric=lambda found, wanted: {
+                "accuracy": float((torch.as_tensor(found) == torch.as_tensor(wanted)).float().mean())
+            },
         )
         self.model = self.trainer.model.model_body
         self.state = self.trainer.st_trainer.state
@@ -162,14 +164,34 @@ class SetFitRun:
 
 
 SENTENCES = {
-    "st-mnrl": ("SentenceTransformerTrainer", "pairs, in-batch negatives", partial(sentence, loss="MultipleNegativesRankingLoss")),
-    "st-evaluator": ("SentenceTransformerTrainer", "triplets, evaluator, no duplicates in a batch", partial(sentence, loss="TripletLoss", rows=triplets, evaluates=True, batch_sampler="no_duplicates")),
-    "st-matryoshka": ("SentenceTransformerTrainer", "Matryoshka loss", partial(sentence, loss="MultipleNegativesRankingLoss", wrap="MatryoshkaLoss")),
-    "st-cached": ("SentenceTransformerTrainer", "cached gradients", partial(sentence, loss="CachedMultipleNegativesRankingLoss")),
-    "st-lora": ("SentenceTransformerTrainer", "LoRA", partial(sentence, loss="MultipleNegativesRankingLoss", adapter=True)),
+    "st-mnrl": (
+        "SentenceTransformerTrainer",
+        "pairs, in-batch negatives",
+        partial(sentence, loss="MultipleNegativesRankingLoss"),
+    ),
+    "st-evaluator": (
+        "SentenceTransformerTrainer",
+        "triplets, evaluator, no duplicates in a batch",
+        partial(sentence, loss="TripletLoss", rows=triplets, evaluates=True, batch_sampler="no_duplicates"),
+    ),
+    "st-matryoshka": (
+        "SentenceTransformerTrainer",
+        "Matryoshka loss",
+        partial(sentence, loss="MultipleNegativesRankingLoss", wrap="MatryoshkaLoss"),
+    ),
+    "st-cached": (
+        "SentenceTransformerTrainer",
+        "cached gradients",
+        partial(sentence, loss="CachedMultipleNegativesRankingLoss"),
+    ),
+    "st-lora": (
+        "SentenceTransformerTrainer",
+        "LoRA",
+        partial(sentence, loss="MultipleNegativesRankingLoss", adapter=True),
+    ),
     "st-sets": ("SentenceTransformerTrainer", "two data sets, two losses", several_sets),
     "st-softmax": ("SentenceTransformerTrainer", "loss with parameters", loss_with_parameters),
     "st-cross": ("CrossEncoderTrainer", "binary cross entropy", cross),
     "st-sparse": ("SparseEncoderTrainer", "SPLADE loss", sparse),
-}  # fmt: skip
+}
 SETFIT = {"setfit": ("Trainer", "embeddings, then a head", SetFitRun)}

@@ -13,7 +13,9 @@ TRAIN, EVAL = 60, 12  # 15 micro-batches: the last update of an epoch has one
 
 
 def lora() -> dict[str, Any]:
-    return {"peft_config": LoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")}
+    return {
+        "peft_config": LoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    }
 
 
 def sft(models: Path, args: dict, data=toys.texts, extra=dict, **options):
@@ -75,19 +77,35 @@ CASES = {
     "sft": ("SFTTrainer", "plain text", sft),
     "sft-lora": ("SFTTrainer", "LoRA", partial(sft, extra=lora)),
     "sft-packing": ("SFTTrainer", "packing (wrapped)", partial(sft, packing=True, packing_strategy="wrapped")),
-    "sft-assistant": ("SFTTrainer", "assistant-only loss", partial(sft, data=toys.conversations, assistant_only_loss=True)),
+    "sft-assistant": (
+        "SFTTrainer",
+        "assistant-only loss",
+        partial(sft, data=toys.conversations, assistant_only_loss=True),
+    ),
     "sft-completion": ("SFTTrainer", "prompt and completion", partial(sft, data=toys.completions)),
-    "sft-full-text": ("SFTTrainer", "prompt and completion, loss on both", partial(sft, data=toys.completions, completion_only_loss=False)),
+    "sft-full-text": (
+        "SFTTrainer",
+        "prompt and completion, loss on both",
+        partial(sft, data=toys.completions, completion_only_loss=False),
+    ),
     "sft-chunked": ("SFTTrainer", "chunked loss", partial(sft, loss_type="chunked_nll")),
     "sft-nll": ("SFTTrainer", "NLL loss", partial(sft, loss_type="nll")),
     "sft-dft": ("SFTTrainer", "DFT loss", partial(sft, loss_type="dft")),
     "sft-neftune": ("SFTTrainer", "NEFTune", partial(sft, neftune_noise_alpha=5.0)),
-    "sft-checkpointing": ("SFTTrainer", "LoRA, gradient checkpointing", partial(sft, extra=lora, gradient_checkpointing=True)),
+    "sft-checkpointing": (
+        "SFTTrainer",
+        "LoRA, gradient checkpointing",
+        partial(sft, extra=lora, gradient_checkpointing=True),
+    ),
     "dpo": ("DPOTrainer", "automatic reference model", dpo),
     "dpo-explicit": ("DPOTrainer", "explicit reference model", partial(dpo, extra=explicit_reference)),
     "dpo-lora": ("DPOTrainer", "LoRA", partial(dpo, extra=lora)),
     "dpo-ipo": ("DPOTrainer", "IPO loss", partial(dpo, loss_type="ipo")),
-    "dpo-sigmoid-sft": ("DPOTrainer", "two losses", partial(dpo, loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.5])),
+    "dpo-sigmoid-sft": (
+        "DPOTrainer",
+        "two losses",
+        partial(dpo, loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.5]),
+    ),
     "dpo-hinge": ("DPOTrainer", "hinge loss", partial(dpo, loss_type="hinge")),
     "dpo-robust": ("DPOTrainer", "robust loss, label smoothing", partial(dpo, loss_type="robust", label_smoothing=0.1)),
     "dpo-precomputed": ("DPOTrainer", "precomputed reference", partial(dpo, precompute_ref_log_probs=True)),
@@ -99,8 +117,12 @@ CASES = {
     "reward-centered": ("RewardTrainer", "centred rewards", partial(reward, center_rewards_coefficient=0.01)),
     "grpo": ("GRPOTrainer", "plain", grpo),
     "grpo-kl": ("GRPOTrainer", "KL, two iterations", partial(grpo, beta=0.1, num_iterations=2)),
-    "grpo-sync": ("GRPOTrainer", "KL, reference sync", partial(grpo, beta=0.1, sync_ref_model=True, ref_model_sync_steps=5)),
+    "grpo-sync": (
+        "GRPOTrainer",
+        "KL, reference sync",
+        partial(grpo, beta=0.1, sync_ref_model=True, ref_model_sync_steps=5),
+    ),
     "grpo-lora": ("GRPOTrainer", "LoRA, KL", partial(grpo, beta=0.1, extra=lora)),
     "rloo": ("RLOOTrainer", "plain", rloo),
     "rloo-lora": ("RLOOTrainer", "LoRA", partial(rloo, extra=lora)),
-}  # fmt: skip
+}

@@ -6,8 +6,8 @@ import logging
 import sys
 
 import pytest
-import toy
 import torch
+import toy
 import transformers
 from accelerate.logging import get_logger
 from accelerate.state import AcceleratorState, PartialState
