@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import jsonargparse
@@ -29,11 +30,13 @@ from hf_compat.cli.scored_weights import (
 from hf_compat.cli.sections import FIELDS, FUNCTIONS, OBJECTS, as_sections, default_of, make_parser
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
+from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.interop.class_paths import Made, Spec, build, build_or_import, import_path
 from hf_compat.plan.lightning_equivalents import PASSED_ON, join
 from hf_compat.runtime.seeding import set_seed
 from hf_compat.runtime.text import is_secret, without_secrets
+from hf_compat.trainer_methods.generation import GenerationSteps
 
 if TYPE_CHECKING:
     from hf_compat.hf.outputs import PredictionOutput
@@ -79,7 +82,10 @@ class Run:
                 f"{_told(error, line)}\n\nHint: `hf-compat {command} --help` lists what there is."
             ) from None
         self.checkpoint = wanted_checkpoint(command, self.config, line)
-        self.args = _arguments(self.config.as_dict(), set(explicit.get("args") or {}))
+        self.trainer_class: type[Trainer] = build_or_import(self.config.trainer_class, "trainer_class")
+        self.args = _arguments(
+            self.config.as_dict(), set(explicit.get("args") or {}), _kind_of_arguments(self.trainer_class)
+        )
         # weights that a class or from_pretrained makes at random follow from the seed alone
         set_seed(self.args.seed)
         model = self._model()
@@ -105,8 +111,7 @@ class Run:
     def _trainer(self, model: nn.Module | None, data: dict[str, Made]) -> Trainer:
         functions = {name: getattr(self.config, name) for name in FUNCTIONS}
         chosen = {n: _function(spec, n) for n, spec in functions.items() if spec is not None}
-        trainer_class: type[Trainer] = build_or_import(self.config.trainer_class, "trainer_class")
-        trainer = trainer_class(model=model, args=self.args, callbacks=self._callbacks(), **data, **chosen)
+        trainer = self.trainer_class(model=model, args=self.args, callbacks=self._callbacks(), **data, **chosen)
         trainer.lightning_options = self._lightning_options()
         return trainer
 
@@ -223,12 +228,21 @@ def _named_arrays(output: PredictionOutput) -> dict[str, np.ndarray]:
     return named
 
 
-def _arguments(config: Section, given: set[str]) -> TrainingArguments:
+def _kind_of_arguments(trainer_class: object) -> type[TrainingArguments]:
+    generates = isinstance(trainer_class, type) and issubclass(trainer_class, GenerationSteps)
+    return Seq2SeqTrainingArguments if generates else TrainingArguments
+
+
+def _arguments(config: Section, given: set[str], kind: type[TrainingArguments]) -> TrainingArguments:
     """Make the training arguments of a configuration.
 
     Args:
         config: The whole configuration.
         given: Names of arguments that the user gave; a default gives way to an old name.
+        kind: Their class.
+
+    Raises:
+        ArgumentError: One is set that the class does not have: its trainer does not generate.
     """
     values = config["args"]
     if len(given & set(FIELDS)) > len(FIELDS) / 2:  # nobody writes so many: it was printed, defaults as well
@@ -237,7 +251,14 @@ def _arguments(config: Section, given: set[str]) -> TrainingArguments:
     old = {name: values[name] for name in OLD_NAMES if values.get(name) is not None}
     args = join({n: value for n, value in config["trainer"].items() if n not in OBJECTS}, known, given)
     left_out = {name for name in set(FIELDS) - given if args[name] == default_of(FIELDS[name])}
-    return TrainingArguments(**{name: value for name, value in args.items() if name not in left_out}, **old)
+    chosen = {name: value for name, value in args.items() if name not in left_out}
+    absent = sorted(set(chosen) - {field.name for field in fields(kind)} - set(OWN_ARGUMENTS))
+    if absent:
+        raise ArgumentError(
+            f"`args.{absent[0]}` is an argument of trainers that generate, and `trainer_class` is "
+            f"{config['trainer_class']}.\n\nHint: trainer_class: hf_compat.Seq2SeqTrainer."
+        )
+    return kind(**chosen, **old)
 
 
 def _data(spec: Spec, where: str) -> Made:

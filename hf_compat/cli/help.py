@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from hf_compat.cli.scored_weights import MEANING
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.argument_values import checks_of
-from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
+from hf_compat.hf.arguments import OWN_ARGUMENTS
+from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.value_types import Unreadable
 from hf_compat.plan.argument_support import default_of
 from hf_compat.plan.lightning_equivalents import ELSEWHERE, EQUIVALENTS, PASSED_ON
@@ -24,7 +25,7 @@ _COLUMN = 50
 _WIDTH = 120
 _ROOM = 40  # characters of an option with its choices; more choices stand in the text
 _MOST_CHOICES = 12  # in the short help
-_FIELDS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
+_FIELDS = {field.name: field for field in dataclasses.fields(Seq2SeqTrainingArguments)}
 
 # The arguments that most runs set, by subject; `--help.args` lists the others.
 _SUBJECTS = {
@@ -145,7 +146,7 @@ def _choices(name: str) -> list[str]:
     """Return the words that an argument takes, where it takes certain ones: its error names them."""
     if name in OWN_ARGUMENTS:
         return []
-    kind = checks_of(TrainingArguments, TrainingArguments)[name].kind
+    kind = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)[name].kind
     try:
         if kind is not None:
             kind.read("no such word")

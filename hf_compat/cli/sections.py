@@ -22,6 +22,7 @@ from hf_compat.cli.parser import Hint, Value, read_plain
 from hf_compat.cli.scored_weights import MEANING
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
+from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, read_old
 from hf_compat.hf.value_types import parts_of, plain
 from hf_compat.plan.lightning_equivalents import ELSEWHERE, EQUIVALENTS, PASSED_ON
@@ -43,7 +44,8 @@ DATA = {
     "data_collator": "from a list of samples to a batch",
     "processing_class": "tokenizer or processor: pads, and is saved with the model",
 }
-FIELDS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
+# Those of `Seq2SeqTrainingArguments` among them, for a `trainer_class` that generates.
+FIELDS = {field.name: field for field in dataclasses.fields(Seq2SeqTrainingArguments)}
 _LISTS = {name for name, field in FIELDS.items() if "list" in str(field.type)}
 _ARGUMENT_NAMES = {*FIELDS, *OLD_NAMES, *OWN_ARGUMENTS}
 FUNCTIONS = {
@@ -154,7 +156,7 @@ def make_parser(command: str) -> ArgumentParser:
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
-    hints = typing.get_type_hints(TrainingArguments)
+    hints = typing.get_type_hints(Seq2SeqTrainingArguments)
     for name, field in FIELDS.items():
         meaning = field.metadata["help"]
         parser.add_argument(f"--args.{name}", type=_kind_of(hints[name]), default=default_of(field), help=meaning)

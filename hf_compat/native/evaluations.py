@@ -40,8 +40,17 @@ class NativeEvaluations:
         loaders = named_loaders(trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders)
         name, loader = list(loaders.items())[dataloader_idx]
         prefix = "_".join(part for part in ("test" if trainer.testing else "eval", name) if part)
-        settings = EvaluationSettings.of(self.steps.args, prefix)
-        return EvaluationRun(self.steps, self.steps.model_wrapped, loader, settings, self.compute_metrics)
+        # predictions that no metric reads are not kept, and not generated
+        loss_only = self.steps.args.prediction_loss_only or self.compute_metrics is None
+        settings = EvaluationSettings.of(self.steps.args, prefix, loss_only)
+        return EvaluationRun(
+            self.steps,
+            self.steps.model_wrapped,
+            loader,
+            settings,
+            self.compute_metrics,
+            drops_fillers=not self.steps.evaluates_as_seq2seq,
+        )
 
     def finish(self) -> dict[str, float]:
         """Return the metrics of all loaders, and begin anew."""

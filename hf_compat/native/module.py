@@ -125,6 +125,8 @@ class HFModule(LoadableModule):
         if datamodule is not None and isinstance(data, NativeSteps):
             datamodule.is_set_up = True  # a subclass's `setup` may have left that out
             share_arguments(steps, data)
+            if steps.processing_class is None:
+                steps.processing_class = data.processing_class
         steps.take_place(*place_of(self.trainer))
         steps.take_device(self.trainer.strategy.root_device)
         if not self.automatic_optimization:

@@ -9,19 +9,20 @@ from torch import nn
 
 from hf_compat.data.types import Collator
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.runtime.launch import Launch
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import Dataset, ProcessingClass
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
+from hf_compat.trainer_methods.generation import GenerationSteps
 from hf_compat.trainer_methods.model import ModelMethods
 from hf_compat.trainer_methods.optimization import OptimizationMethods
 from hf_compat.trainer_methods.setup import SetupMethods
-from hf_compat.trainer_methods.steps import StepMethods
 from hf_compat.trainer_methods.windows import WindowMethods
 
 
-class NativeSteps(SetupMethods, ModelMethods, StepMethods, OptimizationMethods, DataloaderMethods, WindowMethods):
+class NativeSteps(SetupMethods, ModelMethods, GenerationSteps, OptimizationMethods, DataloaderMethods, WindowMethods):
     """HF's steps, optimizer and data loading, for Lightning to drive.
 
     Args:
@@ -62,6 +63,12 @@ class NativeSteps(SetupMethods, ModelMethods, StepMethods, OptimizationMethods, 
         self._renew_accelerator()
         self._train_batch_size = args.train_batch_size
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
+        self._gen_kwargs = self._generation_keywords({})
+
+    @property
+    def evaluates_as_seq2seq(self) -> bool:
+        """Whether evaluations are those of a `Seq2SeqTrainer`: its arguments say so."""
+        return isinstance(self.args, Seq2SeqTrainingArguments)
 
     def _renew_accelerator(self) -> None:
         """Let `accelerator` know the arguments; a fit that is under way keeps its backward pass."""
@@ -107,3 +114,6 @@ class NativeSteps(SetupMethods, ModelMethods, StepMethods, OptimizationMethods, 
         self.model = self.model_wrapped = model
         self._introspect()
         self._signature_columns = None
+        if self.evaluates_as_seq2seq:
+            self._set_up_generation()
+            self._gen_kwargs = self._generation_keywords({})

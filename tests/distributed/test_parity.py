@@ -68,6 +68,10 @@ NAMES = [
     "early_stopping",
     "weighted_loss",
     "own_prepared_loader",
+    "seq2seq_t5",
+    "seq2seq_marian_beams",
+    "seq2seq_several_sets",
+    "seq2seq_best",
 ]
 
 

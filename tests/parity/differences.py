@@ -109,7 +109,6 @@ IN_TWO_PROCESSES = {
         "Evaluating before training, in several processes", _mended, "evaluate_before_training_mended"
     ),
     "resume_within_an_epoch": _resumed(_uninterrupted_in_several_processes),
-    "seq2seq_resume": _resumed(_uninterrupted_in_several_processes),
 }
 
 

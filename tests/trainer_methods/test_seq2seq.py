@@ -6,10 +6,9 @@ import dataclasses
 import inspect
 import json
 import pickle
-import sys
-from pathlib import Path
 
 import pytest
+import seq2seq_cases as cases
 import torch
 import toy
 import transformers
@@ -17,9 +16,6 @@ import transformers
 import hf_compat
 from hf_compat import HfArgumentParser, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from hf_compat.errors import ArgumentError, InertArgumentWarning
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parity"))
-import seq2seq_cases as cases
 
 QUIET = {"use_cpu": True, "disable_tqdm": True, "report_to": "none", "save_strategy": "no"}
 
