@@ -53,6 +53,10 @@ class OutputFolderError(HfCompatError, OSError):
     """The output folder cannot be written to, or another run saves into it."""
 
 
+class HubError(HfCompatError, OSError):
+    """The Hub has refused something, or cannot be reached. It is also of huggingface_hub's class, where that raised."""
+
+
 class CallbackError(HfCompatError, TypeError):
     """A callback returned something, or is something, that the trainer cannot work with."""
 

@@ -81,6 +81,7 @@ class Trainer(
         ArgumentError: Arguments that contradict each other (a `ValueError`).
         UnsupportedArgument: Something that is not here yet.
         OutputFolderError: `output_dir` cannot be written to, and the run would save there.
+        HubError: `push_to_hub=True`, and the Hub gives no repository to push to.
 
     Mirrors:
         `transformers.Trainer`, 5.23.
@@ -127,6 +128,7 @@ class Trainer(
             self._set_up_counters()
             self._set_up_run()
             self._set_callbacks(callbacks)
+            self._prepare_hub()
             self.control = self.callback_handler.on_init_end(self.args, self.state, self.control)
             self._set_use_cache()
 

@@ -75,7 +75,6 @@ def test_all_complaints_come_at_once(make_args):
     [
         {"optim": "adamw_bnb_8bit"},
         {"torch_compile": True},
-        {"push_to_hub": True},
         {"neftune_noise_alpha": 5.0},
         {"use_liger_kernel": True},
         {"train_sampling_strategy": "batch_rebalance"},

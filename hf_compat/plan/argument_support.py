@@ -52,7 +52,6 @@ def _together(to: str) -> Row:
     return Row(to=f"{to}, with several processes", inert=_ONE_PROCESS, alone_only=True)
 
 
-_HUB = "stored; used by `push_to_hub`, which is not supported yet"
 _FLAG = "nothing: a flag for scripts"
 
 ROWS: dict[str, Row] = {
@@ -132,13 +131,13 @@ ROWS: dict[str, Row] = {
     "save_on_each_node": _together("which processes write"),
     "save_total_limit": _goes("rotation, by step number"),
     "enable_jit_checkpoint": _goes("a checkpoint at the end of the update when SIGTERM or Ctrl-C comes; then exit"),
-    "push_to_hub": _later("pushing to the Hub", "push the output folder with huggingface_hub"),
-    "hub_token": _goes(_HUB + "; never written to disk"),
-    "hub_private_repo": _goes(_HUB),
-    "hub_model_id": _goes(_HUB),
-    "hub_strategy": _goes(_HUB),
-    "hub_always_push": _goes(_HUB),
-    "hub_revision": _goes(_HUB),
+    "push_to_hub": _goes("pushes by huggingface_hub, in a thread beside training"),
+    "hub_token": _goes("what the Hub knows you by; never written to disk"),
+    "hub_private_repo": _goes("whether a repository that is made is private"),
+    "hub_model_id": _goes("the repository; by default the name of the output folder"),
+    "hub_strategy": _goes("what a save pushes"),
+    "hub_always_push": _goes("whether a save is pushed while another push is under way"),
+    "hub_revision": _goes("the branch that is pushed to"),
     "load_best_model_at_end": _goes("weights of the best checkpoint after a fit"),
     "metric_for_best_model": _goes("state.best_metric"),
     "greater_is_better": _goes("state.best_metric"),

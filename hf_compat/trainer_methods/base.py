@@ -213,6 +213,24 @@ class TrainerBase:
     ) -> None:
         raise NotImplementedError
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        raise NotImplementedError
+
+    def _push_saved_model(self) -> None:
+        raise NotImplementedError
+
+    def _push_checkpoint(self, folder: str) -> None:
+        raise NotImplementedError
+
+    def _push_when_written(self, folder: str) -> None:
+        raise NotImplementedError
+
+    def _push_what_was_written(self) -> None:
+        raise NotImplementedError
+
+    def _finish_current_push(self) -> None:
+        raise NotImplementedError
+
     def _make_module(self, plan: LightningPlan) -> WindowModule:
         raise NotImplementedError
 

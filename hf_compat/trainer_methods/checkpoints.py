@@ -102,6 +102,7 @@ class CheckpointMethods(OutputFolderMethods):
         """
         self.store_flos()
         self._background.wait()
+        self._push_what_was_written()
         self._ask_lightning_callbacks()
         run_dir = self._get_output_dir(trial=trial)
         with self._saving_into(run_dir) as owner:
@@ -117,10 +118,10 @@ class CheckpointMethods(OutputFolderMethods):
         best = self.state.best_model_checkpoint
         if self._may_save_in_background():
             write = self._frozen_write()
-            self._background.submit(lambda: self._write_and_seal(write, place, final, best))
+            self._background.submit(lambda: self._write_and_seal(write, place, final, best, self._push_when_written))
             return
         try:
-            self._write_and_seal(self._write_checkpoint, place, final, best)
+            self._write_and_seal(self._write_checkpoint, place, final, best, self._push_checkpoint)
         except BaseException:
             self.state.best_model_checkpoint = best_before
             raise
@@ -134,14 +135,22 @@ class CheckpointMethods(OutputFolderMethods):
     def _has_written(self, path: str) -> bool:
         return os.path.isdir(path) and self._is_of_this_run(path)
 
-    def _write_and_seal(self, write: Callable[[str], None], place: SavingPlace, final: str, best: str | None) -> None:
-        """Write a folder in a hidden place, seal it, put it into its own; then make room.
+    def _write_and_seal(
+        self,
+        write: Callable[[str], None],
+        place: SavingPlace,
+        final: str,
+        best: str | None,
+        push: Callable[[str], None],
+    ) -> None:
+        """Write a folder in a hidden place, seal it, put it into its own; then push it, and make room.
 
         With several processes, each writes its part; all have to succeed before the first one seals the folder.
         """
         # no name here for what went wrong: it would keep the frames of the writers, and their open files, alive
         agree(self._attempt(lambda: self._write_into(place, write, final), place, final))
         agree(self._attempt(lambda: self._seal(place, final), place, final))
+        push(final)
         if self.args.should_save:
             self._rotate_checkpoints(final, best)
 
@@ -313,9 +322,12 @@ class CheckpointMethods(OutputFolderMethods):
 
         Args:
             output_dir: The folder; the output folder where none is given.
+            _internal_call: Whether the caller sees to the Hub; with `push_to_hub=True` the model is pushed otherwise.
         """
         folder = output_dir if output_dir is not None else self.args.output_dir
         self._model_state.write_weights(str(folder), self._save, for_checkpoint=_internal_call)
+        if self.args.push_to_hub and not _internal_call:
+            self._push_saved_model()
 
     def _save(self, output_dir: str | None = None, state_dict: Weights | None = None) -> None:
         """Write weights, configuration, processor and arguments to a folder."""

@@ -48,6 +48,7 @@ class LogMethods(UpstreamHooks):
         Mirrors:
             `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
         """
+        self._push_what_was_written()
 
         def log() -> None:
             if self.state.global_step > self._globalstep_last_logged:

@@ -215,6 +215,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
     def _finalize_training(self, trial: Trial, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the run's summary, load the best model, rotate, and tell that training is over."""
         self._background.wait()
+        self._push_what_was_written()
         if self.is_world_process_zero():
             slurm.forget(str(self.args.output_dir))
         train_loss = self._run.losses.mean(self.state.global_step)

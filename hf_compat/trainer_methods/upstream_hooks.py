@@ -53,7 +53,6 @@ class MemoryTracker:
 class UpstreamHooks(TrainerBase):
     """Override points, and attributes that subclasses read, which are here for subclasses alone."""
 
-    hub_model_id: str | None = None
     is_fsdp_xla_enabled = is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = False
     is_distributed_loading_by_transformers = False
     _memory_tracker = MemoryTracker()
@@ -131,6 +130,3 @@ class UpstreamHooks(TrainerBase):
 
     def _report_to_hp_search(self, trial: Trial, step: int, metrics: dict[str, float]) -> None:
         """Report an evaluation to a hyperparameter search; there is none by itself."""
-
-    def _finish_current_push(self) -> None:
-        """Wait for a push to the Hub at the end of a training; there is none by itself."""

@@ -37,8 +37,8 @@ INNER = {
     "_process_fsdp_args",
     "is_torch_greater_or_equal_than_2_8",
 }
-# Called with a push to the Hub or a search alone, which are refused.
-NOT_YET = {"_push_from_checkpoint", "_tune_save_checkpoint"}
+# Called with a search alone, which is refused.
+NOT_YET = {"_tune_save_checkpoint"}
 
 
 def counting(base, calls):
