@@ -5,10 +5,14 @@ What else lies in such a folder was put or left there by somebody: reading it wo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from hf_compat.checkpoint.files import check_regular, is_inside, is_plain_name, read_json
 from hf_compat.errors import CheckpointError
@@ -65,11 +69,50 @@ def listed_files(folder: Path) -> Listed | None:
     return None if listed is None else {name: facts for name, facts in listed.items() if is_inside(folder, name)}
 
 
+# Folders that are read as they are, whatever their manifests say: by real path the files, and which manifest it was.
+_AsItIs = Mapping[str, tuple[Listed, tuple[int, int] | None]]
+_AS_IT_IS: ContextVar[_AsItIs] = ContextVar("_AS_IT_IS", default=MappingProxyType({}))
+
+
+@contextlib.contextmanager
+def reading_as_it_is(folder: str | os.PathLike[str], files: Iterable[str]) -> Iterator[None]:
+    """Let readers read these files of a folder for a while, as if its manifest listed them and no others.
+
+    This ends when the manifest is replaced: what a run saves into the folder is another checkpoint.
+    """
+    path = os.path.realpath(folder)
+    listed: Listed = {name: {} for name in files}
+    token = _AS_IT_IS.set({**_AS_IT_IS.get(), path: (listed, _identity(Path(path)))})
+    try:
+        yield
+    finally:
+        _AS_IT_IS.reset(token)
+
+
+def is_read_as_it_is(folder: str | os.PathLike[str]) -> bool:
+    """Return whether a folder is one whose differences somebody has been told."""
+    return _listed_as_it_is(Path(folder)) is not None
+
+
+def _listed_as_it_is(folder: Path) -> Listed | None:
+    listed, manifest = _AS_IT_IS.get().get(os.path.realpath(folder), (None, None))
+    return listed if listed is not None and manifest == _identity(folder) else None
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        facts = os.lstat(folder / MANIFEST_NAME)
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_mtime_ns
+
+
 class Contents:
     """The files of a checkpoint that may be read.
 
     Args:
-        folder: The checkpoint. One without a manifest (of `transformers`) has no list: all its files may be read.
+        folder: The checkpoint. One without a manifest (of `transformers`) has no list: all its files may be read. The
+            manifest of one that is read as it is (`reading_as_it_is`) does not count.
 
     Raises:
         CheckpointError: It has a manifest, which is not readable.
@@ -77,7 +120,9 @@ class Contents:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self.listed = listed_files(self.folder)
+        self.listed = _listed_as_it_is(self.folder)
+        if self.listed is None:
+            self.listed = listed_files(self.folder)
         if self.listed is None and os.path.lexists(self.folder / MANIFEST_NAME):
             raise CheckpointError(f"{self.folder / MANIFEST_NAME} is not readable.")
 

@@ -9,13 +9,13 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, check_values, open_dcp
-from hf_compat.checkpoint.files import check_regular, open_regular, read_json
+from hf_compat.checkpoint.files import STATE_FILE_BYTES, check_regular, open_regular, read_json
 from hf_compat.checkpoint.forms import check_optimizer, check_random_states, check_schedule
 from hf_compat.checkpoint.headers import weight_shapes
 from hf_compat.checkpoint.reading import Allowed, Plain, read_torch_file, shard_names
@@ -33,9 +33,11 @@ _WEIGHTS_NAMES = (
     names.ADAPTER_SAFE_WEIGHTS_NAME,
     names.ADAPTER_WEIGHTS_NAME,
 )
+_ADAPTER_WEIGHTS = (names.ADAPTER_SAFE_WEIGHTS_NAME, names.ADAPTER_WEIGHTS_NAME)
 _HEADER_BYTES = 10**8  # the most that safetensors reads
 
 Judge = Callable[[Contents, str], object]
+WholeJudge = Callable[[Path], bool]
 
 
 def judge_contents(contents: Contents) -> Iterator[str]:
@@ -131,16 +133,49 @@ _JUDGES: tuple[tuple[re.Pattern[str], Judge], ...] = (
 )
 
 
-def judge_unlisted(root: Path) -> Iterator[str]:
-    """Judge a folder of `transformers`, which writes `trainer_state.json` last."""
-    if not (root / names.TRAINER_STATE_NAME).is_file():
-        yield f"{names.TRAINER_STATE_NAME} is missing"
-    if not any(os.path.lexists(root / name) and not os.path.isdir(root / name) for name in _WEIGHTS_NAMES):
-        yield f"{names.SAFE_WEIGHTS_NAME} is missing"
+def judge_unlisted(root: Path, may_lack_optimizer: bool = False) -> Iterator[str]:
+    """Judge a folder of `transformers`, which writes `trainer_state.json` last.
+
+    Args:
+        root: The folder.
+        may_lack_optimizer: Whether one of the optimizer's two files may have been deleted on purpose.
+    """
+    yield from _missing_parts(root)
     has_optimizer = os.path.lexists(root / names.OPTIMIZER_NAME)
-    if has_optimizer != os.path.lexists(root / names.SCHEDULER_NAME):
+    if not may_lack_optimizer and has_optimizer != os.path.lexists(root / names.SCHEDULER_NAME):
         yield f"{names.SCHEDULER_NAME if has_optimizer else names.OPTIMIZER_NAME} is missing"
     damaged = [wrong for path in _files_below(root) if (wrong := _judge_bytes(path)) is not None]
+    yield from _and_contents(root, damaged)
+
+
+def judge_edited(root: Path, edited: Iterable[str]) -> Iterator[str]:
+    """Judge a folder that somebody has changed; `Contents` knows which of its files may be read.
+
+    Args:
+        root: The folder.
+        edited: The files that are not known to be as they were written.
+    """
+    yield from _missing_parts(root)
+    parts = [root / name for name in sorted(edited) if names.is_part_of_checkpoint(name)]
+    yield from _and_contents(root, [wrong for path in parts if (wrong := _judge_bytes(path, _OF_EDITED)) is not None])
+
+
+def _missing_parts(root: Path) -> Iterator[str]:
+    """Yield which of the things are not there without which no run goes on."""
+    if not (root / names.TRAINER_STATE_NAME).is_file():
+        yield f"{names.TRAINER_STATE_NAME} is missing"
+    if not _has_weights(root):
+        yield f"{names.SAFE_WEIGHTS_NAME} is missing"
+
+
+def _has_weights(root: Path) -> bool:
+    places = [root, *(path for path in root.iterdir() if path.is_dir())]  # adapters of a name of their own, shards
+    found = [root / name for name in (*_WEIGHTS_NAMES, LATEST_NAME)]
+    found += [place / name for place in places[1:] for name in (*_ADAPTER_WEIGHTS, METADATA_NAME)]
+    return any(os.path.lexists(path) and not os.path.isdir(path) for path in found)
+
+
+def _and_contents(root: Path, damaged: list[str]) -> Iterator[str]:
     yield from damaged
     seen = {wrong.partition(" ")[0] for wrong in damaged}
     for wrong in judge_contents(Contents(root)):
@@ -152,10 +187,9 @@ def _files_below(root: Path) -> Iterator[Path]:
     return (path for path in sorted(root.rglob("*")) if os.path.lexists(path) and not os.path.isdir(path))
 
 
-def _judge_bytes(path: Path) -> str | None:
+def _judge_bytes(path: Path, judges: Mapping[str, WholeJudge] | None = None) -> str | None:
     """Return what is wrong with a file whose form shows whether all of it is there."""
-    judge = {".safetensors": _is_whole_safetensors, ".pt": _is_whole_torch_file}
-    is_whole = judge.get(".pt" if path.suffix in (".pth", ".bin") else path.suffix)
+    is_whole = (_OF_UNLISTED if judges is None else judges).get(path.suffix)
     if is_whole is None:
         return None
     try:
@@ -192,3 +226,15 @@ def _is_whole_torch_file(path: Path) -> bool:
             return archive.testzip() is None
     except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError, MemoryError):
         return False
+
+
+def _is_whole_json(path: Path) -> bool:
+    read_json(path, STATE_FILE_BYTES)
+    return True
+
+
+_OF_UNLISTED: Mapping[str, WholeJudge] = {
+    ".safetensors": _is_whole_safetensors,
+    **dict.fromkeys((".pt", ".pth", ".bin"), _is_whole_torch_file),
+}
+_OF_EDITED: Mapping[str, WholeJudge] = {**_OF_UNLISTED, ".json": _is_whole_json}

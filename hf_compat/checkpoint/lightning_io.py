@@ -26,6 +26,7 @@ from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.conversion_paths import put, writing
+from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.files import check_regular, first_line
 from hf_compat.checkpoint.lightning_form import OWN_KEY, LightningCheckpoint, check_lightning
 from hf_compat.checkpoint.plain_values import readable_checkpoint, reading_arrays
@@ -46,11 +47,13 @@ def from_hf(folder: str) -> LightningCheckpoint:
         folder: A `checkpoint-<updates>` folder of ours or of `transformers`.
 
     Raises:
-        CheckpointError: The folder is not whole.
+        CheckpointError: The folder is damaged. One that was edited is read as it is, with a warning.
     """
-    wrong = manifest.problems(folder)
-    if wrong:
-        raise CheckpointError(f"{folder} is not a whole checkpoint: {'; '.join(wrong)}.")
+    with as_named(folder):
+        return _read_hf(folder)
+
+
+def _read_hf(folder: str) -> LightningCheckpoint:
     contents = Contents(folder)
     state = read_trainer_state(contents.need(names.TRAINER_STATE_NAME))
     checkpoint: LightningCheckpoint = {
@@ -62,9 +65,10 @@ def from_hf(folder: str) -> LightningCheckpoint:
         OWN_KEY: {"updates": state.global_step},
     }
     optimizer = contents.find(names.OPTIMIZER_NAME)
-    if optimizer is not None:
+    schedule = contents.find(names.SCHEDULER_NAME)
+    if optimizer is not None and schedule is not None:
         checkpoint["optimizer_states"] = [read_torch_file(optimizer)]
-        checkpoint["lr_schedulers"] = [read_torch_file(contents.need(names.SCHEDULER_NAME))]
+        checkpoint["lr_schedulers"] = [read_torch_file(schedule)]
     own = contents.find(RUN_STATE_NAME)  # of one process: each of several has a position of its own
     run_state = RunState.read(own, state.was_leaving_epoch) if own is not None else None
     if run_state is not None:

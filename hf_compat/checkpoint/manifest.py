@@ -51,10 +51,10 @@ _SURELY_OVER = 3600.0
 
 def _files(folder: Path) -> Iterator[Path]:
     """List the regular files of a folder but its manifest."""
-    return (path for path in _entries(folder) if path.is_file())
+    return (path for path in entries(folder) if path.is_file())
 
 
-def _entries(folder: Path) -> Iterator[Path]:
+def entries(folder: Path) -> Iterator[Path]:
     """List what is below a folder but subfolders and its manifest: files, links, and what else somebody put there."""
     below = (path for path in sorted(folder.rglob("*")) if path != folder / MANIFEST_NAME)
     return (path for path in below if path.is_symlink() or not path.is_dir())
@@ -80,16 +80,29 @@ def seal(folder: str, writer: Writer | None = None) -> None:
     root = Path(folder)
     listed = {}
     for path in _files(root):
+        if not is_inside(root, path.relative_to(root).as_posix()):
+            continue  # a link that leads elsewhere: what it leads to is no part of the checkpoint
         _flush(path)
         listed[path.relative_to(root).as_posix()] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
     by = {} if writer is None else asdict(writer)
     text = json.dumps({"kind": MANIFEST_KIND, "version": 1, **by, "files": listed}, indent=1)
-    with open(root / MANIFEST_NAME, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    _replace_manifest(root, text)
     for subfolder in {path.parent for path in _files(root)} | {root}:
         _flush(subfolder)
+
+
+def _replace_manifest(root: Path, text: str) -> None:
+    """Write a manifest; a folder that has one has the old one or the new one at every instant."""
+    written = root / f".{MANIFEST_NAME}.{os.getpid()}"
+    try:
+        with open(written, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(written, root / MANIFEST_NAME)
+    except OSError:  # the disk is full
+        written.unlink(missing_ok=True)
+        raise
 
 
 def make_partial(final: str) -> str:
@@ -141,7 +154,7 @@ def _remove_tree(path: str, ignore_errors: bool = False) -> None:
 def _copy_user_files(old: Path, new: Path) -> None:
     """Copy what is no part of a checkpoint; weights or states of another run would be read as the new one's."""
     ours = set(_listed(old) or ())
-    for path in _entries(old):
+    for path in entries(old):
         relative = path.relative_to(old).as_posix()
         target = new / relative
         if relative in ours or names.is_part_of_checkpoint(relative) or os.path.lexists(target):
@@ -287,7 +300,7 @@ def problems(folder: str) -> list[str]:
         listed = read_manifest(root)
         if listed is None:
             return [f"{MANIFEST_NAME} is not readable"]
-        wrong = [problem for name, facts in listed.items() if (problem := _compare(root, name, facts))]
+        wrong = [problem for name, facts in listed.items() if (problem := compare(root, name, facts))]
         return wrong or list(judge_contents(Contents(root)))
     except OSError as error:
         return [f"{error.filename or folder} cannot be read: {error.strerror}"]
@@ -295,7 +308,7 @@ def problems(folder: str) -> list[str]:
         return [first_line(error)]
 
 
-def _compare(root: Path, name: str, facts: object) -> str | None:
+def compare(root: Path, name: str, facts: object) -> str | None:
     """Return what is wrong with a file, going by what the manifest says about it."""
     if not is_inside(root, name):
         return f"{name if name.isprintable() else ascii(name)} is outside the folder"
@@ -358,7 +371,8 @@ def newest_checkpoint(folder: str | os.PathLike[str], judge: Callable[[str], lis
                     ", ".join(beyond),
                 )
             return path
-        logger.warning("%s is not whole and is skipped: %s.", path, "; ".join(wrong))
+        way_out = f" If it was edited on purpose: `hf-compat seal {path}`." if is_ours(path) else ""
+        logger.warning("%s is not whole and is skipped: %s.%s", path, "; ".join(wrong), way_out)
     return None
 
 

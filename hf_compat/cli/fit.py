@@ -21,6 +21,7 @@ from torch import nn
 from hf_compat.cli.help import help_of_arguments, help_of_trainer
 from hf_compat.cli.results import keep, keep_metrics
 from hf_compat.cli.scored_weights import (
+    BEST,
     LAST,
     find_checkpoint,
     load_weights,
@@ -141,6 +142,7 @@ class Run:
 
     def _find_checkpoint(self) -> None:
         """Find the checkpoint that is meant; what `fit` goes on from stands among the arguments that it keeps."""
+        self.is_named = self.checkpoint not in (BEST, LAST)
         if self.checkpoint is not None and (self.command, self.checkpoint) != ("fit", LAST):
             self.checkpoint = find_checkpoint(self.trainer, self.checkpoint)
         if self.command == "fit":
@@ -179,7 +181,7 @@ class Run:
     def _load_weights(self) -> None:
         """Load the weights that are to be scored, and say which ones they are."""
         if self.checkpoint is not None:
-            load_weights(self.trainer, self.checkpoint)
+            load_weights(self.trainer, self.checkpoint, self.is_named)
             self._say(f"weights: {self.checkpoint}")
             return
         source = pretrained_source(self.config.model)

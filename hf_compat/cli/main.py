@@ -50,7 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; `fit` and its like, and `run`, read their own words."""
     parser = argparse.ArgumentParser(prog="hf-compat", description="HF training scripts on Lightning's engine.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for add in (_add_explain, _add_document, _add_convert, _add_plot):
+    for add in (_add_explain, _add_document, _add_convert, _add_seal, _add_plot):
         add(commands)
     for name, meaning in COMMANDS.items():
         commands.add_parser(name, help=f"{meaning}, as a configuration says", add_help=False)
@@ -80,6 +80,12 @@ def _add_convert(commands: Commands) -> None:
     parser.add_argument("target", help="a new .ckpt file or folder; nothing is overwritten")
     parser.add_argument("--keep-names", action="store_true", help="leave the weights' names as shards have them")
     parser.set_defaults(execute=_convert)
+
+
+def _add_seal(commands: Commands) -> None:
+    parser = commands.add_parser("seal", help="check a checkpoint that was edited, and write its manifest anew")
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="a checkpoint-N folder")
+    parser.set_defaults(execute=_seal)
 
 
 def _add_plot(commands: Commands) -> None:
@@ -156,6 +162,14 @@ def _convert(chosen: argparse.Namespace) -> int:
     from hf_compat.checkpoint.convert import convert
 
     print(convert(chosen.source, chosen.target, keep_names=chosen.keep_names))  # noqa: T201 - the command's answer
+    return 0
+
+
+def _seal(chosen: argparse.Namespace) -> int:
+    from hf_compat.checkpoint.edits import seal_edited
+
+    for folder in chosen.folders:
+        print(seal_edited(folder))  # noqa: T201 - the command's answer
     return 0
 
 

@@ -5,6 +5,7 @@ Speaks HF's words; makes no Trainer, and trains nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +14,8 @@ from jsonargparse import Namespace
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.contents import MANIFEST_NAME, Contents
+from hf_compat.checkpoint.contents import MANIFEST_NAME, Contents, is_read_as_it_is
+from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.trainer_state import read_trainer_state
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.value_types import plain
@@ -179,15 +181,22 @@ def _best(trainer: Trainer, newest: str) -> str:
     return best
 
 
-def load_weights(trainer: Trainer, path: str) -> None:
+def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:
     """Load a checkpoint's weights into a trainer's model, and take over how far its run had come.
+
+    Args:
+        trainer: The trainer.
+        path: A folder or a `.ckpt`.
+        is_named: Whether somebody named this very folder: edited, it is read as it is, with a warning.
 
     Raises:
         CheckpointError: It is damaged, or does not hold all weights of the model.
     """
     if os.path.isdir(path):
-        _check_folder(trainer, path)
-        _load_folder(trainer, path, path)
+        is_listed = os.path.lexists(os.path.join(path, MANIFEST_NAME))
+        with as_named(path) if is_named and is_listed else contextlib.nullcontext():
+            _check_folder(trainer, path)
+            _load_folder(trainer, path, path)
         return
     with trainer._resolved_checkpoint(path) as folder:
         assert folder is not None  # it is made of the file
@@ -198,7 +207,7 @@ def _check_folder(trainer: Trainer, folder: str) -> None:
     """Refuse a folder that is not whole; one without a manifest needs weights alone, as `save_model` writes them."""
     is_listed = os.path.lexists(os.path.join(folder, MANIFEST_NAME))
     has_weights = any(os.path.lexists(os.path.join(folder, name)) for name in _WEIGHTS)
-    wrong = manifest.problems(folder) if is_listed or not has_weights else []
+    wrong = [] if is_read_as_it_is(folder) or (has_weights and not is_listed) else manifest.problems(folder)
     wrong = wrong or list(trainer._misfits(folder))
     if wrong:
         raise CheckpointError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import warnings
@@ -14,8 +15,8 @@ from lightning.pytorch.core.saving import load_hparams_from_tags_csv, load_hpara
 from torch import nn
 
 from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.contents import MANIFEST_NAME, Contents
+from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.files import read_json
 from hf_compat.checkpoint.headers import missing_adapter_weights
 from hf_compat.checkpoint.lightning_form import OWN_KEY, LightningCheckpoint
@@ -115,9 +116,12 @@ def _read(source: str | IO[Any], map_location: MapLocation, weights_only: bool |
 
 
 def _read_folder(folder: str) -> LightningCheckpoint:
-    wrong = manifest.problems(folder) if os.path.lexists(os.path.join(folder, MANIFEST_NAME)) else []
-    if wrong:
-        raise CheckpointError(f"{folder} is not a whole checkpoint: {'; '.join(wrong)}.")
+    is_listed = os.path.lexists(os.path.join(folder, MANIFEST_NAME))
+    with as_named(folder) if is_listed else contextlib.nullcontext():
+        return _read_folder_weights(folder)
+
+
+def _read_folder_weights(folder: str) -> LightningCheckpoint:
     is_adapter = Contents(folder).find(names.ADAPTER_CONFIG_NAME) is not None
     weights = {} if is_adapter else read_weights(folder)
     return {"state_dict": {PREFIX + name: tensor for name, tensor in weights.items()}}

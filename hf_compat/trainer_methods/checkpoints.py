@@ -24,7 +24,7 @@ from torch import nn
 from hf_compat.callbacks.lightning_states import ask_callbacks
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.contents import Contents
+from hf_compat.checkpoint.contents import Contents, is_read_as_it_is
 from hf_compat.checkpoint.forms import check_schedule
 from hf_compat.checkpoint.headers import missing_adapter_weights
 from hf_compat.checkpoint.lightning_io import write_weights
@@ -411,7 +411,8 @@ class CheckpointMethods(OutputFolderMethods):
             return
         schedule = Contents(checkpoint).find(names.SCHEDULER_NAME)
         if schedule is None or not self._load_optimizer(checkpoint):
-            logger.warning("%s has no optimizer and schedule: both start anew.", checkpoint)
+            level = logging.INFO if is_read_as_it_is(checkpoint) else logging.WARNING  # a warning has said so
+            logger.log(level, "%s has no optimizer and schedule: both start anew.", checkpoint)
             return
         content = read_torch_file(schedule)
         check_schedule(schedule, content)

@@ -12,6 +12,7 @@ from typing import cast
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.edits import problems_of_named, reading_edited, warn_of, way_out
 from hf_compat.checkpoint.files import first_line, naming
 from hf_compat.checkpoint.headers import misfitting_weights
 from hf_compat.checkpoint.lightning_io import read_lightning, to_hf
@@ -66,7 +67,8 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
             unloadable: Folders that were tried, and why they cannot be loaded.
         """
         if isinstance(wanted, bool) or not wanted or not os.path.isfile(str(wanted)):
-            yield self._resolve_checkpoint(wanted, unloadable)
+            with contextlib.ExitStack() as reading:
+                yield self._resolve_checkpoint(wanted, unloadable, reading)
             return
         with tempfile.TemporaryDirectory(prefix="hf_compat_") as place:
             folder = os.path.join(place, "checkpoint")
@@ -75,7 +77,10 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
                 self._refuse_misfits(folder)
                 yield folder
 
-    def _resolve_checkpoint(self, wanted: str | bool | None, unloadable: Mapping[str, str] = _NONE) -> str | None:
+    def _resolve_checkpoint(
+        self, wanted: str | bool | None, unloadable: Mapping[str, str], reading: contextlib.ExitStack
+    ) -> str | None:
+        """Return the folder to go on from; `reading` lets one that is named and edited be read as it is."""
         if not wanted and broadcast_object(slurm.is_requeued(str(self.args.output_dir))):
             logger.warning("SLURM has started this job again: training goes on from the newest checkpoint.")
             wanted = True
@@ -83,7 +88,7 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
             return None
         if wanted is True:
             return self._newest_checkpoint(str(self.args.output_dir), unloadable)
-        agree(_error_of(lambda: self._check_checkpoint(str(wanted))))
+        agree(_error_of(lambda: self._check_checkpoint(str(wanted), reading)))
         return str(wanted)
 
     def _newest_checkpoint(self, folder: str, unloadable: Mapping[str, str] = _NONE) -> str:
@@ -106,19 +111,26 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
         agree(_error_of(look) if self.is_world_process_zero() else None)
         return broadcast_object(found)[0]
 
-    def _check_checkpoint(self, checkpoint: str) -> None:
-        wrong = self._problems(checkpoint)
+    def _check_checkpoint(self, checkpoint: str, reading: contextlib.ExitStack) -> None:
+        """Refuse a checkpoint that somebody names and that is damaged; warn of one that was edited."""
+        wrong, edits = problems_of_named(checkpoint)
+        if not wrong:
+            reading.enter_context(reading_edited(checkpoint, edits))
+            wrong = self._problems_for_this_run(checkpoint)
         if wrong:
             raise CheckpointError(
                 f"Can't find a valid checkpoint at {checkpoint}: {'; '.join(wrong)}.\n\n"
-                "Hint: `resume_from_checkpoint=True` takes the newest one that is whole."
+                f"{way_out(checkpoint)} `resume_from_checkpoint=True` takes the newest one that is whole."
             )
+        if self.is_world_process_zero():
+            warn_of(checkpoint, edits)
 
     def _problems(self, checkpoint: str) -> list[str]:
-        """List what is wrong with a checkpoint, for a run with these arguments."""
-        return (
-            manifest.problems(checkpoint) or list(self._zero_intervals(checkpoint)) or list(self._misfits(checkpoint))
-        )
+        """List what is wrong with a checkpoint that nobody named, for a run with these arguments."""
+        return manifest.problems(checkpoint) or self._problems_for_this_run(checkpoint)
+
+    def _problems_for_this_run(self, checkpoint: str) -> list[str]:
+        return list(self._zero_intervals(checkpoint)) or list(self._misfits(checkpoint))
 
     def _refuse_misfits(self, folder: str) -> None:
         wrong = list(self._misfits(folder))

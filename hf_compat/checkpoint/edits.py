@@ -1,0 +1,203 @@
+"""Checkpoints that somebody has edited: what differs from the manifest, and how a run that was told to reads them.
+
+A folder that somebody names is read as it is now, with one warning that says what differs, as long as each of its files
+is whole by itself. Only for these folders, and only while they are read, do files count that no manifest lists. Files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.contents import MANIFEST_NAME, read_manifest, read_writer, reading_as_it_is
+from hf_compat.checkpoint.files import is_inside
+from hf_compat.checkpoint.judging import judge_edited, judge_unlisted
+from hf_compat.errors import ArgumentError, CheckpointError
+
+logger = logging.getLogger(__name__)
+
+_ITS_LOSS = {
+    names.OPTIMIZER_NAME: "optimizer and schedule start anew",
+    names.SCHEDULER_NAME: "optimizer and schedule start anew",
+    names.RNG_STATE_NAME: "random numbers are not those of the run",
+    "run_state.pt": "where the data stood is worked out from the updates",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Edits:
+    """What differs between a folder and its manifest.
+
+    Args:
+        kept: Files that are as the manifest says.
+        changed: Files of another content.
+        missing: Files that are not there.
+        added: Files that the manifest does not list.
+        not_read: What is no file of the folder: links that lead out of it, pipes.
+    """
+
+    kept: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    not_read: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The files that are there, whatever the manifest says about them."""
+        return frozenset((*self.kept, *self.changed, *self.added))
+
+    def described(self) -> list[str]:
+        """Say of each file how it differs, and what its loss means."""
+        return [
+            *(f"{name} is changed" for name in self.changed),
+            *(f"{name} is missing" + (f" ({_ITS_LOSS[name]})" if name in _ITS_LOSS else "") for name in self.missing),
+            *(f"{name} is added" for name in self.added),
+            *(f"{name} is no file of this folder and is not read" for name in self.not_read),
+        ]
+
+
+def find_edits(folder: str) -> Edits:
+    """Compare a folder with its manifest.
+
+    Raises:
+        CheckpointError: The manifest is not readable or lists what is outside the folder.
+    """
+    root = Path(folder)
+    listed = read_manifest(root)
+    if listed is None:
+        raise CheckpointError(f"{MANIFEST_NAME} is not readable")
+    outside = [manifest.compare(root, name, facts) for name, facts in listed.items() if not is_inside(root, name)]
+    if outside:
+        raise CheckpointError("; ".join(filter(None, outside)))
+    kinds: dict[str, list[str]] = {"kept": [], "changed": [], "missing": []}
+    for name, facts in sorted(listed.items()):
+        is_there = os.path.lexists(root / name)
+        kind = "missing" if not is_there else "changed" if manifest.compare(root, name, facts) else "kept"
+        kinds[kind].append(name)
+    added, not_read = _further_entries(root, frozenset(listed))
+    return Edits(**{kind: tuple(found) for kind, found in kinds.items()}, added=added, not_read=not_read)
+
+
+def _further_entries(root: Path, known: frozenset[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    found = [path.relative_to(root).as_posix() for path in manifest.entries(root)]
+    further = [name for name in found if name not in known]
+    added = tuple(name for name in further if is_inside(root, name) and (root / name).is_file())
+    return added, tuple(name for name in further if name not in added)
+
+
+def problems_of_named(folder: str) -> tuple[list[str], Edits]:
+    """List what is wrong with a checkpoint that somebody names, and what differs from its manifest.
+
+    A change is no fault where each file is whole by itself, and there is what no run can go on without.
+    """
+    root = Path(folder)
+    if not os.path.isdir(root):
+        return [f"{folder} is no folder"], Edits()
+    try:
+        if not os.path.lexists(root / MANIFEST_NAME):
+            return list(judge_unlisted(root, may_lack_optimizer=True)), Edits()
+        edits = find_edits(folder)
+        if not (edits.changed or edits.missing or edits.added):
+            return manifest.problems(folder), Edits()
+        with reading_as_it_is(folder, edits.files):
+            return list(judge_edited(root, (*edits.changed, *edits.added))), edits
+    except CheckpointError as error:
+        return str(error).removesuffix(".").split("; "), Edits()
+    except OSError as error:
+        return [f"{error.filename or folder} cannot be read: {error.strerror}"], Edits()
+
+
+def way_out(folder: str) -> str:
+    """Return the hint for a folder that is refused."""
+    return (
+        f"Hint: mend or remove what is damaged; `hf-compat seal {folder}` then says whether each file is whole, and "
+        "writes the manifest anew."
+    )
+
+
+def warn_of(folder: str, edits: Edits) -> None:
+    """Say once what differs in a folder that is read all the same."""
+    if edits.described():
+        logger.warning(
+            "%s differs from its %s and is read as it is: %s. `hf-compat seal %s` makes it whole again.",
+            folder,
+            MANIFEST_NAME,
+            "; ".join(edits.described()),
+            folder,
+        )
+
+
+@contextlib.contextmanager
+def as_named(folder: str) -> Iterator[None]:
+    """Let readers read a folder that somebody named as it is now.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
+    wrong, edits = problems_of_named(folder)
+    if wrong:
+        raise CheckpointError(f"{folder} is not a whole checkpoint: {'; '.join(wrong)}.\n\n{way_out(folder)}")
+    warn_of(folder, edits)
+    with reading_edited(folder, edits):
+        yield
+
+
+def reading_edited(folder: str, edits: Edits) -> contextlib.AbstractContextManager[None]:
+    """Let readers read the files that an edited folder has now; one that is as it was is read by its manifest."""
+    return reading_as_it_is(folder, edits.files) if edits.files else contextlib.nullcontext()
+
+
+def seal_edited(folder: str) -> str:
+    """Check each file of a checkpoint by itself, write its manifest anew, and say what was found.
+
+    Args:
+        folder: A `checkpoint-<updates>` folder, of this package or of `transformers`.
+
+    Raises:
+        ArgumentError: There is no such folder.
+        CheckpointError: It is damaged; its manifest stays as it is.
+    """
+    root = Path(folder)
+    if not os.path.isdir(root):
+        raise ArgumentError(f"{folder} is no folder.\n\nHint: name a checkpoint-<updates> folder.")
+    before = _as_listed(folder) if os.path.lexists(root / MANIFEST_NAME) else None
+    wrong = problems_of_named(folder)[0] if before is not None else _problems_without_list(root)
+    if wrong:
+        raise CheckpointError(
+            f"{folder} is not sealed: {'; '.join(wrong)}.\n\n"
+            "Hint: mend or remove what is damaged; a checkpoint needs trainer_state.json and weights."
+        )
+    if before is not None and not (before.changed or before.missing or before.added):
+        return f"{folder}: each of its {len(before.kept)} files is as {MANIFEST_NAME} says; nothing is written."
+    manifest.seal(folder, read_writer(root))
+    count = len(read_manifest(root) or ())
+    return "\n".join([*_account(folder, before), f"{MANIFEST_NAME} lists {count} files now."])
+
+
+def _as_listed(folder: str) -> Edits | None:
+    """Return what differs from a manifest; None where it is not readable and says nothing."""
+    return find_edits(folder) if read_manifest(Path(folder)) is not None else None
+
+
+def _problems_without_list(root: Path) -> list[str]:
+    """List what is wrong with a folder that has no manifest, or one that is not readable."""
+    found = [path.relative_to(root).as_posix() for path in manifest.entries(root)]
+    inside = [name for name in found if is_inside(root, name) and (root / name).is_file()]
+    with reading_as_it_is(str(root), inside):
+        return list(judge_edited(root, inside))
+
+
+def _account(folder: str, edits: Edits | None) -> list[str]:
+    if edits is None:
+        return [
+            f"{folder}: each file is whole by itself. It had no readable {MANIFEST_NAME}; with one it counts as a "
+            "checkpoint of this package, which `save_total_limit` may remove."
+        ]
+    return [f"{folder}: each file is whole by itself.", *(f"  {line}" for line in edits.described())]
