@@ -184,9 +184,3 @@ def test_a_folder_and_what_holds_nothing_to_run(tmp_path):
     for kind, name in (("script", "empty"), ("module", "nowhere.at_all"), ("module", "json")):
         done = python(tmp_path, "-c", ALONE.format(kind), name)
         assert done.returncode == 1 and "There is no module" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_a_class_that_is_not_here_yet_does_not_train_elsewhere(tmp_path):
-    (tmp_path / "script.py").write_text("from transformers import Seq2SeqTrainer\nSeq2SeqTrainer()\n")
-    done = python(tmp_path, *RUN, "script.py")
-    assert done.returncode == 1 and "`Seq2SeqTrainer` is not supported" in done.stderr

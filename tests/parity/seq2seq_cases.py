@@ -11,11 +11,11 @@ import toy
 from cases import CASES, case
 
 
-def tiny_t5():
+def tiny_t5(**options):
     from transformers import T5Config, T5ForConditionalGeneration
 
     sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-    return T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0))
+    return T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, **options))
 
 
 def _sizes() -> dict:
@@ -220,7 +220,12 @@ seq2seq(
     "model_init",
     EVAL,
     model=None,
-    extra=lambda api: {"model": None, "model_init": tiny_t5, "data_collator": pad_pairs, "compute_metrics": exact},
+    extra=lambda api: {
+        "model": None,
+        "model_init": lambda: tiny_t5(),
+        "data_collator": pad_pairs,
+        "compute_metrics": exact,
+    },
 )
 seq2seq(
     "config_object",
