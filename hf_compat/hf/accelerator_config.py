@@ -80,9 +80,22 @@ class AcceleratorConfig:
             )
         return value if isinstance(value, cls) and options == value.to_dict() else cls(**options)  # type: ignore[arg-type]
 
+    @classmethod
+    def from_json_file(cls, json_file: str) -> AcceleratorConfig:
+        """Read the options from a JSON file.
+
+        Raises:
+            ArgumentError: The file cannot be read, or holds an unknown option or a wrong value.
+        """
+        return cls.from_any(json_file)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the options as a plain dict."""
         return copy.deepcopy(self.__dict__)
+
+    def pop(self, key: str, default: object = None) -> object:
+        """Take an option out, as upstream's own arguments do."""
+        return self.__dict__.pop(key, default)
 
 
 @functools.cache

@@ -49,6 +49,12 @@ class AcceptOldNames(type):
     All complaints about a call come in one error, before a subclass's own `__post_init__` sees the values.
     """
 
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """What `inspect.signature` says: the constructor's own names, by which code filters its settings."""
+        own = inspect.signature(cls.__init__)  # type: ignore[misc]  # of this very class
+        return own.replace(parameters=list(own.parameters.values())[1:])
+
     def __call__(cls, *args: ArgumentValue, **kwargs: ArgumentValue) -> Any:  # an instance of the class
         checks: Mapping[str, ArgumentCheck] = cls._checks()  # type: ignore[attr-defined]  # of the class, not of this one
         names, known, takes_all = _names_of_constructor(cls)

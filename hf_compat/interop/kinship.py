@@ -24,7 +24,7 @@ def acknowledge(ours: object, theirs: object) -> None:
     """
     if not (isinstance(ours, type) and isinstance(theirs, type)) or ours.__name__ not in _ASKED_FOR:
         return
-    if not issubclass(ours, theirs) and ours.__bases__ != (object,):
+    if not issubclass(ours, theirs):
         ours.__bases__ = (*ours.__bases__, _without_content(ours, theirs))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 
-from hf_compat.errors import UnsupportedArgument, warn_once
+from hf_compat.errors import warn_once
 from hf_compat.interop.kinship import acknowledge, kin_of
 from hf_compat.runtime.text import need
 
@@ -33,11 +33,18 @@ HOMES = (
 _MIRRORS = (
     "trainer_utils", "trainer_pt_utils", "training_args", "trainer_callback", "optimization", "data",
 )  # fmt: skip
+# Helpers of upstream's own code, which calls them with words that ours do not take.
+_KEPT = frozenset(
+    {
+        "RemoveColumnsCollator", "find_batch_size", "has_length", "nested_detach", "nested_numpify",
+        "number_of_arguments",
+    }
+)  # fmt: skip
 # Who has imported or subclassed these of transformers before trains, or reads arguments, with transformers' own.
 _TELLTALES = ("Trainer", "Seq2SeqTrainer", "TrainingArguments", "Seq2SeqTrainingArguments", "HfArgumentParser")
 _ADVICE = (
     "These were imported from transformers, or made from what was, before `hf_compat.patch()`: {}. They stay "
-    "transformers' own, and trainers among them train there.\n\n"
+    "transformers' own: trainers among them train there, as far as they do beside ours.\n\n"
     "Hint: call `hf_compat.patch()` before anything imports them, or start the script by `hf-compat run`; in a "
     "notebook restart the kernel, and patch in its first cell."
 )
@@ -75,9 +82,9 @@ def is_patched() -> bool:
 def patch() -> None:
     """Put our names in the place of transformers' own: what imports them from now on gets ours.
 
-    Every public name of `hf_compat` that `transformers` has as well is replaced wherever transformers holds it: at the
-    top level, and in each of its modules. A second call replaces what transformers has loaded since. `unpatch()` takes
-    all of it back.
+    Every class and function of `hf_compat` and its mirrored modules that `transformers` has as well is replaced
+    wherever transformers holds it: at the top level, and in each of its modules. A second call replaces what
+    transformers has loaded since. `unpatch()` takes all of it back.
 
     Raises:
         MissingPackage: transformers is not installed.
@@ -138,21 +145,8 @@ def _ours() -> Iterator[tuple[str, object]]:
     names = [*((package, name) for name in package.__all__), *((one, name) for one in mirrors for name in dir(one))]
     for module, name in names:
         value = getattr(module, name)
-        if _is_defined_in(value, "hf_compat"):
+        if name not in _KEPT and _is_defined_in(value, "hf_compat"):
             yield name, value
-    yield from ((name, _refusing(name)) for name in _TELLTALES if name not in package.__all__)
-
-
-def _refusing(name: str) -> type:
-    """Return what stands in for a class that is not here, so that nothing trains elsewhere unnoticed."""
-
-    def refuse(self: object, *args: object, **kwargs: object) -> None:
-        raise UnsupportedArgument(
-            f"`{name}` is not supported by `hf-compat run` yet.\n\n"
-            "Hint: use Trainer, or run the script with transformers itself."
-        )
-
-    return type(name, (), {"__init__": refuse, "__module__": __name__})
 
 
 def _is_defined_in(value: object, package: str) -> bool:

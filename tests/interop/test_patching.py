@@ -1,0 +1,190 @@
+"""`hf_compat.patch()`: every name that both sides have is ours wherever transformers holds it, until `unpatch()`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+
+
+def python(folder, *command, **variables):
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **variables},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    printed = python(tmp_path_factory.mktemp("swap"), str(HERE / "swapped_process.py"), "out")
+    (line,) = [line for line in printed.splitlines() if line.startswith("FOUND")]
+    return json.loads(line[5:])
+
+
+def test_every_name_is_replaced_where_it_lives(found):
+    """Upstream's modules hold these names; scripts import them from there, and from the top level."""
+    expected = {
+        "transformers.trainer": "Trainer TrainingArguments TrainerCallback TrainerState TrainerControl EvalPrediction",
+        "transformers.trainer_callback": "CallbackHandler EarlyStoppingCallback PrinterCallback ProgressCallback",
+        "transformers.trainer_utils": "IntervalStrategy SchedulerType get_last_checkpoint set_seed PredictionOutput",
+        "transformers.trainer_pt_utils": "LabelSmoother LengthGroupedSampler AcceleratorConfig",
+        "transformers.training_args": "TrainingArguments OptimizerNames ParallelMode",
+        "transformers.training_args_seq2seq": "Seq2SeqTrainingArguments TrainingArguments",
+        "transformers.trainer_seq2seq": "Seq2SeqTrainer Trainer",
+        "transformers.hf_argparser": "HfArgumentParser",
+        "transformers.optimization": "get_scheduler Adafactor",
+        "transformers.data.data_collator": "default_data_collator",
+        "transformers.integrations.integration_utils": "TensorBoardCallback WandbCallback",
+    }
+    for home, names in expected.items():
+        assert set(names.split()) <= set(found["at_home"][home]), home
+    assert len(found["top_level"]) >= 19 and found["other"] == []
+    assert {"transformers.trainer.DEFAULT_CALLBACKS.0", "transformers.trainer.DEFAULT_PROGRESS_CALLBACK"} <= set(
+        found["changed"][0]
+    )
+
+
+def test_a_second_patch_changes_nothing(found):
+    assert found["changed"][0] == found["changed"][1] and len(found["changed"][0]) > 80
+
+
+def test_unpatch_leaves_transformers_as_it_was_name_by_name(found):
+    assert found["left"] == [] and found["loaded_since"] == []
+    assert found["is_original"] and found["third"]
+
+
+def test_both_engines_train_alike_before_within_and_after(found):
+    theirs = found["theirs"]
+    assert len(theirs) == 4 and theirs == found["ours"] == found["resumed"] == found["again"] == found["made_before"]
+    assert found["again_module"] == "transformers.trainer"
+
+
+def test_our_trainer_is_an_instance_of_both_classes_and_has_nothing_of_theirs(found):
+    assert found["kin"] == [True] * 4 and found["kin_after"] == [True, True] and found["leaks"] == []
+
+
+def test_who_holds_the_originals_is_told_once_what_to_do(found):
+    first, second = found["advice"]
+    (text,) = first
+    assert "__main__.MadeBefore, __main__.Original, __main__.OriginalArguments" in text and second == []
+    assert "Hint: call `hf_compat.patch()` before anything imports them" in text
+
+
+WITHOUT = """
+import sys
+sys.modules["transformers"] = None
+import hf_compat
+hf_compat.unpatch()
+try:
+    hf_compat.patch()
+except ImportError as error:
+    print(str(error))
+"""
+
+
+def test_without_transformers_it_says_so(tmp_path):
+    printed = python(tmp_path, "-c", WITHOUT)
+    assert "`hf_compat.patch()` needs the package transformers" in printed and "pip install" in printed
+
+
+KEPT = """
+import inspect, json, sys
+import transformers
+held, sizes = transformers, set(vars(transformers))
+import hf_compat
+from hf_compat.interop import patching
+hf_compat.patch()
+assert held is not sys.modules["transformers"], "the package has loaded itself once more"
+assert held.Trainer is hf_compat.Trainer and held.TrainerCallback is hf_compat.TrainerCallback
+(swap,) = patching._in_force
+words = {}
+for name, (theirs, ours) in swap.pairs.items():
+    taken = inspect.signature(ours).parameters
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    words[name] = [] if takes_all else [one for one in inspect.signature(theirs).parameters if one not in taken]
+helpers = {name: getattr(sys.modules[f"transformers.{home}"], name).__module__ for home, name in (
+    ("trainer_utils", "RemoveColumnsCollator"), ("trainer_utils", "has_length"), ("trainer_pt_utils", "nested_detach"))}
+hf_compat.unpatch()
+left = [name for name in ("Trainer", "TrainerCallback", "HfArgumentParser") if name in set(vars(held)) - sizes]
+print(json.dumps([words, helpers, left, held.Trainer.__module__]))
+"""
+
+
+def test_what_is_called_with_words_that_ours_does_not_take_is_kept(tmp_path):
+    words, helpers, left, module = json.loads(python(tmp_path, "-c", KEPT))
+    assert len(words) > 35 and {name: missing for name, missing in words.items() if missing} == {}
+    assert len(helpers) == 3 and all(home.startswith("transformers.") for home in helpers.values())
+    assert left == [] and module == "transformers.trainer"
+
+
+PARENT = """
+import multiprocessing, os, subprocess, sys
+from torch.utils.data import DataLoader
+
+def home_of_trainer(_=None):
+    from transformers import Trainer
+    return Trainer.__module__
+
+class Homes:
+    def __len__(self):
+        return 1
+    def __getitem__(self, index):
+        return home_of_trainer()
+
+def child(*words):
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    return done.stdout.split() or done.stderr
+
+if __name__ == "__main__":
+    print("here", home_of_trainer())
+    print("child", *child("child.py"))
+    print("torchrun", *child("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1", "child.py"))
+    print("isolated", *child("-I", "child.py"))
+    print("idle", *child("-c", "import sys; print('torch' in sys.modules, sys.own)"))
+    print("worker", *next(iter(DataLoader(Homes(), num_workers=1, multiprocessing_context="spawn"))))
+"""
+
+
+def test_the_processes_that_a_script_starts_are_patched_too(tmp_path):
+    (tmp_path / "parent.py").write_text(PARENT)
+    (tmp_path / "child.py").write_text(
+        "from transformers.trainer import Trainer\nprint(Trainer.__module__ + chr(10), end='')"
+    )
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import sys\nsys.own = 'theirs'")
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path / "site")])
+    lines = python(tmp_path, "-m", "hf_compat", "run", "parent.py", PYTHONPATH=path).splitlines()
+    ours = "hf_compat.trainer"
+    assert lines == [
+        f"here {ours}",
+        f"child {ours}",
+        f"torchrun {ours}",
+        "isolated transformers.trainer",
+        "idle False theirs",
+        f"worker {ours}",
+    ]
+
+
+def test_the_signature_of_arguments_is_that_of_the_constructor():
+    """Code filters its settings by these names."""
+    from hf_compat import TrainingArguments
+
+    class Own(TrainingArguments):
+        def __init__(self, output_dir, extra=1, **others):
+            super().__init__(output_dir, **others)
+
+    assert {"output_dir", "learning_rate", "bf16"} <= inspect.signature(TrainingArguments).parameters.keys()
+    assert [*inspect.signature(Own).parameters] == ["output_dir", "extra", "others"]
