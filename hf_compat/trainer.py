@@ -21,6 +21,7 @@ from hf_compat.errors import ArgumentError, UnknownArgument
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.outputs import TrainOutput
 from hf_compat.interop.arguments import adopt_arguments
+from hf_compat.interop.edited_source import refuse_edited_methods
 from hf_compat.native.module import make_module
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.lightning_plan import LightningPlan
@@ -110,6 +111,7 @@ class Trainer(
         **old_names: ProcessingClass,
     ) -> None:
         with telling_of_failure():
+            refuse_edited_methods(type(self))
             processing_class = _accept_old_names(old_names, processing_class)
             self.lightning_options = {} if lightning_options is None else lightning_options
             self._set_up_process(TrainingArguments("tmp_trainer") if args is None else adopt_arguments(args))

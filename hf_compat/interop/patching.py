@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from hf_compat.errors import warn_once
+from hf_compat.interop.edited_source import let_readers_be, watch_readers
 from hf_compat.interop.kinship import acknowledge, kin_of
 from hf_compat.runtime.text import need
 
@@ -95,6 +96,7 @@ def patch() -> None:
     need("transformers", "'hf-compat[transformers]'", "`hf_compat.patch()`")
     if not _in_force:
         _in_force.append(_begin())
+    watch_readers()
     (swap,) = _in_force
     for module in _modules_of_transformers():
         _exchange(vars(module), swap.forth())
@@ -109,6 +111,7 @@ def unpatch() -> None:
     """Give `transformers` its own names back; without `patch()` before, do nothing."""
     if not _in_force:
         return
+    let_readers_be()
     swap = _in_force.pop()
     for module in _modules_of_transformers():
         _exchange(vars(module), swap.back())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import peft
 import torch
 import toys
+from transformers import Trainer, TrainingArguments
 
 TRAIN, EVAL = 60, 12
 
@@ -29,7 +31,7 @@ def tokens(models: Path, rows, keep_labels=False):
 def language_trainer(
     models: Path, args: dict, change=lambda model: model, trainer_class=None, arguments=None, **options
 ):
-    from transformers import DataCollatorForSeq2Seq, LlamaForCausalLM, Trainer, TrainingArguments
+    from transformers import DataCollatorForSeq2Seq, LlamaForCausalLM
 
     torch.manual_seed(0)
     tokenizer, rows = tokens(models, toys.texts(TRAIN + EVAL))
@@ -57,7 +59,7 @@ def two_adapters(model):
 
 def streamed(models: Path, args: dict):
     """Train on a streamed data set of `datasets`, shuffled by its buffer."""
-    from transformers import DataCollatorForSeq2Seq, LlamaForCausalLM, Trainer, TrainingArguments
+    from transformers import DataCollatorForSeq2Seq, LlamaForCausalLM
 
     tokenizer, rows = tokens(models, toys.texts(TRAIN + EVAL))
     torch.manual_seed(0)
@@ -87,7 +89,7 @@ class Accuracy(evaluate.Metric):
 def evaluated(models: Path, args: dict):
     """Classify, with a metric of `evaluate` and the best model at the end."""
     import evaluate
-    from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
+    from transformers import DataCollatorWithPadding
 
     script = Path(args["output_dir"]) / "accuracy.py"
     script.parent.mkdir(parents=True, exist_ok=True)
@@ -114,76 +116,71 @@ def evaluated(models: Path, args: dict):
     )
 
 
+@dataclass
+class DistillingArguments(TrainingArguments):
+    distillation_weight: float = 0.5
+    distillation_temperature: float = 2.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 <= self.distillation_weight <= 1:
+            raise ValueError("distillation_weight must lie between 0 and 1")
+
+
+class DistillingTrainer(Trainer):
+    def __init__(self, model=None, args=None, teacher=None, **kwargs):
+        super().__init__(model, args, **kwargs)
+        self.teacher = self.accelerator.prepare_model(teacher, evaluation_mode=True).eval()
+        self._parts = {"task_loss": 0.0, "distillation_loss": 0.0, "count": 0}
+        self._set_signature_columns_if_needed()
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if not self.model.training:
+            return (loss, outputs) if return_outputs else loss
+        with torch.no_grad():
+            wanted = self.teacher(**inputs).logits
+        heat = self.args.distillation_temperature
+        distance = torch.nn.functional.kl_div(
+            (outputs.logits / heat).log_softmax(-1), (wanted / heat).softmax(-1), reduction="batchmean"
+        )
+        distance = distance / self.current_gradient_accumulation_steps
+        self._parts["task_loss"] += loss.item()
+        self._parts["distillation_loss"] += distance.item()
+        self._parts["count"] += 1
+        weight = self.args.distillation_weight
+        loss = (1 - weight) * loss + weight * distance
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs, *args, **kwargs):
+        count = self._parts.pop("count")
+        if count and "loss" in logs:
+            logs |= {name: value / count for name, value in self._parts.items()}
+        self._parts = {"task_loss": 0.0, "distillation_loss": 0.0, "count": 0 if "loss" in logs else count}
+        super().log(logs, *args, **kwargs)
+
+    def create_optimizer(self, *args, **kwargs):
+        decayed = self.get_decay_parameter_names(self.model)
+        groups = [
+            {
+                "params": [p for n, p in self.model.named_parameters() if (n in decayed) == decays],
+                "weight_decay": 0.1 * decays,
+            }
+            for decays in (True, False)
+        ]
+        kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+        self.optimizer = kind(groups, **options)
+        return self.optimizer
+
+    def _save(self, output_dir=None, state_dict=None):
+        super()._save(output_dir, state_dict)
+        (Path(output_dir or self.args.output_dir) / "distillation.txt").write_text(str(self.args.distillation_weight))
+
+
 def distilled(models: Path, args: dict):
     """Make a Trainer in optimum's shape: arguments of its own, a teacher, its own saving and its own optimizer."""
-    from dataclasses import dataclass
-
-    from transformers import Trainer, TrainingArguments
-
-    @dataclass
-    class DistillingArguments(TrainingArguments):
-        distillation_weight: float = 0.5
-        distillation_temperature: float = 2.0
-
-        def __post_init__(self):
-            super().__post_init__()
-            if not 0 <= self.distillation_weight <= 1:
-                raise ValueError("distillation_weight must lie between 0 and 1")
-
-    class DistillingTrainer(Trainer):
-        def __init__(self, model=None, args=None, teacher=None, **kwargs):
-            super().__init__(model, args, **kwargs)
-            self.teacher = self.accelerator.prepare_model(teacher, evaluation_mode=True).eval()
-            self._parts = {"task_loss": 0.0, "distillation_loss": 0.0, "count": 0}
-            self._set_signature_columns_if_needed()
-
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-            if not self.model.training:
-                return (loss, outputs) if return_outputs else loss
-            with torch.no_grad():
-                wanted = self.teacher(**inputs).logits
-            heat = self.args.distillation_temperature
-            distance = torch.nn.functional.kl_div(
-                (outputs.logits / heat).log_softmax(-1), (wanted / heat).softmax(-1), reduction="batchmean"
-            )
-            distance = distance / self.current_gradient_accumulation_steps
-            self._parts["task_loss"] += loss.item()
-            self._parts["distillation_loss"] += distance.item()
-            self._parts["count"] += 1
-            weight = self.args.distillation_weight
-            loss = (1 - weight) * loss + weight * distance
-            return (loss, outputs) if return_outputs else loss
-
-        def log(self, logs, *args, **kwargs):
-            count = self._parts.pop("count")
-            if count and "loss" in logs:
-                logs |= {name: value / count for name, value in self._parts.items()}
-            self._parts = {"task_loss": 0.0, "distillation_loss": 0.0, "count": 0 if "loss" in logs else count}
-            super().log(logs, *args, **kwargs)
-
-        def create_optimizer(self, *args, **kwargs):
-            decayed = self.get_decay_parameter_names(self.model)
-            groups = [
-                {
-                    "params": [p for n, p in self.model.named_parameters() if (n in decayed) == decays],
-                    "weight_decay": 0.1 * decays,
-                }
-                for decays in (True, False)
-            ]
-            kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
-            self.optimizer = kind(groups, **options)
-            return self.optimizer
-
-        def _save(self, output_dir=None, state_dict=None):
-            super()._save(output_dir, state_dict)
-            (Path(output_dir or self.args.output_dir) / "distillation.txt").write_text(
-                str(self.args.distillation_weight)
-            )
-
-    return language_trainer(
-        models, args, trainer_class=DistillingTrainer, arguments=DistillingArguments, teacher=toys.llama()
-    )
+    classes = {"trainer_class": DistillingTrainer, "arguments": DistillingArguments}
+    return language_trainer(models, args, teacher=toys.llama(), **classes)
 
 
 PEFT = {

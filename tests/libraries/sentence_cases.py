@@ -109,7 +109,7 @@ def sparse(models: Path, args: dict):
     from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
 
     torch.manual_seed(0)
-    model = SparseEncoder(str(models / "bert"), device="cpu")
+    model = SparseEncoder(str(models / "masked"), device="cpu")
     return SparseEncoderTrainer(
         model=model,
         args=SparseEncoderTrainingArguments(**args),

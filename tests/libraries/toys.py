@@ -11,6 +11,7 @@ from datasets import Dataset
 from tokenizers import ByteLevelBPETokenizer
 from transformers import (
     BertConfig,
+    BertForMaskedLM,
     BertModel,
     BertTokenizerFast,
     LlamaConfig,
@@ -68,8 +69,8 @@ def llama(labels: int | None = None) -> torch.nn.Module:
     return LlamaForSequenceClassification(config)
 
 
-def make_bert(folder: Path) -> None:
-    """Make a small BERT with a tokenizer of whole words."""
+def make_bert(folder: Path, kind: type) -> None:
+    """Make a small BERT of a class with a tokenizer of whole words."""
     words = sorted({word for sentence in SENTENCES for word in re.findall(r"[a-z]+", sentence.lower())})
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words[:400]]))
@@ -78,7 +79,7 @@ def make_bert(folder: Path) -> None:
     config = BertConfig(
         vocab_size=405, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
     )
-    BertModel(config).save_pretrained(folder)
+    kind(config).save_pretrained(folder)
 
 
 def make_models(folder: Path) -> None:
@@ -86,7 +87,8 @@ def make_models(folder: Path) -> None:
     for name, labels in (("llama", None), ("reward", 1)):
         llama(labels).save_pretrained(folder / name)
         make_tokenizer(folder / name)
-    make_bert(folder / "bert")
+    make_bert(folder / "bert", BertModel)
+    make_bert(folder / "masked", BertForMaskedLM)
 
 
 def _rows(count: int, start: int = 0) -> list[tuple[str, str, str]]:

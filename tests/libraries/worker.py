@@ -85,8 +85,8 @@ def run_case(name: str, models: Path, folder: Path) -> dict:
 
 def engine_of(trainer) -> str:
     """Name the package whose Trainer trains."""
-    bases = [base for base in type(trainer).__mro__ if base.__name__ == "Trainer"]
-    return bases[-1].__module__.split(".")[0]
+    packages = [base.__module__.split(".")[0] for base in type(trainer).__mro__]
+    return next(package for package in packages if package in ("hf_compat", "transformers"))
 
 
 def run_and_write(name: str, models: Path, folder: Path, rank: str) -> int:
