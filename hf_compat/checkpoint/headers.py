@@ -37,13 +37,16 @@ def weight_shapes(path: str) -> Shapes:
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
 
 
-def misfitting_weights(folder: str, model: torch.nn.Module, adapter: str | None = None) -> Iterator[str]:
+def misfitting_weights(
+    folder: str, model: torch.nn.Module, adapter: str | None = None, subfolder: str = ""
+) -> Iterator[str]:
     """Yield what is wrong with a folder's safetensors for a model; weights that are missing are warned of elsewhere.
 
     Args:
         folder: The checkpoint.
         model: The model. Parameters whose parts lie elsewhere (DeepSpeed's ZeRO 3) are not compared.
         adapter: The name of the adapter that the folder holds, for a model of PEFT.
+        subfolder: Where in the folder that adapter is.
     """
     own = [(_plain(name, adapter), tensor) for name, tensor in model.state_dict(keep_vars=True).items()]
     compared = [
@@ -51,7 +54,7 @@ def misfitting_weights(folder: str, model: torch.nn.Module, adapter: str | None 
     ]
     contents = Contents(folder)
     try:
-        for name in _files(contents, adapter):
+        for name in _files(contents, adapter, subfolder):
             stored = {_plain(key, None): facts for key, facts in weight_shapes(contents.need(name)).items()}
             if not stored and compared:
                 yield f"{name} holds no weights"
@@ -61,10 +64,11 @@ def misfitting_weights(folder: str, model: torch.nn.Module, adapter: str | None 
         yield first_line(error).removesuffix(".")
 
 
-def missing_adapter_weights(folder: str, model: torch.nn.Module, adapter: str) -> list[str]:
+def missing_adapter_weights(folder: str, model: torch.nn.Module, adapter: str, subfolder: str = "") -> list[str]:
     """List an adapter's weights that a folder does not hold: PEFT leaves them as they are and says nothing."""
     contents = Contents(folder)
-    stored = {_plain(key, None) for name in _files(contents, adapter) for key in weight_shapes(contents.need(name))}
+    files = _files(contents, adapter, subfolder)
+    stored = {_plain(key, None) for name in files for key in weight_shapes(contents.need(name))}
     own = [_plain(name, adapter) for name in model.state_dict() if f".{adapter}." in name and ".lora_" in name]
     return [name for name in own if name not in stored] if stored else []
 
@@ -74,10 +78,11 @@ def _plain(name: str, adapter: str | None) -> str:
     return name if adapter is None else name.replace(f".{adapter}.", ".", 1)
 
 
-def _files(contents: Contents, adapter: str | None) -> list[str]:
+def _files(contents: Contents, adapter: str | None, subfolder: str) -> list[str]:
     """List the safetensors files of which a folder's weights consist."""
+    before = f"{subfolder}/" if subfolder else ""
     single = names.ADAPTER_SAFE_WEIGHTS_NAME if adapter is not None else names.SAFE_WEIGHTS_NAME
-    if contents.find(single) is not None:
-        return [single]
+    if contents.find(before + single) is not None:
+        return [before + single]
     index = contents.find(names.SAFE_WEIGHTS_INDEX_NAME) if adapter is None else None
     return [] if index is None else shard_names(index)

@@ -25,15 +25,6 @@ from hf_compat.checkpoint.zero_reader import LATEST_NAME, check_zero_files, name
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.rng import legacy_globals
 
-_WEIGHTS_NAMES = (
-    names.SAFE_WEIGHTS_NAME,
-    names.WEIGHTS_NAME,
-    names.SAFE_WEIGHTS_INDEX_NAME,
-    names.WEIGHTS_INDEX_NAME,
-    names.ADAPTER_SAFE_WEIGHTS_NAME,
-    names.ADAPTER_WEIGHTS_NAME,
-)
-_ADAPTER_WEIGHTS = (names.ADAPTER_SAFE_WEIGHTS_NAME, names.ADAPTER_WEIGHTS_NAME)
 _HEADER_BYTES = 10**8  # the most that safetensors reads
 
 Judge = Callable[[Contents, str], object]
@@ -170,8 +161,8 @@ def _missing_parts(root: Path) -> Iterator[str]:
 
 def _has_weights(root: Path) -> bool:
     places = [root, *(path for path in root.iterdir() if path.is_dir())]  # adapters of a name of their own, shards
-    found = [root / name for name in (*_WEIGHTS_NAMES, LATEST_NAME)]
-    found += [place / name for place in places[1:] for name in (*_ADAPTER_WEIGHTS, METADATA_NAME)]
+    found = [root / name for name in (*names.WHOLE_WEIGHTS, *names.ADAPTER_WEIGHTS, LATEST_NAME)]
+    found += [place / name for place in places[1:] for name in (*names.ADAPTER_WEIGHTS, METADATA_NAME)]
     return any(os.path.lexists(path) and not os.path.isdir(path) for path in found)
 
 

@@ -107,7 +107,7 @@ def read_weights(folder: str) -> Weights:
     contents = Contents(folder)
     for name in (names.SAFE_WEIGHTS_NAME, names.WEIGHTS_NAME):
         if (path := contents.find(name)) is not None:
-            return plain_names(_read_weights_file(path))
+            return plain_names(read_weights_file(path))
     for name in (names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME):
         if (path := contents.find(name)) is not None:
             return plain_names(_read_shards(contents, path))
@@ -151,11 +151,16 @@ def shard_names(index: str) -> list[str]:
 def _read_shards(contents: Contents, index: str) -> Weights:
     weights: Weights = {}
     for shard in shard_names(index):
-        weights |= _read_weights_file(contents.need(shard))
+        weights |= read_weights_file(contents.need(shard))
     return weights
 
 
-def _read_weights_file(path: str) -> Weights:
+def read_weights_file(path: str) -> Weights:
+    """Read weights from one file, of safetensors or of torch.
+
+    Raises:
+        CheckpointError: It is damaged, or holds something else.
+    """
     if path.endswith(".safetensors"):
         return read_safetensors(path)
     weights = read_torch_file(path)
@@ -164,20 +169,6 @@ def _read_weights_file(path: str) -> Weights:
     ):
         raise CheckpointError(f"{path} cannot be read: it holds something else than weights by name.")
     return weights
-
-
-def check_adapter(folder: str) -> None:
-    """Refuse a folder whose adapter PEFT should not read: it opens the files itself, and looks for none in a list.
-
-    Raises:
-        CheckpointError: Its weights or configuration are missing, not regular files, or not listed in the manifest.
-    """
-    contents = Contents(folder)
-    weights = [names.ADAPTER_SAFE_WEIGHTS_NAME, names.ADAPTER_WEIGHTS_NAME]
-    found = [name for name in weights if os.path.lexists(contents.folder / name)]
-    read_json(contents.need(names.ADAPTER_CONFIG_NAME))
-    for name in found or weights[:1]:
-        _read_weights_file(contents.need(name))  # small, and PEFT's own errors do not name the file
 
 
 @contextlib.contextmanager

@@ -15,13 +15,13 @@ from lightning.pytorch.core.saving import load_hparams_from_tags_csv, load_hpara
 from torch import nn
 
 from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint.adapters import check_adapters, holds_adapters, load_adapters
 from hf_compat.checkpoint.contents import MANIFEST_NAME, Contents
 from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.files import read_json
-from hf_compat.checkpoint.headers import missing_adapter_weights
 from hf_compat.checkpoint.lightning_form import OWN_KEY, LightningCheckpoint
 from hf_compat.checkpoint.lightning_io import PREFIX, HFCheckpointIO
-from hf_compat.checkpoint.reading import COMPILED, check_adapter, read_torch_file, read_weights
+from hf_compat.checkpoint.reading import COMPILED, read_torch_file, read_weights
 from hf_compat.engine.internals import given_hyperparameters, load_state, restricted_classmethod
 from hf_compat.engine.module import WindowModule
 from hf_compat.errors import CheckpointError, HfCompatWarning
@@ -84,13 +84,14 @@ class LoadableModule(WindowModule):
         path = source if isinstance(source, str) else f"the open {type(source).__name__}"
         if source is path and "://" not in path and not os.path.exists(path):
             raise CheckpointError(f"There is no checkpoint at {path}.\n\nHint: name a checkpoint-N folder or a .ckpt.")
-        checkpoint = _read(source, map_location, weights_only)
-        if hparams_file is not None:
-            checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY] = _read_hyperparameters(os.fspath(hparams_file))
-        if "model" in kwargs:
-            _leave_instantiator(checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {})
-        given = _completed(cls, path, checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {}, kwargs)
-        made = _make(cls, path, checkpoint, given, strict is not False, map_location)
+        with as_named(path) if _has_manifest(path) else contextlib.nullcontext():
+            checkpoint = _read(source, map_location, weights_only)
+            if hparams_file is not None:
+                checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY] = _read_hyperparameters(os.fspath(hparams_file))
+            if "model" in kwargs:
+                _leave_instantiator(checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {})
+            given = _completed(cls, path, checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {}, kwargs)
+            made = _make(cls, path, checkpoint, given, strict is not False, map_location)
         assert isinstance(made, cls)
         return made
 
@@ -115,15 +116,12 @@ def _read(source: str | IO[Any], map_location: MapLocation, weights_only: bool |
     return {name: value for name, value in checkpoint.items() if name not in (OWN_KEY, "loops")}
 
 
+def _has_manifest(path: str) -> bool:
+    return os.path.isdir(path) and os.path.lexists(os.path.join(path, MANIFEST_NAME))
+
+
 def _read_folder(folder: str) -> LightningCheckpoint:
-    is_listed = os.path.lexists(os.path.join(folder, MANIFEST_NAME))
-    with as_named(folder) if is_listed else contextlib.nullcontext():
-        return _read_folder_weights(folder)
-
-
-def _read_folder_weights(folder: str) -> LightningCheckpoint:
-    is_adapter = Contents(folder).find(names.ADAPTER_CONFIG_NAME) is not None
-    weights = {} if is_adapter else read_weights(folder)
+    weights = {} if holds_adapters(folder) else read_weights(folder)
     return {"state_dict": {PREFIX + name: tensor for name, tensor in weights.items()}}
 
 
@@ -286,9 +284,7 @@ def _load_adapter(model: nn.Module, folder: str) -> None:
         raise CheckpointError(
             f"{folder} holds an adapter, and the model has none.\n\nHint: give `model=get_peft_model(…)`."
         )
-    check_adapter(folder)
-    adapter = next(iter(model.active_adapters))  # type: ignore[arg-type]  # peft's
-    missing = missing_adapter_weights(folder, model, adapter)
+    missing = check_adapters(model, folder)
     if missing:
         raise CheckpointError(f"{folder} lacks {len(missing)} weights of the adapter: {', '.join(missing[:_SHOWN])}.")
-    model.load_adapter(folder, adapter, is_trainable=True)  # type: ignore[operator]  # peft's
+    load_adapters(model, folder)

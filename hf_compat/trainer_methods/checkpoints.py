@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import shutil
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,16 +25,15 @@ from torch import nn
 from hf_compat.callbacks.lightning_states import ask_callbacks
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.adapters import load_adapters
 from hf_compat.checkpoint.contents import Contents, is_read_as_it_is
 from hf_compat.checkpoint.forms import check_schedule
-from hf_compat.checkpoint.headers import missing_adapter_weights
 from hf_compat.checkpoint.lightning_io import write_weights
 from hf_compat.checkpoint.model_state import ModelState, make_model_state
 from hf_compat.checkpoint.reading import (
     COMPILED,
     LoadResult,
     Weights,
-    check_adapter,
     fitting,
     plain_names,
     read_torch_file,
@@ -339,9 +339,9 @@ class CheckpointMethods(OutputFolderMethods):
         processor = self.processing_class or getattr(self.data_collator, "tokenizer", None)
         if processor is not None and hasattr(processor, "save_pretrained"):
             processor.save_pretrained(folder)
-        # A plain dict under HF's file name: it loads with `weights_only=True`, and secrets are masked.
-        plain = json.loads(self.args.to_json_string())
-        torch.save(plain, os.path.join(folder, names.TRAINING_ARGS_NAME))
+        torch.save(
+            _with_attributes(json.loads(self.args.to_json_string())), os.path.join(folder, names.TRAINING_ARGS_NAME)
+        )
 
     def _save_weights_and_config(self, folder: str, state_dict: Weights | None) -> None:
         model = self.accelerator.unwrap_model(self.model)
@@ -370,13 +370,7 @@ class CheckpointMethods(OutputFolderMethods):
         target = self.accelerator.unwrap_model(given)
         folder = str(resume_from_checkpoint)
         if is_peft_model(target):
-            check_adapter(folder)
-            adapter = next(iter(target.active_adapters))  # type: ignore[arg-type]  # peft's
-            missing = missing_adapter_weights(folder, target, adapter)
-            self._weights_not_loaded = missing
-            if missing:
-                logger.warning("There were missing keys in the checkpoint model loaded: %s.", missing)
-            target.load_adapter(folder, adapter, is_trainable=True)  # type: ignore[operator]  # peft's
+            self._weights_not_loaded = load_adapters(target, folder)
             return
         is_own = given is self.model or given is self.model_wrapped
         state = self._model_state if is_own else make_model_state(target)
@@ -474,6 +468,16 @@ class CheckpointMethods(OutputFolderMethods):
         callbacks = self.callback_handler.callbacks
         callbacks.remove(callback)
         callbacks.append(restored)
+
+
+def _with_attributes(values: dict[str, object]) -> OrderedDict[str, object]:
+    """Return plain values that are read as `saved.learning_rate`, too; secrets are masked.
+
+    An OrderedDict is the one type with attributes that `torch.load` makes with `weights_only=True`, on any machine.
+    """
+    saved = OrderedDict(values)
+    saved.__dict__.update({name: value for name, value in values.items() if not hasattr(saved, name)})
+    return saved
 
 
 def _own_checkpoints(run_dir: str) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import lightning.pytorch as pl
@@ -10,6 +11,7 @@ from torch import nn
 
 from hf_compat.engine.module import WindowModule
 from hf_compat.errors import ArgumentError, CheckpointError, warn_once
+from hf_compat.interop.device_maps import check_placement, is_model_parallel
 from hf_compat.interop.transformers_models import align_special_tokens, check_trainable
 from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.inspection import number_of_arguments
@@ -17,6 +19,8 @@ from hf_compat.runtime.seeding import enable_full_determinism, set_seed
 from hf_compat.trainer_methods.base import Trial
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods, read_state
 from hf_compat.trainer_methods.model import ModelMethods
+
+logger = logging.getLogger(__name__)
 
 
 class ModelSetupMethods(ModelMethods, CheckpointMethods):
@@ -50,12 +54,17 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
         spread = getattr(model, "hf_device_map", None) is not None
         wants = self.args.place_model_on_device
         casts_later = self.args.fp16_full_eval or self.args.bf16_full_eval
-        self.is_model_parallel = False
+        check_placement(model, self.args.device, self.args.world_size)
+        self.is_model_parallel = is_model_parallel(model, self.args.device)
         self.place_model_on_device = (not spread and not casts_later) if wants is None else wants
         if self.place_model_on_device:
             self._move_model_to_device(model, self.args.device)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Move a model; one that `device_map` has placed stays where it is."""
+        if getattr(model, "hf_device_map", None) is not None:
+            logger.warning("The model stays where its `hf_device_map` has put it; it is not moved to %s.", device)
+            return
         model.to(device)
 
     def call_model_init(self, trial: Trial = None) -> nn.Module:

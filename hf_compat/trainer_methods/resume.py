@@ -12,6 +12,7 @@ from typing import cast
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.adapters import misfitting_adapters
 from hf_compat.checkpoint.edits import problems_of_named, reading_edited, warn_of, way_out
 from hf_compat.checkpoint.files import first_line, naming
 from hf_compat.checkpoint.headers import misfitting_weights
@@ -141,8 +142,8 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
         """Yield which weights of a checkpoint the model cannot take."""
         model = self.accelerator.unwrap_model(self.model) if self.model is not None else None
         if model is not None:
-            adapter = next(iter(model.active_adapters)) if is_peft_model(model) else None  # type: ignore[arg-type]  # peft's
-            yield from misfitting_weights(checkpoint, model, adapter)
+            is_adapter = is_peft_model(model)
+            yield from misfitting_adapters(checkpoint, model) if is_adapter else misfitting_weights(checkpoint, model)
 
     def _zero_intervals(self, checkpoint: str) -> Iterator[str]:
         """Yield the intervals of 0 that this run would count by. Where a run acts by epochs, 0 is right."""

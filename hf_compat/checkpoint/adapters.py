@@ -1,0 +1,127 @@
+"""Adapters of PEFT in a checkpoint: the one called `default` in the folder itself, others in subfolders of their names.
+
+Files, torch and PEFT's methods only. PEFT opens the files itself, so they are looked at first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from typing import Protocol, cast
+
+from torch import nn
+
+from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint.contents import Contents
+from hf_compat.checkpoint.files import read_json
+from hf_compat.checkpoint.headers import misfitting_weights, missing_adapter_weights
+from hf_compat.checkpoint.reading import read_weights_file
+from hf_compat.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT = "default"  # PEFT's name for an adapter that nobody named
+
+
+class _PeftModel(Protocol):
+    peft_config: dict[str, object]
+    active_adapters: Iterable[str]
+
+    def load_adapter(self, model_id: str, adapter_name: str, is_trainable: bool = False) -> object: ...
+
+
+def load_adapters(model: nn.Module, folder: str) -> list[str]:
+    """Load each adapter of a model that a checkpoint holds; which ones are active and trained stays.
+
+    Returns:
+        The weights that the checkpoint lacks; a warning names them.
+
+    Raises:
+        CheckpointError: It holds none of them, or they are damaged.
+
+    Mirrors:
+        `transformers.Trainer._load_from_checkpoint`, 5.23.
+
+    Differs:
+        Upstream makes an adapter of every subfolder that holds one. Here the model's own are loaded.
+    """
+    missing = check_adapters(model, folder)
+    for adapter, subfolder in _places(model, folder).items():
+        cast(_PeftModel, model).load_adapter(os.path.join(folder, subfolder) if subfolder else folder, adapter, True)
+    if missing:
+        logger.warning("There were missing keys in the checkpoint model loaded: %s.", missing)
+    return missing
+
+
+def check_adapters(model: nn.Module, folder: str) -> list[str]:
+    """List the weights of a model's adapters that a checkpoint lacks.
+
+    Raises:
+        CheckpointError: It holds none of the adapters, or they are damaged.
+    """
+    found = _places(model, folder)
+    for subfolder in found.values():
+        _check_adapter(folder, subfolder)
+    return [name for places in found.items() for name in missing_adapter_weights(folder, model, *places)]
+
+
+def holds_adapters(folder: str) -> bool:
+    """Return whether a checkpoint holds adapters in place of whole weights."""
+    contents = Contents(folder)
+    has_root = contents.find(names.ADAPTER_CONFIG_NAME) is not None
+    has_weights = any(os.path.lexists(contents.folder / name) for name in names.WHOLE_WEIGHTS)
+    return has_root or (not has_weights and bool(_subfolders_with_adapters(contents)))
+
+
+def misfitting_adapters(folder: str, model: nn.Module) -> Iterator[str]:
+    """Yield what is wrong with a folder's adapters for a model."""
+    try:
+        found = _places(model, folder)
+    except CheckpointError as error:
+        yield str(error).partition("\n")[0].removesuffix(".")
+        return
+    for adapter, subfolder in found.items():
+        yield from misfitting_weights(folder, model, adapter, subfolder)
+
+
+def _places(model: nn.Module, folder: str) -> dict[str, str]:
+    """Return in which subfolder each of a model's adapters is; one alone is in the folder itself, whatever its name."""
+    peft_model, contents = cast(_PeftModel, model), Contents(folder)
+    own = list(peft_model.peft_config)
+    in_subfolders = {name: name for name in own if _holds_adapter(contents, name)}
+    in_root = {_DEFAULT: ""} if _DEFAULT in own and _holds_adapter(contents, "") else {}
+    if in_subfolders:
+        return in_root | in_subfolders
+    others = [] if _holds_adapter(contents, "") else _subfolders_with_adapters(contents)
+    if others:
+        raise CheckpointError(
+            f"{folder} holds the adapters {', '.join(others)}; the model has {', '.join(own)}.\n\n"
+            "Hint: give the model's adapters the names that they had."
+        )
+    return {next(iter(peft_model.active_adapters)): ""}
+
+
+def _holds_adapter(contents: Contents, subfolder: str) -> bool:
+    return any(
+        contents.find(f"{subfolder}/{name}" if subfolder else name) is not None for name in names.ADAPTER_WEIGHTS
+    )
+
+
+def _subfolders_with_adapters(contents: Contents) -> list[str]:
+    inside = sorted(path.name for path in contents.folder.iterdir() if path.is_dir())
+    return [name for name in inside if _holds_adapter(contents, name)]
+
+
+def _check_adapter(folder: str, subfolder: str) -> None:
+    """Refuse an adapter that PEFT should not read: it looks for no list of files.
+
+    Raises:
+        CheckpointError: Weights or configuration are missing, not regular files, or not listed in the manifest.
+    """
+    contents = Contents(folder)
+    before = f"{subfolder}/" if subfolder else ""
+    found = [before + name for name in names.ADAPTER_WEIGHTS if os.path.lexists(contents.folder / (before + name))]
+    read_json(contents.need(before + names.ADAPTER_CONFIG_NAME))
+    for name in found or [before + names.ADAPTER_SAFE_WEIGHTS_NAME]:
+        read_weights_file(contents.need(name))  # small, and PEFT's own errors do not name the file
