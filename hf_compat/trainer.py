@@ -22,6 +22,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.outputs import TrainOutput
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.interop.edited_source import refuse_edited_methods
+from hf_compat.interop.upstream_log import follow_level, log_line
 from hf_compat.native.module import make_module
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.lightning_plan import LightningPlan
@@ -140,7 +141,11 @@ class Trainer(
         check_supported(args)
         start_processes(args)
         passive = args.log_level == "passive" and args.should_log
-        show_logs(None if passive else args.get_process_log_level())
+        level = None if passive else args.get_process_log_level()
+        show_logs(level)
+        follow_level(level)
+        if args.max_steps > 0:
+            log_line("max_steps is given, it will override any value given in num_train_epochs")
         self._seed()
 
     def _set_up_run(self) -> None:

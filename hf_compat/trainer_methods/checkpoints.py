@@ -46,6 +46,7 @@ from hf_compat.engine.windows import as_plain
 from hf_compat.errors import CheckpointWriteError, HfCompatError, warn_once
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
+from hf_compat.interop.upstream_log import log_line
 from hf_compat.runtime.background import frozen_copy
 from hf_compat.runtime.collectives import agree
 from hf_compat.runtime.rng import legacy_globals, pack_legacy_rng, read_rng, unpack_rng, write_rng
@@ -116,6 +117,7 @@ class CheckpointMethods(OutputFolderMethods):
         path_of = functools.partial(names.checkpoint_path, run_dir)
         note_best_checkpoint(self.state, path_of, final, self._has_written)
         best = self.state.best_model_checkpoint
+        log_line(f"Saving model checkpoint to {final}")
         if self._may_save_in_background():
             write = self._frozen_write()
             self._background.submit(lambda: self._write_and_seal(write, place, final, best, self._push_when_written))
@@ -260,6 +262,7 @@ class CheckpointMethods(OutputFolderMethods):
     def _rotate_checkpoints_at_end(self, run_dir: str, best: str | None) -> None:
         """With a limit of one, keep the best checkpoint alone."""
         for path in checkpoints_to_delete_at_end(list(_own_checkpoints(run_dir)), self.args.save_total_limit, best):
+            log_line(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
             _remove_or_warn(path)
 
     def _save_run_state(self, output_dir: str) -> None:
@@ -325,6 +328,8 @@ class CheckpointMethods(OutputFolderMethods):
             _internal_call: Whether the caller sees to the Hub; with `push_to_hub=True` the model is pushed otherwise.
         """
         folder = output_dir if output_dir is not None else self.args.output_dir
+        if not _internal_call:
+            log_line(f"Saving model checkpoint to {folder}")
         self._model_state.write_weights(str(folder), self._save, for_checkpoint=_internal_call)
         if self.args.push_to_hub and not _internal_call:
             self._push_saved_model()
@@ -393,7 +398,7 @@ class CheckpointMethods(OutputFolderMethods):
         best = self.state.best_model_checkpoint
         assert best is not None  # the only caller looked
         self._background.wait()
-        logger.info("Loading best model from %s (score: %s).", best, self.state.best_metric)
+        log_line(f"Loading best model from {best} (score: {self.state.best_metric}).", otherwise=logger)
         if not os.path.isdir(best):
             logger.warning("Could not locate the best model at %s; the last one stays.", best)
             return

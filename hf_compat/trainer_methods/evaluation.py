@@ -20,10 +20,12 @@ from hf_compat.engine.precision import wrap_forward
 from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics
 from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.outputs import EvalLoopOutput, PredictionOutput
+from hf_compat.interop.upstream_log import log_evaluation
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.translate import translate
 from hf_compat.runtime.absent_ranks import naming_absent_ranks
 from hf_compat.runtime.collectives import gather_objects
+from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.base import Dataset, Loader, Metrics
 from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks
@@ -156,6 +158,8 @@ class EvaluationMethods(UpstreamHooks):
         self._prepare_model(plan)
         self._enter_evaluation()
         self.callback_handler.eval_dataloader = dataloader
+        count = self.num_examples(dataloader) if has_length(dataloader) else None
+        log_evaluation(description, count, self.args.eval_batch_size)
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         gather, drops = self._gather_of_evaluation(dataloader)
         run = EvaluationRun(

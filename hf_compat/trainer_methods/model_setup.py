@@ -13,6 +13,7 @@ from hf_compat.engine.module import WindowModule
 from hf_compat.errors import ArgumentError, CheckpointError, warn_once
 from hf_compat.interop.device_maps import check_placement, is_model_parallel
 from hf_compat.interop.transformers_models import align_special_tokens, check_trainable
+from hf_compat.interop.upstream_log import log_line
 from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.inspection import number_of_arguments
 from hf_compat.runtime.seeding import enable_full_determinism, set_seed
@@ -95,6 +96,7 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
         align_special_tokens(self.model, self.processing_class)
         if checkpoint is not None:
             with failing_together(CheckpointError):
+                log_line(f"Loading model from {checkpoint}.")
                 self._load_from_checkpoint(checkpoint)
             if self.args.auto_find_batch_size:
                 self._train_batch_size = read_state(checkpoint).train_batch_size or self._train_batch_size

@@ -28,6 +28,7 @@ from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.outputs import TrainOutput
 from hf_compat.interop.transformers_models import is_pretrained_model
+from hf_compat.interop.upstream_log import log_line, log_resumption, log_training
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.rank_arguments import differences, shared_arguments
 from hf_compat.plan.run_counts import RunCounts
@@ -95,6 +96,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         module.observer = bridge
         trainer = self._build_fitting_trainer(plan, bridge, run)
         parameters, done = self.get_num_trainable_parameters(), self.state.global_step
+        self._log_as_upstream(run, counts, parameters)
         for line in opening_lines(plan, counts, parameters, done, self.args.log_level in ("info", "debug")):
             logger.info(line)
         self.lightning_trainer = run.lightning_trainer = trainer
@@ -109,6 +111,13 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
             self.accelerator.give_back()
             self.model_wrapped = self.model
             self._watch_outputs(False)
+
+    def _log_as_upstream(self, run: TrainingRun, counts: RunCounts, parameters: int) -> None:
+        """Log the lines that transformers' Trainer begins a training with."""
+        args, accumulation = self.args, self.args.gradient_accumulation_steps
+        log_training(counts, args.per_device_train_batch_size, accumulation, parameters)
+        if run.checkpoint is not None:
+            log_resumption(self.state.global_step, counts.updates_per_epoch, accumulation, args.ignore_data_skip)
 
     @contextlib.contextmanager
     def _limited_time(self) -> Iterator[None]:
@@ -215,6 +224,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
     def _finalize_training(self, trial: Trial, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the run's summary, load the best model, rotate, and tell that training is over."""
         self._background.wait()
+        log_line("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
         self._push_what_was_written()
         if self.is_world_process_zero():
             slurm.forget(str(self.args.output_dir))

@@ -75,6 +75,54 @@ def test_a_module_on_two_processes_and_resumed(tmp_path):
     assert whole[0] == "hf_compat.trainer" and len(whole[1]) == 3 and rest[1] == whole[1]
 
 
+VERBOSE = f"""
+import logging, sys
+sys.path.insert(0, {str(TESTS)!r})
+import torch
+torch.set_num_threads(1)
+from toy import blocks, tiny_gpt2
+from transformers import Trainer, TrainingArguments
+from transformers.utils import logging as verbosity
+
+class Record(logging.Handler):
+    def emit(self, record):
+        if record.levelno == logging.INFO:
+            print("LINE", repr(record.getMessage()))
+
+def trainer(folder, **changes):
+    values = dict(use_cpu=True, report_to=[], disable_tqdm=True, max_steps=6, save_steps=2, eval_steps=2)
+    values.update(eval_strategy="steps", save_total_limit=1, load_best_model_at_end=True, learning_rate=0.1)
+    torch.manual_seed(0)
+    args = TrainingArguments(folder, **{{**values, **changes}})
+    return Trainer(tiny_gpt2(), args, train_dataset=blocks(16), eval_dataset=blocks(8))
+
+logging.getLogger("transformers.trainer").addHandler(Record())
+print("BY DEFAULT")
+trainer("quiet", max_steps=1, save_strategy="no", load_best_model_at_end=False).train()
+print("AT INFO")
+verbosity.set_verbosity_info()
+first = trainer("out", gradient_accumulation_steps=2, max_steps=3, save_steps=1, eval_steps=1, save_total_limit=3)
+first.train()
+first.evaluate()
+first.predict(blocks(8))
+first.save_model("final")
+again = trainer("out", gradient_accumulation_steps=2, eval_steps=1, save_steps=1)
+again.train(resume_from_checkpoint="out/checkpoint-3")
+print("BY log_level")
+trainer("third", log_level="error", max_steps=1, save_strategy="no", load_best_model_at_end=False)
+print(verbosity.get_verbosity())
+"""
+
+
+def test_the_lines_of_transformers_follow_its_verbosity(tmp_path):
+    (tmp_path / "script.py").write_text(VERBOSE)
+    printed = [python(tmp_path, *command, "script.py").stdout.splitlines() for command in ([], RUN)]
+    theirs, ours = ([s for s in lines if s.startswith(("LINE", "BY", "AT")) or s.isdigit()] for lines in printed)
+    assert theirs == ours and theirs[1] != theirs[0] == "BY DEFAULT"
+    shown = "\n".join(ours)
+    assert "***** Running training *****" in shown and "Running Prediction" in shown and "Fast-forwarding" in shown
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [(["nowhere.py"], "There is no script nowhere.py"), (["--devices", "many", "script.py"], "no number of processes")],

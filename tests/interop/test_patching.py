@@ -151,10 +151,17 @@ def child(*words):
 if __name__ == "__main__":
     print("here", home_of_trainer())
     print("child", *child("child.py"))
-    print("torchrun", *child("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1", "child.py"))
-    print("isolated", *child("-I", "child.py"))
-    print("idle", *child("-c", "import sys; print('torch' in sys.modules, sys.own)"))
+    rank = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]
+    print("rank", *child(*rank, "waits.py"))
+    print("idle", *child("waits.py"))
+    print("isolated", *child("-I", "waits.py"))
     print("worker", *next(iter(DataLoader(Homes(), num_workers=1, multiprocessing_context="spawn"))))
+"""
+# A process is to patch when it imports a Trainer, and loads nothing before.
+WAITS = """
+import sys
+waits = any(type(finder).__module__ == "hf_compat.interop.import_hook" for finder in sys.meta_path)
+print(waits, "torch" in sys.modules, getattr(sys, "own", "none"))
 """
 
 
@@ -163,6 +170,7 @@ def test_the_processes_that_a_script_starts_are_patched_too(tmp_path):
     (tmp_path / "child.py").write_text(
         "from transformers.trainer import Trainer\nprint(Trainer.__module__ + chr(10), end='')"
     )
+    (tmp_path / "waits.py").write_text(WAITS)
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("import sys\nsys.own = 'theirs'")
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path / "site")])
@@ -171,9 +179,9 @@ def test_the_processes_that_a_script_starts_are_patched_too(tmp_path):
     assert lines == [
         f"here {ours}",
         f"child {ours}",
-        f"torchrun {ours}",
-        "isolated transformers.trainer",
-        "idle False theirs",
+        "rank True False theirs",
+        "idle True False theirs",
+        "isolated False False none",
         f"worker {ours}",
     ]
 
