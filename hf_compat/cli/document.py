@@ -7,8 +7,9 @@ from typing import Any
 
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
+from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
-from hf_compat.plan.argument_support import ROWS, Row, default_of
+from hf_compat.plan.argument_support import SEQ2SEQ_ROWS, Row, default_of, row_of
 
 
 def _status(row: Row) -> str:
@@ -32,13 +33,10 @@ where there are some.
 
 def arguments_page() -> str:
     """Return the page on arguments: every field of today, and every name of earlier releases."""
-    lines = [
-        *_HEAD.splitlines(),
-        "",
-        "| argument | default | values | supported | where it goes |",
-        "|---|---|---|---|---|",
-        *map(_row_of_field, fields(TrainingArguments)),
-    ]
+    head = ["", "| argument | default | values | supported | where it goes |", "|---|---|---|---|---|"]
+    of_seq2seq = [field for field in fields(Seq2SeqTrainingArguments) if field.name in SEQ2SEQ_ROWS]
+    lines = [*_HEAD.splitlines(), *head, *map(_row_of_field, fields(TrainingArguments))]
+    lines += ["", "## What Seq2SeqTrainingArguments adds", *head, *map(_row_of_field, of_seq2seq)]
     lines += ["", "## Arguments of hf_compat", "", "| argument | default | meaning |", "|---|---|---|"]
     lines += [f"| `{name}` | `False` | {meaning} |" for name, meaning in OWN_ARGUMENTS.items()]
     lines += ["", "## Names of earlier releases", "", "| old name | releases | means today |", "|---|---|---|"]
@@ -47,7 +45,8 @@ def arguments_page() -> str:
 
 
 def _row_of_field(field: Field[Any]) -> str:
-    row = ROWS[field.name]
+    row = row_of(field.name)
+    assert row is not None  # tests/hf: every field has one
     inert = None if row.alone_only else row.inert
     where = row.to if row.refuse is None or row.refuses is not None else f"{row.refuse}; {row.hint}"
     values = _values_of(field.name)
@@ -56,6 +55,6 @@ def _row_of_field(field: Field[Any]) -> str:
 
 def _values_of(name: str) -> str:
     """Return what an argument may be, for people."""
-    kind = checks_of(TrainingArguments, TrainingArguments)[name].kind
+    kind = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)[name].kind
     expected = "anything" if kind is None else kind.expected
     return expected.replace("known", "words of a closed set")

@@ -132,6 +132,8 @@ def _names_today(pairs: Sequence[str]) -> set[str]:
 def _training_arguments(pairs: Sequence[str]) -> TrainingArguments:
     """Make training arguments from the words `name=value` of a command line."""
     from hf_compat.hf.arguments import TrainingArguments
+    from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
+    from hf_compat.plan.argument_support import SEQ2SEQ_ROWS
 
     values: dict[str, object] = {}
     for pair in pairs:
@@ -139,7 +141,8 @@ def _training_arguments(pairs: Sequence[str]) -> TrainingArguments:
         if not equals:
             raise ArgumentError(f"{pair!r} is no name=value.\n\nHint: write e.g. learning_rate=1e-4.")
         values[name] = _value(text)
-    return TrainingArguments(**values)  # type: ignore[arg-type]  # it checks the values itself
+    kind = Seq2SeqTrainingArguments if SEQ2SEQ_ROWS.keys() & values.keys() else TrainingArguments
+    return kind(**values)  # type: ignore[arg-type]  # it checks the values itself
 
 
 def _value(text: str) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ class Seq2SeqTrainingArguments(TrainingArguments):
         return checks_of(cls, Seq2SeqTrainingArguments)
 
     def to_dict(self) -> dict[str, ArgumentValue]:
-        """Return the fields as plain values; a generation config becomes its dict.
+        """Return the fields as plain values; a generation config becomes its dict, a path its text.
 
         Mirrors:
             `transformers.Seq2SeqTrainingArguments.to_dict`, 5.23.
@@ -57,4 +58,6 @@ class Seq2SeqTrainingArguments(TrainingArguments):
         config = values["generation_config"]
         if callable(getattr(config, "to_dict", None)):
             values["generation_config"] = config.to_dict()
+        elif isinstance(config, os.PathLike):
+            values["generation_config"] = os.fspath(config)
         return values

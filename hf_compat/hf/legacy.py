@@ -302,6 +302,10 @@ def _unknown_message(name: str, value: ArgumentValue, known: list[str]) -> str:
     return f"TrainingArguments got an unknown argument `{text}`.\n\nHint: {_meant(name, known)}"
 
 
+# Arguments of trainers that generate (`arguments_seq2seq.py`).
+_OF_SEQ2SEQ = (
+    "sortish_sampler", "predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config",
+)  # fmt: skip
 # What other libraries call an argument.
 _CALLED_ELSEWHERE = {
     "lr": "learning_rate",
@@ -316,6 +320,8 @@ _CALLED_ELSEWHERE = {
 
 def _meant(name: str, known: list[str]) -> str:
     """Say which argument is meant: one spelled like it, or those that have all its words in their names."""
+    if name in _OF_SEQ2SEQ:
+        return "it is one of `Seq2SeqTrainingArguments`, for a `Seq2SeqTrainer`."
     near = _CALLED_ELSEWHERE.get(name) or nearest(name, known, cutoff=0.7) or nearest(name, OLD_NAMES, cutoff=0.8)
     if near is not None:
         return f"did you mean `{near}`?"

@@ -16,6 +16,7 @@ import transformers
 import hf_compat
 from hf_compat import HfArgumentParser, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from hf_compat.errors import ArgumentError, InertArgumentWarning
+from hf_compat.plan.argument_support import SEQ2SEQ_ROWS
 
 QUIET = {"use_cpu": True, "disable_tqdm": True, "report_to": "none", "save_strategy": "no"}
 
@@ -92,6 +93,15 @@ def test_values_that_cannot_work(tmp_path, name, value):
         setattr(args, name, value)
 
 
+def test_an_argument_of_the_other_class_says_where_it_is(tmp_path):
+    added = {f.name for f in dataclasses.fields(Seq2SeqTrainingArguments)}
+    added -= {f.name for f in dataclasses.fields(TrainingArguments)}
+    assert list(SEQ2SEQ_ROWS) == [f.name for f in dataclasses.fields(Seq2SeqTrainingArguments)][-len(added) :]
+    for name in added:
+        with pytest.raises(TypeError, match="one of `Seq2SeqTrainingArguments`"):
+            TrainingArguments(str(tmp_path), **{name: None})
+
+
 def test_dumps_hold_plain_values(tmp_path):
     config = transformers.GenerationConfig(num_beams=3, max_new_tokens=7)
     ours, theirs = (
@@ -101,6 +111,7 @@ def test_dumps_hold_plain_values(tmp_path):
     assert ours["generation_config"] == theirs["generation_config"] == config.to_dict()
     args = arguments(tmp_path, generation_config=config, generation_num_beams="2")
     assert json.loads(args.to_json_string())["generation_config"]["num_beams"] == 3
+    assert arguments(tmp_path, generation_config=tmp_path).to_dict()["generation_config"] == str(tmp_path)
     assert pickle.loads(pickle.dumps(args)).generation_config.max_new_tokens == 7
     assert args.generation_num_beams == 2 and "generation_num_beams=2" in str(args)
 
