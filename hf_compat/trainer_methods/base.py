@@ -231,6 +231,9 @@ class TrainerBase:
     def _finish_current_push(self) -> None:
         raise NotImplementedError
 
+    def _tell_what_has_not_arrived(self) -> None:
+        raise NotImplementedError
+
     def _make_module(self, plan: LightningPlan) -> WindowModule:
         raise NotImplementedError
 

@@ -334,7 +334,7 @@ class HubMethods(TrainerBase):
             self._push_checkpoint(folder)
 
     def _finish_current_push(self) -> None:
-        """Wait until what is under way has arrived or failed; at the end of a training, tell what has not arrived.
+        """Wait until what is under way has arrived or failed.
 
         Mirrors:
             `transformers.Trainer._finish_current_push`, 5.23.
@@ -342,10 +342,12 @@ class HubMethods(TrainerBase):
         Differs:
             The wait ends after 10 minutes and the time that a slow line takes, and with Ctrl-C.
         """
-        if self._uploads is None:
-            return
-        self._uploads.wait()
-        if self.is_in_train:
+        if self._uploads is not None:
+            self._uploads.wait()
+
+    def _tell_what_has_not_arrived(self) -> None:
+        """Say at the end of a training which pushes have failed, and how to push later."""
+        if self._uploads is not None:
             self._uploads.tell_what_is_missing(self._push_later())
 
     def end(self) -> None:

@@ -242,5 +242,6 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
             self._rotate_checkpoints_at_end(self._get_output_dir(trial), best)
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         self._finish_current_push()
+        self._tell_what_has_not_arrived()
         self.is_in_train = False
         return TrainOutput(self.state.global_step, train_loss, metrics)

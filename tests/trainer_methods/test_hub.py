@@ -13,8 +13,8 @@ import pytest
 import torch
 import toy
 import transformers
+from hub_runs import TOKEN, make, pushed_by
 from hub_server import every_second, running_hub, talked_to
-from transformers import BertConfig, BertForSequenceClassification
 
 import hf_compat
 from hf_compat import Trainer
@@ -22,41 +22,16 @@ from hf_compat.errors import HubError, MissingPackage
 
 # huggingface_hub's own call of its HTTP library
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-TOKEN = "hf_aSecretOfMine"
-ROWS = [{"input_ids": [1 + i % 7, 2, 3], "labels": i % 2} for i in range(16)]
 STRATEGIES = ["end", "every_save", "checkpoint", "all_checkpoints"]
 # What differs in bytes: arguments without secrets, the fused optimizer's container, speeds in the log.
 NOT_COMPARED = ("training_args.bin", "optimizer.pt", "trainer_state.json")
 OURS_ALONE = ("manifest.json", "run_state.pt")
 
 
-def make_model():
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    return BertForSequenceClassification(BertConfig(vocab_size=20, num_labels=2, **sizes))
-
-
-def make(folder, kind=Trainer, api=hf_compat, model=None, callbacks=None, **values):
-    base = {"max_steps": 4, "save_steps": 2, "logging_steps": 1, "per_device_train_batch_size": 4, "use_cpu": True}
-    base |= {"disable_tqdm": True, "report_to": "none", "push_to_hub": True, "hub_token": TOKEN}
-    args = api.TrainingArguments(str(folder / "run"), **{**base, **values})
-    model = make_model() if model is None else model
-    return kind(model, args, train_dataset=ROWS, eval_dataset=ROWS[:6], callbacks=callbacks)
-
-
 @pytest.fixture
 def hub(monkeypatch):
     with running_hub() as server, talked_to(monkeypatch, server):
         yield server
-
-
-def pushed_by(api, folder, monkeypatch, model=make_model, **values):
-    """Train and push; return the commits."""
-    with running_hub() as hub, talked_to(monkeypatch, hub):
-        trainer = make(folder, api.Trainer, api, model(), hub_always_push=True, **values)
-        trainer.train()
-        trainer.push_to_hub(tags=["mine"], dataset="toys", language="en")
-        return hub.commits, set(hub.tokens)
 
 
 def content(name, data):

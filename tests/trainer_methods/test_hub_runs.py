@@ -1,0 +1,128 @@
+"""Pushes of whole runs: adapters, several processes, the end of a process, a server that has gone silent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import lightning.pytorch as pl
+import pytest
+import toy
+import transformers
+from hub_runs import TOKEN, make, make_model, pushed_by
+from hub_server import running_hub, talked_to
+from peft import LoraConfig, get_peft_model
+
+import hf_compat
+from hf_compat import HFDataModule, HFModule
+from hf_compat.trainer_methods import hub_uploads
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),  # huggingface_hub's own call
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),  # peft's
+]
+
+SCRIPT = """
+import os, signal, sys
+import toy
+from hf_compat import Trainer, TrainerCallback, TrainingArguments
+
+class Interrupts(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 3 and sys.argv[2] == "interrupt":
+            os.kill(os.getpid(), signal.SIGINT)
+
+if __name__ == "__main__":
+    args = TrainingArguments(
+        sys.argv[1], max_steps=4, save_steps=2, per_device_train_batch_size=2, use_cpu=True, disable_tqdm=True,
+        report_to="none", push_to_hub=True, hub_always_push=True, hub_token="hf_aSecretOfMine",
+    )
+    trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(16), callbacks=[Interrupts()])
+    trainer.train()
+    trainer.push_to_hub("Last words", blocking=False)
+"""
+
+
+def start(tmp_path, hub, *words, launcher=()):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    variables = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}
+    variables["PYTHONPATH"] = os.pathsep.join([os.path.dirname(tests), tests])
+    command = [sys.executable, *launcher, str(tmp_path / "script.py"), str(tmp_path / "run"), *words]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **variables})
+
+
+def test_two_processes_push_once_and_their_end_waits_for_the_last_push(tmp_path):
+    with running_hub(slow_seconds=0.1) as hub:
+        job = start(tmp_path, hub, "-", launcher=["-m", "hf_compat.cli.main", "run", "--devices", "2"])
+        said = job.communicate(timeout=240)[1]
+    assert job.returncode == 0, said[-3000:]
+    steps = [f"Training in progress, step {step}" for step in (2, 4)]
+    assert hub.messages() == [*steps, "Last words"]
+    assert {token for token in hub.tokens if token is not None} == {f"Bearer {TOKEN}"} and TOKEN not in said
+
+
+def test_ctrl_c_while_a_push_is_under_way(tmp_path):
+    def fail(number, method, path):
+        return "hang" if path.startswith("/large") else None
+
+    with running_hub(fail=fail) as hub:
+        job = start(tmp_path, hub, "interrupt")
+        said = ""
+        while "Waiting for the push" not in said:
+            line = job.stderr.readline()
+            assert line, said
+            said += line
+        assert "KeyboardInterrupt" in said
+        job.send_signal(signal.SIGINT)
+        said += job.communicate(timeout=60)[1]
+    assert "you have stopped it" in said and job.returncode != 0 and hub.commits == []
+    assert (tmp_path / "run" / "checkpoint-2" / "manifest.json").is_file()
+
+
+def test_a_server_that_has_gone_silent_holds_up_a_run_for_so_long(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(hub_uploads, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(hub_uploads, "PROGRESS_SECONDS", 0.1)
+    with running_hub() as hub, talked_to(monkeypatch, hub):
+        released = threading.Event()
+        hub.fail = lambda number, method, path: released.wait(60) and 400 if "/preupload/" in path else None
+        trainer = make(tmp_path, hub_always_push=True)
+        started = time.monotonic()
+        trainer.train()
+        assert time.monotonic() - started < 30
+        assert "Waiting for the push 'Training in progress, step 2' to me/run (2 to go" in caplog.text
+        assert "the Hub has not taken it in" in caplog.text and trainer.push_in_progress.is_done()
+        released.set()
+        hub.fail = None
+        trainer.push_to_hub()
+        assert hub.messages() == ["End of training"]
+    assert [path.name for path in (tmp_path / "run").glob("_*")] == []
+
+
+def test_adapters_arrive_as_upstreams(tmp_path, monkeypatch):
+    def adapted():
+        config = LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS")
+        return get_peft_model(make_model(), config)
+
+    values = {"hub_strategy": "checkpoint", "save_steps": 4}
+    theirs, _ = pushed_by(transformers, tmp_path / "theirs", monkeypatch, adapted, **values)
+    ours, _ = pushed_by(hf_compat, tmp_path / "ours", monkeypatch, adapted, **values)
+    assert [commit.message for commit in ours] == [commit.message for commit in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        extra = {"last-checkpoint/manifest.json", "last-checkpoint/run_state.pt"}
+        assert set(mine.files) - extra == set(other.files)
+        same = [name for name in other.files if name.endswith((".md", ".safetensors", "adapter_config.json"))]
+        assert [name for name in same if mine.files[name] != other.files[name]] == []
+    assert "adapter_model.safetensors" in ours[0].files
+
+
+def test_a_lightning_trainer_of_ones_own_says_that_it_pushes_nothing(tmp_path, make_args):
+    args = make_args(push_to_hub=True, max_steps=1, save_strategy="steps")
+    module = HFModule(toy.Classifier(), args)
+    trainer = pl.Trainer(max_steps=1, logger=False, enable_checkpointing=False, accelerator="cpu", barebones=False)
+    with pytest.warns(UserWarning, match=r"no effect: .*`push_to_hub` \(huggingface_hub's `upload_folder`\)"):
+        trainer.fit(module, HFDataModule(train_dataset=toy.rows(8), args=args))
