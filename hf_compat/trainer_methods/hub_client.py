@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
+import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -14,12 +17,16 @@ from typing import Protocol, TypeVar
 from hf_compat.errors import HubError
 from hf_compat.runtime.text import is_installed, need
 
+logger = logging.getLogger(__name__)
+
 Answer = TypeVar("Answer")
 Token = str | bool | None
 
 ATTEMPTS = 8
-ATTEMPTS_OF_CREATION = 5  # somebody waits for it
 LONGEST_PAUSE_SECONDS = 30.0
+LONGEST_PAUSE_OF_CREATION_SECONDS = 4.0  # somebody waits for it
+FILES_AT_ONCE = 5
+_LINK = re.compile(r"For more information check: \S+")
 # Answers after which the same request may succeed: timeout, conflict with another commit, too many requests.
 _PASSING = frozenset({408, 409, 412, 425, 429})
 # Files that the Hub keeps in git as they are, where they are small; the others go to its storage for large files.
@@ -105,7 +112,8 @@ class HubClient:
             return self._api.create_repo(name, token=token, private=private, exist_ok=True)
 
         try:
-            made = attempted(create, threading.Event(), ATTEMPTS_OF_CREATION)
+            longest = min(LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_OF_CREATION_SECONDS)
+            made = attempted(create, threading.Event(), longest)
             return str(getattr(made, "repo_id"))  # noqa: B009 - huggingface_hub's
         except Exception as error:
             raise hub_error(f"The Hub gives no repository {name!r} to push to", error, token) from error
@@ -128,12 +136,16 @@ class HubClient:
             for path, file in sorted(commit.files.items())
         ]
 
+        was_sent = False
+
         def send(attempt: int) -> object:
+            nonlocal was_sent
             # A commit whose answer was lost has arrived: every other attempt asks what is there. Those between do
             # not: where each second request is lost, the commit has to be the very next one.
-            if attempt % 2 == 1:
+            if was_sent and attempt % 2 == 1:
                 uploads[:] = map(self._renewed, uploads)
             self._send_large_files(commit, uploads)
+            was_sent = True
             return self._api.create_commit(
                 commit.repo_id, uploads, commit_message=commit.message, token=commit.token, revision=commit.revision
             )
@@ -162,17 +174,19 @@ class HubClient:
         return renewed
 
     def _send_large_files(self, commit: Commit, uploads: list[Upload]) -> None:
-        """Send large files one at a time, where huggingface_hub would start threads that nobody can end.
+        """Send large files one by one, where huggingface_hub would start threads that nobody can end.
 
         A process waits for these threads at its end, and a server that has gone silent keeps them for ever.
         """
         if is_installed("hf_xet") and not self._hub.constants.HF_HUB_DISABLE_XET:
             return
-        for upload in uploads:
-            if not _is_plain_text(upload):
-                self._api.preupload_lfs_files(
-                    commit.repo_id, [upload], token=commit.token, revision=commit.revision, free_memory=False
-                )
+
+        def send(upload: Upload) -> None:
+            self._api.preupload_lfs_files(
+                commit.repo_id, [upload], token=commit.token, revision=commit.revision, free_memory=False
+            )
+
+        for_each(send, [upload for upload in uploads if not _is_plain_text(upload)])
 
     def kept(self, paths: list[str], ignored: list[str]) -> list[str]:
         """Return the paths that a push of their folder sends: no git folder, no cache, nothing ignored."""
@@ -200,21 +214,54 @@ def _validate_once(api: _Validating, content: str, **options: object) -> None:
         api._valid = content
 
 
-def attempted(ask: Callable[[int], Answer], stop: threading.Event, attempts: int = ATTEMPTS) -> Answer:
-    """Ask until there is an answer or no hope, with pauses of 1, 2, 4 … 30 seconds; the first one comes at once.
+def for_each(do: Callable[[Upload], None], uploads: list[Upload]) -> None:
+    """Do something for every upload, for a few at once, in threads that no process waits for at its end.
+
+    Raises:
+        Exception: What has failed first; the others were done.
+    """
+    left, failed = deque(uploads), deque[Exception]()
+
+    def work() -> None:
+        with contextlib.suppress(IndexError):  # nothing is left
+            while True:
+                upload = left.popleft()
+                try:
+                    do(upload)
+                except Exception as error:
+                    failed.append(error)
+
+    threads = [threading.Thread(target=work, name="hf_compat-hub-file", daemon=True) for _ in uploads[:FILES_AT_ONCE]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def attempted(
+    ask: Callable[[int], Answer], stop: threading.Event, longest_pause_seconds: float | None = None
+) -> Answer:
+    """Ask up to eight times, until there is an answer or no hope, with pauses of 1, 2, 4 … 30 seconds.
 
     Args:
         ask: Gets the number of the attempt, from 0.
         stop: Once set, nothing is tried again.
-        attempts: How often to ask.
+        longest_pause_seconds: Where 30 seconds are too long.
     """
-    for attempt in range(attempts - 1):
+    longest = LONGEST_PAUSE_SECONDS if longest_pause_seconds is None else longest_pause_seconds
+    for attempt in range(ATTEMPTS - 1):
         try:
             return ask(attempt)
         except Exception as error:
-            if not may_pass(error) or stop.wait(min(2.0**attempt, LONGEST_PAUSE_SECONDS)):
+            pause = min(2.0**attempt, longest)
+            if not may_pass(error):
                 raise
-    return ask(attempts - 1)
+            logger.info("The Hub has not done what was asked: %s. Asking again in %g s.", reason_of(error, None), pause)
+            if stop.wait(pause):
+                raise
+    return ask(ATTEMPTS - 1)
 
 
 def may_pass(error: BaseException) -> bool:
@@ -266,7 +313,7 @@ def _error_class(foreign: type[Exception]) -> type[HubError]:
 def reason_of(error: BaseException, token: Token) -> str:
     """Return an error in one line, without the token."""
     cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ is not None else error
-    text = " ".join(str(cause).split()) or type(cause).__name__
+    text = " ".join(_LINK.sub("", str(cause)).split()) or type(cause).__name__
     return text.replace(token, "<HUB_TOKEN>") if isinstance(token, str) and token else text
 
 
