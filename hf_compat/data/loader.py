@@ -127,8 +127,8 @@ class PreparedDataLoader(DataLoader[Batch]):
         rank_slice: RankSlice | None = None,
         **options: Any,
     ) -> None:
-        if use_seedable_sampler and type(options.get("sampler")) is RandomSampler:
-            options["sampler"] = SeededRandomSampler(options["sampler"], seed)
+        if use_seedable_sampler:
+            _seed_shuffling(options, seed)
         self.rank_slice = rank_slice or RankSlice()
         self.dispatches = self.rank_slice.dispatches(isinstance(dataset, IterableDataset))
         self.samples_of_a_batch: int | None = options.get("batch_size", 1)
@@ -154,7 +154,10 @@ class PreparedDataLoader(DataLoader[Batch]):
         if isinstance(dataset, IterableDataset):
             return self._sliced_stream(dataset, options)
         kept = {k: v for k, v in options.items() if k not in ("batch_size", "sampler", "drop_last", "batch_sampler")}
-        return dataset, {**kept, "batch_sampler": BatchSamplerSlice(self._batches(dataset, options), self.rank_slice)}
+        slices = BatchSamplerSlice(self._batches(dataset, options), self.rank_slice)
+        if _reads_whole_batches(options):
+            return dataset, {**kept, "batch_size": None, "sampler": slices}
+        return dataset, {**kept, "batch_sampler": slices}
 
     def _sliced_stream(
         self, dataset: IterableDataset[Sample], options: dict[str, Any]
@@ -171,6 +174,8 @@ class PreparedDataLoader(DataLoader[Batch]):
     def _batches(self, dataset: DataSource, options: dict[str, Any]) -> Sampler[list[int]]:
         """Return the batch sampler of all ranks' batches, in the same order on every rank."""
         batches: Sampler[list[int]] | None = options.get("batch_sampler")
+        if _reads_whole_batches(options):
+            batches = options["sampler"]
         if batches is not None:
             self.samples_of_a_batch = getattr(batches, "batch_size", None)
             return batches
@@ -209,7 +214,8 @@ class PreparedDataLoader(DataLoader[Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that comes next, also of the samplers and of a data set that has epochs."""
         self.iteration = epoch
-        set_epoch_of((self.batch_sampler, self.sampler, self.dataset), epoch)
+        behind = (getattr(sampler, "sampler", None) for sampler in (self.batch_sampler, self.sampler))
+        set_epoch_of((self.batch_sampler, self.sampler, *behind, self.dataset), epoch)
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # a generator instead of torch's iterator class
         self.end_of_dataloader = False
@@ -324,6 +330,21 @@ class PreparedDataLoader(DataLoader[Batch]):
         self.end_of_dataloader = True
         if not self._is_map_style and self.rank_slice.world_size == 1:
             self.remainder = find_batch_size(last_batch) or -1
+
+
+def _reads_whole_batches(options: dict[str, Any]) -> bool:
+    """Return whether the data set is asked for a batch at a time: torch's loader with `batch_size=None`."""
+    return isinstance(options.get("sampler"), BatchSampler)
+
+
+def _seed_shuffling(options: dict[str, Any], seed: int | None) -> None:
+    """Give a random sampler, or the one in a batch sampler, a generator of its own that each epoch seeds."""
+    if type(options.get("sampler")) is RandomSampler:
+        options["sampler"] = SeededRandomSampler(options["sampler"], seed)
+    for batches in (options.get("sampler"), options.get("batch_sampler")):
+        behind = getattr(batches, "sampler", None)
+        if type(behind) is RandomSampler:
+            batches.sampler = SeededRandomSampler(behind, seed)  # type: ignore[union-attr]  # it has one
 
 
 def _raise_of_dead_worker(batches: Iterator[Batch], cause: Exception) -> None:

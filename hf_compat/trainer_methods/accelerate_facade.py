@@ -223,6 +223,8 @@ class AcceleratorFacade(ProcessMembers):
         chosen: dict[str, Any]
         if isinstance(loader.dataset, IterableDataset):
             chosen = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        elif loader.batch_sampler is None:  # the data set is asked for a batch at a time
+            chosen = {"batch_size": None, "sampler": loader.sampler}
         elif loader.batch_size is None:
             chosen = {"batch_sampler": loader.batch_sampler}
         else:

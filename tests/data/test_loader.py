@@ -3,10 +3,13 @@
 import pytest
 import torch
 import toy
-from torch.utils.data import DataLoader
+from accelerate.data_loader import prepare_data_loader
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from hf_compat import Trainer
 from hf_compat.data.loader import LoaderOptions, skip_first_batches
+from hf_compat.data.rank_slices import RankSlice
+from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 
 
 def test_what_is_skipped_leaves_every_option_as_it_was():
@@ -36,3 +39,86 @@ def test_the_trainers_loaders_have_the_arguments_options(make_args, in_order):
     assert training.worker_init_fn is not None and evaluation.worker_init_fn is None
     own = DataLoader(toy.rows(8), batch_size=2, num_workers=1, in_order=in_order)
     assert trainer.accelerator.prepare(own).in_order is in_order
+
+
+class Numbers(Dataset):
+    """Gives the numbers that it is asked for: one, or a batch of them."""
+
+    def __getitem__(self, index):
+        return torch.tensor(index)
+
+    def __len__(self):
+        return 11
+
+
+class BatchesOfALibrary(BatchSampler):
+    """A batch sampler with epochs of its own, as sentence-transformers has them."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+def of_a_library():
+    shuffled = RandomSampler(Numbers(), generator=torch.Generator().manual_seed(5))
+    return DataLoader(Numbers(), batch_sampler=BatchesOfALibrary(shuffled, 2, False))
+
+
+def a_batch_at_a_time():
+    return DataLoader(Numbers(), batch_size=None, sampler=BatchSampler(RandomSampler(Numbers()), 2, False))
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 1), (0, 2), (1, 2)])
+def test_what_is_in_a_batch_sampler_is_shuffled_as_accelerate_does(make_args, rank, ranks):
+    args = make_args(data_seed=7)
+    torch.manual_seed(1)
+    theirs = prepare_data_loader(
+        of_a_library(), num_processes=ranks, process_index=rank, use_seedable_sampler=True, data_seed=7
+    )
+    accelerator = AcceleratorFacade(args)
+    accelerator.rank_slice = RankSlice(rank=rank, world_size=ranks)
+    ours = accelerator.prepare(of_a_library())
+    orders = []
+    for loader in (theirs, ours):
+        orders.append([])
+        for epoch in (0, 1, 2):
+            loader.set_epoch(epoch)
+            orders[-1].append([batch.tolist() for batch in loader])
+    assert orders[0] == orders[1] and orders[0][0] != orders[0][1]
+    assert sum(len(batch) for batch in orders[0][0]) == (11 if ranks == 1 else 6)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_data_set_is_asked_for_a_batch_at_a_time(make_args, ranks):
+    """Accelerate 1.15 fails with this loader in one process, and shuffles each rank by itself in several."""
+    passes = []
+    for rank in range(ranks):
+        accelerator = AcceleratorFacade(make_args(data_seed=7))
+        accelerator.rank_slice = RankSlice(rank=rank, world_size=ranks)
+        loader = accelerator.prepare(a_batch_at_a_time())
+        for epoch in (0, 1):
+            loader.set_epoch(epoch)
+            passes.append([batch.tolist() for batch in loader])
+    first = [number for batches in passes[::2] for batch in batches for number in batch]
+    assert set(first) == set(range(11)) and passes[0] != passes[1]
+
+
+def test_a_library_shuffles_the_same_after_resuming(make_args, tmp_path):
+    class OwnLoader(Trainer):
+        def get_train_dataloader(self):
+            shuffled = RandomSampler(self.train_dataset, generator=torch.Generator().manual_seed(5))
+            batches = BatchesOfALibrary(shuffled, 4, False)
+            return self.accelerator.prepare(
+                DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator)
+            )
+
+    def weights(folder, checkpoint=None):
+        args = make_args(output_dir=str(tmp_path / folder), save_strategy="steps", save_steps=5, num_train_epochs=3)
+        trainer = OwnLoader(toy.Classifier(), args, train_dataset=toy.rows(12))
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer.model.state_dict()
+
+    whole = weights("whole")
+    resumed = weights("resumed", str(tmp_path / "whole" / "checkpoint-5"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)

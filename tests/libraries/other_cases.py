@@ -57,16 +57,17 @@ def two_adapters(model):
     return model
 
 
-def streamed(models: Path, args: dict):
-    """Train on a streamed data set of `datasets`, shuffled by its buffer."""
+def streamed(models: Path, args: dict, buffer: int = 0):
+    """Train on a streamed data set of `datasets`, as it is or shuffled by its buffer."""
     from transformers import DataCollatorForSeq2Seq, LlamaForCausalLM
 
     tokenizer, rows = tokens(models, toys.texts(TRAIN + EVAL))
+    stream = rows.select(range(TRAIN)).to_iterable_dataset(num_shards=4)
     torch.manual_seed(0)
     return Trainer(
         model=LlamaForCausalLM.from_pretrained(models / "llama"),
         args=TrainingArguments(**args),
-        train_dataset=rows.select(range(TRAIN)).to_iterable_dataset(num_shards=4).shuffle(seed=1, buffer_size=16),
+        train_dataset=stream.shuffle(seed=1, buffer_size=buffer) if buffer else stream,
         eval_dataset=rows.select(range(TRAIN, TRAIN + EVAL)),
         data_collator=DataCollatorForSeq2Seq(tokenizer),
     )
@@ -212,6 +213,9 @@ PEFT = {
     ),
     "peft-two": ("Trainer", "two named adapters", partial(language_trainer, change=two_adapters)),
 }
-DATASETS = {"datasets-streamed": ("Trainer", "streamed, shuffled", streamed)}
+DATASETS = {
+    "datasets-streamed": ("Trainer", "streamed", streamed),
+    "datasets-shuffled": ("Trainer", "streamed, shuffled by a buffer", partial(streamed, buffer=16)),
+}
 EVALUATE = {"evaluate": ("Trainer", "metric, best model at the end", evaluated)}
 OPTIMUM = {"optimum-shape": ("subclass of Trainer", "teacher, own arguments, optimizer and saving", distilled)}
