@@ -6,7 +6,7 @@ random numbers (masking, say) draws those of the next batch before this one is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import islice
 from multiprocessing.context import BaseContext
@@ -332,19 +332,20 @@ class PreparedDataLoader(DataLoader[Batch]):
             self.remainder = find_batch_size(last_batch) or -1
 
 
-def _reads_whole_batches(options: dict[str, Any]) -> bool:
+def _reads_whole_batches(options: Mapping[str, object]) -> bool:
     """Return whether the data set is asked for a batch at a time: torch's loader with `batch_size=None`."""
     return isinstance(options.get("sampler"), BatchSampler)
 
 
-def _seed_shuffling(options: dict[str, Any], seed: int | None) -> None:
+def _seed_shuffling(options: dict[str, object], seed: int | None) -> None:
     """Give a random sampler, or the one in a batch sampler, a generator of its own that each epoch seeds."""
-    if type(options.get("sampler")) is RandomSampler:
-        options["sampler"] = SeededRandomSampler(options["sampler"], seed)
+    sampler = options.get("sampler")
+    if type(sampler) is RandomSampler:
+        options["sampler"] = SeededRandomSampler(sampler, seed)
     for batches in (options.get("sampler"), options.get("batch_sampler")):
         behind = getattr(batches, "sampler", None)
         if type(behind) is RandomSampler:
-            batches.sampler = SeededRandomSampler(behind, seed)  # type: ignore[union-attr]  # it has one
+            batches.sampler = SeededRandomSampler(behind, seed)  # type: ignore[attr-defined]  # it has one
 
 
 def _raise_of_dead_worker(batches: Iterator[Batch], cause: Exception) -> None:
