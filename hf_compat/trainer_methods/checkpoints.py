@@ -1,4 +1,4 @@
-"""Checkpoints in HF's layout: what is written, how it is read back. HF's method names.
+"""Checkpoints in HF's layout: what is written. HF's method names.
 
 Every method is an override point of `transformers.Trainer` under its own name and signature. Nothing is ever unpickled
 but tensors and plain containers (`weights_only=True`).
@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import safetensors
@@ -25,31 +25,23 @@ from torch import nn
 from hf_compat.callbacks.lightning_states import ask_callbacks
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.adapters import load_adapters
-from hf_compat.checkpoint.contents import Contents, is_read_as_it_is
-from hf_compat.checkpoint.forms import check_schedule
 from hf_compat.checkpoint.lightning_io import write_weights
-from hf_compat.checkpoint.model_state import ModelState, make_model_state
 from hf_compat.checkpoint.reading import (
     COMPILED,
-    LoadResult,
     Weights,
-    fitting,
     plain_names,
-    read_torch_file,
 )
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, RunState
 from hf_compat.checkpoint.saving_place import SavingPlace
-from hf_compat.checkpoint.taken_over import check_schedule_took_over
-from hf_compat.checkpoint.trainer_state import read_trainer_state
 from hf_compat.engine.windows import as_plain
 from hf_compat.errors import CheckpointWriteError, HfCompatError, warn_once
-from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
+from hf_compat.hf.state import export_states, is_exportable
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
 from hf_compat.interop.upstream_log import log_line
 from hf_compat.runtime.background import frozen_copy
 from hf_compat.runtime.collectives import agree
-from hf_compat.runtime.rng import legacy_globals, pack_legacy_rng, read_rng, unpack_rng, write_rng
+from hf_compat.runtime.rng import read_rng, unpack_rng
+from hf_compat.trainer_methods.checkpoint_loading import CheckpointLoadingMethods
 from hf_compat.trainer_methods.output_folder import OutputFolderMethods
 from hf_compat.training_run.best_metric import note_best_checkpoint
 from hf_compat.training_run.rotation import (
@@ -70,21 +62,11 @@ _WRITERS = (
 )
 
 
-class CheckpointMethods(OutputFolderMethods):
+class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
     """The public methods and override points of saving and resuming."""
 
     _other_weights: dict[str, Any] | None = None
     _extras: dict[str, Any] = {}
-    # of the model, that the last checkpoint whose weights were loaded lacked
-    _weights_not_loaded: Sequence[str] = ()
-    # of the last fit; it outlives the fit, as DeepSpeed's engine goes on holding the weights
-    _fit_model_state: ModelState | None = None
-
-    @property
-    def _model_state(self) -> ModelState:
-        """What reads and writes the state of the model, as the last fit or nobody has wrapped it."""
-        state = self._fit_model_state
-        return state if state is not None and state.model is self.model else make_model_state(self.model)
 
     def _get_output_dir(self, trial: Any) -> str:
         """Return the folder that checkpoints go to."""
@@ -271,10 +253,6 @@ class CheckpointMethods(OutputFolderMethods):
         if state is not None and (self.args.should_save or self.args.world_size > 1):
             state.save(output_dir, self.args.process_index, self.args.world_size)
 
-    def _own(self, name: str) -> str:
-        """Return the name of a file that every process has its own of."""
-        return names.of_rank(name, self.args.process_index, self.args.world_size)
-
     def _run_state_now(self) -> RunState | None:
         together = self._train_batch_size * self.args.world_size
         return self._run.state(
@@ -361,119 +339,6 @@ class CheckpointMethods(OutputFolderMethods):
         else:
             write_weights(state_dict or model.state_dict(), os.path.join(folder, names.SAFE_WEIGHTS_NAME))
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """Load a checkpoint's weights into the model.
-
-        Args:
-            resume_from_checkpoint: The folder.
-            model: The model; the trainer's where none is given.
-
-        Raises:
-            CheckpointError: The folder holds no weights.
-        """
-        given = self.model if model is None else model
-        target = self.accelerator.unwrap_model(given)
-        folder = str(resume_from_checkpoint)
-        if is_peft_model(target):
-            self._weights_not_loaded = load_adapters(target, folder)
-            return
-        is_own = given is self.model or given is self.model_wrapped
-        state = self._model_state if is_own else make_model_state(target)
-        self._issue_warnings_after_load(state.load_weights(folder))
-
-    def _issue_warnings_after_load(self, load_result: LoadResult) -> None:
-        """Warn of weights that a checkpoint lacked, and of those that the model does not know."""
-        target = self.accelerator.unwrap_model(self.model)
-        missing = set(load_result.missing_keys) - _aliases(target) - set(_ignored_on_save(target))
-        self._weights_not_loaded = sorted(missing)
-        if missing:
-            logger.warning("There were missing keys in the checkpoint model loaded: %s.", sorted(missing))
-        if load_result.unexpected_keys:
-            logger.warning(
-                "There were unexpected keys in the checkpoint model loaded: %s.", load_result.unexpected_keys
-            )
-
-    def _load_best_model(self) -> None:
-        """Load the weights of the best checkpoint."""
-        best = self.state.best_model_checkpoint
-        assert best is not None  # the only caller looked
-        self._background.wait()
-        log_line(f"Loading best model from {best} (score: {self.state.best_metric}).", otherwise=logger)
-        if not os.path.isdir(best):
-            logger.warning("Could not locate the best model at %s; the last one stays.", best)
-            return
-        self._load_from_checkpoint(best)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load the states of optimizer and schedule, where a checkpoint has them."""
-        if checkpoint is None:
-            return
-        schedule = Contents(checkpoint).find(names.SCHEDULER_NAME)
-        if schedule is None or not self._load_optimizer(checkpoint):
-            level = logging.INFO if is_read_as_it_is(checkpoint) else logging.WARNING  # a warning has said so
-            logger.log(level, "%s has no optimizer and schedule: both start anew.", checkpoint)
-            return
-        content = read_torch_file(schedule)
-        check_schedule(schedule, content)
-        # plain functions keep no state: a file without the list that says so means the same
-        own = getattr(self.lr_scheduler, "lr_lambdas", None)
-        functions = {} if own is None else {"lr_lambdas": [None] * len(own)}
-        with fitting(schedule):
-            self.lr_scheduler.load_state_dict({**functions, **content})
-        check_schedule_took_over(schedule, self.lr_scheduler)
-
-    def _load_optimizer(self, checkpoint: str) -> bool:
-        with fitting(f"The optimizer's state in {checkpoint}"):
-            return self._model_state.load_optimizer(checkpoint, self.optimizer)
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        """Load the gradient scaler's state, where there is one."""
-        scaler = self.accelerator.scaler
-        path = Contents(checkpoint).find(names.SCALER_NAME) if scaler is not None and checkpoint is not None else None
-        if scaler is not None and path is not None:
-            with fitting(path):
-                scaler.load_state_dict(read_torch_file(path))
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Set all random generators to a checkpoint's states, where it has them."""
-        if self._exact_rng is not None:
-            write_rng(self._exact_rng)
-            return
-        own, first = self._own(names.RNG_STATE_NAME), names.of_rank(names.RNG_STATE_NAME, 0, 2)
-        places = [own, first, names.RNG_STATE_NAME]  # of another number of processes: the first one's
-        if checkpoint is None:
-            return
-        path = next(filter(None, map(Contents(checkpoint).find, places)), None)
-        if path is None:
-            logger.info("Didn't find an RNG file in %s, reproducibility is not guaranteed.", checkpoint)
-            return
-        with fitting(path):
-            write_rng(pack_legacy_rng(read_torch_file(path, allowed=legacy_globals())))
-
-    def _load_callback_state(self) -> None:
-        """Give callbacks and control the states that a checkpoint saved, where the arguments ask for it."""
-        if not self.args.restore_callback_states_from_checkpoint:
-            return
-        absent = []
-        for name, saved in self.state.stateful_callbacks.items():
-            found = [c for c in [*self.callback_handler.callbacks, self.control] if type(c).__name__ == name]
-            if not found:
-                absent.append(name)
-            for callback, state in zip(found, saved if isinstance(saved, list) else [saved], strict=False):
-                self._restore(callback, state)
-        if absent:
-            logger.warning("The checkpoint has states of callbacks that are not there: %s.", ", ".join(absent))
-
-    def _restore(self, callback: Any, state: dict[str, Any]) -> None:
-        with fitting(f"The state of {type(callback).__name__} in `stateful_callbacks` of {names.TRAINER_STATE_NAME}"):
-            restored = type(callback).from_state(state)
-        if isinstance(callback, TrainerControl):
-            self.control = restored
-            return
-        callbacks = self.callback_handler.callbacks
-        callbacks.remove(callback)
-        callbacks.append(restored)
-
 
 def _with_attributes(values: dict[str, object]) -> OrderedDict[str, object]:
     """Return plain values that are read as `saved.learning_rate`, too; secrets are masked.
@@ -497,15 +362,6 @@ def _remove_or_warn(checkpoint: str) -> None:
         manifest.remove(checkpoint)
     except OSError as error:
         logger.warning("The old checkpoint %s could not be removed: %s. Training goes on.", checkpoint, error)
-
-
-def read_state(checkpoint: str) -> TrainerState:
-    """Read a checkpoint's state.
-
-    Raises:
-        CheckpointError: There is none, or it is no state.
-    """
-    return read_trainer_state(Contents(checkpoint).need(names.TRAINER_STATE_NAME))
 
 
 def _if_full(folder: str) -> str:
@@ -542,13 +398,3 @@ def _holding(model: nn.Module, weights: dict[str, Any] | None) -> Iterator[None]
         yield
     finally:
         model.load_state_dict(own)
-
-
-def _aliases(model: nn.Module) -> set[str]:
-    """Names under which a parameter stands a second time: tied weights."""
-    first_names = {name for name, _ in model.named_parameters()}
-    return {name for name, _ in model.named_parameters(remove_duplicate=False)} - first_names
-
-
-def _ignored_on_save(model: nn.Module) -> list[str]:
-    return list(getattr(model, "_keys_to_ignore_on_save", None) or [])

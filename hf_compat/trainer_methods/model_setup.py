@@ -18,7 +18,8 @@ from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.inspection import number_of_arguments
 from hf_compat.runtime.seeding import enable_full_determinism, set_seed
 from hf_compat.trainer_methods.base import Trial
-from hf_compat.trainer_methods.checkpoints import CheckpointMethods, read_state
+from hf_compat.trainer_methods.checkpoint_loading import read_state
+from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.model import ModelMethods
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,8 @@ from hf_compat.plan.run_counts import RunCounts
 from hf_compat.runtime import slurm
 from hf_compat.runtime.collectives import agree, broadcast_object
 from hf_compat.trainer_methods.base import Loader, Trial
-from hf_compat.trainer_methods.checkpoints import CheckpointMethods, read_state
+from hf_compat.trainer_methods.checkpoint_loading import read_state
+from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.windows import WindowMethods
 from hf_compat.training_run.loss_log import LossLog, LossLogState
 from hf_compat.training_run.run import TrainingRun
