@@ -63,6 +63,9 @@ class WindowModule(pl.LightningModule):
     logs_to_lightning = False
     # chosen when a fit starts
     _mechanics: UpdateMechanics
+    # set by `LeanEpochLoop`: whether a backward pass is the loss's own, and what makes a step in Lightning's place
+    backward_is_plain = False
+    take_step: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -177,10 +180,17 @@ class WindowModule(pl.LightningModule):
         steps = self.steps
         steps.model_wrapped = wrapped_model(self.trainer.strategy, steps.model)
         wrapper = self.trainer.strategy.model
-        self._mechanics = make_update_mechanics(steps, self.manual_backward, self.trainer.precision_plugin, wrapper)
+        self._mechanics = make_update_mechanics(steps, self.run_backward, self.trainer.precision_plugin, wrapper)
         steps.accelerator.run_backward = self._mechanics.backward
         self._calls_before_zero_grad = self._has_zero_grad_hook()
         self._schedule_epoch = -1
+
+    def run_backward(self, loss: torch.Tensor) -> None:
+        """Run a backward pass, through Lightning where somebody listens to it."""
+        if self.backward_is_plain:
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's
+        else:
+            self.manual_backward(loss)
 
     def _has_zero_grad_hook(self) -> bool:
         """Return whether a callback, or this module, overrides `on_before_zero_grad`."""
@@ -218,23 +228,27 @@ class WindowModule(pl.LightningModule):
 
     def _update(self, model: nn.Module, window: Window) -> None:
         steps, observer, mechanics = self.steps, self.observer, self._mechanics
-        optimizer = self.optimizers()
-        assert isinstance(optimizer, LightningOptimizer)  # configure_optimizers returns one
-        grad_norm = mechanics.step(model, optimizer)
+        grad_norm = mechanics.step(model, self.take_step or self._step_through_lightning)
         window.is_trained = True
         observer.optimizer_stepped(grad_norm)
-        replaced = self._replaced_schedule() is not None
-        rate = steps.optimizer.param_groups[0]["lr"] if replaced else steps._get_learning_rate()
+        replaced = self._replaced_schedule()
+        rate = steps._get_learning_rate() if replaced is None else steps.optimizer.param_groups[0]["lr"]
         observer.learning_rate_read(rate)
         if not mechanics.step_was_skipped:
-            self._step_schedule("step")
+            self._step_schedule("step", replaced)
         if self._calls_before_zero_grad:
             before_zero_grad(self.trainer, steps.optimizer)
         model.zero_grad()
 
-    def _step_schedule(self, moment: Literal["step", "epoch"]) -> None:
-        """Step the schedule if it is due: the one of the steps, or the one that a callback has put in its place."""
-        scheduler, replaced = self.steps.lr_scheduler, self._replaced_schedule()
+    def _step_through_lightning(self) -> None:
+        """Step the optimizer by way of Lightning's strategy, which calls the hooks before the step."""
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)  # configure_optimizers returns one
+        optimizer.step()
+
+    def _step_schedule(self, moment: Literal["step", "epoch"], replaced: LRSchedulerConfig | None) -> None:
+        """Step the schedule if it is due: the steps' own, or the one that a callback has put in its place."""
+        scheduler = self.steps.lr_scheduler
         if replaced is not None:
             count = self.trainer.global_step if moment == "step" else self.trainer.current_epoch + 1
             if replaced.interval == moment and not replaced.reduce_on_plateau and count % replaced.frequency == 0:
@@ -259,7 +273,7 @@ class WindowModule(pl.LightningModule):
         """Step a schedule of epochs, once an epoch: a checkpoint of its end holds the rate of the next."""
         if self._schedule_epoch != self.trainer.current_epoch:
             self._schedule_epoch = self.trainer.current_epoch
-            self._step_schedule("epoch")
+            self._step_schedule("epoch", self._replaced_schedule())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowModule:
         """Copy the model, which callbacks that average weights do; the owner of steps and data is not copied."""

@@ -25,7 +25,29 @@ from hf_compat.plan.fsdp import FsdpPlan
 from hf_compat.runtime.launch import Launch, main_address
 
 
-class HFSingleDeviceStrategy(SingleDeviceStrategy):
+class DirectStepsStrategy(Strategy):
+    """Calls the module's steps as they are, not within a forward pass of the wrapped model."""
+
+    def training_step(self, *args: object, **kwargs: object) -> STEP_OUTPUT:
+        module = self.lightning_module
+        assert module is not None  # a trainer runs one
+        with self.precision_plugin.train_step_context():
+            return module.training_step(*args, **kwargs)
+
+    def validation_step(self, *args: object, **kwargs: object) -> STEP_OUTPUT:
+        module = self.lightning_module
+        assert module is not None  # as above
+        with self.precision_plugin.val_step_context():
+            return module.validation_step(*args, **kwargs)
+
+    def test_step(self, *args: object, **kwargs: object) -> STEP_OUTPUT:
+        module = self.lightning_module
+        assert module is not None  # as above
+        with self.precision_plugin.test_step_context():
+            return module.test_step(*args, **kwargs)
+
+
+class HFSingleDeviceStrategy(DirectStepsStrategy, SingleDeviceStrategy):
     """One device, on which the model stays.
 
     Lightning's own moves model and optimizer to the CPU when a fit ends.
@@ -83,28 +105,6 @@ class LaunchedEnvironment(ClusterEnvironment):
 
     def node_rank(self) -> int:
         return self._launch.node_rank
-
-
-class DirectStepsStrategy(Strategy):
-    """Calls the module's steps as they are, not within a forward pass of the wrapped model."""
-
-    def training_step(self, *args: object, **kwargs: object) -> STEP_OUTPUT:
-        module = self.lightning_module
-        assert module is not None  # a trainer runs one
-        with self.precision_plugin.train_step_context():
-            return module.training_step(*args, **kwargs)
-
-    def validation_step(self, *args: object, **kwargs: object) -> STEP_OUTPUT:
-        module = self.lightning_module
-        assert module is not None  # as above
-        with self.precision_plugin.val_step_context():
-            return module.validation_step(*args, **kwargs)
-
-    def test_step(self, *args: object, **kwargs: object) -> STEP_OUTPUT:
-        module = self.lightning_module
-        assert module is not None  # as above
-        with self.precision_plugin.test_step_context():
-            return module.test_step(*args, **kwargs)
 
 
 class HFDDPStrategy(DirectStepsStrategy, InnerModelDDPStrategy):

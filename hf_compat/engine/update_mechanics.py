@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import Precision
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -42,14 +41,19 @@ class UpdateMechanics:
     def begin_micro_batch(self, is_last: bool) -> None:
         """Have gradients exchanged in the coming backward pass, or not."""
 
-    def step(self, model: nn.Module, optimizer: LightningOptimizer) -> GradNorm:
-        """Clip the gradients and step; returns their norm before clipping."""
+    def step(self, model: nn.Module, take_step: Callable[[], None]) -> GradNorm:
+        """Clip the gradients and step; returns their norm before clipping.
+
+        Args:
+            model: The model, as it is wrapped.
+            take_step: Steps the optimizer, and calls the hooks before it.
+        """
         steps = self.steps
         if self._scaling is not None:
             self._scaling.unscale(steps.optimizer)
         clipped = steps._clip_grad_norm(model) if steps.args.max_grad_norm > 0 else None
         norm = steps._get_grad_norm(model, grad_norm=clipped)
-        optimizer.step()
+        take_step()
         return norm
 
     @property
@@ -123,8 +127,8 @@ class DeepSpeedMechanics(UpdateMechanics):
     def begin_micro_batch(self, is_last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(is_last)
 
-    def step(self, model: nn.Module, optimizer: LightningOptimizer) -> GradNorm:
-        optimizer.step()
+    def step(self, model: nn.Module, take_step: Callable[[], None]) -> GradNorm:
+        take_step()
         return self._engine.get_global_grad_norm()
 
 

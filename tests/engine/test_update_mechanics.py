@@ -114,7 +114,7 @@ def test_the_engine_runs_backward_and_knows_the_norm(make_args):
         def step(self):
             engine.calls.append("step")
 
-    assert mechanics.step(engine, Optimizer()) == 3.0
+    assert mechanics.step(engine, Optimizer().step) == 3.0
     assert engine.calls == [("boundary", False), ("backward", False), "step", "norm"]
 
 

@@ -1,4 +1,6 @@
-"""Internals of Lightning are touched in `engine/internals.py` only: found by names, read off both sources.
+"""Internals of Lightning are touched in two files only: found by names, read off both sources.
+
+`engine/internals.py` has a function or base class for each; `engine/lean_loop.py` is a loop of Lightning's.
 
 Private names have a leading underscore; the classes and modules of Lightning's trainer, loops, strategies, precision
 plugins and core define them. Undocumented names are what the private classes of trainer and loops (loops, connectors,
@@ -26,6 +28,7 @@ from lightning.pytorch import Trainer
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "hf_compat"
 HOME = PACKAGE / "engine" / "internals.py"
+HOMES = (HOME, PACKAGE / "engine" / "lean_loop.py")
 SOURCES = (
     "pytorch/trainer",
     "pytorch/loops",
@@ -88,7 +91,7 @@ PRIVATE |= {name for names in NAMES_BY_CLASS.values() for name in names if name.
 
 
 def package_files() -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*.py") if path != HOME)
+    return sorted(path for path in PACKAGE.rglob("*.py") if path not in HOMES)
 
 
 def made_of_private_classes() -> set[str]:

@@ -1,0 +1,289 @@
+"""Lightning's training epoch without the work that nobody listens to. Private attributes of Lightning 2.6.
+
+Lightning's own loop enters profiler contexts, walks over callbacks, moves batches and collects metrics at every batch,
+whether a callback, hook, profiler or logger needs it or not; on a small model that is half of a step. Here each is
+looked for once an epoch, and again when the callbacks change, and left out where nobody overrides it. Hooks that
+somebody overrides are called as in Lightning, in the same order, with the same arguments and progress counters.
+
+Where something is set that this loop does not know (a profiler, a hook of the strategy), Lightning's own code runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.core.hooks import DataHooks
+from lightning.pytorch.core.optimizer import do_nothing_closure
+from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
+from lightning.pytorch.loops.optimization.manual import ManualResult
+from lightning.pytorch.loops.progress import _ProcessedTracker
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from hf_compat.engine.internals import WRITTEN_FOR
+from hf_compat.engine.module import WindowModule
+from hf_compat.engine.precision import ForwardPrecision
+from hf_compat.engine.strategies import DirectStepsStrategy
+from hf_compat.engine.windows import Windows
+
+logger = logging.getLogger(__name__)
+# Lightning tells this logger of every hook that it calls.
+_CALLS = logging.getLogger("lightning.pytorch.trainer.call")
+
+Hook = Callable[..., Any]  # of anybody's callback
+# Hooks around a batch that belong to the module, the strategy or the precision plugin: one that is overridden leaves
+# the batch to Lightning's own loop.
+_OF_BATCH: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (pl.LightningModule, ("on_train_batch_start", "on_train_batch_end")),
+    (DataHooks, ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")),
+)
+_OF_STRATEGY = ("on_train_batch_start", "batch_to_device", "post_training_step")
+_OF_BACKWARD = ("on_before_backward", "on_after_backward")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Listeners:
+    """Who listens to what happens in a batch.
+
+    Args:
+        callbacks: The trainer's callbacks when this was found.
+        module: What is trained.
+        batch_start: Callbacks' `on_train_batch_start`.
+        batch_end: Callbacks' `on_train_batch_end`.
+        before_step: Callbacks' `on_before_optimizer_step`.
+        batch_is_plain: Whether nothing else is to be called around a batch.
+        backward_is_plain: Whether nothing is to be called around a backward pass.
+        call_is_plain: Whether the strategy does nothing around the module's step.
+        step_is_plain: Whether only callbacks are to be called before the optimizer's step.
+    """
+
+    callbacks: list[pl.Callback]
+    module: pl.LightningModule
+    batch_start: Sequence[Hook] = ()
+    batch_end: Sequence[Hook] = ()
+    before_step: Sequence[Hook] = ()
+    batch_is_plain: bool = False
+    call_is_plain: bool = False
+    backward_is_plain: bool = False
+    step_is_plain: bool = False
+
+
+def find_listeners(trainer: pl.Trainer) -> Listeners:
+    """Find out who listens in a trainer that is fitting."""
+    callbacks: list[pl.Callback] = list(trainer.callbacks)  # type: ignore[attr-defined]  # set by a connector
+    module = trainer.lightning_module
+    if not isinstance(module, WindowModule) or not _is_plain_run(trainer):
+        return Listeners(callbacks=callbacks, module=module)
+    heard_backward = any(_hooks_of(callbacks, name) for name in _OF_BACKWARD)
+    return Listeners(
+        callbacks=callbacks,
+        module=module,
+        batch_start=_hooks_of(callbacks, "on_train_batch_start"),
+        batch_end=_hooks_of(callbacks, "on_train_batch_end"),
+        before_step=_hooks_of(callbacks, "on_before_optimizer_step"),
+        batch_is_plain=_batch_is_plain(trainer, module),
+        call_is_plain=_call_is_plain(trainer),
+        backward_is_plain=not heard_backward and _backward_is_plain(trainer, module),
+        step_is_plain=_step_is_plain(trainer, module),
+    )
+
+
+def _batch_is_plain(trainer: pl.Trainer, module: WindowModule) -> bool:
+    return (
+        isinstance(trainer.train_dataloader, Windows)
+        and not any(_overrides(module, base, name) for base, names in _OF_BATCH for name in names)
+        and not any(_overrides(trainer.strategy, Strategy, name) for name in _OF_STRATEGY)
+        and not _overrides(trainer.precision_plugin, Precision, "convert_input")
+    )
+
+
+def _call_is_plain(trainer: pl.Trainer) -> bool:
+    is_direct = not _overrides(trainer.strategy, DirectStepsStrategy, "training_step")
+    return is_direct and type(trainer.precision_plugin) is ForwardPrecision
+
+
+def _backward_is_plain(trainer: pl.Trainer, module: WindowModule) -> bool:
+    of_module, of_strategy = ("backward", *_OF_BACKWARD), ("backward", "pre_backward", "post_backward")
+    return (
+        _is_plain_precision(trainer.precision_plugin)
+        and not any(_overrides(module, pl.LightningModule, name) for name in of_module)
+        and not any(_overrides(trainer.strategy, Strategy, name) for name in of_strategy)
+    )
+
+
+def _step_is_plain(trainer: pl.Trainer, module: WindowModule) -> bool:
+    return (
+        _is_plain_precision(trainer.precision_plugin)
+        and not _overrides(module, pl.LightningModule, "on_before_optimizer_step")
+        and not _overrides(trainer.strategy, Strategy, "optimizer_step")
+    )
+
+
+def _is_plain_precision(precision: Precision) -> bool:
+    return type(precision) is ForwardPrecision and precision.scaler is None
+
+
+def _is_plain_run(trainer: pl.Trainer) -> bool:
+    """Return whether a trainer measures nothing, debugs nothing, and has its data from loaders."""
+    return (
+        isinstance(trainer.profiler, PassThroughProfiler)  # type: ignore[attr-defined]  # set by a connector
+        and not _CALLS.isEnabledFor(logging.DEBUG)
+        and trainer.datamodule is None  # type: ignore[attr-defined]  # as above
+        and trainer.accumulate_grad_batches == 1
+        and not trainer.fast_dev_run  # type: ignore[attr-defined]  # as above
+    )
+
+
+def _overrides(owner: object, base: type, name: str) -> bool:
+    """Return whether a class, or an object by itself, overrides a method of a base class."""
+    return name in vars(owner) or getattr(type(owner), name, None) is not getattr(base, name)
+
+
+def _hooks_of(callbacks: list[pl.Callback], name: str) -> list[Hook]:
+    """Return a hook of every callback that overrides it."""
+    return [getattr(callback, name) for callback in callbacks if _overrides(callback, pl.Callback, name)]
+
+
+class LeanEpochLoop(_TrainingEpochLoop):
+    """The epochs of a `WindowModule`, which optimizes by itself: a batch is a window, and an update."""
+
+    _listeners: Listeners | None = None
+
+    def on_run_start(self, data_fetcher: _DataFetcher) -> None:
+        super().on_run_start(data_fetcher)
+        self._listeners = None  # a callback may have been given a hook since
+
+    def _current_listeners(self) -> Listeners:
+        found = self._listeners
+        if found is None or self.trainer.callbacks != found.callbacks:
+            found = self._listeners = find_listeners(self.trainer)
+            if isinstance(found.module, WindowModule):
+                found.module.backward_is_plain = found.backward_is_plain
+                found.module.take_step = self._step_directly if found.step_is_plain else None
+        return found
+
+    @property
+    def done(self) -> bool:
+        """Whether the epoch is over."""
+        if self._restarting or self.trainer.should_stop:
+            return super().done
+        updates = self.manual_optimization.optim_step_progress.total.completed
+        progress = self.batch_progress
+        return (
+            (self.max_steps != -1 and updates >= self.max_steps)
+            or progress.is_last_batch
+            or progress.current.ready == self.trainer.fit_loop.max_batches
+        )
+
+    def advance(self, data_fetcher: _DataFetcher) -> None:
+        """Train on one window."""
+        listeners = self._current_listeners()
+        is_usual = listeners.batch_is_plain and not isinstance(data_fetcher, _DataLoaderIterDataFetcher)
+        if self._restarting or not is_usual:
+            super().advance(data_fetcher)
+            return
+        if self.val_loop._restarting:
+            self.val_loop.restarting = False
+        batch, _, _ = next(data_fetcher)
+        trainer, progress = self.trainer, self.batch_progress
+        total: _ProcessedTracker = progress.total  # type: ignore[assignment]  # Lightning types the base class
+        current: _ProcessedTracker = progress.current  # type: ignore[assignment]  # as above
+        index = current.ready
+        progress.is_last_batch = data_fetcher.done
+        total.ready, current.ready = total.ready + 1, current.ready + 1
+        self._begin_batch(batch)
+        module = listeners.module
+        self._call(listeners.batch_start, "on_train_batch_start", module, batch, index)
+        total.started, current.started = total.started + 1, current.started + 1
+        outputs = self._train(listeners, batch, index)
+        total.processed, current.processed = total.processed + 1, current.processed + 1
+        self._call(listeners.batch_end, "on_train_batch_end", module, outputs, batch, index)
+        self._end_batch()
+        total.completed, current.completed = total.completed + 1, current.completed + 1
+        if self._results:
+            trainer._logger_connector.update_train_step_metrics()
+
+    def _begin_batch(self, batch: object) -> None:
+        """Let metrics that are logged know the batch."""
+        connector, results = self.trainer._logger_connector, self._results
+        connector._first_loop_iter = connector._first_loop_iter is None
+        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+
+    def _end_batch(self) -> None:
+        """Hand metrics that were logged to the callbacks, and forget the batch."""
+        results = self._results
+        if results:
+            self.trainer._logger_connector.on_batch_end()
+        else:
+            results.batch = results.batch_size = None
+
+    def _call(self, hooks: Sequence[Hook], name: str, module: pl.LightningModule, *args: object) -> None:
+        """Call the callbacks' hooks; what is logged in them is theirs."""
+        if not hooks:
+            return
+        fields = module.__dict__  # `nn.Module` searches for a parameter of that name first
+        before, fields["_current_fx_name"] = fields["_current_fx_name"], name
+        for hook in hooks:
+            hook(self.trainer, module, *args)
+        fields["_current_fx_name"] = before
+
+    def _train(self, listeners: Listeners, batch: object, index: int) -> dict[str, Any]:
+        module, strategy, manual = listeners.module, self.trainer.strategy, self.manual_optimization
+        fields = module.__dict__
+        step = module.training_step if listeners.call_is_plain else strategy.training_step
+        optimizers = strategy._lightning_optimizers
+        for optimizer in optimizers:
+            optimizer._on_before_step, optimizer._on_after_step = manual._on_before_step, manual._on_after_step
+        before, fields["_current_fx_name"] = fields["_current_fx_name"], "training_step"
+        outputs = step(batch, index)
+        fields["_current_fx_name"] = before
+        for optimizer in optimizers:
+            optimizer._on_before_step = optimizer._on_after_step = do_nothing_closure
+        if type(outputs) is torch.Tensor:
+            return {"loss": outputs.detach()}
+        return ManualResult.from_training_step_output(outputs).asdict()
+
+    def _step_directly(self) -> None:
+        """Step, as `LightningOptimizer.step` does in the end."""
+        listeners, optimizer = self._listeners, self.trainer.strategy._lightning_optimizers[0]._optimizer
+        assert listeners is not None  # a batch is under way
+        progress = self.manual_optimization.optim_step_progress
+        total, current = progress.total, progress.current
+        total.ready, current.ready = total.ready + 1, current.ready + 1
+        self._call(listeners.before_step, "on_before_optimizer_step", listeners.module, optimizer)
+        optimizer.step()
+        total.completed, current.completed = total.completed + 1, current.completed + 1
+
+    def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
+        """Count the batch; validate where Lightning's own intervals ask for it."""
+        listeners = self._listeners
+        is_usual = listeners is not None and listeners.batch_is_plain and not self._skip_next_val
+        if not is_usual or self._should_check_val_fx(data_fetcher):
+            super().on_advance_end(data_fetcher)
+            return
+        self._batches_that_stepped += 1
+        if self.trainer.should_stop:
+            self._save_loggers_on_train_batch_end()
+        if self.trainer._signal_connector.received_sigterm and not self._is_training_done:
+            raise SIGTERMException
+
+
+def use_lean_loop(trainer: pl.Trainer) -> None:
+    """Let a trainer that has not run yet train with `LeanEpochLoop`, under the Lightning that it was written for."""
+    installed, known = lightning.__version__.split(".")[:2], WRITTEN_FOR.split(".")[:2]
+    if installed != known:
+        logger.info(
+            "Lightning %s has loops of its own: a step costs more than with %s.", lightning.__version__, WRITTEN_FOR
+        )
+        return
+    loop = trainer.fit_loop.epoch_loop
+    trainer.fit_loop.epoch_loop = LeanEpochLoop(trainer, loop.min_steps, loop.max_steps)
