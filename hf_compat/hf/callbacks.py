@@ -357,7 +357,7 @@ class CallbackHandler(TrainerCallback):
             if visible is None:
                 visible = self._visible(kwargs)
             answer = _call(method, (args, state, control), visible, self.requestable_kwargs)
-            if answer is not None:
+            if answer is not None and answer is not control:
                 control = _apply_answer(answer, control, callback, event)
         return control
 

@@ -58,8 +58,9 @@ class StepMethods(TrainerBase):
         del inputs
         self._empty_cache_in_time()
         loss = _checked_loss(loss)
-        if not self._is_scaled_for_window(num_items_in_batch):
-            loss = loss / self.current_gradient_accumulation_steps
+        micro_batches = self.current_gradient_accumulation_steps
+        if micro_batches != 1 and not self._is_scaled_for_window(num_items_in_batch):
+            loss = loss / micro_batches
         try:
             self.accelerator.backward(loss)
         except RuntimeError as error:

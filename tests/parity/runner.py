@@ -149,9 +149,8 @@ def main() -> None:
     parser.add_argument("cases", nargs="*")
     chosen = parser.parse_args()
     api = importlib.import_module(chosen.api)
-    import datasets  # noqa: F401 - loaded before forking
-    import transformers  # noqa: F401 - loaded before forking
-
+    for package in ("accelerate", "datasets", "deepspeed", "transformers"):  # loaded once, before forking
+        importlib.import_module(package)
     _ = (api.Trainer, api.TrainingArguments, api.EarlyStoppingCallback)
     torch.set_num_threads(1)
     for number, name in enumerate(chosen.cases or CASES):
