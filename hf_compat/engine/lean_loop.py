@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import lightning
 import lightning.pytorch as pl
@@ -39,7 +38,7 @@ logger = logging.getLogger(__name__)
 # Lightning tells this logger of every hook that it calls.
 _CALLS = logging.getLogger("lightning.pytorch.trainer.call")
 
-Hook = Callable[..., Any]  # of anybody's callback
+Hook = Callable[..., object]  # of anybody's callback
 # Hooks around a batch that belong to the module, the strategy or the precision plugin: one that is overridden leaves
 # the batch to Lightning's own loop.
 _OF_BATCH: tuple[tuple[type, tuple[str, ...]], ...] = (
@@ -236,7 +235,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
             hook(self.trainer, module, *args)
         fields["_current_fx_name"] = before
 
-    def _train(self, listeners: Listeners, batch: object, index: int) -> dict[str, Any]:
+    def _train(self, listeners: Listeners, batch: object, index: int) -> dict[str, object]:
         module, strategy, manual = listeners.module, self.trainer.strategy, self.manual_optimization
         fields = module.__dict__
         step = module.training_step if listeners.call_is_plain else strategy.training_step
