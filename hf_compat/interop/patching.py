@@ -12,7 +12,7 @@ from types import ModuleType
 
 from hf_compat.errors import warn_once
 from hf_compat.interop.edited_source import let_readers_be, watch_readers
-from hf_compat.interop.kinship import acknowledge, kin_of
+from hf_compat.interop.kinship import acknowledge, heirs, kin_of
 from hf_compat.runtime.text import need
 
 # Where transformers defines what we replace; all of it is imported before anything is replaced, so that its own
@@ -25,6 +25,7 @@ HOMES = (
     "transformers.optimization",
     "transformers.data.data_collator",
     "transformers.integrations.integration_utils",
+    "transformers.trainer_jit_checkpoint",
     "transformers.trainer",
     "transformers.training_args_seq2seq",
     "transformers.trainer_seq2seq",
@@ -125,6 +126,9 @@ def _begin() -> _Swap:
     importlib.import_module("transformers.processing_utils")
     loaded_before = [(module, set(vars(module))) for module in _top_levels()]
     pairs = dict(_pairs([importlib.import_module(home) for home in HOMES]))
+    theirs, ours = pairs["TrainerCallback"]
+    assert isinstance(theirs, type) and isinstance(ours, type)  # that name is a class on either side
+    pairs = {**dict(heirs(theirs, ours, pairs)), **pairs}
     public = pairs.keys() & set(sys.modules["transformers"].__all__)
     swap = _Swap(pairs=pairs, not_loaded=[(m, name) for m, names in loaded_before for name in public - names])
     for theirs, ours in pairs.values():

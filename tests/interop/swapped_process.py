@@ -92,6 +92,9 @@ def main(folder):
 
     since, _ = train(MadeSince, OriginalArguments, f"{folder}/since", max_steps=1)
     found["kin"] = [isinstance(one, kind) for one in (trainer, since) for kind in (transformers.Trainer, Original)]
+    trackers = transformers.integrations.MLflowCallback, transformers.integrations.CodeCarbonCallback
+    jit = sys.modules["transformers.trainer_jit_checkpoint"].JITCheckpointCallback
+    found["heirs"] = [issubclass(kind, transformers.TrainerCallback) for kind in (*trackers, jit)]
     found["leaks"] = [n for n in ("_run_epoch", "_has_mixed_mesh_grads", "nowhere") if hasattr(trainer, n)]
     hf_compat.unpatch()
     hf_compat.unpatch()
