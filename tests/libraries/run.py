@@ -4,6 +4,7 @@
     python tests/libraries/run.py sft dpo-lora        # these
     python tests/libraries/run.py --devices 2 sft     # two processes: torchrun, and `hf-compat run --devices 2`
     python tests/libraries/run.py --write             # every case, and the table in docs/libraries.md
+    python tests/libraries/run.py --folder F --only none --write   # the table of the runs that F holds
 
 Each case makes 30 updates of two micro-batches, evaluates at 10, 20 and 30, saves at 15 and 30, evaluates, and trains
 again from the checkpoint of update 15. Losses, logged metrics, weights and files are compared bit for bit. The
@@ -13,8 +14,10 @@ libraries have to be importable: trl, sentence-transformers, setfit, peft.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,7 +28,10 @@ sys.path.insert(0, str(HERE))
 
 import torch
 import toys
-from library_cases import LIBRARIES
+from library_cases import DIFFERENCES, LIBRARIES
+
+PAGE = HERE.parent.parent / "docs" / "libraries.md"
+HEADING = "## Trainers under both engines"
 
 
 def command(engine: str, devices: int) -> list[str]:
@@ -99,13 +105,61 @@ def verdict(folder: Path, name: str, devices: int) -> str:
     return first_difference(ours, theirs) or "equal"
 
 
+def is_known(name: str, found: str) -> bool:
+    """Return whether a case is equal, or differs where it is known to."""
+    where, _ = DIFFERENCES.get(name, ("", ""))
+    return found == "equal" or (bool(where) and (found.startswith(where) or found.split("/")[2:3] == [where]))
+
+
+def goes_on(folder: Path, name: str) -> str:
+    """Say whether our resumed run ends with the weights of the uninterrupted one."""
+    ours = read(folder, "hf_compat", name, 1)
+    if isinstance(ours, str) or "resumed" not in ours[""]:
+        return "not run"
+    weights = [ours[""][part]["weights"] for part in ("trained", "resumed")]
+    return "yes" if first_difference(*weights) is None else "no"
+
+
+def table(folder: Path, verdicts: dict[str, str]) -> str:
+    """Return the page's table of what the cases gave."""
+    rows = [
+        "| library | trainer | variant | updates | losses, metrics, weights | resumed as uninterrupted |",
+        "|---" * 6 + "|",
+    ]
+    for name, found in verdicts.items():
+        case = LIBRARIES[name]
+        told = "equal bit for bit" if found == "equal" else DIFFERENCES[name][1]
+        release = f" {importlib.metadata.version(case.module)}" if case.library != "as in optimum" else ""
+        updates = "none" if found.startswith("fails") else "30"
+        cells = (case.library + release, case.trainer, case.variant, updates, told, goes_on(folder, name))
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def write(folder: Path, verdicts: dict[str, str]) -> None:
+    """Put the table in the page."""
+    before, _, rest = PAGE.read_text().partition(f"{HEADING}\n")
+    _, _, after = rest.partition("\n## ")
+    following = f"\n## {after}" if after else ""
+    PAGE.write_text(f"{before}{HEADING}\n\n{table(folder, verdicts)}{following}")
+
+
+def forget(folder: Path, engine: str, names: list[str]) -> None:
+    """Remove what an earlier run of these cases has left."""
+    for name in names:
+        shutil.rmtree(folder / engine / name, ignore_errors=True)
+        for old in (folder / engine).glob(f"{name}.*"):
+            old.unlink()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help="names; every case by default")
     parser.add_argument("--devices", type=int, default=1, help="processes")
     parser.add_argument("--folder", type=Path, help="where runs are kept (a temporary folder that goes)")
-    parser.add_argument("--only", choices=["hf_compat", "transformers"], help="run this engine alone")
+    parser.add_argument("--only", choices=["hf_compat", "transformers", "none"], help="run this engine alone")
     parser.add_argument("--timeout", type=int, default=3600, help="seconds for an engine's run")
+    parser.add_argument("--write", action="store_true", help="write the table in the docs")
     parser.add_argument("--list", action="store_true", help="list the cases")
     chosen = parser.parse_args()
     names = chosen.cases or list(LIBRARIES)
@@ -116,16 +170,15 @@ def main() -> int:
         folder = chosen.folder or Path(temporary)
         if not (folder / "models").is_dir():
             toys.make_models(folder / "models")
-        for engine in [chosen.only] if chosen.only else ["transformers", "hf_compat"]:
-            for name in names:
-                for old in (folder / engine).glob(f"{name}*"):
-                    if old.is_file() and old.name.split(".")[0] == name:
-                        old.unlink()
+        for engine in {None: ["transformers", "hf_compat"], "none": []}.get(chosen.only, [chosen.only]):
+            forget(folder, engine, names)
             run_engine(engine, folder, names, chosen.devices, chosen.timeout)
         verdicts = {name: verdict(folder, name, chosen.devices) for name in names}
+        if chosen.write and all(is_known(*one) for one in verdicts.items()):
+            write(folder, verdicts)
     for name, found in verdicts.items():
         print(f"{name:20} {found}")
-    return any(found != "equal" for found in verdicts.values())
+    return not all(is_known(*one) for one in verdicts.items())
 
 
 if __name__ == "__main__":

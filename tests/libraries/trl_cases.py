@@ -77,6 +77,7 @@ CASES = {
     "sft": ("SFTTrainer", "plain text", sft),
     "sft-lora": ("SFTTrainer", "LoRA", partial(sft, extra=lora)),
     "sft-packing": ("SFTTrainer", "packing (wrapped)", partial(sft, packing=True, packing_strategy="wrapped")),
+    "sft-bfd": ("SFTTrainer", "packing (best fit), no padding", partial(sft, packing=True)),
     "sft-assistant": (
         "SFTTrainer",
         "assistant-only loss",
