@@ -182,7 +182,9 @@ class HubMethods(TrainerBase):
         self.create_model_card(**self._with_model_tags(kwargs))  # type: ignore[arg-type]  # the card's own types
         self._finish_current_push()
         revision = revision if revision is not None else self.args.hub_revision
-        return self._push_output_folder(commit_message or "Upload folder", blocking, token, revision)
+        return self._push_output_folder(
+            commit_message or "Upload folder using huggingface_hub", blocking, token, revision
+        )
 
     def _init_repo_of_push(self, token: str | None, private: bool | None) -> None:
         """Make the repository of a push that the arguments do not ask for; within a training a failure is a warning."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import concurrent.futures.thread  # its own exit handler has to stand before the one below
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -178,10 +179,12 @@ def _register_wait() -> None:
     """Let the process wait at its end, before it can start no threads: huggingface_hub starts some for each file."""
     if not _registered.is_set():
         _registered.set()
-        getattr(threading, "_register_atexit", atexit.register)(_wait_at_exit)
+        getattr(threading, "_register_atexit", atexit.register)(functools.partial(_wait_at_exit, os.getpid()))
 
 
-def _wait_at_exit() -> None:
+def _wait_at_exit(process: int) -> None:
+    if os.getpid() != process:  # a forked one, such as a loader's worker: the threads are its parent's
+        return
     for uploads in list(_OPEN):
         with contextlib.suppress(KeyboardInterrupt):  # what was abandoned is told
             uploads.wait()
@@ -246,11 +249,16 @@ def set_aside(
     remove_left_over(output_dir)
     try:
         kept = {path: os.path.join(stage, path) for path in files}
-        for path, place in kept.items():
-            os.makedirs(os.path.dirname(place), exist_ok=True)
+        for path, place in kept.copy().items():
             source = unchanging.get(path, files[path])
-            is_linked = path in unchanging or os.path.getsize(source) >= link_from_bytes
-            _link_or_copy(source, place) if is_linked else shutil.copyfile(source, place)
+            try:
+                is_linked = path in unchanging or os.path.getsize(source) >= link_from_bytes
+                os.makedirs(os.path.dirname(place), exist_ok=True)
+                _link_or_copy(source, place) if is_linked else shutil.copyfile(source, place)
+            except FileNotFoundError:
+                if path in unchanging:
+                    raise
+                del kept[path]  # a short-lived file of somebody else's
     except BaseException:
         shutil.rmtree(stage, ignore_errors=True)
         raise

@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TypeAlias
 
@@ -104,7 +105,10 @@ def keep_written_card(path: str) -> None:
         text = file.read()
     if _MARK in text or "library_name: peft" in text:
         return
-    kept = _free_name(os.path.join(os.path.dirname(path), _KEPT_NAME))
+    folder = Path(path).parent
+    if any(other.read_text(encoding="utf-8") == text for other in folder.glob(f"{_KEPT_NAME}*.md")):
+        return
+    kept = _free_name(str(folder / _KEPT_NAME))
     os.replace(path, kept)
     logger.warning("%s was not written by a Trainer: it is %s now, and a new card takes its place.", path, kept)
 
@@ -120,7 +124,11 @@ def read_tags(path: str) -> tuple[list[str], str | None]:
     """Return the tags and the library that a card names; nothing where it names none or cannot be read."""
     if not os.path.isfile(path) or not is_installed("huggingface_hub"):
         return [], None
-    data = importlib.import_module("huggingface_hub").ModelCard.load(path).data
+    try:
+        data = importlib.import_module("huggingface_hub").ModelCard.load(path).data
+    except Exception as error:  # of YAML that somebody has written
+        logger.warning("The tags of %s cannot be read, and are not in the new card: %s", path, error)
+        return [], None
     return listed(data.get("tags")), data.get("library_name")
 
 

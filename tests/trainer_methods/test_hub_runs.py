@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 
+import forking  # noqa: F401 - files that fork run by themselves
 import lightning.pytorch as pl
 import pytest
 import toy
@@ -101,6 +104,35 @@ def test_a_server_that_has_gone_silent_holds_up_a_run_for_so_long(tmp_path, monk
         trainer.push_to_hub()
         assert hub.messages() == ["End of training"]
     assert [path.name for path in (tmp_path / "run").glob("_*")] == []
+
+
+def test_a_forked_process_waits_for_no_push_of_its_parent(tmp_path, monkeypatch):
+    released = threading.Event()
+    with running_hub() as hub, talked_to(monkeypatch, hub):
+        hub.fail = lambda number, method, path: released.wait(60) and None if "/commit/" in path else None
+        trainer = make(tmp_path, push_to_hub=False)
+        future = trainer.push_to_hub(blocking=False)
+        child = multiprocessing.get_context("fork").Process(target=int)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # newer Pythons warn of any fork beside threads
+            child.start()
+        child.join(30)
+        assert child.exitcode == 0 and not future.done()
+        released.set()
+        future.result(30)
+
+
+def test_what_goes_while_it_is_set_aside_is_left_out(tmp_path):
+    for name in ("config.json", "events"):
+        (tmp_path / name).write_text(name)
+    files = {name: str(tmp_path / name) for name in ("config.json", "events", "gone.tmp")}
+    kept, stage = hub_uploads.set_aside(files, str(tmp_path), {"config.json": files["config.json"]})
+    assert sorted(kept) == ["config.json", "events"] and os.path.samefile(kept["config.json"], files["config.json"])
+    (tmp_path / "events").write_text("more")
+    with open(kept["events"]) as file:
+        assert file.read() == "events" and stage.startswith(str(tmp_path / "_hub_push-"))
+    with pytest.raises(FileNotFoundError):
+        hub_uploads.set_aside(files, str(tmp_path), {"gone.tmp": files["gone.tmp"]})
 
 
 def test_adapters_arrive_as_upstreams(tmp_path, monkeypatch):
