@@ -67,12 +67,16 @@ def whole_in(model: nn.Module, method: str) -> Iterator[Callable[..., torch.Tens
 
     `generate` calls an encoder by itself: the parameters that are sharded with the root are not gathered for it.
     """
-    if is_sharded(model):
-        register_fsdp_forward_method(model, method)
+    if not is_sharded(model):
+        yield getattr(model, method)
+        return
+    of_instance = {name: value for name, value in vars(model).items() if name == method}
+    register_fsdp_forward_method(model, method)
     try:
         yield getattr(model, method)
     finally:
-        vars(model).pop(method, None) if is_sharded(model) else None
+        del vars(model)[method]
+        vars(model).update(of_instance)
 
 
 def _parts(model: nn.Module, plan: FsdpPlan) -> Iterable[nn.Module]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 from hf_compat.data.checks import check_dataset, check_length
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, InertArgumentWarning
+from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.option_values import read_options
 from hf_compat.hf.value_types import ANYTHING, NONE, TRUTH_VALUE, ValueType, either
@@ -13,6 +16,7 @@ from hf_compat.runtime.inspection import has_length
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.model_setup import ModelSetupMethods
 from hf_compat.trainer_methods.optimization import OptimizationMethods
+from hf_compat.trainer_methods.steps import StepMethods
 
 # The keywords of `torch.utils.checkpoint.checkpoint`.
 _RECOMPUTATION: dict[str, ValueType] = {
@@ -41,6 +45,7 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
         self._check_optimizers()
         self._check_activation_checkpointing()
         self._check_data()
+        self._check_generation()
 
     def _can_train(self) -> bool:
         """Return whether there is training data, or a method of a subclass that brings it."""
@@ -97,6 +102,17 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
         options = self.args.activation_checkpointing_kwargs
         if self.args.activation_checkpointing and isinstance(options, dict) and _is_of_transformers(enable):
             read_options("activation_checkpointing_kwargs` (`gradient_checkpointing_kwargs", _RECOMPUTATION, options)
+
+    def _check_generation(self) -> None:
+        """Warn where the arguments ask for generations, and nothing generates."""
+        asks = isinstance(self.args, Seq2SeqTrainingArguments) and self.args.predict_with_generate
+        if asks and type(self).prediction_step is StepMethods.prediction_step:
+            warnings.warn(
+                f"`predict_with_generate=True` has no effect: a {type(self).__name__} does not generate. Use a "
+                "Seq2SeqTrainer, or override `prediction_step`.",
+                InertArgumentWarning,
+                stacklevel=4,
+            )
 
     def _check_data(self) -> None:
         if not callable(self.data_collator):

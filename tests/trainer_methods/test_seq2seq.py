@@ -182,6 +182,11 @@ def test_what_has_no_effect_says_so(tmp_path):
         trainer.evaluate(max_length=None, num_beams=2)
 
 
+def test_a_plain_trainer_does_not_generate(tmp_path):
+    with pytest.warns(InertArgumentWarning, match="a Trainer does not generate"):
+        Trainer(cases.tiny_t5(), arguments(tmp_path))
+
+
 def test_no_padding_token(tmp_path):
     trainer = Seq2SeqTrainer(toy.tiny_gpt2(), arguments(tmp_path, generation_max_length=9))
     with pytest.raises(ArgumentError, match="Pad_token_id must be set"):
