@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from hf_compat.checkpoint.layout import checkpoint_step
 from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner
 
 PLACE_PREFIX = ".saving-"
@@ -111,7 +112,10 @@ def land_left_over(place: str, final: str) -> None:
 
 def _mirror(run_dir: str, place: str) -> Iterator[tuple[str, _Inode]]:
     for entry in sorted(os.scandir(run_dir), key=lambda entry: entry.name):
-        if entry.name.startswith(LOCK_NAME) or not entry.is_file(follow_symlinks=False):
+        is_taken = (
+            entry.name.startswith(LOCK_NAME) or checkpoint_step(entry.name) is not None
+        )  # by a checkpoint's folder
+        if is_taken or not entry.is_file(follow_symlinks=False):
             continue
         with contextlib.suppress(OSError):  # not every file system has links, and callbacks replace their files
             os.link(entry.path, os.path.join(place, entry.name))
