@@ -66,11 +66,12 @@ def _wait_for_everyone(args: GroupArguments) -> None:
     barrier()
 
 
-def share_accelerator(mixed_precision: str) -> None:
+def share_accelerator(mixed_precision: str, deepspeed_plugin: object | None = None) -> None:
     """Let `AcceleratorState()` answer, as it does when a Trainer has made an Accelerator.
 
     Args:
         mixed_precision: `no`, `bf16` or `fp16`.
+        deepspeed_plugin: What says how DeepSpeed is set up, where it trains.
     """
     state = importlib.import_module("accelerate.state")
     dataclasses = importlib.import_module("accelerate.utils.dataclasses")
@@ -78,7 +79,7 @@ def share_accelerator(mixed_precision: str) -> None:
         state.PartialState._shared_state,
         _mixed_precision=mixed_precision,
         dynamo_plugin=dataclasses.TorchDynamoPlugin(),
-        deepspeed_plugins=None,
+        deepspeed_plugins=None if deepspeed_plugin is None else {"default": deepspeed_plugin},
         torch_tp_plugin=None,
         parallelism_config=None,
         device_mesh=None,

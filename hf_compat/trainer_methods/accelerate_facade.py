@@ -104,7 +104,7 @@ class AcceleratorFacade(ProcessMembers):
 
     @property
     def deepspeed_plugin(self) -> object:
-        """None: DeepSpeed's configuration is that of the arguments."""
+        """DeepSpeed's stage and configuration, as the arguments have them; None without DeepSpeed."""
         return self.state.deepspeed_plugin
 
     @property

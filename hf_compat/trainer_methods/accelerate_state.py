@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Iterable
 from typing import Protocol
 
 from hf_compat.data.types import Batch
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.process_state import ProcessState
+from hf_compat.plan.deepspeed import deepspeed_config, zero_stage
 from hf_compat.runtime.accelerate_processes import may_be_asked, share_accelerator, share_processes
+from hf_compat.runtime.launch import launcher_variables
 
 
 class ReadingAccelerator(Protocol):
@@ -16,6 +20,36 @@ class ReadingAccelerator(Protocol):
 
     sync_gradients: bool
     loader: Iterable[Batch] | None
+
+
+class DeepSpeedPlugin:
+    """`accelerator.state.deepspeed_plugin`: the stage and the configuration, for models that a script prepares itself.
+
+    Args:
+        args: The training arguments.
+
+    Mirrors:
+        `accelerate.utils.DeepSpeedPlugin`, 1.15: what libraries read of it.
+    """
+
+    selected = True  # Accelerate looks for the one in force
+    zero3_init_flag = False
+
+    def __init__(self, args: TrainingArguments) -> None:
+        self._args = args
+
+    @functools.cached_property
+    def deepspeed_config(self) -> dict[str, object]:
+        """DeepSpeed's configuration, each `auto` resolved."""
+        with warnings.catch_warnings(action="ignore"):  # the training itself has them
+            config = deepspeed_config(self._args, launcher_variables())
+        size = self._args.per_device_train_batch_size
+        return {"zero_optimization": {"stage": 0}, "train_micro_batch_size_per_gpu": size, **config}
+
+    @property
+    def zero_stage(self) -> int:
+        """ZeRO's stage."""
+        return zero_stage(self.deepspeed_config)
 
 
 class AcceleratorState(ProcessState):
@@ -28,7 +62,8 @@ class AcceleratorState(ProcessState):
         `accelerate.state.AcceleratorState`, 1.15.
     """
 
-    deepspeed_plugin = deepspeed_plugins = fsdp_plugin = torch_tp_plugin = dynamo_plugin = None
+    deepspeed_plugin: DeepSpeedPlugin | None = None
+    deepspeed_plugins = fsdp_plugin = torch_tp_plugin = dynamo_plugin = None
     parallelism_config = device_mesh = None
 
     def __init__(self, args: TrainingArguments) -> None:
@@ -38,9 +73,10 @@ class AcceleratorState(ProcessState):
         self.is_fsdp2 = bool(args.fsdp) and int(options.get("version", 2)) == 2
         if args.deepspeed is not None or args.fsdp:
             self.distributed_type = "FSDP" if args.fsdp else "DEEPSPEED"
+            self.deepspeed_plugin = None if args.fsdp else DeepSpeedPlugin(args)
         if may_be_asked():  # Accelerate's own, which is one object for the whole process
             share_processes(args, self.distributed_type)
-            share_accelerator(self.mixed_precision)
+            share_accelerator(self.mixed_precision, self.deepspeed_plugin)
 
 
 class GradientState:

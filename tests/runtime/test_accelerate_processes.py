@@ -15,6 +15,7 @@ from accelerate.state import AcceleratorState, PartialState
 import hf_compat
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.runtime.accelerate_processes import may_be_asked
+from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 
 
 @pytest.fixture(autouse=True)
@@ -89,3 +90,19 @@ def test_nothing_is_loaded_for_a_script_without_transformers(monkeypatch):
     assert not may_be_asked()
     monkeypatch.setitem(sys.modules, "accelerate", None)  # as where its import is blocked
     assert not may_be_asked()
+
+
+def test_a_library_prepares_its_reference_model_by_deepspeeds_configuration(tmp_path):
+    config = {"zero_optimization": {"stage": 3, "reduce_bucket_size": 1000}, "bf16": {"enabled": "auto"}}
+    args = make(hf_compat, tmp_path, deepspeed=config, bf16=True, per_device_train_batch_size=2)
+    accelerator = AcceleratorFacade(args)
+    for plugin in (
+        accelerator.state.deepspeed_plugin,
+        accelerator.deepspeed_plugin,
+        AcceleratorState().deepspeed_plugin,
+    ):
+        assert plugin.zero_stage == 3 and plugin.deepspeed_config["zero_optimization"]["reduce_bucket_size"] == 1000
+        assert plugin.deepspeed_config["train_micro_batch_size_per_gpu"] == 2
+    assert AcceleratorState().mixed_precision == accelerator.mixed_precision == "bf16"
+    assert AcceleratorFacade(make(hf_compat, tmp_path)).state.deepspeed_plugin is None
+    assert AcceleratorState().deepspeed_plugin is None
