@@ -18,7 +18,8 @@ from hub_server import every_second, running_hub, talked_to
 
 import hf_compat
 from hf_compat import Trainer
-from hf_compat.errors import HubError, MissingPackage
+from hf_compat.errors import HubError, MissingPackage, UnsupportedArgument
+from hf_compat.trainer_methods import model_card
 
 # huggingface_hub's own call of its HTTP library
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -270,3 +271,33 @@ def test_a_push_that_nobody_waits_for(tmp_path, hub):
     future = trainer.push_to_hub("Mine", blocking=False, revision="other")
     assert future.result(30).commit_message == "Mine" and hub.commits[0].revision == "other"
     assert (trainer.hub_model_id, hub.repos["them/it"]["visibility"]) == ("them/it", "private")
+
+
+def test_a_card_where_transformers_is_not_installed(make_args, tmp_path, monkeypatch):
+    monkeypatch.setattr(model_card, "is_installed", lambda module: False)
+    args = make_args(max_steps=2, eval_strategy="steps", eval_steps=1)
+    trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(8), eval_dataset=toy.rows(6))
+    trainer.train()
+    trainer.create_model_card(language="en", tags="toy", tasks=["text-classification"], dataset_args="part: all")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nlanguage: en\ntags: ['toy', 'generated_from_trainer']\npipeline_tag: text-class")
+    for line in ("# out", "Data: part: all.", "- learning_rate: 0.01", "- optimizer: adamw_torch_fused"):
+        assert f"\n{line}\n" in card
+    assert card.split("## Evaluations\n\n")[1].splitlines()[0] == "| eval_loss | epoch | step |"
+    trainer.create_model_card()
+    assert list((tmp_path / "out").glob("_README*")) == [], "its own card is written anew"
+
+
+def test_the_setter_and_the_old_names_say_where_to_push(make_args, hub):
+    args = make_args(max_steps=2, save_strategy="steps", save_steps=2)
+    args = args.set_push_to_hub("them/new", strategy="every_save", token=TOKEN, always_push=True, revision="dev")
+    Trainer(toy.Classifier(), args, train_dataset=toy.rows(8)).train()
+    old = make_args(max_steps=2, push_to_hub=True, push_to_hub_model_id="old", push_to_hub_token=TOKEN)
+    Trainer(toy.Classifier(), old, train_dataset=toy.rows(8)).push_to_hub("Mine")
+    assert [(c.repo, c.revision) for c in hub.commits] == [("them/new", "dev"), ("me/old", "main")]
+    assert set(hub.tokens) - {None} == {f"Bearer {TOKEN}"}
+
+
+def test_searching_is_not_supported(make_args):
+    with pytest.raises(UnsupportedArgument, match=r"`Trainer\.hyperparameter_search` is not supported yet\.\n\nHint: "):
+        Trainer(toy.Classifier(), make_args(), train_dataset=toy.rows(8)).hyperparameter_search("anything", at="all")
