@@ -22,9 +22,9 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     Raises:
         SystemExit: There is nothing to run in the folder.
     """
-    importer = pkgutil.get_importer(path)
+    importer = pkgutil.get_importer(os.path.abspath(path))
     if importer is not None:  # a folder, or an archive
-        _begin(path, [path, *arguments])
+        _begin(os.path.abspath(path), [path, *arguments])
         _run_found("__main__", importer.find_spec("__main__"), f" in {path}")
         return
     _begin(os.path.dirname(os.path.realpath(path)), [path, *arguments])
