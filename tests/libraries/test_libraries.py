@@ -1,0 +1,19 @@
+"""A sample of `python tests/libraries/run.py`: the cases whose packages the tests have."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).resolve().parent / "run.py"
+
+
+@pytest.mark.timeout(400)
+def test_a_teacher_and_two_adapters_train_as_under_transformers(tmp_path):
+    words = [str(RUN), "--folder", str(tmp_path), "optimum-shape", "peft-two"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert done.stdout.split()[-4:] == ["optimum-shape", "equal", "peft-two", "equal"]
