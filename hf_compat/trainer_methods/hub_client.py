@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 Token = str | bool | None
 
-ATTEMPTS = 8
+ATTEMPTS = 10
+ATTEMPTS_OF_LARGE_FILES = 4  # of each of its requests huggingface_hub makes six
 LONGEST_PAUSE_SECONDS = 30.0
 LONGEST_PAUSE_OF_CREATION_SECONDS = 4.0  # somebody waits for it
 FILES_AT_ONCE = 5
@@ -136,21 +137,25 @@ class HubClient:
             for path, file in sorted(commit.files.items())
         ]
 
-        was_sent = False
+        was_lost = False
 
         def send(attempt: int) -> object:
-            nonlocal was_sent
-            # A commit whose answer was lost has arrived: every other attempt asks what is there. Those between do
+            nonlocal was_lost
+            # A commit whose answer was lost may have arrived: every other attempt asks what is there. Those between do
             # not: where each second request is lost, the commit has to be the very next one.
-            if was_sent and attempt % 2 == 1:
+            if was_lost and attempt % 2 == 1:
                 uploads[:] = map(self._renewed, uploads)
-            self._send_large_files(commit, uploads)
-            was_sent = True
-            return self._api.create_commit(
-                commit.repo_id, uploads, commit_message=commit.message, token=commit.token, revision=commit.revision
-            )
+                self._send_large_files(commit, uploads, stop)
+            try:
+                return self._api.create_commit(
+                    commit.repo_id, uploads, commit_message=commit.message, token=commit.token, revision=commit.revision
+                )
+            except Exception as error:
+                was_lost = _status_of(error) in (None, 408, 502, 504)
+                raise
 
         with self._without_bars():
+            self._send_large_files(commit, uploads, stop)
             return attempted(send, stop)
 
     @contextlib.contextmanager
@@ -173,7 +178,7 @@ class HubClient:
         renewed.upload_info = upload.upload_info
         return renewed
 
-    def _send_large_files(self, commit: Commit, uploads: list[Upload]) -> None:
+    def _send_large_files(self, commit: Commit, uploads: list[Upload], stop: threading.Event) -> None:
         """Send large files one by one, where huggingface_hub would start threads that nobody can end.
 
         A process waits for these threads at its end, and a server that has gone silent keeps them for ever.
@@ -186,7 +191,10 @@ class HubClient:
                 commit.repo_id, [upload], token=commit.token, revision=commit.revision, free_memory=False
             )
 
-        for_each(send, [upload for upload in uploads if not _is_plain_text(upload)])
+        def send_surely(upload: Upload) -> None:
+            attempted(lambda _: send(upload), stop, attempts=ATTEMPTS_OF_LARGE_FILES)
+
+        for_each(send_surely, [upload for upload in uploads if not _is_plain_text(upload)])
 
     def kept(self, paths: list[str], ignored: list[str]) -> list[str]:
         """Return the paths that a push of their folder sends: no git folder, no cache, nothing ignored."""
@@ -241,17 +249,21 @@ def for_each(do: Callable[[Upload], None], uploads: list[Upload]) -> None:
 
 
 def attempted(
-    ask: Callable[[int], Answer], stop: threading.Event, longest_pause_seconds: float | None = None
+    ask: Callable[[int], Answer],
+    stop: threading.Event,
+    longest_pause_seconds: float | None = None,
+    attempts: int = ATTEMPTS,
 ) -> Answer:
-    """Ask up to eight times, until there is an answer or no hope, with pauses of 1, 2, 4 … 30 seconds.
+    """Ask again and again, until there is an answer or no hope, with pauses of 1, 2, 4 … 30 seconds.
 
     Args:
         ask: Gets the number of the attempt, from 0.
         stop: Once set, nothing is tried again.
         longest_pause_seconds: Where 30 seconds are too long.
+        attempts: How often to ask.
     """
     longest = LONGEST_PAUSE_SECONDS if longest_pause_seconds is None else longest_pause_seconds
-    for attempt in range(ATTEMPTS - 1):
+    for attempt in range(attempts - 1):
         try:
             return ask(attempt)
         except Exception as error:
@@ -261,13 +273,13 @@ def attempted(
             logger.info("The Hub has not done what was asked: %s. Asking again in %g s.", reason_of(error, None), pause)
             if stop.wait(pause):
                 raise
-    return ask(ATTEMPTS - 1)
+    return ask(attempts - 1)
 
 
 def may_pass(error: BaseException) -> bool:
     """Return whether the same request may succeed later: the server or the line has failed, not the request."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(status, int):
+    status = _status_of(error)
+    if status is not None:
         return status in _PASSING or status >= 500
     if isinstance(error, RuntimeError):  # huggingface_hub's around what kept a large file from arriving
         return error.__cause__ is None or may_pass(error.__cause__)
@@ -275,6 +287,11 @@ def may_pass(error: BaseException) -> bool:
         return False
     is_lost = isinstance(error, (ConnectionError, TimeoutError, json.JSONDecodeError))
     return is_lost or any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
+
+
+def _status_of(error: BaseException) -> int | None:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
 
 
 def _is_offline(error: BaseException) -> bool:
@@ -320,7 +337,7 @@ def reason_of(error: BaseException, token: Token) -> str:
 def _way_out(error: Exception) -> str:
     if _is_offline(error):
         return "unset HF_HUB_OFFLINE; or leave `push_to_hub` out, and push the folder later"
-    status = getattr(getattr(error, "response", None), "status_code", None)
+    status = _status_of(error)
     if status in (401, 403, 404):
         return (
             "log in with `hf auth login` or pass a `hub_token` that may write there; "
