@@ -154,7 +154,7 @@ if __name__ == "__main__":
     assert main.Here is Here and main.__dict__ is globals()
     print(sys.argv, __file__, __name__, __package__, __doc__, __spec__ and __spec__.name, sys.path[0], helper.__file__)
     print(sorted(name for name in globals() if name.startswith("__")))
-    print(open("data.txt").read())
+    print(open("data.txt").read(), flush=True)
     how = sys.argv[-1]
     if how == "spawn":
         with multiprocessing.get_context("spawn").Pool(1) as pool:

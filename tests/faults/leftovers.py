@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
+import types
 import warnings
 from pathlib import Path
 
@@ -176,29 +177,43 @@ def hooks(model: nn.Module) -> list[str]:
     return found
 
 
-def holders_of_shared_tensors(most: int = 3, longest: int = 7) -> list[str]:
+def holders_of_shared_tensors(most: int = 3, longest: int = 12) -> list[str]:
     """Say what keeps tensors of loader workers alive: each with the chain of what refers to it."""
-    found = []
-    for tensor in gc.get_objects():
-        if type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.is_shared():
-            found.append(" <- ".join(_chain(tensor, longest)))
-            if len(found) == most:
-                break
-    return found
+    objects = gc.get_objects()
+    shared = [one for one in objects if type(one) is torch.Tensor and one.device.type == "cpu" and one.is_shared()]
+    seen = {id(objects), id(shared)}
+    del objects
+    return [" <- ".join(_chain(tensor, longest, seen)) for tensor in shared[:most]]
 
 
-def _chain(held: object, longest: int) -> list[str]:
-    chain, seen = [], {id(sys._getframe(1)), id(sys._getframe())}
+def _chain(held: object, longest: int, seen: set[int]) -> list[str]:
+    """Follow the first referrer of each object, but for those of this search."""
+    chain: list[str] = []
+    seen = {*seen, id(sys._getframe()), id(sys._getframe(1)), id(sys._getframe(2))}
     while len(chain) < longest:
-        chain.append(
-            f"{held.f_code.co_qualname}:{held.f_lineno}" if hasattr(held, "f_code") else type(held).__qualname__
-        )
+        chain.append(_name_of(held))
         seen.add(id(held))
         referrers = [one for one in gc.get_referrers(held) if id(one) not in seen and one is not chain]
+        referrers = [
+            one for one in referrers if not isinstance(one, types.FrameType) or one.f_code.co_filename != __file__
+        ]
+        seen.add(id(referrers))
         if not referrers:
             break
         held = referrers[0]
     return chain
+
+
+def _is_of_this_search(held: object) -> bool:
+    return isinstance(held, types.FrameType) and held.f_code.co_filename == __file__
+
+
+def _name_of(held: object) -> str:
+    if isinstance(held, types.FrameType):
+        return f"{held.f_code.co_qualname}:{held.f_lineno}"
+    if isinstance(held, dict):
+        return f"dict({', '.join(map(str, list(held)[:4]))})"
+    return type(held).__qualname__
 
 
 class Picture:

@@ -59,7 +59,8 @@ def test_what_holds_a_shared_tensor_is_said():
     class Holder:
         batch = [torch.ones(2).share_memory_()]
 
-    assert any("Tensor <- list" in chain for chain in holders_of_shared_tensors()), Holder
+    found = holders_of_shared_tensors()
+    assert any("Tensor <- list <- dict(" in chain and "batch" in chain for chain in found), (found, Holder)
 
 
 def test_a_hook_that_is_left_is_seen(make_args):
