@@ -1,4 +1,7 @@
-"""`hf-compat`: the command line, a function for each command. Text in, text out."""
+"""`hf-compat`: the command line, a function for each command. Text in, text out.
+
+A command imports what it needs: each process of `hf-compat run` passes through here, its launcher too.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_compat.cli.fit import main as run_configuration
-from hf_compat.cli.run import main as run_script
-from hf_compat.cli.sections import COMMANDS, todays_values
 from hf_compat.errors import ArgumentError, HfCompatError
-from hf_compat.hf.legacy import OLD_NAMES
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
@@ -29,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["run"]:  # errors of a script are its own, and shown as Python shows them
+        from hf_compat.cli.run import main as run_script
+
         return run_script(words[1:])
     try:
         return _run(words)
@@ -38,8 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    from hf_compat.cli.sections import COMMANDS
+
     first = words[0] if words else None
     if first in COMMANDS:
+        from hf_compat.cli.fit import main as run_configuration
+
         return run_configuration(first, words[1:])
     chosen = make_parser().parse_args(words)
     execute: Callable[[argparse.Namespace], int] = chosen.execute
@@ -48,6 +53,8 @@ def _run(words: list[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; `fit` and its like, and `run`, read their own words."""
+    from hf_compat.cli.sections import COMMANDS
+
     parser = argparse.ArgumentParser(prog="hf-compat", description="HF training scripts on Lightning's engine.")
     commands = parser.add_subparsers(dest="command", required=True)
     for add in (_add_explain, _add_document, _add_convert, _add_seal, _add_plot):
@@ -122,6 +129,9 @@ def _explanation(chosen: argparse.Namespace) -> Explanation:
 
 def _names_today(pairs: Sequence[str]) -> set[str]:
     """Return the names of the arguments that somebody set, as they are today; others follow from them."""
+    from hf_compat.cli.sections import todays_values
+    from hf_compat.hf.legacy import OLD_NAMES
+
     names: set[str] = set()
     for pair in pairs:
         name, _, text = pair.lstrip("-").partition("=")

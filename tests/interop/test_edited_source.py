@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from types import ModuleType
 
 import pytest
@@ -18,7 +19,9 @@ COMPILED = "def evaluation_loop(self, *args, **kwargs):\n    raise RuntimeError(
 
 @pytest.fixture
 def patched():
-    hf_compat.patch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # classes of other tests in this process are made from the originals
+        hf_compat.patch()
     yield
     hf_compat.unpatch()
 
