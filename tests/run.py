@@ -2,10 +2,11 @@
 
 python3 tests/run.py [pytest arguments]
 
-Without arguments the whole suite runs, two files at a time. Files that fork run in processes of their own, which no
-other test has filled with threads: a fork inherits their locks, and may wait for one for ever. Tests with ports,
-signals and other processes can fail on a crowded machine: where at most five tests failed, these run again, alone.
-Their first failures stay printed, and what passes alone is named at the end.
+Without arguments the suite runs, two files at a time, without the further rows of long tables, which `-m matrix` runs.
+Files
+that fork run in processes of their own, which no other test has filled with threads: a fork inherits their locks, and
+may wait for one for ever. Tests with ports, signals and other processes can fail on a crowded machine: where at most
+five tests failed, these run again, alone. Their first failures stay printed, and what passes alone is named at the end.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _forking_files() -> list[str]:
 def _failed_of(environment, *selection: str) -> tuple[int, list[str]]:
     """Run tests two files at a time; return pytest's exit status, and what has failed."""
     LAST_FAILED.unlink(missing_ok=True)
-    status = environment.status("-m", "pytest", "-n", "2", "--dist", "loadfile", *selection)
+    status = environment.status("-m", "pytest", "-m", "not matrix", "-n", "2", "--dist", "loadfile", *selection)
     return status, list(json.loads(LAST_FAILED.read_text())) if status == TESTS_FAILED and LAST_FAILED.is_file() else []
 
 

@@ -70,7 +70,9 @@ def test_every_form_has_a_checkpoint():
     assert kept == set(FORMS)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=pytest.mark.matrix) if form in ("ddp", "fsdp") else form for form in FORMS]
+)
 def test_it_goes_on_to_the_end_of_the_uninterrupted_run(tmp_path, form):
     expected = EXPECTED[form]
     whole = train(form, tmp_path / "whole")

@@ -116,7 +116,7 @@ def test_an_error_of_one_ranks_constructor_is_told(tmp_path):
     assert_said(r"rank 1: \w+: .*model_init", ranks[0].said)
 
 
-@pytest.mark.parametrize("strategy", ["FSDP2", "ZeRO2"])
+@pytest.mark.parametrize("strategy", ["FSDP2", pytest.param("ZeRO2", marks=pytest.mark.matrix)])
 def test_a_stopped_rank_is_named_under_every_strategy(tmp_path, strategy):
     pids = start_ranks(tmp_path / "logs", lambda rank: train(tmp_path, "stopped", "forward", strategy))
     try:

@@ -60,6 +60,7 @@ def test_a_job_that_is_started_again_goes_on_by_itself(tmp_path):
     assert (tmp_path / "again" / "has_failed").exists() and again == whole
 
 
+@pytest.mark.matrix  # a shorter one runs in test_kills.py
 def test_a_killed_rank_ends_the_job_and_the_resumed_run_is_the_whole_one(tmp_path):
     counts = kill_and_resume(tmp_path, kills=2, seed=11)
     assert counts["kills"] == 2 and counts["slowest"] < 60 and counts["equal"] == counts["ended"] > 0

@@ -22,7 +22,7 @@ def test_generations_end_at_different_places(whole):
     assert len(lengths) > 1 and whole["before"] != whole["after"] and len(whole["after"]) == 8
 
 
-@pytest.mark.parametrize("name", ["FSDP 2", "DeepSpeed ZeRO 3"])
+@pytest.mark.parametrize("name", ["FSDP 2", pytest.param("DeepSpeed ZeRO 3", marks=pytest.mark.matrix)])
 def test_tokens_are_those_of_whole_parameters(name, tmp_path, whole):
     assert name in STRATEGIES
     found = result(tmp_path / "out", *words_of(name, tmp_path), script=JOB)

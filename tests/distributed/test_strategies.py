@@ -61,7 +61,12 @@ def close(mine, theirs):
     return len(mine) == len(theirs) and max(abs(a - b) for a, b in zip(mine, theirs, strict=True)) < 1e-5
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+IN_EVERY_RUN = ("DDP", "FSDP 2, sharded checkpoints", "DeepSpeed ZeRO 2")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.matrix) for name in STRATEGIES]
+)
 def test_strategy(name, tmp_path, one, found):
     words = words_of(name, tmp_path)
     trained = result(tmp_path / "run", *COMMON, *words)
@@ -100,12 +105,15 @@ def test_strategy(name, tmp_path, one, found):
 def test_the_table_in_the_docs_says_what_was_found(found):
     parts = ("trains", "evaluates", "resumes", "resumes in one process", "from_pretrained")
     text = DOCS.read_text()
-    assert list(found) == list(STRATEGIES), "run this whole file: the strategies' tests fill the table"
+    assert set(IN_EVERY_RUN) <= set(found) <= set(STRATEGIES), (
+        "run this whole file: the strategies' tests fill the table"
+    )
     for name, row in found.items():
         line = f"| {name} | {' | '.join('yes' if row.get(part) else 'no' for part in parts)} |"
         assert line in text, f"docs/scale.md lacks:\n{line}"
 
 
+@pytest.mark.matrix
 def test_zero_with_another_number_of_processes_is_refused(tmp_path):
     words = words_of("DeepSpeed ZeRO 2", tmp_path)
     result(tmp_path / "run", *COMMON, *words, "num_train_epochs=1")
@@ -116,7 +124,9 @@ def test_zero_with_another_number_of_processes_is_refused(tmp_path):
     assert done.returncode != 0 and "optimizer states of 2 processes; there are 1" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["FSDP 2, sharded checkpoints", "DeepSpeed ZeRO 3"])
+@pytest.mark.parametrize(
+    "name", ["DeepSpeed ZeRO 3", pytest.param("FSDP 2, sharded checkpoints", marks=pytest.mark.matrix)]
+)
 def test_the_best_model_is_loaded_into_one_that_is_in_parts(name, tmp_path):
     best = ("load_best_model_at_end=True", "metric_for_best_model=loss")
     often = ("eval_strategy=steps", "eval_steps=2", "save_steps=2", "max_steps=4")
