@@ -3,10 +3,9 @@
 python3 tests/run.py [pytest arguments]
 
 Without arguments the suite runs, two files at a time, without the further rows of long tables, which `-m matrix` runs.
-Files
-that fork run in processes of their own, which no other test has filled with threads: a fork inherits their locks, and
-may wait for one for ever. Tests with ports, signals and other processes can fail on a crowded machine: where at most
-five tests failed, these run again, alone. Their first failures stay printed, and what passes alone is named at the end.
+Files that fork run in processes of their own, which no other test has filled with threads: a fork inherits their locks,
+and may wait for one for ever. Tests with ports, signals and other processes can fail on a crowded machine: where five
+or fewer failed, these run again, alone. Their first failures stay printed, and what passes alone is named at the end.
 """
 
 from __future__ import annotations
