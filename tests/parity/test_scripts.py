@@ -116,13 +116,21 @@ def test_each_engine_ran_its_own_trainer(folders):
     assert not (folders["python"] / "summary" / "checkpoint-2" / "manifest.json").exists()
 
 
+def started(command, folder):
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+
+
 def test_two_processes_give_the_same_under_both_engines(folders):
     script, *words = words_of("summary")
     assert script == str(SCRIPTS / "summarise.py")
     words[words.index("--output_dir") + 1] = "two"
     for engine, launcher in TWO.items():
         command = [sys.executable, *launcher, script, *words, "--ddp_backend", "gloo"]
-        done = subprocess.run(command, cwd=folders[engine], capture_output=True, text=True, check=False, timeout=300)
+        done = started(command, folders[engine])
+        if engine == "python" and "terminate called without an active exception" in done.stderr:
+            # a thread of Gloo's outlives transformers' process now and then (pytorch/pytorch, issue 190489)
+            shutil.rmtree(folders[engine] / "two")
+            done = started(command, folders[engine])
         assert done.returncode == 0, done.stderr[-3000:]
     theirs, ours = (found_in(folders[engine] / "two") for engine in ("python", "hf-compat"))
     assert same(theirs, ours), first_difference(theirs, ours)
