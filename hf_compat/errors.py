@@ -76,6 +76,10 @@ class MissingPackage(HfCompatError, ImportError):
     """An optional package is needed; the message names the extra that brings it."""
 
 
+class MissingOptimizer(MissingPackage, ValueError):
+    """An optimizer's package is missing or too old; the message has the line that installs it."""
+
+
 class ProcessError(HfCompatError, RuntimeError):
     """Another process of the run has failed."""
 

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.optim import optimizers
+from hf_compat.optim.entries import ClassAndKeywords
 from hf_compat.optim.greedy_lr import GreedyLR
 from hf_compat.optim.lr_schedulers import follows_metric, get_scheduler
 from hf_compat.trainer_methods.base import TrainerBase
@@ -76,9 +77,7 @@ class OptimizationMethods(TrainerBase):
         return self.lr_scheduler
 
     @staticmethod
-    def get_optimizer_cls_and_kwargs(
-        args: TrainingArguments, model: nn.Module | None = None
-    ) -> tuple[type[torch.optim.Optimizer], optimizers.Keywords]:
+    def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> ClassAndKeywords:
         """Return the class and keywords that `optim` and `optim_args` ask for."""
         return optimizers.get_optimizer_cls_and_kwargs(args, model)
 

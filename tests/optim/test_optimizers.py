@@ -33,7 +33,7 @@ def test_the_class_and_its_keywords(make_args, optim, optim_args, expected):
 @pytest.mark.parametrize(
     "optim, optim_args, error, text",
     [
-        ("sgd", "nesterov=perhaps", ArgumentError, "nesterov='perhaps'` is not a truth value"),
+        ("sgd", "nesterov=perhaps", ArgumentError, "nesterov='perhaps'` is not true or false"),
         ("sgd", "momentum", ArgumentError, "has the part 'momentum'"),
         ("adamw_torch", "betas=1", ArgumentError, "has betas, but .* takes no options"),
         ("lomo", None, UnsupportedArgument, "`optim='lomo'` is not supported yet"),
