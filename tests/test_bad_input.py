@@ -73,7 +73,6 @@ def test_all_complaints_come_at_once(make_args):
 @pytest.mark.parametrize(
     "values",
     [
-        {"optim": "adamw_bnb_8bit"},
         {"torch_compile": True},
         {"neftune_noise_alpha": 5.0},
         {"use_liger_kernel": True},

@@ -84,7 +84,7 @@ class DebugOption(ExplicitEnum):
 
 
 class OptimizerNames(ExplicitEnum):
-    """Every optimizer name that HF knows, trainable here or not. Mirrors `OptimizerNames`, 5.23."""
+    """Every optimizer name that HF knows: `optim/optimizers.py` has them all. Mirrors `OptimizerNames`, 5.23."""
 
     ADAMW_TORCH = "adamw_torch"
     ADAMW_TORCH_FUSED = "adamw_torch_fused"
@@ -92,7 +92,6 @@ class OptimizerNames(ExplicitEnum):
     SGD = "sgd"
     ADAGRAD = "adagrad"
     RMSPROP = "rmsprop"
-    # The rest is refused by `optim/optimizers.py`, by name, until it is supported.
     ADALOMO = "adalomo"
     ADAMW_8BIT = "adamw_8bit"
     ADAMW_ANYPRECISION = "adamw_anyprecision"

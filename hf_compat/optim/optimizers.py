@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 from torch import nn
 
-from hf_compat.errors import UnsupportedArgument
+from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames
 from hf_compat.optim.entries import ClassAndKeywords, OptimizerEntry, OptimizerRequest, read_options
+from hf_compat.optim.low_bit import LOW_BIT_OPTIMIZERS
+from hf_compat.optim.low_rank import LOW_RANK_OPTIMIZERS
+from hf_compat.optim.package_optimizers import PACKAGE_OPTIMIZERS
 from hf_compat.optim.torch_optimizers import TORCH_OPTIMIZERS
+from hf_compat.runtime.text import shown
 
 # Parameters that do not decay: those of these layers, and those whose names look like these.
 NO_DECAY_LAYERS = (nn.LayerNorm,)
@@ -39,8 +44,13 @@ def _decays(name: str) -> bool:
     return not any(pattern.search(name.lower()) for pattern in NO_DECAY_NAMES)
 
 
+_LOW_RANK = ("galore", "apollo")
+
 OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
     **TORCH_OPTIMIZERS,
+    **LOW_BIT_OPTIMIZERS,
+    **LOW_RANK_OPTIMIZERS,
+    **PACKAGE_OPTIMIZERS,
 }
 
 
@@ -66,12 +76,24 @@ def check_request(args: TrainingArguments, model: nn.Module | None = None) -> No
     Raises:
         ArgumentError: An option that it does not take, or arguments that it cannot work with.
         MissingOptimizer: Its package is missing.
-        UnsupportedArgument: Something that it cannot be combined with.
+        UnsupportedArgument: A device that it does not run on, or something that it cannot be combined with.
     """
     entry = entry_of(args)
     request = OptimizerRequest(args, model, read_options(args, entry))
     entry.source.load(f"`optim={request.name!r}`")
+    if entry.device and args.device.type == "cpu":
+        raise UnsupportedArgument(
+            f"`optim={request.name!r}` needs {entry.device}, and this run is on the CPU.\n\n"
+            "Hint: use another optimizer; or run where there is one, without `use_cpu`."
+        )
     entry.check(request)
+    if args.optim_target_modules is not None and not request.name.startswith(_LOW_RANK):
+        warnings.warn(
+            f"`{shown('optim_target_modules', args.optim_target_modules)}` has no effect: `optim={request.name!r}` "
+            "trains every parameter alike; GaLore and APOLLO take it.",
+            InertArgumentWarning,
+            stacklevel=5,
+        )
 
 
 def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> ClassAndKeywords:

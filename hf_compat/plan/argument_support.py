@@ -63,20 +63,13 @@ ROWS: dict[str, Row] = {
     "lr_scheduler_type": _goes("schedule, one step an update"),
     "lr_scheduler_kwargs": _goes("schedule"),
     "warmup_steps": _goes("schedule"),
-    "optim": Row(
-        to="optimizer",
-        refuse="this optimizer is not supported yet",
-        hint="use adamw_torch, adamw_torch_fused, adafactor, sgd, adagrad or rmsprop, or pass `optimizers=(…)`",
-        refuses=lambda value: (
-            value not in ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop")
-        ),
-    ),
+    "optim": _goes("optimizer, of the package that has it"),
     "optim_args": _goes("optimizer"),
     "weight_decay": _goes("optimizer, all parameters but biases and norms"),
     "adam_beta1": _goes("optimizer"),
     "adam_beta2": _goes("optimizer"),
     "adam_epsilon": _goes("optimizer"),
-    "optim_target_modules": _later("GaLore and APOLLO", "use another optimizer"),
+    "optim_target_modules": _goes("parameter groups of GaLore and APOLLO"),
     "gradient_accumulation_steps": _goes("micro-batches of a window; Lightning's accumulate_grad_batches stays 1"),
     "average_tokens_across_devices": _goes("count of items that the loss is divided by"),
     "max_grad_norm": _goes("clipping by the module; Lightning's gradient_clip_val stays off"),

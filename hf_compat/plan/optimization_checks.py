@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from hf_compat.errors import ArgumentError, HfCompatError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.optim.lr_schedulers import get_scheduler
-from hf_compat.optim.optimizers import get_optimizer_cls_and_kwargs
+from hf_compat.optim.optimizers import check_request, entry_of, get_optimizer_cls_and_kwargs
 from hf_compat.runtime.text import shown
 
 # What builders and schedules of torch raise for values that they cannot use.
@@ -33,18 +33,29 @@ def check_optimization(args: TrainingArguments) -> None:
 
     Raises:
         ArgumentError: One of them does not work with its options; the message names the argument.
-        UnsupportedArgument: An optimizer that is not here yet.
+        MissingOptimizer: The optimizer's package is missing.
     """
     check_schedule(args, check_optimizer(args))
 
 
-def check_optimizer(args: TrainingArguments) -> torch.optim.Optimizer:
+def check_optimizer(args: TrainingArguments, model: torch.nn.Module | None = None) -> torch.optim.Optimizer | None:
     """Return the optimizer that the arguments ask for, of two numbers: one that decays, one that does not.
 
+    Args:
+        args: The arguments.
+        model: The model, where it is known: GaLore and others choose among its parameters.
+
+    Returns:
+        The optimizer; None where it can only be made of a whole model's parameters.
+
     Raises:
-        ArgumentError: It does not take its options.
-        UnsupportedArgument: One that is not here yet.
+        ArgumentError: It does not take its options, or the model has nothing for it.
+        MissingOptimizer: Its package is missing.
+        UnsupportedArgument: Something that it cannot be combined with.
     """
+    check_request(args, model)
+    if entry_of(args).needs_model:
+        return None
     try:
         kind, keywords = get_optimizer_cls_and_kwargs(args)
         return kind(_two_groups(), **keywords)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 
+from torch import nn
+
 from hf_compat.data.checks import check_dataset, check_length
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
 from hf_compat.errors import ArgumentError, InertArgumentWarning
@@ -89,7 +91,7 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
             return
         optimizer = None
         if self.optimizer_cls_and_kwargs is None and not self._overrides("get_optimizer_cls_and_kwargs"):
-            optimizer = check_optimizer(self.args)
+            optimizer = check_optimizer(self.args, self.model if isinstance(self.model, nn.Module) else None)
         if self.lr_scheduler is None and not self._overrides("create_scheduler"):
             check_schedule(self.args, optimizer)
 

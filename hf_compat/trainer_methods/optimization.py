@@ -15,6 +15,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.optim import optimizers
 from hf_compat.optim.entries import ClassAndKeywords
 from hf_compat.optim.greedy_lr import GreedyLR
+from hf_compat.optim.low_bit import keep_embeddings_in_32_bit, wants_embeddings_in_32_bit
 from hf_compat.optim.lr_schedulers import follows_metric, get_scheduler
 from hf_compat.trainer_methods.base import TrainerBase
 
@@ -47,6 +48,8 @@ class OptimizationMethods(TrainerBase):
             for name in ("params", "model", "optimizer_dict"):  # a subclass may bring its own parameters
                 groups = keywords.pop(name, groups)
             self.optimizer = optimizer_class(groups, **keywords)
+            if wants_embeddings_in_32_bit(optimizer_class, keywords):
+                keep_embeddings_in_32_bit(target)
         return self.optimizer
 
     def _parameter_groups(self, model: nn.Module) -> list[ParameterGroup]:

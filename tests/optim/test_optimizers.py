@@ -9,7 +9,7 @@ from transformers import Trainer as UpstreamTrainer
 from transformers.optimization import Adafactor as UpstreamAdafactor
 from transformers.trainer_pt_utils import LabelSmoother as UpstreamLabelSmoother
 
-from hf_compat.errors import ArgumentError, UnsupportedArgument
+from hf_compat.errors import ArgumentError
 from hf_compat.optim.adafactor import Adafactor
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.optim.optimizers import get_decay_parameter_names, get_optimizer_cls_and_kwargs
@@ -36,7 +36,6 @@ def test_the_class_and_its_keywords(make_args, optim, optim_args, expected):
         ("sgd", "nesterov=perhaps", ArgumentError, "nesterov='perhaps'` is not true or false"),
         ("sgd", "momentum", ArgumentError, "has the part 'momentum'"),
         ("adamw_torch", "betas=1", ArgumentError, "has betas, but .* takes no options"),
-        ("lomo", None, UnsupportedArgument, "`optim='lomo'` is not supported yet"),
     ],
 )
 def test_what_cannot_work_is_named(make_args, optim, optim_args, error, text):
