@@ -48,7 +48,8 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
 
 
 def _joined(features: Sequence[Sample]) -> dict[str, torch.Tensor]:
-    rows = [row if isinstance(row, Mapping) else vars(row) for row in features]
+    # a dict is known by its type: a question to `Mapping` costs a call a sample
+    rows = [row if type(row) is dict or isinstance(row, Mapping) else vars(row) for row in features]
     first = rows[0]
     batch: dict[str, torch.Tensor] = {}
     label_key = next((key for key in ("label", "label_ids") if first.get(key) is not None), None)
@@ -141,7 +142,12 @@ class RemoveColumnsCollator:
         self.message_logged = False
 
     def __call__(self, features: list[Sample]) -> Batch:
-        kept = [self._keep(feature) for feature in features]
+        columns = frozenset(self.signature_columns)
+        # a copy in both cases: a collator may change what it is given, and the data set keeps its samples
+        kept = [
+            feature.copy() if type(feature) is dict and columns.issuperset(feature) else self._keep(feature)
+            for feature in features
+        ]
         try:
             return self.data_collator(kept)
         except StopIteration as error:  # a loader's worker would take it for the end of a stream

@@ -246,10 +246,11 @@ class PreparedDataLoader(DataLoader[Batch]):
         current = self._first_batch(batches, resume)
         if current is _END:
             return
+        fields = self.__dict__  # torch's `__setattr__` asks at every batch whether the attribute may still change
         while current is not _END:
             current = self._on_device(current)
             following = self._next_batch(batches)
-            self.lookahead = None if following is _END else following
+            fields["lookahead"] = None if following is _END else following
             if following is _END:
                 self._reach_end(current)
             yield current

@@ -160,6 +160,8 @@ class LeanEpochLoop(_TrainingEpochLoop):
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         super().on_run_start(data_fetcher)
         self._listeners = None  # a callback may have been given a hook since
+        if isinstance(self.trainer.profiler, PassThroughProfiler):
+            data_fetcher._start_profiler = data_fetcher._stop_profiler = do_nothing_closure
 
     def _current_listeners(self) -> Listeners:
         found = self._listeners

@@ -42,6 +42,7 @@ from hf_compat.engine.windows import Window, Windows
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.runtime.inspection import call_by_place
 from hf_compat.runtime.nested import Nested
+from hf_compat.runtime.parameters import forget_gradients
 
 # What upstream passes to `training_step` positionally.
 STEP_PARAMETERS = ("model", "inputs", "num_items_in_batch")
@@ -208,10 +209,10 @@ class WindowModule(pl.LightningModule):
         """
         steps, observer, mechanics = self.steps, self.observer, self._mechanics
         model, step = steps.model_wrapped, steps.training_step
-        steps.current_gradient_accumulation_steps = len(window)
+        size = steps.current_gradient_accumulation_steps = len(window)
         total: torch.Tensor | None = None
         for index, inputs in enumerate(window.micro_batches, start=1):
-            is_last = index == len(window)
+            is_last = index == size
             steps.accelerator.sync_gradients = is_last
             if mechanics.exchanges_at_the_end:
                 mechanics.begin_micro_batch(is_last)
@@ -238,7 +239,7 @@ class WindowModule(pl.LightningModule):
             self._step_schedule("step", replaced)
         if self._calls_before_zero_grad:
             before_zero_grad(self.trainer, steps.optimizer)
-        model.zero_grad()
+        forget_gradients(model)
 
     def _step_through_lightning(self) -> None:
         """Step the optimizer by way of Lightning's strategy, which calls the hooks before the step."""

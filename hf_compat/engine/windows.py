@@ -363,7 +363,7 @@ class Windows:
         return self.counts.micro_batches_per_epoch % self.window_size or self.window_size
 
     def _forget_skip(self) -> None:
-        if isinstance(self.loader, PreparedDataLoader):
+        if isinstance(self.loader, PreparedDataLoader) and self.loader.skip_batches:
             self.loader.skip_batches = 0
 
 

@@ -29,7 +29,7 @@ def map_nested(
     """
     if isinstance(data, torch.Tensor):
         return on_tensor(data)
-    if isinstance(data, Mapping):
+    if type(data) is dict or isinstance(data, Mapping):
         # a batch is a mapping of tensors mostly: they are spared a call, at every micro-batch
         named = {
             key: on_tensor(value)

@@ -17,6 +17,7 @@ from hf_compat.optim.entries import ClassAndKeywords
 from hf_compat.optim.greedy_lr import GreedyLR
 from hf_compat.optim.low_bit import keep_embeddings_in_32_bit, wants_embeddings_in_32_bit
 from hf_compat.optim.lr_schedulers import follows_metric, get_scheduler
+from hf_compat.runtime.parameters import parameters_of
 from hf_compat.trainer_methods.base import TrainerBase
 
 # torch's own form: `params` and the options of these.
@@ -99,12 +100,12 @@ class OptimizationMethods(TrainerBase):
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
         """Clip gradients to `max_grad_norm` and return the norm they had."""
-        return self.accelerator.clip_grad_norm_(list(model.parameters()), self.args.max_grad_norm)
+        return self.accelerator.clip_grad_norm_(parameters_of(model), self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: torch.Tensor | float | None = None) -> torch.Tensor | float:
         """Return the gradients' norm, measured where clipping has not done so."""
         if grad_norm is None:
-            return self.accelerator.clip_grad_norm_(list(model.parameters()), float("inf"))
+            return self.accelerator.clip_grad_norm_(parameters_of(model), float("inf"))
         return grad_norm
 
     def get_num_trainable_parameters(self) -> int:
