@@ -9,6 +9,7 @@ __getattr__, __dir__ = mirror(
     "transformers.trainer_pt_utils",
     {
         "AcceleratorConfig": "hf.accelerator_config",
+        "BatchRebalanceSampler": "data.batch_rebalance",
         "LabelSmoother": "optim.label_smoothing",
         "LengthGroupedSampler": "data.samplers",
         "find_batch_size": "data.tree",

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 from tqdm.auto import tqdm
 
+from hf_compat.data.batch_rebalance import knows_its_rank
 from hf_compat.data.checks import end_in_silence, stopped_by_code
 from hf_compat.data.rank_slices import BatchSamplerSlice, IterableDatasetSlice, RankSlice, dispatched, set_epoch_of
 from hf_compat.data.samplers import SeededRandomSampler, SkipFirstBatches
@@ -153,6 +154,9 @@ class PreparedDataLoader(DataLoader[Batch]):
         """Return data and options of torch's loader for this rank's slice."""
         if isinstance(dataset, IterableDataset):
             return self._sliced_stream(dataset, options)
+        if knows_its_rank(options.get("batch_sampler")):
+            self.samples_of_a_batch = None
+            return dataset, options
         kept = {k: v for k, v in options.items() if k not in ("batch_size", "sampler", "drop_last", "batch_sampler")}
         slices = BatchSamplerSlice(self._batches(dataset, options), self.rank_slice)
         if _reads_whole_batches(options):

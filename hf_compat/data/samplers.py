@@ -78,7 +78,7 @@ class LengthGroupedSampler(Sampler[int]):
         if dataset is None and lengths is None:
             raise DataError("One of dataset and lengths must be provided.")
         if lengths is None:
-            lengths = _measure(dataset, model_input_name or "input_ids")
+            lengths = measure_lengths(dataset, model_input_name or "input_ids")
         self.lengths: list[int] = lengths.tolist() if isinstance(lengths, torch.Tensor) else list(lengths)
         self.batch_size = batch_size
         self.generator = generator
@@ -101,7 +101,12 @@ class LengthGroupedSampler(Sampler[int]):
         return (index for group in groups for index in group)
 
 
-def _measure(dataset: DataSource, name: str) -> list[int]:
+def measure_lengths(dataset: DataSource, name: str) -> list[int]:
+    """Return the length of each sample's value of a name.
+
+    Raises:
+        DataError: Samples are no mappings, or have no such key.
+    """
     first = dataset[0]
     if not isinstance(first, Mapping) or name not in first:
         raise DataError(

@@ -34,6 +34,11 @@ def is_pretrained_model(model: nn.Module) -> bool:
     return _is_instance(model, "transformers", "PreTrainedModel") or is_peft_model(model)
 
 
+def is_upstream_rebalance_sampler(sampler: object) -> bool:
+    """Return whether a sampler is `transformers.trainer_pt_utils.BatchRebalanceSampler`."""
+    return _is_instance(sampler, "transformers.trainer_pt_utils", "BatchRebalanceSampler")
+
+
 def unwrap_peft(model: nn.Module) -> nn.Module:
     """Return the model inside a `peft` wrapper, or the model itself."""
     if not is_peft_model(model):

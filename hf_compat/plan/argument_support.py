@@ -151,12 +151,7 @@ ROWS: dict[str, Row] = {
     "dataloader_in_order": _goes("loaders"),
     "remove_unused_columns": _goes("loaders"),
     "label_names": _goes("evaluation"),
-    "train_sampling_strategy": Row(
-        to="sampler of the training loader",
-        refuse="the strategy batch_rebalance is not supported yet",
-        hint="use random, sequential or group_by_length",
-        refuses=lambda value: value == "batch_rebalance",
-    ),
+    "train_sampling_strategy": _goes("sampler of the training loader"),
     "length_column_name": _goes("sampler of the training loader"),
     "ddp_find_unused_parameters": _together("DDPStrategy(find_unused_parameters=…)"),
     "ddp_bucket_cap_mb": _together("DDPStrategy(bucket_cap_mb=…)"),

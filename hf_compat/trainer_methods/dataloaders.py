@@ -7,25 +7,31 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
+from hf_compat.data.batch_rebalance import BatchRebalanceSampler, knows_its_rank
 from hf_compat.data.checks import check_dataset, check_iterable
 from hf_compat.data.collators import RemoveColumnsCollator, raise_no_columns
 from hf_compat.data.loader import LoaderOptions, PreparedDataLoader
 from hf_compat.data.rank_slices import IterableDatasetSlice
-from hf_compat.data.samplers import LengthGroupedSampler
+from hf_compat.data.samplers import LengthGroupedSampler, measure_lengths
 from hf_compat.data.types import Batch, Collator, DataSource
-from hf_compat.errors import DataError
+from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.interop.transformers_models import is_datasets_dataset, unwrap_peft
 from hf_compat.runtime.inspection import fitting_arguments, has_length
 from hf_compat.runtime.seeding import seed_worker
+from hf_compat.runtime.text import shown
 from hf_compat.trainer_methods.base import TrainerBase
+
+# Samples one by one, or the batches of one rank.
+Order: TypeAlias = Sampler[int] | Sampler[list[int]]
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +139,7 @@ class DataloaderMethods(TrainerBase):
         dataset: DataSource,
         description: str,
         batch_size: int,
-        sampler_fn: Callable[[DataSource], Sampler[int] | None] | None = None,
+        sampler_fn: Callable[[DataSource], Order | None] | None = None,
         is_training: bool = False,
         dataloader_key: str | None = None,
     ) -> PreparedDataLoader:
@@ -149,9 +155,13 @@ class DataloaderMethods(TrainerBase):
             collator = self._get_collator_with_removed_columns(collator, description=description)
         chosen: dict[str, Any] = {"batch_size": batch_size}
         if not isinstance(dataset, torch.utils.data.IterableDataset):
-            chosen["sampler"] = sampler_fn(dataset) if sampler_fn is not None else None
-            chosen["drop_last"] = self.args.dataloader_drop_last
-        seeds_workers = is_training and "sampler" in chosen
+            sampler = sampler_fn(dataset) if sampler_fn is not None else None
+            chosen |= {"sampler": sampler, "drop_last": self.args.dataloader_drop_last}
+            if knows_its_rank(sampler):
+                chosen = {"batch_sampler": self._checked_rank_sampler(sampler)}
+        elif is_training:
+            self._warn_of_lengths()
+        seeds_workers = is_training and not isinstance(dataset, torch.utils.data.IterableDataset)
         return self.accelerator.make_loader(dataset, self._loader_options(collator, seeds_workers), **chosen)
 
     def _loader_options(self, collator: Collator, seeds_workers: bool) -> LoaderOptions:
@@ -168,7 +178,7 @@ class DataloaderMethods(TrainerBase):
             worker_init_fn=seed if seeds_workers else None,
         )
 
-    def _call_train_sampler(self, dataset: DataSource) -> Sampler[int] | None:
+    def _call_train_sampler(self, dataset: DataSource) -> Order | None:
         # before 4.52 the method took no data set
         method = self._get_train_sampler
         sampler = method(*fitting_arguments(method, (dataset,)))
@@ -176,7 +186,7 @@ class DataloaderMethods(TrainerBase):
             check_iterable("_get_train_sampler", sampler, "a `Sampler`")
         return sampler
 
-    def _get_train_sampler(self, train_dataset: DataSource | None = None) -> Sampler[int] | None:
+    def _get_train_sampler(self, train_dataset: DataSource | None = None) -> Order | None:
         """Return the order of training samples that `train_sampling_strategy` asks for.
 
         Mirrors:
@@ -184,13 +194,51 @@ class DataloaderMethods(TrainerBase):
         """
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if dataset is None or not has_length(dataset):
+            self._warn_of_lengths()
             return None
         strategy = self.args.train_sampling_strategy
+        if strategy == "batch_rebalance":
+            return self._rebalance_sampler(dataset)
         if strategy == "group_by_length":
             return self._length_sampler(
                 dataset, self.args.train_batch_size * self.args.gradient_accumulation_steps, generator=None
             )
         return SequentialSampler(dataset) if strategy == "sequential" else RandomSampler(dataset)
+
+    def _warn_of_lengths(self) -> None:
+        strategy = self.args.train_sampling_strategy
+        if self.train_dataset is not None and strategy in ("group_by_length", "batch_rebalance"):
+            message = "the training data set has no length; its samples come in its own order"
+            shown_value = shown("train_sampling_strategy", strategy)
+            warnings.warn(f"`{shown_value}` has no effect: {message}.", InertArgumentWarning, stacklevel=2)
+
+    def _rebalance_sampler(self, dataset: DataSource) -> BatchRebalanceSampler:
+        args, lengths = self.args, self._known_lengths(dataset)
+        return BatchRebalanceSampler(
+            measure_lengths(dataset, self._length_key) if lengths is None else lengths,
+            # after a lack of memory, of the smaller batch
+            effective_batch_size=self._train_batch_size * args.gradient_accumulation_steps * args.world_size,
+            dp_size=args.world_size,
+            grad_accum=args.gradient_accumulation_steps,
+            rank=args.process_index,
+            drop_last=args.dataloader_drop_last,
+        )
+
+    def _checked_rank_sampler(self, sampler: Order | None) -> Order | None:
+        """Return a sampler of one rank's batches.
+
+        Raises:
+            ArgumentError: The batches are divided between the processes a second time.
+        """
+        ranks = self.accelerator.rank_slice
+        if ranks.world_size > 1 and (ranks.split_batches or ranks.dispatch_batches):
+            option = "split_batches" if ranks.split_batches else "dispatch_batches"
+            raise ArgumentError(
+                f"`accelerator_config={{'{option}': True}}` divides batches between the processes, and "
+                f"`{shown('train_sampling_strategy', self.args.train_sampling_strategy)}` has done so.\n\n"
+                f"Hint: leave `{option}` out."
+            )
+        return sampler
 
     def _get_eval_sampler(self, eval_dataset: DataSource) -> Sampler[int] | None:
         """Return the order of evaluation samples: as they come, or grouped by length with a seeded generator."""
@@ -204,16 +252,24 @@ class DataloaderMethods(TrainerBase):
         return SequentialSampler(eval_dataset)
 
     def _length_sampler(self, dataset: DataSource, batch_size: int, generator: torch.Generator | None) -> Sampler[int]:
-        column = self.args.length_column_name
-        has_column = is_datasets_dataset(dataset) and column in dataset.column_names
-        names = getattr(self.processing_class, "model_input_names", None)
         return LengthGroupedSampler(
             batch_size,
             dataset=dataset,
-            lengths=dataset[column] if has_column else None,
-            model_input_name=names[0] if names else None,
+            lengths=self._known_lengths(dataset),
+            model_input_name=self._length_key,
             generator=generator,
         )
+
+    def _known_lengths(self, dataset: DataSource) -> Sequence[int] | None:
+        """Return the column of lengths; None where there is none."""
+        column = self.args.length_column_name
+        return dataset[column] if is_datasets_dataset(dataset) and column in dataset.column_names else None
+
+    @property
+    def _length_key(self) -> str:
+        """What of a sample is as long as the sample."""
+        names = getattr(self.processing_class, "model_input_names", None)
+        return str(names[0]) if names else "input_ids"
 
     def _set_signature_columns_if_needed(self) -> None:
         """Set `_signature_columns` to what the model's forward takes, labels included."""

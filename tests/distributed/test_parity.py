@@ -41,6 +41,7 @@ NAMES = [
     "sequential",
     "global_random_sampler",
     "group_by_length",
+    "batch_rebalance",
     "random_collator",
     "datasets_with_extra_columns",
     "count_all_tokens",

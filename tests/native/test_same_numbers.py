@@ -20,7 +20,8 @@ NAMES = [
     "max_steps_over_epochs", "drop_last", "two_workers", "persistent_workers", "no_clipping", "hard_clipping",
     "label_smoothing", "label_smoothing_causal_lm", "label_smoothing_padded", "stream_without_length",
     "stream_that_ends", "stream_with_leftover_windows", "stream_with_length", "stream_told_its_epoch", "other_seed",
-    "data_seed", "sequential", "group_by_length", "random_collator", "random_dataset", "keep_all_columns",
+    "data_seed", "sequential", "group_by_length", "batch_rebalance", "random_collator", "random_dataset",
+    "keep_all_columns",
     "datasets_with_extra_columns", "full_determinism", "bf16", "bf16_causal_lm", "causal_lm",
     "causal_lm_tokens_of_this_device", "activation_checkpointing", "tuple_outputs",
 ]  # fmt: skip

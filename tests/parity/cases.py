@@ -101,6 +101,13 @@ case("global_random_sampler", {"accelerator_config": {"use_seedable_sampler": Fa
 case(
     "group_by_length", {"train_sampling_strategy": "group_by_length", "gradient_accumulation_steps": 2, **EVAL}, **TAGS
 )
+REBALANCE = {"train_sampling_strategy": "batch_rebalance", "gradient_accumulation_steps": 2, **EVAL}
+case("batch_rebalance", {**REBALANCE, "num_train_epochs": 3}, **{**TAGS, "train": lambda: toy.sequences(37)})
+case(
+    "batch_rebalance_drop_last",
+    {**REBALANCE, "dataloader_drop_last": True},
+    **{**TAGS, "train": lambda: toy.sequences(37)},
+)
 case(
     "random_collator",
     {"gradient_accumulation_steps": 3, **EVAL},

@@ -1,0 +1,106 @@
+"""`train_sampling_strategy="batch_rebalance"`: transformers' batches, on every rank, also where a run goes on."""
+
+import random
+
+import pytest
+import toy
+import transformers
+from compare import same
+from transformers.trainer_pt_utils import BatchRebalanceSampler as UpstreamSampler
+
+from hf_compat import Trainer, trainer_pt_utils
+from hf_compat.data.batch_rebalance import BatchRebalanceSampler
+from hf_compat.data.rank_slices import RankSlice
+from hf_compat.errors import ArgumentError, InertArgumentWarning, UnmetRequirement
+
+REBALANCE = {"train_sampling_strategy": "batch_rebalance", "gradient_accumulation_steps": 2}
+
+
+def drawn(seed: int) -> dict:
+    """Draw the settings of a sampler: few samples and many, alike and heavy-tailed lengths."""
+    draw = random.Random(seed)
+    ranks, turns = draw.choice([1, 1, 2, 3, 6, 10]), draw.choice([1, 2, 3])
+    longest = draw.choice([1, 4, 30, 2000])
+    return {
+        "lengths": [int(draw.paretovariate(0.7)) % longest + draw.choice([0, 1]) for _ in range(draw.randint(1, 80))],
+        "effective_batch_size": ranks * turns * draw.choice([1, 2, 4]) + draw.choice([0, 0, 1]),
+        "dp_size": ranks,
+        "grad_accum": turns,
+        "shuffle": draw.random() < 0.8,
+        "seed": draw.randint(0, 99),
+        "drop_last": draw.random() < 0.4,
+    }
+
+
+@pytest.mark.parametrize("seeds", [range(start, start + 40) for start in range(0, 80, 40)], ids=lambda s: f"{s[0]}…")
+def test_every_ranks_batches_are_transformers(seeds):
+    for seed in seeds:
+        values = drawn(seed)
+        for rank in range(values["dp_size"]):
+            ours, theirs = BatchRebalanceSampler(**values, rank=rank), UpstreamSampler(**values, rank=rank)
+            assert len(ours) == len(theirs), (seed, rank)
+            for sampler in (ours, theirs):
+                sampler.set_epoch(seed % 3)
+            assert list(ours) == list(theirs), (seed, rank)
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 1), (8, 0, 1), (8, 1, 0), (3, 2, 2)])
+def test_an_update_that_cannot_be_divided_is_refused_as_upstream(sizes):
+    for sampler in (BatchRebalanceSampler, UpstreamSampler):
+        with pytest.raises(AssertionError):
+            sampler([1] * 20, *sizes)
+    with pytest.raises(UnmetRequirement, match="divided"):
+        BatchRebalanceSampler([1] * 20, *sizes)
+
+
+def trainer_of(make_args, folder, cls=Trainer, **values):
+    args = make_args(output_dir=str(folder), **{**REBALANCE, "num_train_epochs": 2, "logging_steps": 1, **values})
+    return cls(toy.Tagger(), args, train_dataset=toy.sequences(41), data_collator=toy.pad)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_run_goes_on_within_an_epoch(make_args, tmp_path, workers):
+    def run(folder, resume=None, **values):
+        trainer = trainer_of(make_args, folder, dataloader_num_workers=workers, **values)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer.model.state_dict(), [log.get("loss") for log in trainer.state.log_history]
+
+    expected = run(tmp_path / "whole", save_strategy="steps", save_steps=1)
+    for step in (2, 9):
+        found = run(tmp_path / f"from{step}", str(tmp_path / "whole" / f"checkpoint-{step}"), save_strategy="no")
+        assert same(found, expected), f"resumed at update {step}"
+
+
+def test_a_sampler_of_transformers_own_is_taken_as_it_is(make_args, tmp_path):
+    class Own(Trainer):
+        def _get_train_sampler(self, train_dataset=None):
+            lengths = [len(sample["input_ids"]) for sample in self.train_dataset]
+            return UpstreamSampler(lengths, 8, dp_size=1, grad_accum=2, drop_last=False)
+
+    values = {"train_sampling_strategy": "random"}
+    found = [trainer_of(make_args, tmp_path / c.__name__, c, **v) for c, v in ((Own, values), (Trainer, {}))]
+    indices = [list(trainer.get_train_dataloader().batch_sampler) for trainer in found]
+    assert indices[0] == indices[1]
+    assert len({len(batch) for batch in indices[0]}) > 1, "the sizes should differ: that is what it is for"
+
+
+@pytest.mark.parametrize("option", ["split_batches", "dispatch_batches"])
+def test_dividing_the_batches_a_second_time_is_refused(make_args, tmp_path, option):
+    trainer = trainer_of(make_args, tmp_path)
+    trainer.accelerator.rank_slice = RankSlice(rank=1, world_size=2, **{option: True})
+    with pytest.raises(ArgumentError, match=f"{option}.*batch_rebalance"):
+        trainer.get_train_dataloader()
+
+
+@pytest.mark.parametrize("strategy", ["batch_rebalance", "group_by_length"])
+def test_data_without_a_length_come_in_their_own_order_with_a_warning(make_args, tmp_path, strategy):
+    args = make_args(output_dir=str(tmp_path), max_steps=2, train_sampling_strategy=strategy)
+    trainer = Trainer(toy.Classifier(), args, train_dataset=toy.Stream(toy.rows()))
+    with pytest.warns(InertArgumentWarning, match=f"train_sampling_strategy='{strategy}'.*no length"):
+        trainer.train()
+    assert trainer.state.global_step == 2
+
+
+def test_the_mirrored_module_and_transformers_have_one_name():
+    assert trainer_pt_utils.BatchRebalanceSampler is BatchRebalanceSampler
+    assert transformers.trainer_pt_utils.BatchRebalanceSampler is UpstreamSampler
