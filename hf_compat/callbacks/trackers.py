@@ -17,6 +17,7 @@ from torch import nn
 
 from hf_compat.callbacks.run_memory import RunMemory
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
+from hf_compat.hf.old_attributes import chosen_logging_dir
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.hf.tracking import SUMMARY_KEYS, default_logdir, numbers_of, rewrite_logs
 from hf_compat.runtime.launch import variable
@@ -75,7 +76,7 @@ class TensorBoardCallback(TrainerCallback):
         from torch.utils.tensorboard import SummaryWriter
 
         memory = RunMemory(str(args.output_dir), "tensorboard")
-        chosen = getattr(args, "logging_dir", None) or variable("TENSORBOARD_LOGGING_DIR")
+        chosen = chosen_logging_dir(args) or variable("TENSORBOARD_LOGGING_DIR")
         if chosen is None and state.global_step > 0:
             chosen = memory.logdir()
         if chosen is None:

@@ -1,7 +1,8 @@
 """`TrainingArguments`: the 114 fields of HF, with their help. HF words only.
 
 What stands beside: `argument_values.py` (what each field may be), `arguments_rules.py` (rules over several fields),
-`arguments_views.py` (properties, dumps), `arguments_setters.py` (the `set_*` methods) and `legacy.py` (old names).
+`arguments_views.py` (properties, dumps), `arguments_setters.py` (the `set_*` methods), `legacy.py` (old names) and
+`old_attributes.py` (reading and setting them).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from hf_compat.hf.enums import (
     SchedulerType,
 )
 from hf_compat.hf.legacy import OLD_NAMES, ArgumentValue, translate_legacy
+from hf_compat.hf.old_attributes import OldAttributes, assign_old, is_old_attribute, remember
 from hf_compat.hf.value_types import OPTIONS
 from hf_compat.runtime.accelerate_processes import may_be_asked
 
@@ -59,16 +61,21 @@ class AcceptOldNames(type):
         checks: Mapping[str, ArgumentCheck] = cls._checks()  # type: ignore[attr-defined]  # of the class, not of this one
         names, known, takes_all = _names_of_constructor(cls)
         positional, problems = read_all(checks, dict(zip(names, args, strict=False)))
-        given, further = read_all(checks, kwargs)
+        given, further = read_all(checks, {name: value for name, value in kwargs.items() if name not in positional})
         problems += further
         own = {name: given.pop(name) for name in OWN_ARGUMENTS if name in given}
         if takes_all:
             known |= {name for name in kwargs if name not in OLD_NAMES}
-        current, attributes = translate_legacy(given, known, checks)
+        as_written = _as_written(kwargs) if "accelerator_config" in given else {}
+        today = translate_legacy({**positional, **given, **as_written}, known, checks)
         if problems:
-            raise ArgumentError("\n\n".join([*problems, *_further_problems({**positional, **current})]))
-        instance = super().__call__(*positional.values(), *args[len(names) :], **current)
-        for name, value in {**attributes, **own}.items():
+            raise ArgumentError("\n\n".join([*problems, *_further_problems(today.arguments)]))
+        twice = {name: value for name, value in kwargs.items() if name in positional}  # Python says so
+        places = [today.arguments.pop(name) for name in positional] + list(args[len(names) :])
+        instance: Any = cls.__new__(cls, *places, **today.arguments, **twice)  # type: ignore[arg-type]  # of the class
+        remember(instance, today.old)  # a subclass's `__post_init__` reads old names, too
+        instance.__init__(*places, **today.arguments, **twice)
+        for name, value in own.items():
             setattr(instance, name, value)
         return instance
 
@@ -83,6 +90,13 @@ def _names_of_constructor(kind: type) -> tuple[tuple[str, ...], frozenset[str], 
     positional = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
     known = {f.name for f in fields(kind) if f.init} | {p.name for p in parameters}
     return positional, frozenset(known), any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _as_written(values: Mapping[str, object]) -> dict[str, object]:
+    """Return options as they were written: what is not among them, an old name may say."""
+    config = values.get("accelerator_config")
+    is_written = isinstance(config, Mapping) or (isinstance(config, str) and config.lstrip().startswith("{"))
+    return {"accelerator_config": config} if is_written else {}
 
 
 def _further_problems(good: Mapping[str, object]) -> list[str]:
@@ -100,7 +114,7 @@ def _further_problems(good: Mapping[str, object]) -> list[str]:
 
 
 @dataclass(repr=False)
-class TrainingArguments(ArgumentViews, ArgumentSetters, metaclass=AcceptOldNames):
+class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass=AcceptOldNames):
     """How to train, evaluate and save.
 
     Every name that a release of `transformers` from 3.0 to 5.23 had is accepted: today's are the fields below, the
@@ -293,6 +307,9 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, metaclass=AcceptOldNames
         Raises:
             ArgumentError: The argument cannot have that value; it keeps the one it has.
         """
+        if name in OLD_NAMES and is_old_attribute(self, name):
+            assign_old(self, name, value)
+            return
         check = self._checks().get(name)
         if check is not None and value is not check.default and not check.is_lenient:
             value = check.read(value)

@@ -19,6 +19,7 @@ import torch
 from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.enums import ParallelMode
 from hf_compat.hf.legacy import ArgumentValue
+from hf_compat.hf.old_attributes import remembered
 from hf_compat.hf.process_state import ProcessState
 from hf_compat.runtime.accelerate_processes import may_be_asked, share_processes
 from hf_compat.runtime.collectives import start_processes
@@ -45,6 +46,7 @@ class ArgumentViews:
     log_level: str
     log_level_replica: str
     warmup_steps: float
+    deepspeed: dict[str, object] | str | None
     # Derived by arguments_rules.py.
     mixed_precision: str
 
@@ -125,7 +127,13 @@ class ArgumentViews:
     @property
     def place_model_on_device(self) -> bool | None:
         """Whether the trainer moves the model to the device; None decides. Subclasses may override it."""
-        return None
+        chosen: bool | None = remembered(self).get("place_model_on_device")
+        return chosen
+
+    @property
+    def _no_sync_in_gradient_accumulation(self) -> bool:
+        """Whether gradients are exchanged with an update's last micro-batch only; DeepSpeed decides by itself."""
+        return not self.deepspeed
 
     def get_process_log_level(self) -> int:
         """Return the `logging` level of this process; `passive` is the level in force."""

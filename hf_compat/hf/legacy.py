@@ -7,24 +7,31 @@ table; nothing else in the package knows an old name.
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnknownArgument
+from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.argument_values import ArgumentCheck, read_as
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
     NONE,
+    OPTIONS,
     PATH,
     TEXT,
     TRUTH_VALUE,
     Range,
+    Unreadable,
     ValueType,
+    choice,
     either,
     list_of,
     number,
+    plain,
+    read_choice,
     whole_number,
 )
 from hf_compat.runtime.text import is_secret, nearest, shown
@@ -46,14 +53,16 @@ class OldName:
         inert: A value other than `harmless` has no effect here and is warned about.
         harmless: Values that asked for nothing.
         kind: What its value may be; None where the argument of today that it was renamed to says so.
+        default: What the attribute gives where nobody has set it.
     """
 
     lifetime: str
     means: str
     translate: Callable[[ArgumentValue], Translation]
     inert: bool = False
-    harmless: tuple[ArgumentValue, ...] = (None, False, "", "auto", -1, "O1", "last")
+    harmless: tuple[ArgumentValue, ...] = (None,)
     kind: ValueType | None = None
+    default: ArgumentValue = None
 
 
 def _renamed(new: str) -> Callable[[ArgumentValue], Translation]:
@@ -84,17 +93,26 @@ def _evaluate_during_training(value: ArgumentValue) -> Translation:
     return {"eval_strategy": "steps"} if value else {}
 
 
-def _organization(value: ArgumentValue) -> Translation:
-    if value is None:
-        return {}
-    raise ArgumentError(
-        f"`push_to_hub_organization={value!r}` is part of the repository name now.\n\n"
-        f'Hint: pass `hub_model_id="{value}/<name>"`.'
-    )
+_SHARDED = ("simple", "zero_dp_2", "zero_dp_3", "offload", "auto_wrap")
+
+
+def _read_sharded(value: object) -> list[str]:
+    """Read the words of FairScale's sharding; 4.x made a list of them."""
+    if plain(value) in (True, False):
+        return ["simple"] if value else []
+    words = value.split() if isinstance(value, str) else value
+    if not isinstance(words, (list, tuple)):
+        raise Unreadable
+    return [read_choice(word, _SHARDED, within=True) for word in words]
 
 
 _SHARE = number(Range(low=0, high=1))
 _COUNT = whole_number(Range(low=0, high=LARGEST_COUNT))
+_COUNT_OR_OFF = whole_number(Range(low=-1, high=LARGEST_COUNT))
+_SHARDING = ValueType("true, false, or words of a closed set", _read_sharded, takes_text=True)
+# what torch's own mixed precision was called
+_AMP = ("amp", "cuda_amp", "cpu_amp")
+_BACKEND = choice(("auto", "amp", "apex", "cuda_amp", "cpu_amp"))
 
 OLD_NAMES: dict[str, OldName] = {
     "evaluation_strategy": OldName(lifetime="3.2-4.50", means="eval_strategy", translate=_renamed("eval_strategy")),
@@ -148,12 +166,16 @@ OLD_NAMES: dict[str, OldName] = {
     "push_to_hub_token": OldName(lifetime="4.8-4.57", means="hub_token", translate=_renamed("hub_token")),
     "push_to_hub_model_id": OldName(lifetime="4.8-4.57", means="hub_model_id", translate=_renamed("hub_model_id")),
     "push_to_hub_organization": OldName(
-        lifetime="4.8-4.57", means="the part of hub_model_id before the slash", kind=TEXT, translate=_organization
+        lifetime="4.8-4.57",
+        means="the part of hub_model_id before the slash",
+        kind=TEXT,
+        translate=lambda value: {"push_to_hub_organization": value},
     ),
     "overwrite_output_dir": OldName(
         lifetime="3.0-4.57",
         means="nothing: a flag for scripts; an output folder is never wiped",
         kind=TRUTH_VALUE,
+        default=False,
         translate=lambda value: {"overwrite_output_dir": value},
     ),
     "save_safetensors": OldName(
@@ -163,6 +185,7 @@ OLD_NAMES: dict[str, OldName] = {
         translate=_nothing,
         inert=True,
         harmless=(None, True),
+        default=True,
     ),
     "torchdynamo": OldName(
         lifetime="4.20-4.57", means="torch_compile_backend", translate=_renamed("torch_compile_backend")
@@ -198,31 +221,53 @@ OLD_NAMES: dict[str, OldName] = {
         kind=either((NONE, list_of(TEXT), TEXT)),
         translate=_in_config("fsdp_config", "transformer_layer_cls_to_wrap"),
     ),
+    "place_model_on_device": OldName(
+        lifetime="5.2.0.dev0",
+        means="kept as the attribute `place_model_on_device`, a property otherwise",
+        kind=either((NONE, TRUTH_VALUE)),
+        translate=lambda value: {"place_model_on_device": value},
+    ),
     **{
-        name: OldName(lifetime=lifetime, means=f"nothing: {why}", translate=_nothing, inert=True)
-        for name, lifetime, why in (
-            ("_n_gpu", "4.2-4.57", "the number of devices is found out"),
-            ("fp16_backend", "4.1-4.57", "only torch's own mixed precision is left"),
-            ("fp16_opt_level", "3.0-4.57", "Apex is gone; `fp16`/`bf16` use torch's own mixed precision"),
-            ("half_precision_backend", "4.13-4.57", "only torch's own mixed precision is left"),
-            ("jit_mode_eval", "4.20-4.57", "gone upstream; `torch_compile` took its place"),
-            ("model_parallel", "4.1", "gone upstream"),
-            ("mp_parameters", "4.5-4.57", "SageMaker model parallelism is gone upstream"),
-            ("past_index", "3.1-4.57", "gone upstream"),
-            ("place_model_on_device", "5.2.0.dev0", "a property today; override it in a subclass"),
-            ("ray_scope", "4.20-4.57", "set the environment variable RAY_SCOPE"),
-            ("sharded_ddp", "4.1-4.34", "FairScale is gone upstream; `fsdp` or `deepspeed` took its place"),
-            ("tp_size", "4.50-4.51", "tensor parallelism is set up when the model is loaded"),
-            ("tpu_num_cores", "3.0-4.57", "set the environment variable TPU_NUM_CORES"),
-            ("use_ipex", "4.20-4.56", "Intel's extension is gone upstream"),
-            ("use_legacy_prediction_loop", "4.6-4.57", "the old loop is gone upstream"),
-            ("use_mps_device", "4.22-4.57", "Apple's devices are found by themselves"),
+        name: OldName(
+            lifetime=lifetime,
+            means=f"nothing: {why}",
+            translate=_nothing,
+            inert=True,
+            kind=kind,
+            default=default,
+            harmless=(None, default, *more),
+        )
+        for name, lifetime, kind, default, more, why in (
+            ("_n_gpu", "4.2-4.57", _COUNT_OR_OFF, -1, (0, 1), "the number of devices is found out"),
+            ("fp16_backend", "4.1-4.57", _BACKEND, "auto", _AMP, "only torch's own mixed precision is left"),
+            (
+                *("fp16_opt_level", "3.0-4.57", choice(("O0", "O1", "O2", "O3")), "O1", ()),
+                "Apex is gone; `fp16`/`bf16` use torch's own mixed precision",
+            ),
+            ("half_precision_backend", "4.13-4.57", _BACKEND, "auto", _AMP, "only torch's own mixed precision is left"),
+            ("jit_mode_eval", "4.20-4.57", TRUTH_VALUE, False, (), "gone upstream; `torch_compile` took its place"),
+            ("model_parallel", "4.1", TRUTH_VALUE, False, (), "gone upstream; load the model with a `device_map`"),
+            ("mp_parameters", "4.5-4.57", TEXT, "", (), "SageMaker model parallelism is gone upstream"),
+            ("past_index", "3.1-4.57", _COUNT_OR_OFF, -1, (), "gone upstream"),
+            ("ray_scope", "4.20-4.57", TEXT, "last", (), "set the environment variable RAY_SCOPE"),
+            (
+                *("sharded_ddp", "4.1-4.34", _SHARDING, [], ()),
+                "FairScale is gone upstream; `fsdp` or `deepspeed` took its place",
+            ),
+            ("tp_size", "4.50-4.51", _COUNT, 0, (1,), "tensor parallelism is set up when the model is loaded"),
+            (
+                *("tpu_num_cores", "3.0-4.57", either((NONE, _COUNT)), None, ()),
+                "set the environment variable TPU_NUM_CORES",
+            ),
+            ("use_ipex", "4.20-4.56", TRUTH_VALUE, False, (), "Intel's extension is gone upstream"),
+            ("use_legacy_prediction_loop", "4.6-4.57", TRUTH_VALUE, False, (), "the old loop is gone upstream"),
+            ("use_mps_device", "4.22-4.57", TRUTH_VALUE, False, (), "Apple's devices are found by themselves"),
         )
     },
 }
 
-# Kept as plain attributes, since scripts read them back.
-ATTRIBUTES_ONLY = ("logging_dir", "overwrite_output_dir")
+# Kept as attributes: they are no argument of today.
+ATTRIBUTES_ONLY = ("logging_dir", "overwrite_output_dir", "place_model_on_device", "push_to_hub_organization")
 
 
 def read_old(name: str, value: ArgumentValue, checks: Mapping[str, ArgumentCheck]) -> ArgumentValue:
@@ -237,13 +282,26 @@ def read_old(name: str, value: ArgumentValue, checks: Mapping[str, ArgumentCheck
         ArgumentError: It cannot have that value.
     """
     row = OLD_NAMES[name]
+    if value is None or value == f"<{name.upper()}>" or name in checks:  # masked in a dump of 4.x; a subclass's own
+        return None if name not in checks else value
     kind = row.kind or (checks[row.means].kind if row.means in checks else None)
-    return value if value is None or kind is None else read_as(name, kind, value)
+    return value if kind is None else read_as(name, kind, value)
 
 
-def translate_legacy(
-    given: Translation, known: Collection[str], checks: Mapping[str, ArgumentCheck]
-) -> tuple[Translation, Translation]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Today:
+    """A call's keywords, as they are said today.
+
+    Args:
+        arguments: By today's names.
+        old: What was given by old names; the attributes of these names go by it.
+    """
+
+    arguments: Translation
+    old: Translation
+
+
+def translate_legacy(given: Translation, known: Collection[str], checks: Mapping[str, ArgumentCheck]) -> Today:
     """Turn a call's keywords of any era into today's.
 
     Args:
@@ -251,49 +309,119 @@ def translate_legacy(
         known: Today's names.
         checks: What today's arguments may be.
 
-    Returns:
-        Today's keywords, and the attributes that are kept for scripts that read them back.
-
     Raises:
         UnknownArgument: A name that no release has had; the message holds the nearest one that exists.
-        ArgumentError: An old and a new name that contradict each other, or a value that an old name cannot have.
+        ArgumentError: Names that contradict each other, or a value that an old name cannot have.
     """
-    current = {name: value for name, value in given.items() if name in known}
-    attributes: dict[str, ArgumentValue] = {}
-    for name, value in given.items():
-        if name in current:
-            continue
+    arguments = {name: value for name, value in given.items() if name in known}
+    said_by = dict.fromkeys(arguments, "")
+    old: Translation = {}
+    of_earlier = [name for name in given if name not in known]
+    for name in of_earlier:
         if name not in OLD_NAMES:
-            raise UnknownArgument(_unknown_message(name, value, sorted(known)))
-        row = OLD_NAMES[name]
-        if row.inert and not _is_harmless(value, row.harmless):
-            _warn_inert(name, value, row.means)
-        value = read_old(name, value, checks)
-        for new, new_value in row.translate(value).items():
-            target = attributes if new in ATTRIBUTES_ONLY else current
-            target[new] = _merge(name, new, given.get(new), new_value)
-    return current, attributes
+            raise UnknownArgument(_unknown_message(name, given[name], sorted(known)))
+    for name in of_earlier:
+        old[name] = value = read_old(name, given[name], checks)
+        warn_of_inert(name, value)
+        for new, said in _asked(name, value).items():
+            arguments[new] = _merge(_Said(name, value, new, said), said_by.get(new, ""), arguments.get(new))
+            said_by[new] = shown(name, value)
+    _name_repository(arguments, old)
+    return Today(arguments=arguments, old={name: value for name, value in old.items() if value is not None})
 
 
-def _is_harmless(value: ArgumentValue, harmless: tuple[ArgumentValue, ...]) -> bool:
-    # only plain values are compared: an array answers with an array
-    return value is None or (isinstance(value, (bool, int, float, str)) and value in harmless)
+def _asked(name: str, value: ArgumentValue) -> Translation:
+    """Return what an old name asks of today's arguments; nothing for a value that asked for nothing in 4.x, too."""
+    if name == "no_cuda" and not value:  # 4.x has written it beside `use_cpu=True`
+        return {}
+    return {new: said for new, said in OLD_NAMES[name].translate(value).items() if new not in ATTRIBUTES_ONLY}
 
 
-def _merge(old: str, new: str, given: ArgumentValue, translated: ArgumentValue) -> ArgumentValue:
-    if given is None or given == translated:
-        return translated
-    if isinstance(given, dict) and isinstance(translated, dict):
-        return {**translated, **given}
-    if isinstance(given, list) and isinstance(translated, list):
-        return given + [item for item in translated if item not in given]
-    if old == "warmup_ratio":  # 4.x: an explicit count of steps wins over the ratio
-        return given if given else translated
-    raise ArgumentError(
-        f"`{old}` (an old name of `{new}`) asks for `{shown(new, translated)}`, but `{shown(new, given)}` was given "
-        "too.\n\n"
-        f"Hint: keep `{new}` only."
-    )
+def _name_repository(arguments: Translation, old: Translation) -> None:
+    """Put an organization before the repository's name, as 4.x did."""
+    owner = old.get("push_to_hub_organization")
+    name = arguments.get("hub_model_id")
+    if owner is None or (name is not None and name.startswith(f"{owner}/")):
+        return
+    if name is not None and ("/" in name or "push_to_hub_model_id" not in old):
+        raise ArgumentError(
+            f"`push_to_hub_organization={owner!r}` and `hub_model_id={name!r}` contradict each other.\n\n"
+            "Hint: keep `hub_model_id` only."
+        )
+    folder = os.path.basename(os.path.normpath(arguments.get("output_dir") or "trainer_output"))
+    arguments["hub_model_id"] = f"{owner}/{name or folder}"
+
+
+def is_harmless(name: str, value: ArgumentValue) -> bool:
+    """Return whether a value of an old name asks for nothing."""
+    return value is None or any(type(value) is type(one) and value == one for one in OLD_NAMES[name].harmless)
+
+
+def warn_of_inert(name: str, value: ArgumentValue) -> None:
+    """Warn of an old name that has no effect, where its value asked for one."""
+    row = OLD_NAMES[name]
+    if row.inert and not is_harmless(name, value):
+        warnings.warn(f"`{shown(name, value)}` has no effect: {row.means}.", InertArgumentWarning, stacklevel=5)
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What an old name says of an argument of today."""
+
+    old: str
+    value: ArgumentValue
+    new: str
+    said: ArgumentValue
+
+
+def _merge(by_old: _Said, giver: str, given: ArgumentValue) -> ArgumentValue:
+    """Return an argument's value of what an old name says and what was given already.
+
+    Args:
+        by_old: What the old name says.
+        giver: The other old name that has given it, with its value; empty where it was today's own.
+        given: What was given; None where nothing was.
+    """
+    said = by_old.said
+    if given is None or given == said:
+        return said
+    if isinstance(said, dict) and (options := _options_of(given)) is not None:
+        _check_options(by_old, options)
+        return {**options, **said}
+    if isinstance(given, list) and isinstance(said, list):
+        return given + [item for item in said if item not in given]
+    if by_old.old == "warmup_ratio":  # 4.x: an explicit count of updates wins over the ratio
+        return given or said
+    if by_old.old == "push_to_hub_model_id" and given.endswith(f"/{said}"):  # a dump of 4.x: with the owner
+        return given
+    if by_old.old == "tpu_metrics_debug":  # one mode of several
+        return " ".join([given, said]) if isinstance(given, str) else given or said
+    raise _contradiction(by_old, giver, given)
+
+
+def _options_of(given: ArgumentValue) -> Translation | None:
+    """Return the options that an argument holds away from their defaults; None where it is a file, or holds none."""
+    if isinstance(given, AcceleratorConfig):
+        default = AcceleratorConfig().to_dict()
+        return {key: value for key, value in given.to_dict().items() if value != default[key]}
+    if isinstance(given, str) and given.lstrip().startswith("{"):
+        given = OPTIONS.read(given)
+    return given if isinstance(given, dict) else None
+
+
+def _check_options(by_old: _Said, given: Translation) -> None:
+    for key, value in by_old.said.items():
+        held = given.get(key)
+        if held not in (None, value, [value]) and not (by_old.old == "fsdp_min_num_params" and held == 0):
+            raise _contradiction(by_old, "", given)
+
+
+def _contradiction(by_old: _Said, giver: str, given: ArgumentValue) -> ArgumentError:
+    """Return the error that shows both names with their values."""
+    old, new = shown(by_old.old, by_old.value), shown(by_old.new, plain(given))
+    asks = f"`{old}` is an old name for `{shown(by_old.new, plain(by_old.said))}`"
+    other = f"`{new}` was given too" + (f", by the old name `{giver}`" if giver else "")
+    return ArgumentError(f"{asks}, but {other}.\n\nHint: keep `{by_old.new}` only.")
 
 
 def _unknown_message(name: str, value: ArgumentValue, known: list[str]) -> str:
@@ -330,7 +458,3 @@ def _meant(name: str, known: list[str]) -> str:
     if not holding:
         return "see docs/arguments.md for the list of arguments."
     return f"did you mean {' or '.join(f'`{one}`' for one in holding[:3])}?"
-
-
-def _warn_inert(name: str, value: ArgumentValue, means: str) -> None:
-    warnings.warn(f"`{shown(name, value)}` has no effect: {means}.", InertArgumentWarning, stacklevel=5)

@@ -14,10 +14,11 @@ from hf_compat.hf.arguments import AcceptOldNames, TrainingArguments
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.arguments_setters import ArgumentSetters
 from hf_compat.hf.arguments_views import ArgumentViews
+from hf_compat.hf.old_attributes import OldAttributes, remember, remembered
 
 # What upstream resolves into objects of Accelerate and DeepSpeed; ours are made from the fields.
 _DERIVED = frozenset({"distributed_state", "deepspeed_plugin", "hf_deepspeed_config", "fsdp_plugin_args", "device"})
-_DUNDERS = frozenset({"__setattr__", "__str__", "__repr__", "__getstate__"})
+_DUNDERS = frozenset({"__getattr__", "__setattr__", "__setstate__", "__str__", "__repr__", "__getstate__"})
 # The classes of transformers that have one here, by name.
 _OURS = {one.__name__: one for one in (Seq2SeqTrainingArguments, TrainingArguments)}
 
@@ -61,6 +62,9 @@ def adopt_arguments(args: object) -> TrainingArguments:
         return ours
     names = {field.name for field in fields(ours)} | {"mixed_precision"}
     vars(args).update({name: value for name, value in vars(ours).items() if name in names})
+    for name in remembered(ours):  # a script has set them on transformers' own object
+        vars(args).pop(name, None)
+    remember(args, remembered(ours))
     assert isinstance(args, TrainingArguments)  # by its new class
     return args
 
@@ -91,7 +95,13 @@ def _adopted_class(kind: type) -> type:
     assert theirs is not None  # whoever calls this has looked
     own = kind.__mro__[: kind.__mro__.index(theirs)]  # the script's classes
     base = _our_class(kind)
-    ours = {**vars(ArgumentSetters), **vars(ArgumentViews), **vars(TrainingArguments), **vars(base)}
+    ours = {
+        **vars(OldAttributes),
+        **vars(ArgumentSetters),
+        **vars(ArgumentViews),
+        **vars(TrainingArguments),
+        **vars(base),
+    }
     content = {n: value for n, value in ours.items() if _is_ours(n, value) and not any(n in vars(c) for c in own)}
     checks = _checks_of_adopted(kind, base, own)
     content.update(

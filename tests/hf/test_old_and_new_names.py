@@ -1,0 +1,101 @@
+"""An old and a new name given together: the same is fine, a contradiction shows both; 4.x dumps hold both."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hf_compat import TrainingArguments
+from hf_compat.errors import ArgumentError
+
+CONTRADICTIONS = [
+    ({"evaluation_strategy": "steps"}, {"eval_strategy": "epoch"}),
+    ({"evaluate_during_training": True}, {"eval_strategy": "no"}),
+    ({"evaluate_during_training": True}, {"evaluation_strategy": "epoch"}),
+    ({"no_cuda": True}, {"use_cpu": False}),
+    ({"per_gpu_train_batch_size": 4}, {"per_device_train_batch_size": 8}),
+    ({"per_gpu_eval_batch_size": 4}, {"per_device_eval_batch_size": 2}),
+    ({"group_by_length": True}, {"train_sampling_strategy": "random"}),
+    ({"adafactor": True}, {"optim": "sgd"}),
+    ({"push_to_hub_model_id": "me/it"}, {"hub_model_id": "me/other"}),
+    ({"push_to_hub_organization": "us"}, {"hub_model_id": "me/it"}),
+    ({"include_tokens_per_second": True}, {"include_num_input_tokens_seen": "non_padding"}),
+    ({"torchdynamo": "eager"}, {"torch_compile_backend": "inductor"}),
+    ({"xpu_backend": "gloo"}, {"ddp_backend": "mpi"}),
+    ({"dispatch_batches": True}, {"accelerator_config": {"dispatch_batches": False}}),
+    ({"split_batches": True}, {"accelerator_config": '{"split_batches": false, "dispatch_batches": true}'}),
+    ({"fsdp_min_num_params": 7}, {"fsdp_config": {"min_num_params": 9}}),
+    ({"fsdp_transformer_layer_cls_to_wrap": "A"}, {"fsdp_config": {"transformer_layer_cls_to_wrap": ["B"]}}),
+]
+
+
+def spelled(values):
+    return [f"{name}={value!r}" for name, value in values.items() if not isinstance(value, (dict, str))] + [*values]
+
+
+@pytest.mark.parametrize(("old", "new"), CONTRADICTIONS, ids=[next(iter(old)) for old, _ in CONTRADICTIONS])
+def test_a_contradiction_shows_both_names_and_values(old, new):
+    for values in ({**old, **new}, {**new, **old}):
+        with pytest.raises(ArgumentError, match="Hint: keep") as caught:
+            TrainingArguments("out", **{"use_cpu": True, **values})
+        assert [word for word in spelled({**old, **new}) if word not in str(caught.value)] == []
+
+
+def test_by_position_it_is_one_as_well():
+    with pytest.raises(ArgumentError, match=r"per_gpu_train_batch_size=4.*per_device_train_batch_size=16"):
+        TrainingArguments("out", 16, per_gpu_train_batch_size=4)
+    with pytest.raises(TypeError, match="output_dir"):
+        TrainingArguments("out", output_dir="out")
+
+
+def test_a_secret_stays_one():
+    with pytest.raises(ArgumentError, match="push_to_hub_token") as caught:
+        TrainingArguments("out", push_to_hub_token="hf_old", hub_token="hf_new")
+    assert "hub_token" in str(caught.value) and "hf_" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"evaluation_strategy": "steps", "eval_strategy": "steps"},
+        {"evaluation_strategy": None, "eval_strategy": "steps"},
+        {"no_cuda": True, "use_cpu": True},
+        {"no_cuda": False, "use_cpu": True},
+        {"per_gpu_train_batch_size": "4", "per_device_train_batch_size": 4},
+        {"warmup_ratio": 0.1, "warmup_steps": 5},
+        {"adafactor": True, "optim": "adafactor"},
+        {"adafactor": False, "optim": "sgd"},
+        {"push_to_hub_model_id": "it", "push_to_hub_organization": "us", "hub_model_id": "us/it"},
+        {"push_to_hub_token": "<PUSH_TO_HUB_TOKEN>", "hub_token": "hf_real"},
+        {"split_batches": True, "accelerator_config": {"even_batches": False}},
+        {"fsdp_min_num_params": 7, "fsdp_config": {"min_num_params": 7, "xla": False}},
+        {"fsdp_transformer_layer_cls_to_wrap": "A", "fsdp_config": {"transformer_layer_cls_to_wrap": ["A"]}},
+        {"tpu_metrics_debug": False, "debug": ""},
+    ],
+)
+def test_the_same_said_twice_is_fine(values):
+    args = TrainingArguments("out", **{"use_cpu": True, **values})
+    chosen = {name: value for name, value in values.items() if isinstance(value, (str, bool, float))}
+    assert {
+        name for name, value in chosen.items() if value and str(getattr(args, name)).lower() != str(value).lower()
+    } <= {
+        "push_to_hub_token",
+        "eval_strategy",
+        "evaluation_strategy",
+        "optim",
+    }
+
+
+def test_an_owner_is_part_of_the_repository():
+    assert TrainingArguments("some/out", push_to_hub_organization="us").hub_model_id == "us/out"
+    args = TrainingArguments("out", push_to_hub_organization="us", push_to_hub_model_id="it")
+    assert (args.hub_model_id, args.push_to_hub_model_id) == ("us/it", "it")
+
+
+def test_a_subclass_with_a_default_of_its_own_gives_way():
+    @dataclasses.dataclass
+    class Own(TrainingArguments):
+        eval_strategy: str = "epoch"
+
+    assert Own("out", evaluation_strategy="steps", use_cpu=True).eval_strategy == "steps"

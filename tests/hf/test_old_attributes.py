@@ -1,0 +1,165 @@
+"""Every name that was ever a field or property of TrainingArguments, as an attribute: read, and set later."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from pathlib import Path
+
+import pytest
+import toy
+import transformers
+
+from hf_compat import Trainer, TrainingArguments
+from hf_compat.errors import ArgumentError, InertArgumentWarning
+from hf_compat.hf.legacy import OLD_NAMES
+
+NAMES = (Path(__file__).parent / "names_of_all_releases.txt").read_text().split()
+PROPERTIES = (
+    "train_batch_size", "eval_batch_size", "ddp_timeout_delta", "_setup_devices", "device", "n_gpu", "parallel_mode",
+    "world_size", "process_index", "local_process_index", "should_log", "should_save", "place_model_on_device",
+    "_no_sync_in_gradient_accumulation",
+)  # fmt: skip
+# What 4.57.6 gives on a CPU: `vars(transformers.TrainingArguments("out", use_cpu=True))`
+OF_4_57 = {
+    "overwrite_output_dir": False, "per_gpu_train_batch_size": None, "per_gpu_eval_batch_size": None,
+    "warmup_ratio": 0.0, "save_safetensors": True, "use_mps_device": False, "jit_mode_eval": False,
+    "fp16_opt_level": "O1", "half_precision_backend": "auto", "tpu_num_cores": None, "tpu_metrics_debug": False,
+    "past_index": -1, "fsdp_min_num_params": 0, "fsdp_transformer_layer_cls_to_wrap": None, "adafactor": False,
+    "group_by_length": False, "use_legacy_prediction_loop": False, "include_inputs_for_metrics": False,
+    "fp16_backend": "auto", "push_to_hub_model_id": None, "push_to_hub_organization": None, "push_to_hub_token": None,
+    "mp_parameters": "", "torchdynamo": None, "ray_scope": "last", "include_tokens_per_second": False, "_n_gpu": 0,
+}  # fmt: skip
+
+
+def arguments(**values):
+    return TrainingArguments("out", use_cpu=True, **values)
+
+
+def test_every_name_of_every_release_can_be_read():
+    args = arguments()
+    assert len(NAMES) == 153
+    assert [name for name in (*NAMES, *PROPERTIES) if not hasattr(args, name)] == []
+    with pytest.raises(AttributeError, match="evaluation_strateg'"):
+        args.evaluation_strateg  # noqa: B018
+
+
+@pytest.mark.parametrize("name", OF_4_57)
+def test_what_nobody_has_set_gives_what_it_gave(name):
+    assert getattr(arguments(), name) == OF_4_57[name]
+
+
+GIVEN = {
+    "evaluation_strategy": "epoch", "evaluate_during_training": True, "no_cuda": True, "warmup_ratio": 1.0,
+    "logging_dir": "logs", "group_by_length": True, "include_inputs_for_metrics": True,
+    "include_tokens_per_second": True, "per_gpu_train_batch_size": 3, "per_gpu_eval_batch_size": 5, "adafactor": True,
+    "push_to_hub_token": "secret", "push_to_hub_model_id": "it", "push_to_hub_organization": "us",
+    "overwrite_output_dir": True, "save_safetensors": False, "torchdynamo": "eager", "xpu_backend": "gloo",
+    "tpu_metrics_debug": True, "dispatch_batches": False, "split_batches": True, "fsdp_min_num_params": 7,
+    "fsdp_transformer_layer_cls_to_wrap": "Block", "place_model_on_device": False, "_n_gpu": 0, "fp16_backend": "amp",
+    "fp16_opt_level": "O2", "half_precision_backend": "cuda_amp", "jit_mode_eval": True, "model_parallel": True,
+    "mp_parameters": "{}", "past_index": 2, "ray_scope": "all", "sharded_ddp": ["simple"], "tp_size": 2,
+    "tpu_num_cores": 8, "use_ipex": True, "use_legacy_prediction_loop": True, "use_mps_device": True,
+}  # fmt: skip
+
+
+def test_there_is_a_value_for_every_old_name():
+    assert GIVEN.keys() == OLD_NAMES.keys()
+
+
+@pytest.mark.filterwarnings("ignore::hf_compat.errors.InertArgumentWarning")
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_was_given_is_given_back_however_it_came(name):
+    made = arguments(**{name: GIVEN[name]})
+    set_later = arguments()
+    setattr(set_later, name, GIVEN[name])
+    for args in (made, set_later, copy.deepcopy(made), pickle.loads(pickle.dumps(set_later))):
+        assert getattr(args, name) == GIVEN[name]
+    derived = {"do_eval", "eval_steps", "torch_compile"}  # by the constructor alone, as of today's names
+    assert {n for n, v in made.to_dict().items() if v != set_later.to_dict()[n]} <= derived
+
+
+@pytest.mark.parametrize(
+    ("old", "value", "new", "expected"),
+    [
+        ("evaluation_strategy", "steps", "eval_strategy", transformers.IntervalStrategy.STEPS),
+        ("evaluate_during_training", False, "eval_strategy", "no"),
+        ("no_cuda", False, "use_cpu", False),
+        ("per_gpu_train_batch_size", "4", "per_device_train_batch_size", 4),
+        ("group_by_length", False, "train_sampling_strategy", "random"),
+        ("include_inputs_for_metrics", False, "include_for_metrics", ["loss"]),
+        ("include_tokens_per_second", False, "include_num_input_tokens_seen", "no"),
+        ("adafactor", False, "optim", "adamw_torch_fused"),
+        ("warmup_ratio", 0, "warmup_steps", 0),
+        ("split_batches", True, "accelerator_config", None),
+    ],
+)
+def test_setting_an_old_name_sets_its_successor(old, value, new, expected):
+    args = arguments(
+        evaluate_during_training=True, group_by_length=True, adafactor=True, warmup_ratio=0.3,
+        include_for_metrics=["inputs", "loss"], include_tokens_per_second=True, dispatch_batches=False,
+    )  # fmt: skip
+    setattr(args, old, value)
+    if expected is None:
+        assert (args.accelerator_config.split_batches, args.accelerator_config.dispatch_batches) == (True, False)
+    else:
+        assert getattr(args, new) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("evaluation_strategy", "often"), ("per_gpu_train_batch_size", -1), ("warmup_ratio", float("nan")),
+     ("no_cuda", "maybe"), ("past_index", "x"), ("sharded_ddp", "triple"), ("fp16_opt_level", "O9")],
+)  # fmt: skip
+def test_an_old_name_is_checked_as_its_successor(name, value):
+    args = arguments()
+    with pytest.raises(ArgumentError, match=name):
+        setattr(args, name, value)
+    assert args.to_dict() == arguments().to_dict()
+    with pytest.raises(ArgumentError, match=name):
+        arguments(**{name: value})
+
+
+def test_a_name_without_effect_says_so_when_it_is_set():
+    args = arguments()
+    with pytest.warns(InertArgumentWarning, match="use_legacy_prediction_loop=True"):
+        args.use_legacy_prediction_loop = True
+
+
+def test_a_copy_is_on_its_own():
+    args = arguments(logging_dir="logs")
+    other = copy.copy(args)
+    other.logging_dir, other.overwrite_output_dir = "elsewhere", True
+    assert (args.logging_dir, args.overwrite_output_dir, other.logging_dir) == ("logs", False, "elsewhere")
+
+
+def test_a_subclass_reads_them_while_it_is_made_and_its_own_go_first():
+    @dataclasses.dataclass
+    class Own(TrainingArguments):
+        group_by_length: str = "own"
+        seen: object = None
+
+        def __post_init__(self):
+            super().__post_init__()
+            self.seen = (self.overwrite_output_dir, self.evaluation_strategy, self.logging_dir)
+
+        @property
+        def past_index(self):
+            return 99
+
+    args = Own("out", overwrite_output_dir=True, evaluation_strategy="epoch", logging_dir="logs", use_cpu=True)
+    assert args.seen == (True, "epoch", "logs") and args.past_index == 99
+    args.group_by_length = "still"
+    assert (args.group_by_length, args.train_sampling_strategy) == ("still", "random")
+
+
+def test_arguments_of_transformers_have_them_once_a_trainer_runs_on_them(tmp_path):
+    args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, max_steps=2, report_to="none", disable_tqdm=True)
+    args.evaluation_strategy, args.per_gpu_train_batch_size = "steps", 2  # as a script of 4.19 sets them
+    args.eval_steps, args.overwrite_output_dir = 1, True
+    trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(8), eval_dataset=toy.rows(8))
+    assert (args.evaluation_strategy, args.eval_strategy, args.train_batch_size) == ("steps", "steps", 2)
+    assert [name for name in NAMES if not hasattr(args, name)] == [] and args.overwrite_output_dir is True
+    args.evaluation_strategy = "no"
+    assert args.eval_strategy == "no" and trainer.train().global_step == 2
