@@ -98,7 +98,7 @@ _SHARDED = ("simple", "zero_dp_2", "zero_dp_3", "offload", "auto_wrap")
 
 def _read_sharded(value: object) -> list[str]:
     """Read the words of FairScale's sharding; 4.x made a list of them."""
-    if plain(value) in (True, False):
+    if isinstance(value, bool):
         return ["simple"] if value else []
     words = value.split() if isinstance(value, str) else value
     if not isinstance(words, (list, tuple)):
@@ -282,8 +282,10 @@ def read_old(name: str, value: ArgumentValue, checks: Mapping[str, ArgumentCheck
         ArgumentError: It cannot have that value.
     """
     row = OLD_NAMES[name]
-    if value is None or value == f"<{name.upper()}>" or name in checks:  # masked in a dump of 4.x; a subclass's own
-        return None if name not in checks else value
+    if name in checks:  # a subclass has a field of that name
+        return value
+    if value is None or (isinstance(value, str) and value == f"<{name.upper()}>"):  # masked in a dump of 4.x
+        return None
     kind = row.kind or (checks[row.means].kind if row.means in checks else None)
     return value if kind is None else read_as(name, kind, value)
 
