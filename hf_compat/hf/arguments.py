@@ -72,7 +72,7 @@ class AcceptOldNames(type):
             raise ArgumentError("\n\n".join([*problems, *_further_problems(today.arguments)]))
         twice = {name: value for name, value in kwargs.items() if name in positional}  # Python says so
         places = [today.arguments.pop(name) for name in positional] + list(args[len(names) :])
-        instance: Any = cls.__new__(cls, *places, **today.arguments, **twice)  # type: ignore[arg-type]  # of the class
+        instance: ArgumentValue = cls.__new__(cls, *places, **today.arguments, **twice)  # type: ignore[arg-type]  # of the class
         remember(instance, today.old)  # a subclass's `__post_init__` reads old names, too
         instance.__init__(*places, **today.arguments, **twice)
         for name, value in own.items():
