@@ -152,6 +152,7 @@ class Trainer(
         """Begin with a run in which nothing was trained, and with what outlives a run."""
         self.hp_name = self.hp_search_backend = self._trial = None
         self.deepspeed = None
+        self.neftune_noise_alpha = self.args.neftune_noise_alpha
         self.lightning_trainer: pl.Trainer | None = None
         self.stop_signals = StopSignals()
         self._is_prepared = False
@@ -212,6 +213,7 @@ class Trainer(
             close_bars(self.callback_handler)
             raise
         finally:
+            self._deactivate_neftune()
             self.is_in_train = False
 
     def _train_from(

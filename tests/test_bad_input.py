@@ -74,7 +74,6 @@ def test_all_complaints_come_at_once(make_args):
     "values",
     [
         {"torch_compile": True},
-        {"neftune_noise_alpha": 5.0},
         {"use_liger_kernel": True},
         {"train_sampling_strategy": "batch_rebalance"},
         {"debug": "underflow_overflow"},

@@ -15,6 +15,7 @@ from torchmetrics import Metric, MetricCollection
 from hf_compat.callbacks.manual_optimization import refuse_native, serve_callbacks, thaw_optimized
 from hf_compat.callbacks.other_distribution import adopt_callbacks_of, adopt_data_of
 from hf_compat.data.types import Batch
+from hf_compat.engine.embedding_noise import begin_noise, end_noise
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import compile_model_only, leave_out_step_metrics, place_of
 from hf_compat.engine.precision import leave_autocast_to_forward, unwrap_forward
@@ -140,6 +141,7 @@ class HFModule(LoadableModule):
         keep_monitor(self)
         if not self.automatic_optimization:
             count_updates(self.trainer, 1 if isinstance(data, NativeSteps) else steps.args.gradient_accumulation_steps)
+        begin_noise(self.trainer, self.model, steps.args.neftune_noise_alpha)
         self.model.train()
 
     def teardown(self, stage: str) -> None:
@@ -147,6 +149,7 @@ class HFModule(LoadableModule):
         if self._own_steps is not None:
             show_expected()
             unwrap_forward(self.model)
+            end_noise(self.trainer)
             datamodule = getattr(self.trainer, "datamodule", None)
             if datamodule is not None and hasattr(datamodule, "is_set_up"):
                 datamodule.is_set_up = False

@@ -89,7 +89,7 @@ ROWS: dict[str, Row] = {
     "use_liger_kernel": _later("Liger", "apply the kernels to the model before the Trainer gets it"),
     "liger_kernel_config": _later("Liger"),
     "use_cache": _goes("model.config.use_cache"),
-    "neftune_noise_alpha": _later("NEFTune"),
+    "neftune_noise_alpha": _goes("noise on the embeddings of the input during `train()`"),
     "torch_empty_cache_steps": _goes("torch.cuda.empty_cache()"),
     "auto_find_batch_size": _goes("a fit with a smaller batch when memory runs out"),
     "logging_strategy": _goes("control.should_log"),

@@ -234,6 +234,9 @@ class TrainerBase:
     def _tell_what_has_not_arrived(self) -> None:
         raise NotImplementedError
 
+    def _deactivate_neftune(self) -> None:
+        raise NotImplementedError
+
     def _make_module(self, plan: LightningPlan) -> WindowModule:
         raise NotImplementedError
 

@@ -9,8 +9,11 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
+from hf_compat.engine.embedding_noise import EmbeddingNoise
 from hf_compat.engine.module import WindowModule
 from hf_compat.errors import ArgumentError, CheckpointError, warn_once
+from hf_compat.hf.argument_values import checks_of
+from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.interop.device_maps import check_placement, is_model_parallel
 from hf_compat.interop.transformers_models import align_special_tokens, check_trainable
 from hf_compat.interop.upstream_log import log_line
@@ -31,6 +34,9 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
     model_init: Callable[..., nn.Module] | None
     place_model_on_device: bool
     is_model_parallel: bool
+    # as upstream, the Trainer's own copy of the argument: a script may set it before `train()`
+    neftune_noise_alpha: float | None
+    neftune_hook_handle: EmbeddingNoise | None = None
 
     def _seed(self) -> None:
         if self.args.full_determinism:
@@ -95,12 +101,27 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
             self._move_model_to_device(self.model, self.args.device)
         self._enable_activation_checkpointing()
         align_special_tokens(self.model, self.processing_class)
+        self._activate_neftune()
         if checkpoint is not None:
             with failing_together(CheckpointError):
                 log_line(f"Loading model from {checkpoint}.")
                 self._load_from_checkpoint(checkpoint)
             if self.args.auto_find_batch_size:
                 self._train_batch_size = read_state(checkpoint).train_batch_size or self._train_batch_size
+
+    def _activate_neftune(self) -> None:
+        """Put NEFTune's noise on the embeddings; it is there until the end of this `train()`."""
+        self._deactivate_neftune()
+        strength = self.neftune_noise_alpha
+        if strength is not None:
+            checks_of(TrainingArguments, TrainingArguments)["neftune_noise_alpha"].read(strength)
+            self.neftune_hook_handle = EmbeddingNoise(self.accelerator.unwrap_model(self.model), strength)
+
+    def _deactivate_neftune(self) -> None:
+        """Remove the noise, where there is any."""
+        if self.neftune_hook_handle is not None:
+            self.neftune_hook_handle.remove()
+            self.neftune_hook_handle = None
 
 
 # What a LightningModule does in a Lightning trainer, and nothing calls in a Trainer.

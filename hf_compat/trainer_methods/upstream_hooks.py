@@ -10,7 +10,7 @@ from typing import TypeAlias
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hf_compat.errors import OverrideError, UnsupportedArgument
+from hf_compat.errors import OverrideError
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import TrainerBase, Trial
 
@@ -61,23 +61,6 @@ class UpstreamHooks(TrainerBase):
     def _loggers_initialized(self) -> bool:
         """Whether something was logged."""
         return bool(self.state.log_history)
-
-    @property
-    def neftune_noise_alpha(self) -> float | None:
-        """Strength of NEFTune's noise: none.
-
-        Raises:
-            UnsupportedArgument: It is set to one.
-        """
-        return None
-
-    @neftune_noise_alpha.setter
-    def neftune_noise_alpha(self, strength: float | None) -> None:
-        if strength is not None:
-            raise UnsupportedArgument(
-                f"`trainer.neftune_noise_alpha = {strength!r}`: NEFTune is not supported yet.\n\n"
-                "Hint: add the noise in a forward hook on the embeddings."
-            )
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Refuse a class with an override that would silently not be called.

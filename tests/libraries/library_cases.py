@@ -39,7 +39,6 @@ LIBRARIES = {name: Case(library, module, *case) for library, module, cases in TA
 
 # Cases that are known to differ: where, and why; docs/libraries.md tells it.
 DIFFERENCES = {
-    "sft-neftune": ("fails", "refused with a sentence: NEFTune is not supported yet"),
     "datasets-streamed": (
         "resumed",
         "resumed, transformers reads other samples than uninterrupted; here they are the same",

@@ -23,7 +23,7 @@ NAMES = [
     "data_seed", "sequential", "group_by_length", "batch_rebalance", "random_collator", "random_dataset",
     "keep_all_columns",
     "datasets_with_extra_columns", "full_determinism", "bf16", "bf16_causal_lm", "causal_lm",
-    "causal_lm_tokens_of_this_device", "activation_checkpointing", "tuple_outputs",
+    "causal_lm_tokens_of_this_device", "activation_checkpointing", "tuple_outputs", "neftune",
 ]  # fmt: skip
 TIMING = ("eval_strategy", "eval_steps", "logging_steps", "save_strategy", "disable_tqdm", "report_to")
 # The Trainer counts the losses of an epoch's incomplete window to the update that it becomes part of.

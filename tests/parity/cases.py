@@ -681,4 +681,5 @@ case(
     after=lambda t: t.train(resume_from_checkpoint=True).training_loss,
 )
 
+import model_cases  # noqa: F401 - adds those that change the model
 import seq2seq_cases  # noqa: F401 - adds those of Seq2SeqTrainer

@@ -15,7 +15,7 @@ from transformers import trainer_callback
 
 import hf_compat
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.errors import ArgumentError, OverrideError, UnsupportedArgument
+from hf_compat.errors import ArgumentError, OverrideError
 from hf_compat.hf import callbacks, state
 from hf_compat.trainer_methods.upstream_hooks import REFUSED_OVERRIDES
 
@@ -262,10 +262,3 @@ def test_names_of_arguments_that_subclasses_extend():
         OwnArguments("out", model_init_kwargs="{nonsense")
     with pytest.raises(ValueError, match="margin below 0"):
         OwnArguments("out", margin=-1.0)
-
-
-def test_noise_that_is_not_here_is_refused(make_args):
-    trainer = Trainer(toy.Classifier(), make_args())
-    assert trainer.neftune_noise_alpha is None
-    with pytest.raises(UnsupportedArgument, match="NEFTune"):
-        trainer.neftune_noise_alpha = 5.0
