@@ -80,6 +80,14 @@ class MissingOptimizer(MissingPackage, ValueError):
     """An optimizer's package is missing or too old; the message has the line that installs it."""
 
 
+class SearchError(HfCompatError, RuntimeError, ValueError):
+    """A hyperparameter search cannot run, or has come to nothing."""
+
+
+class MissingSearchBackend(SearchError, MissingPackage):
+    """The package that a hyperparameter search runs on is not installed; the message says how to get it."""
+
+
 class ProcessError(HfCompatError, RuntimeError):
     """Another process of the run has failed."""
 

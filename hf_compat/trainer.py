@@ -220,7 +220,6 @@ class Trainer(
         self, wanted: str | bool | None, trial: Trial, ignore_keys_for_eval: list[str] | None
     ) -> TrainOutput:
         def train(checkpoint: str | None) -> TrainOutput:
-            self._hp_search_setup(trial)
             self._prepare_model_for_training(checkpoint, trial)
             return run_with_fitting_batch_size(
                 self._inner_training_loop,

@@ -9,6 +9,12 @@ __getattr__, __dir__ = mirror(
     "transformers.trainer_utils",
     {
         "EvalPrediction": "hf.outputs",
+        "BestRun": "hf.search",
+        "HPSearchBackend": "hf.search",
+        "default_compute_objective": "hf.search",
+        "default_hp_space_optuna": "hf.search",
+        "default_hp_space_ray": "hf.search",
+        "default_hp_space_wandb": "hf.search",
         "EvalLoopOutput": "hf.outputs",
         "PredictionOutput": "hf.outputs",
         "TrainOutput": "hf.outputs",

@@ -59,8 +59,8 @@ def test_a_name_that_nobody_has():
 
 def test_ours_come_without_transformers():
     code = (
-        "import sys; sys.modules['transformers'] = None\nfrom hf_compat.trainer_utils import set_seed, EvalPrediction\n"
+        "import sys; sys.modules['transformers'] = None\nfrom hf_compat.trainer_utils import BestRun, HPSearchBackend\n"
     )
-    code += "import hf_compat.trainer_utils as u\ntry: u.BestRun\nexcept ImportError as error: print(error)"
+    code += "import hf_compat.trainer_utils as u\ntry: u.FSDPOption\nexcept ImportError as error: print(error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "hf-compat[transformers]" in done.stdout

@@ -6,11 +6,12 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
 
 from hf_compat.errors import CallbackError
+from hf_compat.hf.search import hp_params
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
@@ -28,7 +29,10 @@ class HasState(Protocol):
 
 
 class ProcessRole(Protocol):
-    """What a Trainer knows about its process."""
+    """What a Trainer knows about its process, and about the trial of a search that it trains."""
+
+    hp_name: Callable[..., str] | None
+    _trial: object
 
     def is_local_process_zero(self) -> bool:
         """Return whether this is the first process of its machine."""
@@ -210,7 +214,9 @@ class TrainerState:
         """Take what the trainer knows at the start of a run."""
         self.max_steps = max_steps
         self.num_train_epochs = num_train_epochs
-        self.trial_params = None
+        if trainer.hp_name is not None and trainer._trial is not None:
+            self.trial_name = trainer.hp_name(trainer._trial)
+        self.trial_params = None if trial is None else hp_params(trial)
         self.is_local_process_zero = trainer.is_local_process_zero()
         self.is_world_process_zero = trainer.is_world_process_zero()
 

@@ -13,6 +13,7 @@ from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.option_values import read_options
 from hf_compat.hf.value_types import ANYTHING, NONE, TRUTH_VALUE, ValueType, either
+from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.optimization_checks import check_optimizer, check_schedule
 from hf_compat.runtime.inspection import has_length
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
@@ -94,6 +95,11 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
             optimizer = check_optimizer(self.args, self.model if isinstance(self.model, nn.Module) else None)
         if self.lr_scheduler is None and not self._overrides("create_scheduler"):
             check_schedule(self.args, optimizer)
+
+    def _check_arguments_of_trial(self) -> None:
+        """Refuse what a trial of a search has set and cannot be trained with, as the constructor would have."""
+        check_supported(self.args)
+        self._check_optimization()
 
     def _overrides(self, *names: str) -> bool:
         return any(getattr(type(self), name) is not getattr(OptimizationMethods, name) for name in names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,12 +12,14 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.callbacks.event_order import CallbackOrder
+from hf_compat.checkpoint.model_state import ModelState
 from hf_compat.checkpoint.run_state import PlainState
 from hf_compat.data.types import Batch, Collator, DataSource
 from hf_compat.engine.module import WindowModule
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import CallbackHandler
-from hf_compat.hf.outputs import EvalLoopOutput
+from hf_compat.hf.outputs import EvalLoopOutput, TrainOutput
+from hf_compat.hf.search import HPSearchBackend, Space
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.plan.lightning_plan import LightningPlan
@@ -36,6 +38,7 @@ Trial = Any  # what a hyperparameter search's library calls a trial
 MetricSource = Any  # a function of predictions, a torchmetrics object, something that makes one, or a dict of these
 Scheduler = LRScheduler | ReduceLROnPlateau
 Metrics = dict[str, float]
+Objective = float | Sequence[float] | None  # of a trial; several where the search has several directions
 # An HF callback (ours, transformers' own, or of the same shape), a Lightning callback, a Lightning logger, or a class.
 AnyCallback = Any
 
@@ -84,6 +87,15 @@ class TrainerBase:
     _created_lr_scheduler: bool
     _exact_rng: PlainState | None = None  # while `_load_rng_state` is called for a place within the run
 
+    # of a hyperparameter search
+    model_init: Callable[..., nn.Module] | None
+    hp_search_backend: HPSearchBackend | None = None
+    hp_name: Callable[..., str] | None = None
+    hp_space: Callable[..., Space]
+    compute_objective: Callable[[Metrics], Objective]
+    objective: Objective
+    _trial: Trial = None
+
     # of a Trainer; native mode has none of these
     callback_handler: CallbackHandler
     lightning_trainer: pl.Trainer | None
@@ -95,6 +107,7 @@ class TrainerBase:
     _callback_order: CallbackOrder
     _evaluation_averages: StepAverages
     _is_prepared: bool
+    _fit_model_state: ModelState | None = None  # of the last fit: DeepSpeed's engine goes on holding the weights
     _is_loading = False  # whether a checkpoint is being loaded: nothing of this call is trained yet
 
     # What `transformers` keeps on its Trainer and subclasses read or write there: it belongs to the run.
@@ -129,6 +142,14 @@ class TrainerBase:
     @_initial_num_input_tokens_seen.setter
     def _initial_num_input_tokens_seen(self, tokens: int) -> None:
         self._run.tokens_before = tokens
+
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Trial = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        raise NotImplementedError
 
     def evaluate(
         self, eval_dataset: Dataset = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
@@ -211,6 +232,18 @@ class TrainerBase:
         start_time: float,
         learning_rate: float | None = None,
     ) -> None:
+        raise NotImplementedError
+
+    def _compare_ranks(self, checkpoint: str | bool | None) -> None:
+        raise NotImplementedError
+
+    def _check_arguments_of_trial(self) -> None:
+        raise NotImplementedError
+
+    def _hp_search_setup(self, trial: Trial) -> None:
+        raise NotImplementedError
+
+    def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         raise NotImplementedError
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -39,8 +39,6 @@ class CheckpointLoadingMethods(TrainerBase):
 
     # of the model, that the last checkpoint whose weights were loaded lacked
     _weights_not_loaded: Sequence[str] = ()
-    # of the last fit; it outlives the fit, as DeepSpeed's engine goes on holding the weights
-    _fit_model_state: ModelState | None = None
 
     @property
     def _model_state(self) -> ModelState:

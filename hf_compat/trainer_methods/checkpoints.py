@@ -41,8 +41,10 @@ from hf_compat.interop.upstream_log import log_line
 from hf_compat.runtime.background import frozen_copy
 from hf_compat.runtime.collectives import agree
 from hf_compat.runtime.rng import read_rng, unpack_rng
+from hf_compat.trainer_methods.base import Trial
 from hf_compat.trainer_methods.checkpoint_loading import CheckpointLoadingMethods
 from hf_compat.trainer_methods.output_folder import OutputFolderMethods
+from hf_compat.trainer_methods.search_backends import name_of_trial
 from hf_compat.training_run.best_metric import note_best_checkpoint
 from hf_compat.training_run.rotation import (
     checkpoints_to_delete,
@@ -68,11 +70,18 @@ class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
     _other_weights: dict[str, Any] | None = None
     _extras: dict[str, Any] = {}
 
-    def _get_output_dir(self, trial: Any) -> str:
-        """Return the folder that checkpoints go to."""
-        return str(self.args.output_dir)
+    def _get_output_dir(self, trial: Trial) -> str:
+        """Return the folder that checkpoints go to; a trial of a search has one of its own in the output folder.
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any, metrics: object = None) -> None:
+        Mirrors:
+            `transformers.Trainer._get_output_dir`, 5.23.
+        """
+        folder = str(self.args.output_dir)
+        if self.hp_search_backend is None or trial is None:
+            return folder
+        return os.path.join(folder, name_of_trial(self.hp_search_backend, trial, self.hp_name))
+
+    def _save_checkpoint(self, model: nn.Module, trial: Trial, metrics: object = None) -> None:
         """Write `checkpoint-<updates>`: in a hidden folder first, renamed once it is whole; then rotate.
 
         Args:
@@ -83,7 +92,8 @@ class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
         Mirrors:
             `transformers.Trainer._save_checkpoint`, 5.23.
         """
-        self.store_flos()
+        if self.hp_search_backend is None and trial is None:
+            self.store_flos()
         self._background.wait()
         self._push_what_was_written()
         self._ask_lightning_callbacks()

@@ -8,12 +8,11 @@ import os
 import shutil
 from concurrent.futures import Future
 from pathlib import Path
-from typing import NoReturn
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.run_lock import LOCK_NAME
 from hf_compat.checkpoint.saving_place import PLACE_PREFIX
-from hf_compat.errors import HubError, UnsupportedArgument
+from hf_compat.errors import HubError
 from hf_compat.hf.enums import HubStrategy, SaveStrategy
 from hf_compat.runtime.collectives import agree
 from hf_compat.trainer_methods.base import TrainerBase
@@ -354,12 +353,6 @@ class HubMethods(TrainerBase):
 
     def end(self) -> None:
         """Do nothing: every call of `train`, `evaluate` or `predict` has ended its own Lightning trainer."""
-
-    def hyperparameter_search(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refuse: searching is not supported yet."""
-        raise UnsupportedArgument(
-            "`Trainer.hyperparameter_search` is not supported yet.\n\nHint: call a search library around train()."
-        )
 
 
 def _model_files(checkpoint: str) -> list[str]:

@@ -19,7 +19,7 @@ from hf_compat.errors import ArgumentError
 from hf_compat.hf.metrics import loggable, metrics_format, speed_metrics
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.runtime.inspection import call_by_place, names_parameter
-from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks
+from hf_compat.trainer_methods.hyperparameter_search import SearchMethods
 from hf_compat.training_run.best_metric import note_best_metric, tracked_value
 from hf_compat.training_run.flags import log_evaluate_save
 from hf_compat.training_run.run import Trial
@@ -29,7 +29,7 @@ from hf_compat.training_run.step_averages import LoggedValue
 _ENTRIES = frozenset({"loss", "grad_norm", "learning_rate", "epoch", "step", "nonfinite_steps"})
 
 
-class LogMethods(UpstreamHooks):
+class LogMethods(SearchMethods):
     """The override points around the end of an update, and the public methods for results."""
 
     def _maybe_log_save_evaluate(

@@ -102,6 +102,7 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
         self._enable_activation_checkpointing()
         align_special_tokens(self.model, self.processing_class)
         self._activate_neftune()
+        self._hp_search_setup(trial)  # after the model is made, as upstream: a trial's seed is the next trial's model's
         if checkpoint is not None:
             with failing_together(CheckpointError):
                 log_line(f"Loading model from {checkpoint}.")

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from hf_compat.errors import OverrideError
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
-from hf_compat.trainer_methods.base import TrainerBase, Trial
+from hf_compat.trainer_methods.base import TrainerBase
 
 Loader: TypeAlias = DataLoader[object]
 
@@ -107,9 +107,3 @@ class UpstreamHooks(TrainerBase):
     def _update_auto_batch_size(self, batch_size: int) -> None:
         """Take the micro-batch that `auto_find_batch_size` tries next."""
         self._train_batch_size = batch_size
-
-    def _hp_search_setup(self, trial: Trial) -> None:
-        """Set the arguments that a trial of a hyperparameter search asks for; there is none by itself."""
-
-    def _report_to_hp_search(self, trial: Trial, step: int, metrics: dict[str, float]) -> None:
-        """Report an evaluation to a hyperparameter search; there is none by itself."""

@@ -18,7 +18,7 @@ from hub_server import every_second, running_hub, talked_to
 
 import hf_compat
 from hf_compat import Trainer
-from hf_compat.errors import HubError, MissingPackage, UnsupportedArgument
+from hf_compat.errors import HubError, MissingPackage
 from hf_compat.trainer_methods import model_card
 
 # huggingface_hub's own call of its HTTP library
@@ -296,8 +296,3 @@ def test_the_setter_and_the_old_names_say_where_to_push(make_args, hub):
     Trainer(toy.Classifier(), old, train_dataset=toy.rows(8)).push_to_hub("Mine")
     assert [(c.repo, c.revision) for c in hub.commits] == [("them/new", "dev"), ("me/old", "main")]
     assert set(hub.tokens) - {None} == {f"Bearer {TOKEN}"}
-
-
-def test_searching_is_not_supported(make_args):
-    with pytest.raises(UnsupportedArgument, match=r"`Trainer\.hyperparameter_search` is not supported yet\.\n\nHint: "):
-        Trainer(toy.Classifier(), make_args(), train_dataset=toy.rows(8)).hyperparameter_search("anything", at="all")

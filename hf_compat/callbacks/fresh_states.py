@@ -1,0 +1,66 @@
+"""Lightning callbacks as they were before a search: each trial begins with them. Lightning words only."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from enum import Enum
+
+import lightning.pytorch as pl
+import torch
+
+_CONTAINERS = (dict, list, set)
+
+
+class FreshStates:
+    """Remembers what Lightning callbacks hold now, and gives it back.
+
+    Of a callback of Lightning's, or of a subclass of one, every attribute goes back; of anybody else's, what its
+    `state_dict` declares. Lists and dicts that a script shares with its callback stay the script's.
+
+    Args:
+        callbacks: The callbacks.
+    """
+
+    def __init__(self, callbacks: Sequence[pl.Callback]) -> None:
+        self._callbacks = list(callbacks)
+        self._declared = [copy.deepcopy(callback.state_dict()) for callback in self._callbacks]
+        self._attributes = [
+            _attributes(callback, declared) for callback, declared in zip(self._callbacks, self._declared, strict=True)
+        ]
+
+    def give_back(self) -> None:
+        """Put every callback back to where it was."""
+        for callback, declared, attributes in zip(self._callbacks, self._declared, self._attributes, strict=True):
+            if attributes:
+                vars(callback).update({name: _copied(value) for name, value in attributes.items()})
+            elif declared:
+                callback.load_state_dict(copy.deepcopy(declared))
+
+
+def _attributes(callback: pl.Callback, declared: dict[str, object]) -> dict[str, object]:
+    """Return a copy of the attributes that go back."""
+    if not any(_is_lightnings(kind) for kind in type(callback).__mro__ if kind not in _BASES):
+        return {}
+    is_own = _is_lightnings(type(callback))
+    return {
+        name: _copied(value)
+        for name, value in vars(callback).items()
+        if is_own or name in declared or not isinstance(value, _CONTAINERS)
+    }
+
+
+_BASES = (pl.Callback, pl.callbacks.Checkpoint)
+
+
+def _is_lightnings(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
+
+
+def _copied(value: object) -> object:
+    """Copy what a callback counts and collects in; anything else is held as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, _CONTAINERS) and not isinstance(value, Enum):
+        return copy.copy(value)
+    return value

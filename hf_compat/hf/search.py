@@ -1,0 +1,135 @@
+"""The words of a hyperparameter search: its backends, its best run, default spaces and objective. HF words only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from hf_compat.errors import SearchError
+from hf_compat.hf.enums import ExplicitEnum
+from hf_compat.runtime.text import need, shown
+
+Space = dict[str, Any]  # names and values of arguments; for ray and wandb what their samplers take
+_EXTRA = "'hf-compat[search]'"
+# Durations and rates; they say nothing about a model.
+_TIMED = ("_runtime", "_per_second", "_model_preparation_time")
+
+
+class HPSearchBackend(ExplicitEnum):
+    """What proposes the trials of a search. Mirrors `transformers.trainer_utils.HPSearchBackend`, 5.23."""
+
+    OPTUNA = "optuna"
+    RAY = "ray"
+    WANDB = "wandb"
+
+
+class BestRun(NamedTuple):
+    """The best trial of a search.
+
+    Args:
+        run_id: The trial's id; its checkpoints are in `run-<run_id>` where `hp_name` gives no other name.
+        objective: What it reached; a list where there are several objectives.
+        hyperparameters: What the trial set.
+        run_summary: What the backend has to say about the whole search: ray's analysis, the id of wandb's sweep.
+
+    Mirrors:
+        `transformers.trainer_utils.BestRun`, 5.23.
+    """
+
+    run_id: str
+    objective: float | list[float]
+    hyperparameters: Space
+    run_summary: object = None
+
+
+class Suggesting(Protocol):
+    """What the default space asks of a trial of optuna."""
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        """Return a number between two others."""
+
+    def suggest_int(self, name: str, low: int, high: int) -> int:
+        """Return a whole number between two others."""
+
+    def suggest_categorical(self, name: str, choices: list[int]) -> int:
+        """Return one of the choices."""
+
+
+def default_compute_objective(metrics: Mapping[str, float]) -> float | None:
+    """Return the evaluation loss where it is the only metric, the sum of the others where there are any.
+
+    Args:
+        metrics: What `evaluate` returned; durations, rates and the epoch do not count.
+
+    Mirrors:
+        `transformers.trainer_utils.default_compute_objective`, 5.23.
+
+    Differs:
+        `eval_model_preparation_time`, which an evaluation before the search adds to all later ones, does not count.
+    """
+    ranked = {k: v for k, v in metrics.items() if k not in ("eval_loss", "epoch") and not k.endswith(_TIMED)}
+    return sum(ranked.values()) if ranked else metrics.get("eval_loss")
+
+
+def default_hp_space_optuna(trial: Suggesting) -> Space:
+    """Let optuna propose learning rate, epochs, seed and micro-batch.
+
+    Mirrors:
+        `transformers.trainer_utils.default_hp_space_optuna`, 5.23.
+    """
+    need("optuna", _EXTRA, "`default_hp_space_optuna`")
+    return {
+        "learning_rate": trial.suggest_float("learning_rate", 1e-6, 1e-4, log=True),
+        "num_train_epochs": trial.suggest_int("num_train_epochs", 1, 5),
+        "seed": trial.suggest_int("seed", 1, 40),
+        "per_device_train_batch_size": trial.suggest_categorical("per_device_train_batch_size", [4, 8, 16, 32, 64]),
+    }
+
+
+def default_hp_space_ray(trial: object) -> Space:
+    """Return ray's samplers of learning rate, epochs, seed and micro-batch.
+
+    Mirrors:
+        `transformers.trainer_utils.default_hp_space_ray`, 5.23.
+    """
+    tune = need("ray.tune", "'ray[tune]'", "`default_hp_space_ray`")
+    return {
+        "learning_rate": tune.loguniform(1e-6, 1e-4),
+        "num_train_epochs": tune.choice(list(range(1, 6))),
+        "seed": tune.uniform(1, 40),
+        "per_device_train_batch_size": tune.choice([4, 8, 16, 32, 64]),
+    }
+
+
+def default_hp_space_wandb(trial: object) -> Space:
+    """Return a sweep's configuration: learning rate, epochs, seed and micro-batch, drawn at random.
+
+    Mirrors:
+        `transformers.trainer_utils.default_hp_space_wandb`, 5.23.
+    """
+    need("wandb", "'hf-compat[wandb]'", "`default_hp_space_wandb`")
+    return {
+        "method": "random",
+        "metric": {"name": "objective", "goal": "minimize"},
+        "parameters": {
+            "learning_rate": {"distribution": "uniform", "min": 1e-6, "max": 1e-4},
+            "num_train_epochs": {"distribution": "int_uniform", "min": 1, "max": 6},
+            "seed": {"distribution": "int_uniform", "min": 1, "max": 40},
+            "per_device_train_batch_size": {"values": [4, 8, 16, 32, 64]},
+        },
+    }
+
+
+def hp_params(trial: object) -> Space:
+    """Return the hyperparameters of a trial: optuna's `params`, or the dict that ray and wandb give.
+
+    Raises:
+        SearchError: It is neither (a `RuntimeError`).
+
+    Mirrors:
+        `transformers.integrations.hp_params`, 5.23.
+    """
+    params = trial if isinstance(trial, dict) else getattr(trial, "params", None)
+    if not isinstance(params, dict):
+        raise SearchError(f"`{shown('trial', trial)}` is no trial.\n\nHint: pass an optuna trial or a dict.")
+    return params

@@ -1,0 +1,199 @@
+"""A search on optuna. The first process asks it for trials, the others take part in each of them. HF words."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import optuna
+
+from hf_compat.callbacks.fresh_states import FreshStates
+from hf_compat.errors import ArgumentError, ProcessError, SearchError, UnknownArgument
+from hf_compat.hf.search import BestRun
+from hf_compat.runtime.collectives import broadcast_object
+from hf_compat.runtime.text import did_you_mean, shown
+from hf_compat.trainer_methods.base import Objective, TrainerBase, Trial
+from hf_compat.trainer_methods.search_backends import Directions, Options
+from hf_compat.trainer_methods.trials import release_model, run_trial
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+
+_OF_STUDY = frozenset(inspect.signature(optuna.create_study).parameters) - {"direction", "directions"}
+_OF_RUN = frozenset(inspect.signature(optuna.study.Study.optimize).parameters) - {"self", "func", "n_trials"}
+
+
+@dataclass(frozen=True)
+class _End:
+    """What the first process tells the others when there is no further trial.
+
+    Args:
+        error: What went wrong outside of a trial, if anything.
+    """
+
+    error: str | None = None
+
+
+def search(
+    trainer: TrainerBase, n_trials: int | None, direction: Directions, options: Options
+) -> BestRun | list[BestRun] | None:
+    """Run a search.
+
+    Args:
+        trainer: The Trainer.
+        n_trials: How many trials; None goes on until the search's `timeout`, or until a callback stops the study.
+        direction: `minimize` or `maximize`; a list for several objectives.
+        options: Keywords of `optuna.create_study` and `Study.optimize`.
+
+    Returns:
+        The best run, or the best runs where there are several objectives; None on processes other than the first.
+
+    Raises:
+        UnknownArgument: optuna has no such option.
+        ArgumentError: An option that one Trainer cannot follow.
+        SearchError: No trial was completed.
+
+    Mirrors:
+        `transformers.integrations.run_hp_search_optuna`, 5.23.
+
+    Differs:
+        Several processes prune together, and end together where the first one stops the search.
+    """
+    _check_options(options, trainer.args.world_size)
+    runner = _Trials(trainer, options.get("catch", ()))
+    if trainer.args.process_index == 0:
+        return _lead(runner, n_trials, direction, options)
+    _follow(runner)
+    return None
+
+
+class _Trials:
+    """Runs one trial after the other on a Trainer.
+
+    Args:
+        trainer: The Trainer.
+        catch: Errors after which the search goes on.
+    """
+
+    def __init__(self, trainer: TrainerBase, catch: object) -> None:
+        self.trainer = trainer
+        self._survived = (optuna.TrialPruned, *_kinds(catch))
+        self._fresh = FreshStates(trainer._lightning_callbacks)
+        self.is_training = self._has_left_a_model = False
+
+    def __call__(self, trial: Trial) -> Objective:
+        """Train one trial; the other processes train it, too."""
+        if self.trainer.args.world_size > 1 and self.trainer.args.process_index == 0:
+            self.trainer.hp_space(trial)
+            fixed = optuna.trial.FixedTrial(trial.params, trial.number)
+            broadcast_object(fixed)
+        self.is_training = True
+        if self._has_left_a_model:  # a trial that was pruned or has failed: as upstream, the last one's stays
+            release_model(self.trainer)
+        self._fresh.give_back()
+        self._has_left_a_model = True
+        try:
+            objective = run_trial(self.trainer, trial)
+        except self._survived:
+            self.is_training = False
+            raise
+        release_model(self.trainer)
+        self.is_training = self._has_left_a_model = False
+        return objective
+
+
+def _lead(runner: _Trials, n_trials: int | None, direction: Directions, options: Options) -> BestRun | list[BestRun]:
+    try:
+        study = _make_study(direction, options)
+        chosen = {name: value for name, value in options.items() if name in _OF_RUN}
+        study.optimize(runner, n_trials=n_trials, **chosen)
+    except BaseException as error:
+        if not runner.is_training:  # the others wait for a trial
+            broadcast_object(_End(f"{type(error).__name__}: {error}"))
+        raise
+    broadcast_object(_End())
+    return _best_of(study)
+
+
+def _follow(runner: _Trials) -> None:
+    """Train the trials that the first process proposes, until there are no more.
+
+    Raises:
+        ProcessError: The first process has failed between two trials.
+    """
+    while True:
+        trial = broadcast_object(None)
+        if isinstance(trial, _End):
+            if trial.error is not None:
+                raise ProcessError(f"Another process of this run has failed.\n\nrank 0: {trial.error}")
+            return
+        try:
+            runner(trial)
+        except optuna.TrialPruned:
+            continue
+
+
+def _kinds(catch: object) -> list[type[Exception]]:
+    """Return the errors that `catch` names: one, or several."""
+    named = catch if isinstance(catch, Iterable) else [catch]
+    return [kind for kind in named if isinstance(kind, type)]
+
+
+def _make_study(direction: Directions, options: Options) -> Study:
+    several = isinstance(direction, list)
+    chosen = {name: value for name, value in options.items() if name in _OF_STUDY}
+    return optuna.create_study(
+        direction=None if several else direction,
+        directions=direction if several else None,
+        **chosen,
+    )
+
+
+def _best_of(study: Study) -> BestRun | list[BestRun]:
+    states = Counter(trial.state.name.lower() for trial in study.get_trials(deepcopy=False))
+    if not states["complete"]:
+        told = ", ".join(f"{count} {state}" for state, count in states.items() if count) or "none was begun"
+        raise SearchError(f"No trial of the search was completed: {told}.\n\nHint: look at the warnings above.")
+    if len(study.directions) == 1:
+        best = study.best_trial
+        assert best.value is not None  # it was completed
+        return BestRun(str(best.number), best.value, best.params)
+    return [BestRun(str(best.number), best.values, best.params) for best in study.best_trials]
+
+
+def _check_options(options: Options, world_size: int) -> None:
+    known = _OF_STUDY | _OF_RUN
+    for name, value in options.items():
+        if name not in known:
+            hint = did_you_mean(name, sorted(known), f"optuna takes {', '.join(sorted(known))}.")
+            raise UnknownArgument(f"The search got an unknown argument `{shown(name, value)}`.\n\nHint: {hint}")
+    if options.get("n_jobs", 1) != 1:
+        raise ArgumentError(
+            f"`{shown('n_jobs', options['n_jobs'])}`: the trials of a search share this Trainer and its arguments, so "
+            "they run one after the other.\n\nHint: start the script several times with one `storage=` and "
+            "`load_if_exists=True`."
+        )
+    if options.get("catch", ()) != () and world_size > 1:
+        raise ArgumentError(
+            f"`{shown('catch', options['catch'])}`: with {world_size} processes an error of one leaves the others "
+            "waiting, so a search cannot go on after it.\n\nHint: leave `catch` out, or raise `optuna.TrialPruned` on "
+            "all processes."
+        )
+
+
+def report(trainer: TrainerBase, trial: Trial, update: int) -> None:
+    """Tell optuna of an evaluation, and end the trial on all processes where it is to be pruned.
+
+    Raises:
+        TrialPruned: The trial is not worth going on with.
+    """
+    is_pruned = False
+    if hasattr(trial, "study") and len(trial.study.directions) == 1:  # a `FixedTrial` has none
+        trial.report(trainer.objective, update)
+        is_pruned = trial.should_prune()
+    if broadcast_object(is_pruned):
+        trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
+        raise optuna.TrialPruned
