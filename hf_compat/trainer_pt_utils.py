@@ -11,6 +11,8 @@ __getattr__, __dir__ = mirror(
         "AcceleratorConfig": "hf.accelerator_config",
         "BatchRebalanceSampler": "data.batch_rebalance",
         "LabelSmoother": "optim.label_smoothing",
+        "LayerWiseDummyOptimizer": "optim.layerwise",
+        "LayerWiseDummyScheduler": "optim.layerwise",
         "LengthGroupedSampler": "data.samplers",
         "find_batch_size": "data.tree",
         "nested_detach": "data.tree",

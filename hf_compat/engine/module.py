@@ -40,6 +40,7 @@ from hf_compat.engine.strategies import wrapped_model
 from hf_compat.engine.update_mechanics import UpdateMechanics, make_update_mechanics
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.optim.lr_schedulers import follows_metric
+from hf_compat.optim.stepping import Stepping, stepping_of_all
 from hf_compat.runtime.inspection import call_by_place
 from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.parameters import forget_gradients
@@ -139,6 +140,7 @@ class WindowModule(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what an HF folder says about the progress of its run; name weights as the model, compiled or not."""
+        self.stepping.to_evaluation()  # what is loaded is not to be averaged with what an earlier fit has trained
         self._resume = checkpoint.get(OWN_KEY)
         self._lightning_resumes = "loops" in checkpoint
         weights = plain_names(checkpoint["state_dict"])
@@ -182,9 +184,22 @@ class WindowModule(pl.LightningModule):
         steps.model_wrapped = wrapped_model(self.trainer.strategy, steps.model)
         wrapper = self.trainer.strategy.model
         self._mechanics = make_update_mechanics(steps, self.run_backward, self.trainer.precision_plugin, wrapper)
+        self._mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
         steps.accelerator.run_backward = self._mechanics.backward
         self._calls_before_zero_grad = self._has_zero_grad_hook()
         self._schedule_epoch = -1
+
+    @property
+    def stepping(self) -> Stepping:
+        """How the optimizers of the fit step, or those of the last one."""
+        mechanics: UpdateMechanics | None = self.__dict__.get("_mechanics")
+        return UpdateMechanics.stepping if mechanics is None else mechanics.stepping
+
+    def leave_fit(self) -> None:
+        """Take back what a fit has put on the parameters; called when it has ended, well or not."""
+        mechanics = self.__dict__.get("_mechanics")
+        if mechanics is not None:
+            mechanics.end(self)
 
     def run_backward(self, loss: torch.Tensor) -> None:
         """Run a backward pass, through Lightning where somebody listens to it."""
@@ -240,6 +255,13 @@ class WindowModule(pl.LightningModule):
         if self._calls_before_zero_grad:
             before_zero_grad(self.trainer, steps.optimizer)
         forget_gradients(model)
+
+    def _rate_of_update(self) -> float:
+        """Return the learning rate, for an optimizer that has to know it in the backward pass."""
+        optimizer = self.trainer.optimizers[0]
+        if optimizer is self.steps.optimizer and self._replaced_schedule() is None:
+            return self.steps._get_learning_rate()
+        return float(optimizer.param_groups[0]["lr"])
 
     def _step_through_lightning(self) -> None:
         """Step the optimizer by way of Lightning's strategy, which calls the hooks before the step."""

@@ -1,12 +1,14 @@
-"""What an update does differently under each strategy: chosen once a fit, asked at every update. Lightning words only.
+"""What an update does differently under each strategy and optimizer: chosen once a fit, asked at every update.
 
-When gradients are exchanged, how the backward pass runs, who clips, and where the gradient norm comes from.
+When gradients are exchanged, how the backward pass runs, who clips, where the gradient norm comes from; and, as
+`optim/stepping.py` says of each optimizer, what is put on the parameters for a fit. Lightning words only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins.precision import Precision
 from torch import nn
@@ -15,7 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.protocols import GradNorm, TrainingSteps
+from hf_compat.errors import OverrideError
 from hf_compat.interop.deepspeed import DeepSpeedEngine, is_deepspeed_engine
+from hf_compat.optim.stepping import Stepping
 from hf_compat.plan.translate import exchanges_every_micro_batch
 
 Backward = Callable[[torch.Tensor], None]
@@ -32,11 +36,42 @@ class UpdateMechanics:
 
     # whether `begin_micro_batch` does anything: one device leaves the call out
     exchanges_at_the_end = False
+    # how the optimizer steps, which no strategy changes
+    stepping = Stepping()
 
     def __init__(self, steps: TrainingSteps, backward: Backward, precision: Precision) -> None:
         self.steps = steps
         self.backward = backward
         self._scaling = precision if isinstance(precision, ForwardPrecision) and precision.scaler else None
+
+    def begin(self, module: pl.LightningModule, stepping: Stepping, rate: Callable[[], float]) -> None:
+        """Make ready for a fit with an optimizer.
+
+        Args:
+            module: What is trained; where the optimizer runs the backward pass, the module sends losses to it.
+            stepping: How the optimizer steps.
+            rate: Gives the learning rate of the update that is under way.
+
+        Raises:
+            OverrideError: The optimizer runs the backward pass, and the module has one of its own.
+        """
+        self.stepping = stepping
+        stepping.attach()
+        send = stepping.fused_backward
+        if send is None:
+            return
+        if type(module).backward is not pl.LightningModule.backward:
+            raise OverrideError(
+                f"{type(module).__name__} overrides `backward`, and {type(stepping.optimizer).__name__} runs the "
+                "backward pass itself.\n\nHint: leave the override out, or choose another optimizer."
+            )
+        # found by Lightning's own backward pass, so that every hook around it is called
+        module.__dict__["backward"] = lambda loss, *args, **kwargs: send(loss, rate())
+
+    def end(self, module: pl.LightningModule) -> None:
+        """Take back what `begin` has done."""
+        self.stepping.detach()
+        module.__dict__.pop("backward", None)
 
     def begin_micro_batch(self, is_last: bool) -> None:
         """Have gradients exchanged in the coming backward pass, or not."""

@@ -31,6 +31,7 @@ from hf_compat.native.kept_hooks import keep_hooks, note_hooks
 from hf_compat.native.learning_log import LastUpdate
 from hf_compat.native.limits import begin_at_epoch, check_strategy, count_updates, forget_updates, leave_epoch
 from hf_compat.native.loading import LoadableModule
+from hf_compat.native.own_steps import leave_own_step, serve_own_step
 from hf_compat.native.plain_batches import PlainBatches
 from hf_compat.native.schedules import adopt_optimizer, keep_monitor, step_plateau, updates_of_fit
 from hf_compat.native.seeding import seed_from
@@ -154,6 +155,8 @@ class HFModule(LoadableModule):
             if datamodule is not None and hasattr(datamodule, "is_set_up"):
                 datamodule.is_set_up = False
             forget_updates(self.trainer)
+            self.leave_fit()
+            leave_own_step(self)
         super().teardown(stage)
 
     def _compare_with_trainer(self) -> None:
@@ -187,6 +190,8 @@ class HFModule(LoadableModule):
                 forget_updates(self.trainer)
         thaw_optimized(self.trainer)
         super().on_fit_start()
+        if type(self).training_step is not HFModule.training_step:
+            serve_own_step(self, self.stepping)
 
     def on_train_epoch_start(self) -> None:
         """Begin an epoch of plain batches."""
@@ -242,6 +247,25 @@ class HFModule(LoadableModule):
         """Keep the gradients of a window that the next epoch completes; an update zeroes its own."""
         if self._own_steps is None or self.automatic_optimization:
             super().on_validation_model_zero_grad()
+
+    def on_validation_model_eval(self) -> None:
+        """Evaluate the weights that a schedule-free optimizer has averaged."""
+        super().on_validation_model_eval()
+        self._to_averaged_weights()
+
+    def on_test_model_eval(self) -> None:
+        """Test the weights that a schedule-free optimizer has averaged."""
+        super().on_test_model_eval()
+        self._to_averaged_weights()
+
+    def on_predict_model_eval(self) -> None:
+        """Predict with the weights that a schedule-free optimizer has averaged."""
+        super().on_predict_model_eval()
+        self._to_averaged_weights()
+
+    def _to_averaged_weights(self) -> None:
+        if self._own_steps is not None:  # a Trainer does so itself
+            self.stepping.to_evaluation()
 
     def validation_step(
         self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0

@@ -11,6 +11,7 @@ from hf_compat.data.types import Collator
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.interop.arguments import adopt_arguments
+from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.launch import Launch
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import Dataset, ProcessingClass
@@ -78,6 +79,7 @@ class NativeSteps(SetupMethods, ModelMethods, GenerationSteps, OptimizationMetho
 
     def forget_optimizer(self) -> None:
         """Let a fit make its own optimizer and schedule, as Lightning has it: those of an earlier fit have ended."""
+        stepping_of(self.optimizer).detach()
         self.optimizer = self.lr_scheduler = None
 
     def take_place(self, rank: int, local_rank: int, world_size: int, local_world_size: int) -> None:

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.enums import SchedulerType
 from hf_compat.optim.greedy_lr import GreedyLR
+from hf_compat.optim.layerwise import LayerWiseDummyOptimizer, LayerWiseDummyScheduler
 from hf_compat.runtime.text import shown
 
 Factor = Callable[[int], float]
@@ -265,7 +266,8 @@ def get_scheduler(
         scheduler_specific_kwargs: Further options (`num_cycles`, `min_lr` …).
 
     Returns:
-        A `torch.optim.lr_scheduler.LRScheduler`, or `GreedyLR`.
+        A `torch.optim.lr_scheduler.LRScheduler`, or `GreedyLR`. Of a layerwise optimizer each parameter gets a schedule
+        of its own, and what is returned stands for all.
 
     Raises:
         ArgumentError: A needed count is missing, or an option is unknown or contradictory.
@@ -273,6 +275,27 @@ def get_scheduler(
     Mirrors:
         `transformers.get_scheduler`, 5.23.
     """
+    if isinstance(optimizer, LayerWiseDummyOptimizer):
+        for parameter, own in optimizer.optimizer_dict.items():
+            schedule = make_schedule(name, own, num_warmup_steps, num_training_steps, scheduler_specific_kwargs)
+            if follows_metric(schedule) or not isinstance(schedule, LRScheduler):
+                raise ArgumentError(
+                    f"The schedule {SchedulerType(name).value!r} follows a metric, and the optimizers of a layerwise "
+                    "one step in the backward pass.\n\nHint: choose another `lr_scheduler_type`."
+                )
+            optimizer.schedulers[parameter] = schedule
+        return LayerWiseDummyScheduler(optimizer.optimizer_dict, lr=optimizer.defaults["lr"])
+    return make_schedule(name, optimizer, num_warmup_steps, num_training_steps, scheduler_specific_kwargs)
+
+
+def make_schedule(
+    name: str | SchedulerType,
+    optimizer: Optimizer,
+    num_warmup_steps: int | None = None,
+    num_training_steps: int | None = None,
+    scheduler_specific_kwargs: dict[str, Option] | None = None,
+) -> LRScheduler | GreedyLR:
+    """Build a schedule of an optimizer's own groups; `get_scheduler` says what it is given."""
     kind = SchedulerType(getattr(name, "value", name))
     options = scheduler_specific_kwargs or {}
     if kind == SchedulerType.CONSTANT:

@@ -11,9 +11,12 @@ from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames
 from hf_compat.optim.entries import ClassAndKeywords, OptimizerEntry, OptimizerRequest, read_options
+from hf_compat.optim.layerwise_optimizers import LAYERWISE_OPTIMIZERS
+from hf_compat.optim.lomo import LOMO_OPTIMIZERS
 from hf_compat.optim.low_bit import LOW_BIT_OPTIMIZERS
 from hf_compat.optim.low_rank import LOW_RANK_OPTIMIZERS
 from hf_compat.optim.package_optimizers import PACKAGE_OPTIMIZERS
+from hf_compat.optim.schedule_free import SCHEDULE_FREE_OPTIMIZERS
 from hf_compat.optim.torch_optimizers import TORCH_OPTIMIZERS
 from hf_compat.runtime.text import shown
 
@@ -51,23 +54,15 @@ OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
     **LOW_BIT_OPTIMIZERS,
     **LOW_RANK_OPTIMIZERS,
     **PACKAGE_OPTIMIZERS,
+    **SCHEDULE_FREE_OPTIMIZERS,
+    **LOMO_OPTIMIZERS,
+    **LAYERWISE_OPTIMIZERS,
 }
 
 
 def entry_of(args: TrainingArguments) -> OptimizerEntry:
-    """Return the entry of the optimizer that the arguments name.
-
-    Raises:
-        UnsupportedArgument: There is none.
-    """
-    name = OptimizerNames(args.optim)
-    if name not in OPTIMIZERS:
-        names = ", ".join(known.value for known in OPTIMIZERS)
-        raise UnsupportedArgument(
-            f"`optim={name.value!r}` is not supported yet.\n\n"
-            f"Hint: use one of {names}, or pass `optimizers=(…)` or `optimizer_cls_and_kwargs=(…)` to the Trainer."
-        )
-    return OPTIMIZERS[name]
+    """Return the entry of the optimizer that the arguments name: every name has one."""
+    return OPTIMIZERS[OptimizerNames(args.optim)]
 
 
 def check_request(args: TrainingArguments, model: nn.Module | None = None) -> None:

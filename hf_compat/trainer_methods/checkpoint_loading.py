@@ -25,9 +25,11 @@ from hf_compat.checkpoint.reading import (
 )
 from hf_compat.checkpoint.taken_over import check_schedule_took_over
 from hf_compat.checkpoint.trainer_state import read_trainer_state
+from hf_compat.errors import warn_once
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.interop.upstream_log import log_line
+from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.rng import legacy_globals, pack_legacy_rng, write_rng
 from hf_compat.trainer_methods.base import TrainerBase
 
@@ -91,6 +93,7 @@ class CheckpointLoadingMethods(TrainerBase):
         if not os.path.isdir(best):
             logger.warning("Could not locate the best model at %s; the last one stays.", best)
             return
+        stepping_of(self.optimizer).to_evaluation()  # else the next evaluation would average what is loaded
         self._load_from_checkpoint(best)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -112,6 +115,12 @@ class CheckpointLoadingMethods(TrainerBase):
         check_schedule_took_over(schedule, self.lr_scheduler)
 
     def _load_optimizer(self, checkpoint: str) -> bool:
+        lost = stepping_of(self.optimizer).not_in_checkpoints
+        if lost:
+            warn_once(
+                f"A checkpoint does not hold {lost}: {type(self.optimizer).__name__} begins with them anew, as in "
+                "transformers."
+            )
         with fitting(f"The optimizer's state in {checkpoint}"):
             return self._model_state.load_optimizer(checkpoint, self.optimizer)
 

@@ -38,6 +38,7 @@ from hf_compat.errors import CheckpointWriteError, HfCompatError, warn_once
 from hf_compat.hf.state import export_states, is_exportable
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
 from hf_compat.interop.upstream_log import log_line
+from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.background import frozen_copy
 from hf_compat.runtime.collectives import agree
 from hf_compat.runtime.rng import read_rng, unpack_rng
@@ -110,6 +111,7 @@ class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
         note_best_checkpoint(self.state, path_of, final, self._has_written)
         best = self.state.best_model_checkpoint
         log_line(f"Saving model checkpoint to {final}")
+        self._tell_of_training_weights()
         if self._may_save_in_background():
             write = self._frozen_write()
             self._background.submit(lambda: self._write_and_seal(write, place, final, best, self._push_when_written))
@@ -318,9 +320,19 @@ class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
         folder = output_dir if output_dir is not None else self.args.output_dir
         if not _internal_call:
             log_line(f"Saving model checkpoint to {folder}")
+            self._tell_of_training_weights()
         self._model_state.write_weights(str(folder), self._save, for_checkpoint=_internal_call)
         if self.args.push_to_hub and not _internal_call:
             self._push_saved_model()
+
+    def _tell_of_training_weights(self) -> None:
+        """Warn that a schedule-free optimizer's average is not what is saved, as upstream."""
+        if stepping_of(self.optimizer).holds_training_weights:
+            warn_once(
+                f"{type(self.optimizer).__name__}: weights are saved as they are trained, not averaged, as in "
+                "transformers: an evaluation puts the average in force, until the next update.\n\nHint: evaluate at "
+                "the updates that save (`eval_strategy`, `eval_steps`), and before `save_model`."
+            )
 
     def _save(self, output_dir: str | None = None, state_dict: Weights | None = None) -> None:
         """Write weights, configuration, processor and arguments to a folder."""

@@ -21,6 +21,7 @@ from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics
 from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.outputs import EvalLoopOutput, PredictionOutput
 from hf_compat.interop.upstream_log import log_evaluation
+from hf_compat.optim.stepping import stepping_of
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.translate import translate
 from hf_compat.runtime.absent_ranks import naming_absent_ranks
@@ -185,9 +186,7 @@ class EvaluationMethods(UpstreamHooks):
         args = self.args
         if not self.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
             self.model.to(dtype=torch.float16 if args.fp16_full_eval else torch.bfloat16, device=args.device)
-        switch = getattr(self.optimizer, "eval", None)  # of schedule-free optimizers
-        if callable(switch):
-            switch()
+        stepping_of(self.optimizer).to_evaluation()
 
     def _metrics_in_force(self) -> ComputeMetrics | None:
         """Return what computes the metrics of this evaluation; with several data sets each may have its own."""

@@ -11,12 +11,16 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from hf_compat.errors import warn_once
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.enums import OptimizerNames, SchedulerType
 from hf_compat.optim import optimizers
 from hf_compat.optim.entries import ClassAndKeywords
 from hf_compat.optim.greedy_lr import GreedyLR
+from hf_compat.optim.layerwise import LayerWiseDummyOptimizer
 from hf_compat.optim.low_bit import keep_embeddings_in_32_bit, wants_embeddings_in_32_bit
-from hf_compat.optim.lr_schedulers import follows_metric, get_scheduler
+from hf_compat.optim.lr_schedulers import follows_metric, get_scheduler, make_schedule
+from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.parameters import parameters_of
 from hf_compat.trainer_methods.base import TrainerBase
 
@@ -51,6 +55,7 @@ class OptimizationMethods(TrainerBase):
             self.optimizer = optimizer_class(groups, **keywords)
             if wants_embeddings_in_32_bit(optimizer_class, keywords):
                 keep_embeddings_in_32_bit(target)
+            stepping_of(self.optimizer).attach()
         return self.optimizer
 
     def _parameter_groups(self, model: nn.Module) -> list[ParameterGroup]:
@@ -70,7 +75,11 @@ class OptimizationMethods(TrainerBase):
             `transformers.Trainer.create_scheduler`, 5.23.
         """
         if self.lr_scheduler is None:
-            self.lr_scheduler = get_scheduler(
+            if optimizer is None and isinstance(self.optimizer, LayerWiseDummyOptimizer):
+                self._tell_of_constant_rates()
+            # given an optimizer, each parameter of a layerwise one gets a schedule, as upstream
+            make = make_schedule if optimizer is None else get_scheduler
+            self.lr_scheduler = make(
                 self.args.lr_scheduler_type,
                 optimizer=self.optimizer if optimizer is None else optimizer,
                 num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
@@ -79,6 +88,17 @@ class OptimizationMethods(TrainerBase):
             )
             self._created_lr_scheduler = True
         return self.lr_scheduler
+
+    def _tell_of_constant_rates(self) -> None:
+        """Warn that a schedule does not reach the optimizers of single parameters, as in transformers 5."""
+        kind = SchedulerType(getattr(self.args.lr_scheduler_type, "value", self.args.lr_scheduler_type))
+        if kind != SchedulerType.CONSTANT:
+            warn_once(
+                f"`optim={OptimizerNames(self.args.optim).value!r}`: each parameter's optimizer keeps "
+                f"`learning_rate={self.args.learning_rate}`; the schedule {kind.value!r} sets the rate that is logged, "
+                "as in transformers 5.\n\nHint: `lr_scheduler_type='constant'` says the same; a `create_scheduler` "
+                "that returns `get_scheduler(…, optimizer=self.optimizer, …)` gives each parameter a schedule."
+            )
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> ClassAndKeywords:

@@ -105,6 +105,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
             with self._watched_signals():
                 run_fit(trainer, module, run.windows, NO_BATCHES)
         finally:
+            module.leave_fit()
             run.module = run.lightning_trainer = None
             run.windows.close()
             self.accelerator.run_backward = None
