@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from hf_compat.errors import ArgumentError
+from hf_compat.interop.releases import validate_strictly
 from hf_compat.runtime.text import need, shown
 
 # What `generate` takes by name.
@@ -42,7 +43,7 @@ def make_generation_config(source: object) -> GenerationConfig:
     need("transformers", "'hf-compat[transformers]'", "`generation_config`")
     config = _read(source)
     try:
-        config.validate(strict=True)
+        validate_strictly(config)
     except ValueError as error:
         raise ArgumentError(
             f"`generation_config`: {error}\n\nHint: correct these options; a model with them cannot be saved."
@@ -83,6 +84,7 @@ def length_of_generations(config: GenerationConfig) -> tuple[int, int | None]:
     # else each call of `generate` would make it anew from the model's configuration
     if config._from_model_config:
         config._from_model_config = False
-    config.update(**config._get_default_generation_params(), defaults_only=True)
+    if hasattr(config, "_get_default_generation_params"):  # before 5.0 a config is made with the defaults
+        config.update(**config._get_default_generation_params(), defaults_only=True)
     assert config.max_length is not None  # it has a default
     return config.max_length, None if config.max_new_tokens is None else config.max_new_tokens + 1

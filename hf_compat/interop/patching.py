@@ -13,6 +13,7 @@ from types import ModuleType
 from hf_compat.errors import warn_once
 from hf_compat.interop.edited_source import let_readers_be, watch_readers
 from hf_compat.interop.kinship import acknowledge, heirs, kin_of
+from hf_compat.interop.releases import modules_there
 from hf_compat.runtime.text import need
 
 # Where transformers defines what we replace; all of it is imported before anything is replaced, so that its own
@@ -125,7 +126,7 @@ def _begin() -> _Swap:
     # importing this one later would load the package again, and bring its own classes back
     importlib.import_module("transformers.processing_utils")
     loaded_before = [(module, set(vars(module))) for module in _top_levels()]
-    pairs = dict(_pairs([importlib.import_module(home) for home in HOMES]))
+    pairs = dict(_pairs(modules_there(HOMES)))
     theirs, ours = pairs["TrainerCallback"]
     assert isinstance(theirs, type) and isinstance(ours, type)  # that name is a class on either side
     pairs = {**dict(heirs(theirs, ours, pairs)), **pairs}

@@ -8,6 +8,7 @@ from types import ModuleType
 from torch import nn
 
 from hf_compat.errors import ArgumentError, UnsupportedArgument
+from hf_compat.interop.releases import align_tokens, check_quantization
 from hf_compat.runtime.text import is_installed
 
 
@@ -94,9 +95,7 @@ def check_trainable(model: object) -> None:
         )
     if not _is_instance(model, "transformers", "PreTrainedModel"):
         return
-    from transformers.trainer_utils import validate_quantization_for_training
-
-    validate_quantization_for_training(model)
+    check_quantization(model)
 
 
 def pads_itself(processing_class: object) -> bool:
@@ -110,9 +109,7 @@ def align_special_tokens(model: nn.Module, processing_class: object) -> None:
     """Copy the special tokens of a tokenizer into the model's configuration, as `transformers` does before training."""
     is_text = _is_instance(processing_class, "transformers", "PreTrainedTokenizerBase", "ProcessorMixin")
     if is_text and hasattr(model, "config"):
-        from transformers.trainer_utils import align_special_tokens as align
-
-        align(model, processing_class)
+        align_tokens(model, processing_class)
 
 
 def is_datasets_dataset(dataset: object) -> bool:

@@ -1,6 +1,7 @@
 """Run every case under one trainer, each in a process of its own, and write what it did.
 
     python runner.py transformers|hf_compat FOLDER [CASE …]
+    python runner.py --adopted …    # both take the arguments of the installed transformers, of whatever release
 
 Started by a launcher (torchrun, `hf-compat run`), each of its processes takes part in every case. The process imports
 everything once and forks for each case: no case sees another one's seeds, caches or patches.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import pickle
 import signal
@@ -22,6 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import releases
 import torch
 from cases import CASES
 from differences import MENDED
@@ -31,6 +34,9 @@ from toy import EVENTS, FLAGS
 TIMED = ("_runtime", "_per_second", "_preparation_time")
 # What our logs hold besides HF's keys: a row of docs/differences.md.
 OWN_LOGS = ("nonfinite_steps",)
+
+
+api_of = importlib.import_module
 
 
 def tracer(api, trace: list):
@@ -109,7 +115,7 @@ def run_in_this_process(api_name: str, name: str, folder: Path, place: str) -> N
     status = 1
     try:
         warnings.simplefilter("ignore")
-        api = importlib.import_module(api_name)
+        api = api_of(api_name)
         result = run_case(api, {**CASES, **MENDED}[name], folder / name)
         (folder / f"{name}{place}.pickle").write_bytes(pickle.dumps(result))
         status = 0
@@ -147,10 +153,14 @@ def main() -> None:
     parser.add_argument("api")
     parser.add_argument("folder", type=Path)
     parser.add_argument("cases", nargs="*")
+    parser.add_argument("--adopted", action="store_true")
     chosen = parser.parse_args()
-    api = importlib.import_module(chosen.api)
+    if chosen.adopted:
+        globals()["api_of"] = releases.Api
+    api = api_of(chosen.api)
     for package in ("accelerate", "datasets", "deepspeed", "transformers"):  # loaded once, before forking
-        importlib.import_module(package)
+        if importlib.util.find_spec(package) is not None:
+            importlib.import_module(package)
     _ = (api.Trainer, api.TrainingArguments, api.EarlyStoppingCallback)
     torch.set_num_threads(1)
     for number, name in enumerate(chosen.cases or CASES):

@@ -1,0 +1,102 @@
+"""What releases of `transformers` do differently, found out by asking the one that is installed. HF words only.
+
+No version is compared: a name that is there is used, and where it is absent, what the release does without it is done.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from types import ModuleType, SimpleNamespace
+from typing import Protocol
+
+from torch import nn
+
+from hf_compat.errors import ArgumentError
+from hf_compat.interop.kinship import kin_of
+from hf_compat.runtime.inspection import accepts_keyword
+
+
+class HasValidate(Protocol):
+    """A generation config of any release."""
+
+    def validate(self, strict: bool = False) -> None: ...
+
+
+def check_quantization(model: nn.Module) -> None:
+    """Refuse a quantized model that cannot be trained as it is.
+
+    Raises:
+        ValueError: It has no adapters, it is compiled, or its quantization cannot be trained.
+
+    Mirrors:
+        `transformers.trainer_utils.validate_quantization_for_training`, 5.23; up to 5.2 the Trainer's constructor.
+    """
+    theirs = getattr(importlib.import_module("transformers.trainer_utils"), "validate_quantization_for_training", None)
+    if theirs is not None:
+        theirs(model)
+    elif getattr(model, "is_quantized", False) and not getattr(model, "_hf_peft_config_loaded", False):
+        _check_quantized(model)
+
+
+def _check_quantized(model: nn.Module) -> None:
+    quantizer = getattr(model, "hf_quantizer", None)
+    if hasattr(model, "_orig_mod"):
+        raise ArgumentError(
+            "`model` is quantized and compiled, and adapters cannot be trained on a compiled model.\n\n"
+            "Hint: pass the model before `torch.compile`."
+        )
+    if not getattr(quantizer, "is_qat_trainable", False):
+        raise ArgumentError(
+            "`model` is quantized and has no adapters, and quantized weights cannot be trained.\n\n"
+            "Hint: give it adapters, `peft.get_peft_model(model, config)`."
+        )
+    if not getattr(quantizer, "is_trainable", False):
+        method = getattr(getattr(quantizer, "quantization_config", None), "quant_method", "its method")
+        raise ArgumentError(f"`model` is quantized by {method}, which cannot be trained.\n\nHint: use another one.")
+
+
+def align_tokens(model: nn.Module, processing_class: object) -> None:
+    """Copy a tokenizer's special tokens into the configurations of a model, as the installed release does.
+
+    Releases before 4.56 leave the configurations as they are.
+
+    Mirrors:
+        `transformers.trainer_utils.align_special_tokens`, 5.23; `transformers.Trainer._align_special_tokens`, 4.56.
+    """
+    theirs = getattr(importlib.import_module("transformers.trainer_utils"), "align_special_tokens", None)
+    if theirs is not None:
+        theirs(model, processing_class)
+        return
+    method = getattr(_their_trainer(), "_align_special_tokens", None)
+    if method is not None:
+        method(SimpleNamespace(model=model, processing_class=processing_class))
+
+
+def _their_trainer() -> type:
+    """Return transformers' own Trainer, also while ours stands in its place."""
+    trainer: type = importlib.import_module("transformers.trainer").Trainer
+    kin = (kin_of(kind) for kind in trainer.__mro__)
+    return next((kind for kind in kin if kind is not None), trainer)
+
+
+def modules_there(names: tuple[str, ...]) -> list[ModuleType]:
+    """Import those of the modules that the installed release has."""
+    return [importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None]
+
+
+def validate_strictly(config: HasValidate) -> None:
+    """Check a generation config as one that is to be saved.
+
+    Raises:
+        ValueError: Its options contradict each other, where older releases only warn.
+    """
+    if accepts_keyword(config.validate, "strict"):
+        config.validate(strict=True)
+        return
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        config.validate()
+    if said:
+        raise ValueError("; ".join(str(one.message) for one in said))
