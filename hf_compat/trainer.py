@@ -117,9 +117,9 @@ class Trainer(
             self.lightning_options = {} if lightning_options is None else lightning_options
             self._set_up_process(TrainingArguments("tmp_trainer") if args is None else adopt_arguments(args))
             self.model_init = model_init
-            self.model = self._resolve_model(model)
+            self.model = model  # type: ignore[assignment]  # None until `model_init` is called, as upstream
             self.create_accelerator_and_postprocess()
-            self._set_model(self.model)
+            self._set_model(self._resolve_model(model))
             self._introspect()
             self._set_up_data(train_dataset, eval_dataset, data_collator, processing_class)
             self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
@@ -129,6 +129,8 @@ class Trainer(
             self._validate_args()
             self._prepare_output_folder(saves=self._can_train() and self._will_save())
             self._set_up_counters()
+            self.state.is_local_process_zero = self.is_local_process_zero()
+            self.state.is_world_process_zero = self.is_world_process_zero()
             self._set_up_run()
             self._set_callbacks(callbacks)
             self._prepare_hub()

@@ -155,11 +155,12 @@ def _missing_parts(root: Path) -> Iterator[str]:
     """Yield which of the things are not there without which no run goes on."""
     if not (root / names.TRAINER_STATE_NAME).is_file():
         yield f"{names.TRAINER_STATE_NAME} is missing"
-    if not _has_weights(root):
+    if not has_weights(root):
         yield f"{names.SAFE_WEIGHTS_NAME} is missing"
 
 
-def _has_weights(root: Path) -> bool:
+def has_weights(root: Path) -> bool:
+    """Return whether a folder holds weights, whole or in shards, or an adapter's, in a file of a known name."""
     places = [root, *(path for path in root.iterdir() if path.is_dir())]  # adapters of a name of their own, shards
     found = [root / name for name in (*names.WHOLE_WEIGHTS, *names.ADAPTER_WEIGHTS, LATEST_NAME)]
     found += [place / name for place in places[1:] for name in (*names.ADAPTER_WEIGHTS, METADATA_NAME)]

@@ -9,13 +9,21 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import torch
 
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.accelerator_config import AcceleratorConfig
-from hf_compat.hf.enums import DebugOption, IntervalStrategy, SaveStrategy, SchedulerType
+from hf_compat.hf.enums import (
+    DebugOption,
+    HubStrategy,
+    IntervalStrategy,
+    OptimizerNames,
+    SaveStrategy,
+    SchedulerType,
+)
 from hf_compat.hf.legacy import ArgumentValue
 from hf_compat.hf.tracking import available_trackers
 from hf_compat.hf.value_types import plain
@@ -69,6 +77,12 @@ def _trackers(report_to: ArgumentValue) -> list[str]:
     return [] if names == ["none"] else names
 
 
+def _member(kind: type[Enum]) -> Callable[[ArgumentValue], ArgumentValue]:
+    """Return what makes a member of an enum of its text: a default, which is a text in the field, too."""
+    members = {str(one.value): one for one in kind}
+    return lambda value: members.get(value, value) if type(value) is str else value
+
+
 # Field → what makes its one form of a value that is allowed.
 NORMAL_FORMS: dict[str, Callable[[ArgumentValue], ArgumentValue]] = {
     "output_dir": _output_dir,
@@ -78,6 +92,11 @@ NORMAL_FORMS: dict[str, Callable[[ArgumentValue], ArgumentValue]] = {
     "disable_tqdm": bool,
     "accelerator_config": AcceleratorConfig.from_any,
     **dict.fromkeys(("logging_steps", "eval_steps", "save_steps"), _rounded),
+    **dict.fromkeys(("logging_strategy", "eval_strategy"), _member(IntervalStrategy)),
+    "save_strategy": _member(SaveStrategy),
+    "hub_strategy": _member(HubStrategy),
+    "lr_scheduler_type": _member(SchedulerType),
+    "optim": _member(OptimizerNames),
 }
 
 

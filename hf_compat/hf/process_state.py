@@ -9,6 +9,7 @@ from typing import IO, Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import torch
 
+from hf_compat.runtime.accelerate_processes import as_distributed_type
 from hf_compat.runtime.collectives import GroupArguments, barrier, start_processes
 
 Parameters = ParamSpec("Parameters")
@@ -166,7 +167,7 @@ class ProcessState(ProcessMembers):
         self._args = args
         several = f"MULTI_{'CPU' if args.device.type == 'cpu' else 'GPU'}"
         # scripts assign it, and compare it with members of Accelerate's enum, which are texts
-        self.distributed_type: str = several if args.world_size > 1 else "NO"
+        self.distributed_type = as_distributed_type(several if args.world_size > 1 else "NO")
 
     @property
     def backend(self) -> str | None:

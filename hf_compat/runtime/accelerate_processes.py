@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -28,6 +29,14 @@ def may_be_asked() -> bool:
     if "accelerate" in sys.modules:
         return sys.modules["accelerate"] is not None
     return sys.modules.get("transformers") is not None and importlib.util.find_spec("accelerate") is not None
+
+
+def as_distributed_type(name: str) -> str:
+    """Return a member of Accelerate's enum, which is a text, too; the text where Accelerate is not used."""
+    if not may_be_asked():
+        return name
+    kind: Callable[[str], str] = importlib.import_module("accelerate.state").DistributedType
+    return kind(name)
 
 
 def share_processes(args: SharedArguments, distributed_type: str) -> object:

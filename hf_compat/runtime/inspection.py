@@ -107,10 +107,13 @@ def _accepted_by(method: Callable[..., object]) -> AcceptedParameters | None:
         return None
 
 
-def names_parameter(method: Callable[..., object], name: str) -> bool:
-    """Return whether a parameter of a bound method, or a plain callable, has this name."""
-    accepted = _accepted_by(method)
-    return accepted is not None and name in accepted.names
+def needs_parameter(method: Callable[..., object], name: str) -> bool:
+    """Return whether a bound method, or a plain callable, cannot be called without a parameter of this name."""
+    try:
+        parameter = inspect.signature(method).parameters.get(name)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return False
+    return parameter is not None and parameter.default is parameter.empty
 
 
 def accepts_keyword(method: Callable[..., object], name: str) -> bool:

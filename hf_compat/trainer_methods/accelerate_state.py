@@ -11,7 +11,7 @@ from hf_compat.data.types import Batch
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.process_state import ProcessState
 from hf_compat.plan.deepspeed import deepspeed_config, zero_stage
-from hf_compat.runtime.accelerate_processes import may_be_asked, share_accelerator, share_processes
+from hf_compat.runtime.accelerate_processes import as_distributed_type, may_be_asked, share_accelerator, share_processes
 from hf_compat.runtime.launch import launcher_variables
 
 
@@ -72,7 +72,7 @@ class AcceleratorState(ProcessState):
         options = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
         self.is_fsdp2 = bool(args.fsdp) and int(options.get("version", 2)) == 2
         if args.deepspeed is not None or args.fsdp:
-            self.distributed_type = "FSDP" if args.fsdp else "DEEPSPEED"
+            self.distributed_type = as_distributed_type("FSDP" if args.fsdp else "DEEPSPEED")
             self.deepspeed_plugin = None if args.fsdp else DeepSpeedPlugin(args)
         if may_be_asked():  # Accelerate's own, which is one object for the whole process
             share_processes(args, self.distributed_type)

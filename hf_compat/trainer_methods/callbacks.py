@@ -42,7 +42,7 @@ class CallbackMethods(TrainerBase):
         given = [callback() if isinstance(callback, type) else callback for callback in callbacks or []]
         flow = known_to_transformers(DefaultFlowCallback)
         for callback in [flow, *_not_among(given, reporting_callbacks(self.args)), *given]:
-            self.add_callback(callback)
+            self._take_callback(callback)
         bars = NotebookProgressCallback if in_notebook() else ProgressCallback
         shows = PrinterCallback if self.args.disable_tqdm else bars
         if shows is PrinterCallback or not self._has_lightning_bar():
@@ -56,6 +56,9 @@ class CallbackMethods(TrainerBase):
         Raises:
             CallbackError: It is none of these, or a Lightning callback that cannot work here.
         """
+        self._take_callback(callback)
+
+    def _take_callback(self, callback: AnyCallback) -> None:
         candidate = adopt(callback() if isinstance(callback, type) else callback)
         if isinstance(candidate, Logger):
             candidate = LoggerCallback(candidate)
@@ -67,7 +70,7 @@ class CallbackMethods(TrainerBase):
             self.callback_handler.add_callback(candidate)
         self._callback_order.add(candidate)
         if isinstance(candidate, pl.callbacks.ProgressBar):
-            self.pop_callback(ProgressCallback)  # one bar
+            self._give_up_callback(ProgressCallback)  # one bar
 
     def _has_lightning_bar(self) -> bool:
         return any(isinstance(callback, pl.callbacks.ProgressBar) for callback in self._lightning_callbacks)
@@ -87,6 +90,9 @@ class CallbackMethods(TrainerBase):
 
     def pop_callback(self, callback: AnyCallback) -> AnyCallback:
         """Remove a callback and return it; None where it is not there."""
+        return self._give_up_callback(callback)
+
+    def _give_up_callback(self, callback: AnyCallback) -> AnyCallback:
         for candidate in self._lightning_callbacks:
             if candidate is callback or (isinstance(callback, type) and isinstance(candidate, callback)):
                 self._lightning_callbacks.remove(candidate)
@@ -98,7 +104,7 @@ class CallbackMethods(TrainerBase):
 
     def remove_callback(self, callback: AnyCallback) -> None:
         """Remove a callback."""
-        if self.pop_callback(callback) is None and not isinstance(callback, type):
+        if self._give_up_callback(callback) is None and not isinstance(callback, type):
             raise ValueError(f"{callback!r} is not among the callbacks")
 
     def _watch_outputs(self, wanted: bool) -> None:

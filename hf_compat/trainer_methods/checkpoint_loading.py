@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -17,6 +18,7 @@ from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.adapters import load_adapters
 from hf_compat.checkpoint.contents import Contents, is_read_as_it_is
 from hf_compat.checkpoint.forms import check_schedule
+from hf_compat.checkpoint.judging import has_weights
 from hf_compat.checkpoint.model_state import ModelState, make_model_state
 from hf_compat.checkpoint.reading import (
     LoadResult,
@@ -62,6 +64,9 @@ class CheckpointLoadingMethods(TrainerBase):
         Raises:
             CheckpointError: The folder holds no weights.
         """
+        self._load_known_weights(resume_from_checkpoint, model)
+
+    def _load_known_weights(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         given = self.model if model is None else model
         target = self.accelerator.unwrap_model(given)
         folder = str(resume_from_checkpoint)
@@ -94,7 +99,9 @@ class CheckpointLoadingMethods(TrainerBase):
             logger.warning("Could not locate the best model at %s; the last one stays.", best)
             return
         stepping_of(self.optimizer).to_evaluation()  # else the next evaluation would average what is loaded
-        self._load_from_checkpoint(best)
+        # upstream reads the files itself: an override is asked where it alone can know them
+        load = self._load_known_weights if has_weights(Path(best)) else self._load_from_checkpoint
+        load(best)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load the states of optimizer and schedule, where a checkpoint has them."""

@@ -83,6 +83,7 @@ class DataloaderMethods(TrainerBase):
             description="Evaluation",
             batch_size=self.args.eval_batch_size,
             sampler_fn=self._get_eval_sampler,
+            dataloader_key=key,
         )
         if self.args.dataloader_persistent_workers:
             kept[key] = loader

@@ -18,7 +18,7 @@ from hf_compat.engine.internals import note_metrics
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.metrics import loggable, metrics_format, speed_metrics
 from hf_compat.optim.lr_schedulers import follows_metric
-from hf_compat.runtime.inspection import call_by_place, names_parameter
+from hf_compat.runtime.inspection import call_by_place, needs_parameter
 from hf_compat.trainer_methods.hyperparameter_search import SearchMethods
 from hf_compat.training_run.best_metric import note_best_metric, tracked_value
 from hf_compat.training_run.flags import log_evaluate_save
@@ -59,8 +59,8 @@ class LogMethods(SearchMethods):
             return self._determine_best_metric(metrics=metrics, trial=trial)
 
         def save() -> None:
-            # before 4.47 the method also took the metrics
-            old = {"metrics": None} if names_parameter(self._save_checkpoint, "metrics") else {}
+            # before 4.47 the method also took the metrics; today's overrides may have them as an optional parameter
+            old = {"metrics": None} if needs_parameter(self._save_checkpoint, "metrics") else {}
             self._save_checkpoint(model, trial, **old)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from hf_compat.errors import OverrideError
+from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import TrainerBase
 
@@ -103,6 +104,22 @@ class UpstreamHooks(TrainerBase):
                 "Lightning's strategy wraps it.\n\n"
                 "Hint: give the Trainer the model as it is to be trained, or set the arguments `ddp_*` and `fsdp`."
             )
+
+    def _nested_gather(self, tensors: Nested, name: str | None = None) -> Nested:
+        """Return nested tensors of all processes, one after the other; numbers become vectors.
+
+        Mirrors:
+            `transformers.Trainer._nested_gather`, 4.57: overrides that copy parts of that release's loop call it.
+        """
+        return self.accelerator.gather(tensors) if tensors is not None else None
+
+    def _pad_across_processes(self, tensor: Nested, pad_index: int = -100) -> Nested:
+        """Return nested tensors as long, in their second dimension, as the longest of any process.
+
+        Mirrors:
+            `transformers.Trainer._pad_across_processes`, 4.30.
+        """
+        return self.accelerator.pad_across_processes(tensor, dim=1, pad_index=pad_index)
 
     def _update_auto_batch_size(self, batch_size: int) -> None:
         """Take the micro-batch that `auto_find_batch_size` tries next."""
