@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import Field, fields
 from typing import Any
 
-from hf_compat.hf.argument_values import checks_of
+from hf_compat.hf.argument_values import OWN_DEFAULTS, checks_of
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
@@ -38,7 +38,7 @@ def arguments_page() -> str:
     lines = [*_HEAD.splitlines(), *head, *map(_row_of_field, fields(TrainingArguments))]
     lines += ["", "## What Seq2SeqTrainingArguments adds", *head, *map(_row_of_field, of_seq2seq)]
     lines += ["", "## Arguments of hf_compat", "", "| argument | default | meaning |", "|---|---|---|"]
-    lines += [f"| `{name}` | `False` | {meaning} |" for name, meaning in OWN_ARGUMENTS.items()]
+    lines += [f"| `{name}` | `{OWN_DEFAULTS[name]!r}` | {meaning} |" for name, meaning in OWN_ARGUMENTS.items()]
     lines += ["", "## Names of earlier releases", "", "| old name | releases | means today |", "|---|---|---|"]
     lines += [f"| `{name}` | {row.lifetime} | {row.means} |" for name, row in sorted(OLD_NAMES.items())]
     return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from hf_compat.cli.scored_weights import MEANING
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.argument_values import checks_of
+from hf_compat.hf.argument_values import OWN_DEFAULTS, checks_of
 from hf_compat.hf.arguments import OWN_ARGUMENTS
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.value_types import Unreadable
@@ -130,7 +130,8 @@ def _lines(rows: Rows, indent: int) -> Iterator[str]:
 def _row(name: str, most_choices: int) -> tuple[str, str]:
     """Return an argument's option with what it takes, and its meaning with its default."""
     if name in OWN_ARGUMENTS:
-        return f"--{name}", f"{OWN_ARGUMENTS[name].rstrip('.')} [False]"
+        shown_default = "" if OWN_DEFAULTS[name] is None else f" [{OWN_DEFAULTS[name]}]"
+        return f"--{name}", f"{OWN_ARGUMENTS[name].rstrip('.')}{shown_default}"
     default, choices = default_of(_FIELDS[name]), _choices(name)
     meaning = str(_FIELDS[name].metadata["help"]).rstrip(".") + (
         f" [{default}]" if default not in (None, "", []) else ""

@@ -70,6 +70,7 @@ def _add_explain(commands: Commands) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--world-size", type=int, help="as if so many processes were launched; no GPU is needed")
     parser.add_argument("--per-node", type=int, default=8, help="processes of a machine (default: 8)")
+    parser.add_argument("--compat", choices=("4", "5"), help="generation of transformers whose defaults count")
     parser.add_argument("--parameters", type=float, help="of the model, 7e9 say: adds memory, traffic, checkpoints")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="name=value", help="e.g. bf16=true max_steps=10")
     parser.set_defaults(execute=_explain)
@@ -120,8 +121,9 @@ def _explanation(chosen: argparse.Namespace) -> Explanation:
     for name, count in (("--world-size", world), ("--per-node", chosen.per_node)):
         if count is not None and count < 1:
             raise ArgumentError(f"`{name} {count}` is no number of processes.\n\nHint: write 1 or more.")
+    pairs = [*chosen.arguments, *([] if chosen.compat is None else [f"compat={chosen.compat}"])]
     with assuming(launch, "cuda:0") if world else contextlib.nullcontext():
-        explanation = explain(_training_arguments(chosen.arguments), parameters=chosen.parameters)
+        explanation = explain(_training_arguments(pairs), parameters=chosen.parameters)
     given = _names_today(chosen.arguments)
     listed = tuple(argument for argument in explanation.arguments if argument.name in given)
     return dataclasses.replace(explanation, arguments=listed)

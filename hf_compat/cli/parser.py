@@ -91,6 +91,8 @@ class HfArgumentParser(argparse.ArgumentParser):
         self.dataclass_types = _as_list(dataclass_types)
         for kind in self.dataclass_types:
             self._add_dataclass_arguments(kind)
+        for kind in self.dataclass_types:  # last: an option of the script's own goes first
+            self._add_other_names(kind)
 
     def _add_dataclass_arguments(self, dtype: DataclassType) -> None:
         group: Options = self
@@ -100,10 +102,12 @@ class HfArgumentParser(argparse.ArgumentParser):
         for field in dataclasses.fields(dtype):
             if field.init:
                 _add_field(group, field, hints[field.name])
+
+    def _add_other_names(self, dtype: DataclassType) -> None:
         for name in _other_names(dtype):
             if not any(f"--{name}" in action.option_strings for action in self._actions):
                 options = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
-                group.add_argument(
+                self.add_argument(
                     *options, nargs="?", const=True, type=read_plain, default=argparse.SUPPRESS, help=argparse.SUPPRESS
                 )
 
@@ -174,12 +178,18 @@ class HfArgumentParser(argparse.ArgumentParser):
     def _instances(self, namespace: argparse.Namespace) -> list[Value]:
         outputs = []
         for kind in self.dataclass_types:
-            names = [n for n in _names_of(kind) if hasattr(namespace, n)]
+            names = [n for n in self._names_of(kind) if hasattr(namespace, n)]
             given = {name: getattr(namespace, name) for name in names}
             for name in names:
                 delattr(namespace, name)
             outputs.append(kind(**given))
         return outputs
+
+    def _names_of(self, dtype: DataclassType) -> list[str]:
+        """Return the names that a class takes; its fields, and other names that are nobody else's fields."""
+        taken = {field.name for kind in self.dataclass_types for field in dataclasses.fields(kind)}
+        own = [field.name for field in dataclasses.fields(dtype) if field.init]
+        return [*own, *(name for name in _other_names(dtype) if name not in taken)]
 
     def parse_dict(self, args: Mapping[str, Value], allow_extra_keys: bool = False) -> Instances:
         """Make the instances from a dict.
@@ -190,7 +200,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         unused = set(args)
         outputs = []
         for kind in self.dataclass_types:
-            given = {name: args[name] for name in _names_of(kind) if name in args}
+            given = {name: args[name] for name in self._names_of(kind) if name in args}
             unused -= set(given)
             outputs.append(kind(**given))
         if unused and not allow_extra_keys:
@@ -254,10 +264,6 @@ def _hints_of(dtype: DataclassType) -> dict[str, Hint]:
 def _other_names(dtype: DataclassType) -> list[str]:
     """Names besides the fields: those of earlier releases, and our own."""
     return [*OLD_NAMES, *OWN_ARGUMENTS] if issubclass(dtype, TrainingArguments) else []
-
-
-def _names_of(dtype: DataclassType) -> list[str]:
-    return [*(field.name for field in dataclasses.fields(dtype) if field.init), *_other_names(dtype)]
 
 
 def _add_field(group: Options, field: DataclassField, hint: Hint) -> None:

@@ -17,8 +17,9 @@ import torch
 
 from hf_compat.cli.user_script import run_module, run_script
 from hf_compat.errors import ArgumentError, HfCompatError
+from hf_compat.hf.profiles import PROFILES, VARIABLE
 from hf_compat.interop import child_site, patching
-from hf_compat.runtime.launch import end_with_launcher, let_children_import_from, read_launch
+from hf_compat.runtime.launch import end_with_launcher, let_children_import_from, read_launch, set_for_children
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -32,6 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--main-address", default="127.0.0.1", help="address of the first of several machines")
     parser.add_argument("--main-port", type=int, default=None, help="port there (a free one on a single machine)")
     parser.add_argument("--restarts", type=int, default=0, help="times that a failed run is started again")
+    parser.add_argument("--compat", choices=tuple(PROFILES), help="generation of transformers whose defaults count")
     parser.add_argument("--launcher", type=int, default=None, help=argparse.SUPPRESS)  # process id, for a rank
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as in `python -m`")
     parser.add_argument("script", help="the script")
@@ -46,6 +48,8 @@ def main(words: Sequence[str]) -> int:
         processes = _checked_number_of_processes(chosen)
         if processes * chosen.nodes > 1:
             return _launch(chosen, processes)
+        if chosen.compat is not None:
+            set_for_children(VARIABLE, chosen.compat)
         patching.patch()
     except HfCompatError as error:
         _say(str(error))
@@ -99,7 +103,8 @@ def _launch(chosen: argparse.Namespace, processes: int) -> int:
     words = [
         "--nproc_per_node", str(processes), "--nnodes", str(chosen.nodes), "--max_restarts", str(chosen.restarts),
         *_rendezvous(chosen), "-m", "hf_compat", "run", "--launcher", str(os.getpid()),
-        *(["-m"] if chosen.module else []), chosen.script, *chosen.arguments,
+        *(["--compat", chosen.compat] if chosen.compat else []), *(["-m"] if chosen.module else []),
+        chosen.script, *chosen.arguments,
     ]  # fmt: skip
     launched = get_args_parser().parse_args(words)
     return supervised(lambda: elastic_run(launched))  # type: ignore[no-untyped-call]  # torch's

@@ -20,7 +20,7 @@ from hf_compat.cli.configuration import ConfigAction, register
 from hf_compat.cli.help import short_help
 from hf_compat.cli.parser import Hint, Value, read_plain
 from hf_compat.cli.scored_weights import MEANING
-from hf_compat.hf.argument_values import checks_of
+from hf_compat.hf.argument_values import OWN_DEFAULTS, checks_of
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, read_old
@@ -161,7 +161,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
         meaning = field.metadata["help"]
         parser.add_argument(f"--args.{name}", type=_kind_of(hints[name]), default=default_of(field), help=meaning)
     for name, meaning in OWN_ARGUMENTS.items():
-        parser.add_argument(f"--args.{name}", type=ANYTHING, default=False, help=meaning)
+        parser.add_argument(f"--args.{name}", type=ANYTHING, default=OWN_DEFAULTS[name], help=meaning)
     # accepted, but neither listed nor printed
     for name in OLD_NAMES:
         parser.add_argument(f"--args.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)

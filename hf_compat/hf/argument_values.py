@@ -205,6 +205,12 @@ def _as_float(allowed: Range) -> ValueType:
     return ValueType(found.expected, lambda value: float(str(found.read(value))))
 
 
+COMPAT = ValueType(
+    "known", lambda value: read_choice(str(value) if type(value) is int else value, ("4", "5")), takes_text=True
+)
+# Of the arguments that transformers does not have.
+OWN_DEFAULTS: dict[str, object] = {"async_save": False, "compat": None}
+
 _ZERO_IF_OFF = ("max_grad_norm", "weight_decay", "label_smoothing_factor")
 
 
@@ -241,6 +247,8 @@ TYPES: dict[str, ValueType] = {
     "hub_token": either((TEXT, TRUTH_VALUE)),
     "resume_from_checkpoint": ValueType("a path, true or false", _read_checkpoint, takes_text=True),
     "async_save": TRUTH_VALUE,
+    "compat": COMPAT,
+    "use_cache": either((NONE, TRUTH_VALUE)),
     "generation_config": _or_empty(
         ValueType(
             "a GenerationConfig, its options, or the name or path of one", _read_generation_config, takes_text=True
@@ -330,7 +338,7 @@ class ArgumentCheck:
 def _base_checks(base: type[DataclassInstance]) -> dict[str, ArgumentCheck]:
     """Return the checks of the fields that are upstream's."""
     hints = typing.get_type_hints(base)
-    checks = {"async_save": ArgumentCheck("async_save", TRUTH_VALUE, False)}
+    checks = {name: ArgumentCheck(name, TYPES[name], default) for name, default in OWN_DEFAULTS.items()}
     for field in dataclasses.fields(base):
         hint = hints[field.name]
         checks[field.name] = ArgumentCheck(field.name, _kind_of(field, hint), _default_of(field), hint)

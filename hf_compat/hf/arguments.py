@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
@@ -27,10 +27,12 @@ from hf_compat.hf.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from hf_compat.hf.legacy import OLD_NAMES, ArgumentValue, translate_legacy
+from hf_compat.hf.legacy import OLD_NAMES, ArgumentValue, Translation, translate_legacy
 from hf_compat.hf.old_attributes import OldAttributes, assign_old, is_old_attribute, remember
+from hf_compat.hf.profiles import NEWEST, defaults_in_force, profile_of
 from hf_compat.hf.value_types import OPTIONS
 from hf_compat.runtime.accelerate_processes import may_be_asked
+from hf_compat.runtime.text import shown
 
 LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
 
@@ -42,6 +44,7 @@ def _arg(default: ArgumentValue, help: str, **metadata: object) -> Any:  # datac
 # Arguments of hf_compat, off by default. They are not dataclass fields: the fields are exactly upstream's.
 OWN_ARGUMENTS = {
     "async_save": "Write checkpoints in the background: training waits for the copy, not for the disk.",
+    "compat": "Generation of transformers whose defaults count, 4 or 5; else the variable HF_COMPAT_PROFILE, else 5.",
 }
 
 
@@ -70,9 +73,11 @@ class AcceptOldNames(type):
         today = translate_legacy({**positional, **given, **as_written}, known, checks)
         if problems:
             raise ArgumentError("\n\n".join([*problems, *_further_problems(today.arguments)]))
+        profile = _profile(own.pop("compat", None), today.arguments, known, checks)
         twice = {name: value for name, value in kwargs.items() if name in positional}  # Python says so
         places = [today.arguments.pop(name) for name in positional] + list(args[len(names) :])
         instance: ArgumentValue = cls.__new__(cls, *places, **today.arguments, **twice)  # type: ignore[arg-type]  # of the class
+        instance.__dict__.update(profile)
         remember(instance, today.old)  # a subclass's `__post_init__` reads old names, too
         instance.__init__(*places, **today.arguments, **twice)
         for name, value in own.items():
@@ -97,6 +102,16 @@ def _as_written(values: Mapping[str, object]) -> dict[str, object]:
     config = values.get("accelerator_config")
     is_written = isinstance(config, Mapping) or (isinstance(config, str) and config.lstrip().startswith("{"))
     return {"accelerator_config": config} if is_written else {}
+
+
+def _profile(
+    chosen: object, arguments: Translation, known: Collection[str], checks: Mapping[str, ArgumentCheck]
+) -> dict[str, object]:
+    """Add a generation's defaults to a call's arguments; return what the instance keeps of it."""
+    compat = profile_of(chosen)
+    defaults = defaults_in_force(compat, arguments, known, checks)
+    arguments.update(defaults)
+    return {"compat": compat, "_defaults_of_profile": tuple(defaults)} if compat != NEWEST else {}
 
 
 def _further_problems(good: Mapping[str, object]) -> list[str]:
@@ -135,6 +150,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
     """
 
     async_save: ClassVar[bool] = False
+    compat: ClassVar[str] = NEWEST
 
     # Upstream's names that subclasses extend or read: fields that may come as JSON text, and plugins of Accelerate.
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [
@@ -310,6 +326,11 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         if name in OLD_NAMES and is_old_attribute(self, name):
             assign_old(self, name, value)
             return
+        if name == "compat":
+            raise ArgumentError(
+                f"`{shown(name, value)}` comes too late: it gives the defaults while the arguments are made.\n\n"
+                'Hint: `TrainingArguments(…, compat="4")`.'
+            )
         check = self._checks().get(name)
         if check is not None and value is not check.default and not check.is_lenient:
             value = check.read(value)

@@ -10,6 +10,7 @@ from enum import Enum
 from hf_compat.errors import ArgumentError, UnsupportedArgument
 from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.profiles import NEWEST, PROFILES, RELEASES
 from hf_compat.hf.value_types import Range, number
 from hf_compat.interop.arguments import as_our_arguments
 from hf_compat.plan.argument_support import default_of, row_of
@@ -45,27 +46,40 @@ class Explanation:
         plan: What Lightning is told; None where something is refused.
         refused: Why nothing would run; empty where it would.
         sizes: Memory, traffic and checkpoints, in words; empty where the model's size is not known.
+        profile: The generation of transformers whose defaults count.
+        other_defaults: Where they are in force, and not those of today.
     """
 
     arguments: tuple[ExplainedArgument, ...]
     plan: LightningPlan | None
     refused: str = ""
     sizes: tuple[str, ...] = ()
+    profile: str = NEWEST
+    other_defaults: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return everything as JSON."""
         plan = None if self.plan is None else asdict(self.plan)
         listed = [asdict(argument) for argument in self.arguments]
-        return json.dumps(
-            {"arguments": listed, "plan": plan, "refused": self.refused, "sizes": self.sizes}, indent=2, default=str
-        )
+        told = {
+            "arguments": listed,
+            "plan": plan,
+            "refused": self.refused,
+            "sizes": self.sizes,
+            "profile": self.profile,
+            "other_defaults": self.other_defaults,
+        }
+        return json.dumps(told, indent=2, default=str)
 
     def __str__(self) -> str:
         names = [f"{argument.name}={argument.value!r}" for argument in self.arguments]
         width = min(max((len(name) for name in names), default=0), 48)
         lines = [f"  {name:<{width}}  → {a.becomes}" for name, a in zip(names, self.arguments, strict=True)]
         told = ["", "refused:", self.refused] if self.plan is None else ["", "lightning.Trainer:", *self._plan_lines()]
-        return "\n".join(["arguments set away from their defaults:", *(lines or ["  none"]), *told])
+        head = f"defaults of transformers {RELEASES[self.profile]} (compat={self.profile!r}):"
+        defaults = [head, *(f"  {line}" for line in self.other_defaults or ("as today's",)), ""]
+        shown_first = defaults if self.profile != NEWEST else []
+        return "\n".join([*shown_first, "arguments set away from their defaults:", *(lines or ["  none"]), *told])
 
     def _plan_lines(self) -> list[str]:
         assert self.plan is not None  # the only caller has looked
@@ -115,7 +129,25 @@ def explain(args: TrainingArguments, counts: RunCounts | None = None, parameters
     except (ArgumentError, UnsupportedArgument) as error:
         refused = str(error)
     sizes = tuple(size_of_run(plan, float(str(size))).lines()) if plan is not None and size else ()
-    return Explanation(arguments=tuple(_explained(args)), plan=plan, refused=refused, sizes=sizes)
+    return Explanation(
+        arguments=tuple(_explained(args)),
+        plan=plan,
+        refused=refused,
+        sizes=sizes,
+        profile=args.compat,
+        other_defaults=tuple(_other_defaults(args)),
+    )
+
+
+def _names_by_profile(args: TrainingArguments) -> tuple[str, ...]:
+    return tuple(vars(args).get("_defaults_of_profile", ()))
+
+
+def _other_defaults(args: TrainingArguments) -> Iterator[str]:
+    """Yield the defaults of another generation that count, each with today's."""
+    for name in _names_by_profile(args):
+        today = PROFILES[NEWEST][name]
+        yield f"{shown(name, getattr(args, name))}  (transformers {RELEASES[NEWEST]}: {today!r})"
 
 
 def _explained(args: TrainingArguments) -> Iterator[ExplainedArgument]:
@@ -130,7 +162,10 @@ def _explained(args: TrainingArguments) -> Iterator[ExplainedArgument]:
             is_default = value is default or (default is not None and bool(value == default))
         if not is_default:
             told = "<hidden>" if is_secret(field.name) else hide_secrets(value)
-            yield ExplainedArgument(name=field.name, value=told, becomes=_destination(field.name, args.world_size))
+            becomes = _destination(field.name, args.world_size)
+            if field.name in _names_by_profile(args):
+                becomes += f" (the default of transformers {RELEASES[args.compat]})"
+            yield ExplainedArgument(name=field.name, value=told, becomes=becomes)
 
 
 def _destination(name: str, world_size: int) -> str:

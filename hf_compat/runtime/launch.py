@@ -36,6 +36,11 @@ def launcher_variables() -> Mapping[str, str]:
     return {k: v for k, v in os.environ.items() if k.startswith(("ACCELERATE_", "FSDP_"))}  # noqa: TID251 - see above
 
 
+def set_for_children(name: str, value: str) -> None:
+    """Set a variable of the environment, for this process and the Pythons that it starts."""
+    os.environ[name] = value  # noqa: TID251 - see above
+
+
 def let_children_import_from(folder: str) -> None:
     """Put a folder first among those where the Pythons that this process starts look for modules."""
     before = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]  # noqa: TID251 - see above

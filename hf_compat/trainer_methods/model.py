@@ -31,10 +31,15 @@ class ModelMethods(TrainerBase):
                 self.label_smoother = LabelSmoother(epsilon=self.args.label_smoothing_factor)
 
     def _set_use_cache(self) -> None:
-        """Set in the model's configuration whether keys and values are cached; it changes gradients' last bits."""
+        """Set in the model's configuration whether keys and values are cached; it changes gradients' last bits.
+
+        None leaves the model's own, but for a model whose activations are computed again, as transformers 4.x.
+        """
         config = getattr(self.model, "config", None)
-        if config is not None:
+        if config is not None and self.args.use_cache is not None:
             config.use_cache = self.args.use_cache
+        elif getattr(config, "use_cache", False) and self.args.activation_checkpointing:
+            self.model.config.use_cache = False  # type: ignore[union-attr]  # it has one
 
     def _enable_activation_checkpointing(self) -> None:
         if not self.args.activation_checkpointing:

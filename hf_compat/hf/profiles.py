@@ -1,0 +1,61 @@
+"""Defaults of another generation of transformers: what an argument is where nobody has set it. HF words only.
+
+A profile changes defaults and nothing else: a value that somebody gives counts in each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from hf_compat.hf.argument_values import COMPAT, ArgumentCheck, read_as
+from hf_compat.hf.legacy import ArgumentValue, Translation
+from hf_compat.runtime.launch import variable
+
+VARIABLE = "HF_COMPAT_PROFILE"
+NEWEST = "5"
+# Generation → the defaults of its last release, where they are not the same in all of them. `use_cache=None` leaves the
+# model's own, as 4.x, which had no such argument. `python tests/hf/defaults_of_4_57.py` compares with the release.
+PROFILES: dict[str, Translation] = {
+    "4": {"report_to": "all", "trackio_space_id": "trackio", "use_cache": None},
+    NEWEST: {"report_to": "none", "trackio_space_id": None, "use_cache": False},
+}
+# The releases that a generation's defaults are of, for people.
+RELEASES = {"4": "4.57", NEWEST: "5.23"}
+# What None meant where it was written: 4.x took it for the default.
+_NONE_IS_DEFAULT = ("report_to",)
+
+
+def profile_of(chosen: object) -> str:
+    """Return the profile that counts: the argument `compat`, else the variable HF_COMPAT_PROFILE, else the newest.
+
+    Raises:
+        ArgumentError: The variable names none.
+    """
+    if chosen is not None:
+        return str(chosen)
+    of_environment = variable(VARIABLE)
+    return str(read_as(VARIABLE, COMPAT, of_environment)) if of_environment else NEWEST
+
+
+def defaults_in_force(
+    profile: str, given: Mapping[str, ArgumentValue], known: Collection[str], checks: Mapping[str, ArgumentCheck]
+) -> Translation:
+    """Return the profile's defaults of the arguments that nobody has given; nothing for the newest profile.
+
+    Args:
+        profile: Which one.
+        given: What was given, by today's names.
+        known: Names that the class takes.
+        checks: What its arguments may be; a default of a subclass's own stays.
+    """
+    if profile == NEWEST:
+        return {}
+    return {
+        name: default
+        for name, default in PROFILES[profile].items()
+        if name in known and not _is_given(name, given) and checks[name].default == PROFILES[NEWEST][name]
+    }
+
+
+def _is_given(name: str, given: Mapping[str, ArgumentValue]) -> bool:
+    return name in given and not (given[name] is None and name in _NONE_IS_DEFAULT)
