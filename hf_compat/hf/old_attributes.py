@@ -49,7 +49,8 @@ def remembered(args: object) -> Translation:
 
 def remember(args: object, values: Translation) -> None:
     """Keep what arguments are given by old names, besides what they hold; copies share nothing with the original."""
-    vars(args)[_PLACE] = {**remembered(args), **values}
+    if values:
+        vars(args)[_PLACE] = {**remembered(args), **values}
 
 
 def is_old_attribute(args: TrainingArguments, name: str) -> bool:
