@@ -7,6 +7,9 @@ import types
 import torch
 import transformers.trainer_optimizer as upstream
 
+from hf_compat.hf.enums import OptimizerNames
+from hf_compat.optim.optimizers import OPTIMIZERS
+
 # Every module and class that transformers imports for an optimizer.
 CLASSES = {
     "torch_xla.amp.syncfree": ("AdamW",),
@@ -41,9 +44,15 @@ class StandIn(torch.optim.SGD):
         super().__init__(params, lr=keywords.get("lr", 1e-3))
 
 
-def install(monkeypatch):
-    """Put the packages in place for one test, for us and for transformers."""
+def install(monkeypatch, optim):
+    """Put the package of one optimizer in place for one test, for us and for transformers.
+
+    Only that one, and after the arguments are made: transformers remembers for good whether there is a `torch_npu`.
+    """
+    package = OPTIMIZERS[OptimizerNames(optim)].source.package
     for module, names in CLASSES.items():
+        if module.partition(".")[0] != package:
+            continue
         parent = None
         for part in module.split("."):
             full = part if parent is None else f"{parent.__name__}.{part}"

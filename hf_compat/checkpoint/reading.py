@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ import torch
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.files import first_line, is_plain_name, pinned, read_json
+from hf_compat.checkpoint.optimizer_types import state_types_in
 from hf_compat.errors import CheckpointError
 
 Weights = dict[str, torch.Tensor]
@@ -48,7 +50,7 @@ class StoredTensor:
 
 
 def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False) -> Plain:
-    """Read a file that `torch.save` wrote, as tensors and plain containers.
+    """Read a file that `torch.save` wrote, as tensors and plain containers; types of optimizers' states may be in it.
 
     Args:
         path: The file.
@@ -59,8 +61,8 @@ def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False) -> Pla
         CheckpointError: It is damaged, or holds anything else; nothing of it is run. Tensors without data are damage.
     """
     try:
-        with pinned(path) as opened, torch.serialization.safe_globals(list(allowed)):
-            content = torch.load(opened, map_location="cpu", weights_only=True, mmap=mmap)
+        with pinned(path) as opened:
+            content = _load(opened, allowed, mmap)
     except CheckpointError:
         raise
     except Exception as error:  # torch and pickle raise what they like; the file is the fact
@@ -68,6 +70,20 @@ def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False) -> Pla
     if any(tensor.is_meta for tensor in _tensors_in(content)):
         raise CheckpointError(f"{path} cannot be read: it holds tensors without data.")
     return content
+
+
+def _load(path: str, allowed: Allowed, mmap: bool) -> Plain:
+    def load(types: Allowed) -> Plain:
+        with torch.serialization.safe_globals(list(types)):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+
+    try:
+        return load(allowed)
+    except pickle.UnpicklingError:
+        further = state_types_in(path)
+        if not further:
+            raise
+        return load([*allowed, *further])
 
 
 def _tensors_in(content: Plain) -> Iterator[torch.Tensor]:

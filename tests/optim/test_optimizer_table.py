@@ -47,15 +47,16 @@ class Model(nn.Module):
         self.head = nn.Linear(4, 2)
 
 
-def both(make_args, **settings):
-    """Our and transformers' answer for the same settings."""
+def both(make_args, monkeypatch, **settings):
+    """Our and transformers' answer for the same settings, with a stand-in for the package."""
     settings = {"learning_rate": 3e-3, "adam_beta1": 0.7, "adam_beta2": 0.8, "adam_epsilon": 1e-5, **settings}
     if settings["optim"].startswith(("galore", "apollo")):
         settings.setdefault("optim_target_modules", "all-linear")
     model = Model()
-    theirs = transformers.TrainingArguments("unused", use_cpu=True, **settings)
+    ours, theirs = make_args(**settings), transformers.TrainingArguments("unused", use_cpu=True, **settings)
+    optimizer_stand_ins.install(monkeypatch, settings["optim"])
     return (
-        Trainer.get_optimizer_cls_and_kwargs(make_args(**settings), model),
+        Trainer.get_optimizer_cls_and_kwargs(ours, model),
         transformers.Trainer.get_optimizer_cls_and_kwargs(theirs, model),
     )
 
@@ -85,14 +86,12 @@ CONSTRUCTED = [name for name in OPTIMIZERS if not name.value.endswith("layerwise
 
 @pytest.mark.parametrize("name", CONSTRUCTED)
 def test_class_and_keywords_without_options(make_args, monkeypatch, name):
-    optimizer_stand_ins.install(monkeypatch)
-    check_equal(*both(make_args, optim=name.value))
+    check_equal(*both(make_args, monkeypatch, optim=name.value))
 
 
 @pytest.mark.parametrize("name", [name for name in CONSTRUCTED if options_for(name.value)])
 def test_class_and_keywords_with_every_option(make_args, monkeypatch, name):
-    optimizer_stand_ins.install(monkeypatch)
-    ours, theirs = both(make_args, optim=name.value, optim_args=options_for(name.value))
+    ours, theirs = both(make_args, monkeypatch, optim=name.value, optim_args=options_for(name.value))
     for key, value in theirs[1].items():
         if isinstance(value, str) and key in TEXT_THERE:
             theirs[1][key] = (value == "True") if value in ("True", "False") else type(ours[1][key])(float(value))
@@ -120,7 +119,7 @@ def test_a_missing_package_is_named_with_its_pip_line_when_a_trainer_is_made(mak
 
 
 def test_a_package_that_is_too_old_says_what_it_lacks(make_args, monkeypatch):
-    optimizer_stand_ins.install(monkeypatch)
+    optimizer_stand_ins.install(monkeypatch, "ademamix")
     import bitsandbytes.optim
 
     monkeypatch.delattr(bitsandbytes.optim, "AdEMAMix")
@@ -143,7 +142,7 @@ def test_a_package_that_is_too_old_says_what_it_lacks(make_args, monkeypatch):
     ],
 )
 def test_options_are_read_by_their_types(make_args, monkeypatch, optim, optim_args, text):
-    optimizer_stand_ins.install(monkeypatch)
+    optimizer_stand_ins.install(monkeypatch, optim)
     with pytest.raises(ArgumentError, match=text):
         check_request(make_args(optim=optim, optim_args=optim_args, optim_target_modules="all-linear"))
 
@@ -166,9 +165,8 @@ LOW_RANK = ("galore_adamw", "galore_adafactor", "apollo_adamw")
     ],
 )
 def test_the_groups_of_target_modules(make_args, monkeypatch, caplog, optim, targets):
-    optimizer_stand_ins.install(monkeypatch)
-    with caplog.at_level(logging.WARNING):
-        check_equal(*both(make_args, optim=optim, optim_target_modules=targets))
+    with caplog.at_level(logging.WARNING), caplog.at_level(logging.WARNING, logger="transformers"):
+        check_equal(*both(make_args, monkeypatch, optim=optim, optim_target_modules=targets))
     ours = [record.args[0] for record in caplog.records if record.name.startswith("hf_compat")]
     theirs = [record.message.split()[0] for record in caplog.records if record.name.startswith("transformers")]
     assert ours == theirs  # modules that are named and are no linear layers
@@ -187,13 +185,13 @@ def test_the_groups_of_target_modules(make_args, monkeypatch, caplog, optim, tar
     ],
 )
 def test_target_modules_that_cannot_work_are_refused_when_a_trainer_is_made(make_args, monkeypatch, targets, text):
-    optimizer_stand_ins.install(monkeypatch)
+    optimizer_stand_ins.install(monkeypatch, "galore_adamw")
     with pytest.raises(ArgumentError, match=text):
         Trainer(Model(), make_args(optim="galore_adamw", optim_target_modules=targets), train_dataset=[1, 2])
 
 
 def test_low_rank_without_a_model_is_refused_as_transformers_does(make_args, monkeypatch):
-    optimizer_stand_ins.install(monkeypatch)
+    optimizer_stand_ins.install(monkeypatch, "apollo_adamw")
     args = make_args(optim="apollo_adamw", optim_target_modules="all-linear")
     with pytest.raises(ValueError, match="there is no model"):
         Trainer.get_optimizer_cls_and_kwargs(args)
@@ -202,12 +200,43 @@ def test_low_rank_without_a_model_is_refused_as_transformers_does(make_args, mon
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if OPTIMIZERS[name].device])
 def test_an_optimizer_of_another_chip_is_refused_on_the_cpu(make_args, monkeypatch, name):
-    optimizer_stand_ins.install(monkeypatch)
+    args = make_args(optim=name.value, optim_target_modules="all-linear")
+    optimizer_stand_ins.install(monkeypatch, name)
     with pytest.raises(NotImplementedError, match=f"`optim='{name.value}'` needs .*this run is on the CPU"):
-        check_request(make_args(optim=name.value, optim_target_modules="all-linear"))
+        check_request(args)
 
 
 def test_target_modules_of_another_optimizer_are_warned_of(make_args):
     args = make_args(optim="sgd", optim_target_modules="all-linear")
     with pytest.warns(InertArgumentWarning, match="`optim_target_modules='all-linear'` has no effect"):
         check_request(args)
+
+
+def test_bitsandbytes_keeps_embeddings_in_32_bits(make_args, monkeypatch, caplog, tmp_path):
+    optimizer_stand_ins.install(monkeypatch, "lion_8bit")
+    import bitsandbytes
+
+    told = []
+
+    class Manager:
+        @classmethod
+        def get_instance(cls):
+            return cls()
+
+        def register_module_override(self, module, name, options):
+            told.append((module, name, options))
+
+    bitsandbytes.optim.GlobalOptimManager = Manager
+    model = Model()
+    with caplog.at_level(logging.DEBUG, logger="hf_compat"), caplog.at_level(logging.DEBUG, logger="transformers"):
+        for optim in ("lion_8bit", "lion_32bit"):
+            Trainer(model, make_args(optim=optim)).create_optimizer()
+        transformers.Trainer(
+            model, transformers.TrainingArguments(str(tmp_path), optim="lion_8bit", use_cpu=True)
+        ).create_optimizer()
+    assert told == [(model.embedding, "weight", {"optim_bits": 32})] * 2
+    said = {"hf_compat": [], "transformers": []}
+    for record in caplog.records:
+        if "skipped" in record.message or "fp32" in record.message:
+            said[record.name.partition(".")[0]].append((record.levelname, record.message))
+    assert len(said["hf_compat"]) == 3 and said["hf_compat"] == said["transformers"]

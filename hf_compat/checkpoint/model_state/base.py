@@ -17,6 +17,7 @@ from hf_compat.checkpoint.model_state.shards import (
     read_model_shards,
     read_optimizer_shards,
 )
+from hf_compat.checkpoint.optimizer_types import follow_parameters
 from hf_compat.checkpoint.reading import LoadResult, Weights, read_torch_file, read_weights
 from hf_compat.checkpoint.taken_over import check_optimizer_took_over
 
@@ -112,6 +113,7 @@ class TorchState(ModelState):
         content = read_torch_file(path)
         check_optimizer(path, content)
         self._set_optimizer_state(optimizer, content)
+        follow_parameters(optimizer)
         check_optimizer_took_over(path, optimizer)
         return True
 

@@ -1,0 +1,29 @@
+"""Optimizers of other packages train, stop and go on as under transformers, bit for bit, where they are installed."""
+
+import pytest
+import torch
+from optimizer_runs import compare
+
+from hf_compat.hf.enums import OptimizerNames
+from hf_compat.optim.optimizers import OPTIMIZERS
+from hf_compat.runtime.text import is_installed
+
+IN_EVERY_RUN = ("adamw_bnb_8bit", "apollo_adamw", "galore_adamw", "grokadamw", "stable_adamw")
+
+
+def runs_here(name: OptimizerNames) -> bool:
+    entry = OPTIMIZERS[name]
+    return is_installed(entry.source.package) and not entry.device
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name.value if name.value in IN_EVERY_RUN else pytest.param(name.value, marks=pytest.mark.matrix)
+        for name in OPTIMIZERS
+        if runs_here(name)
+    ],
+)
+def test_twenty_updates_and_a_resumed_run_equal_transformers(tmp_path, name):
+    torch.set_num_threads(1)
+    assert compare(name, tmp_path) == ""
