@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 
 from hf_compat.errors import ArgumentError, warn_once
 from hf_compat.hf.accelerator_config import AcceleratorConfig
@@ -14,7 +14,8 @@ from hf_compat.hf.arguments import AcceptOldNames, TrainingArguments
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.arguments_setters import ArgumentSetters
 from hf_compat.hf.arguments_views import ArgumentViews
-from hf_compat.hf.old_attributes import OldAttributes, remember, remembered
+from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.hf.old_attributes import OldAttributes, assign_old, read_attribute, remember, remembered
 
 # What upstream resolves into objects of Accelerate and DeepSpeed; ours are made from the fields.
 _DERIVED = frozenset({"distributed_state", "deepspeed_plugin", "hf_deepspeed_config", "fsdp_plugin_args", "device"})
@@ -36,10 +37,18 @@ def as_our_arguments(args: object) -> TrainingArguments:
     if isinstance(args, type) or not is_dataclass(args) or not hasattr(args, "output_dir"):
         raise ArgumentError(f"`args` is a {type(args).__name__}.\n\nHint: pass `hf_compat.TrainingArguments(…)`.")
     ours = kind(**{name: getattr(args, name) for name in names if hasattr(args, name)})
-    for name, value in vars(args).items():  # fields of a subclass, and attributes that a script has set
-        if name not in names and name not in _DERIVED and not name.startswith("_"):
+    passed_over = {*names, *_DERIVED, *_old_fields_left_alone(args)}
+    for name, value in vars(args).items():  # fields of a subclass or of an older release, and what a script has set
+        if name not in passed_over and not name.startswith("_"):
             setattr(ours, name, value)
     return ours
+
+
+def _old_fields_left_alone(args: object) -> Iterator[str]:
+    """Yield the old names that an older release has as fields, where they hold its default: they ask for nothing."""
+    for one in fields(args):  # type: ignore[arg-type]  # a dataclass of that release
+        if one.name in OLD_NAMES and one.default is not MISSING and getattr(args, one.name, None) == one.default:
+            yield one.name
 
 
 def adopt_arguments(args: object) -> TrainingArguments:
@@ -104,6 +113,7 @@ def _adopted_class(kind: type) -> type:
     }
     content = {n: value for n, value in ours.items() if _is_ours(n, value) and not any(n in vars(c) for c in own)}
     checks = _checks_of_adopted(kind, base, own)
+    content.update(_old_attributes(theirs, own))
     content.update(
         _checks=classmethod(lambda cls: checks),
         __reduce_ex__=_reduce,
@@ -112,6 +122,20 @@ def _adopted_class(kind: type) -> type:
         __doc__=kind.__doc__,
     )
     return _Adopted(kind.__name__, (kind, base), content)
+
+
+def _old_attributes(theirs: type, own: tuple[type, ...]) -> dict[str, property]:
+    """Return properties for the old names that an older release declares: they follow their successors, as ours do."""
+    declared = {name for kind in theirs.__mro__ for name in vars(kind) if name in OLD_NAMES}
+    names = (name for name in declared if not hasattr(TrainingArguments, name))
+    return {name: _old_attribute(name) for name in names if not any(name in vars(kind) for kind in own)}
+
+
+def _old_attribute(name: str) -> property:
+    def write(args: TrainingArguments, value: object) -> None:
+        assign_old(args, name, value)
+
+    return property(lambda args: read_attribute(args, name), write)
 
 
 def _is_ours(name: str, value: object) -> bool:

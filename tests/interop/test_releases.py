@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +14,8 @@ import pytest
 import toy
 import transformers
 
+from hf_compat import Trainer
+from hf_compat.errors import InertArgumentWarning
 from hf_compat.interop import releases
 
 STAND_IN = Path(__file__).resolve().parents[1] / "releases" / "beside_older.py"
@@ -62,12 +67,51 @@ def test_tokens_are_aligned_as_the_release_does(older, monkeypatch):
 
 
 def test_a_warning_of_an_older_release_refuses_a_generation_config():
-    class OfAnOlderRelease(transformers.GenerationConfig):
-        def validate(self, is_init=False):
-            return transformers.GenerationConfig.validate(self)
+    class OfAnOlderRelease:
+        num_beams = 1
 
-    config = OfAnOlderRelease(num_beams=1)
+        def validate(self, is_init=False):
+            if self.num_beams == 0:
+                warnings.warn("`num_beams` is 0", UserWarning, stacklevel=1)
+
+    config = OfAnOlderRelease()
     releases.validate_strictly(config)
-    config.num_return_sequences = 4
-    with pytest.raises(ValueError, match="num_return_sequences"):
+    config.num_beams = 0
+    with pytest.raises(ValueError, match="num_beams"):
         releases.validate_strictly(config)
+
+
+@dataclass
+class OfARelease(transformers.TrainingArguments):
+    """What transformers 4.57 has besides: fields that are old names today."""
+
+    no_cuda: bool = False
+    group_by_length: bool = False
+    warmup_ratio: float = 0.0
+    include_inputs_for_metrics: bool = False
+    save_safetensors: bool | None = True
+
+
+OfARelease.__name__, OfARelease.__module__ = "TrainingArguments", "transformers.training_args"
+
+
+def test_fields_of_an_older_release_do_their_work_and_defaults_ask_for_nothing(tmp_path):
+    args = OfARelease(str(tmp_path), use_cpu=True, report_to="none", group_by_length=True, warmup_ratio=0.2)
+    trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(8))
+    assert trainer.args is args and args.use_cpu is True, "`no_cuda=False` is no answer to `use_cpu=True`"
+    assert args.train_sampling_strategy == "group_by_length" and args.warmup_steps == 0.2
+    assert args.group_by_length is True and args.warmup_ratio == 0.2 and args.no_cuda is True
+    args.group_by_length = False
+    assert args.train_sampling_strategy == "random" and args.group_by_length is False
+    args.include_inputs_for_metrics = True
+    assert args.include_for_metrics == ["inputs"]
+    again = copy.deepcopy(args)
+    assert again.warmup_ratio == 0.2 and again.group_by_length is False and again.use_cpu is True
+
+
+def test_an_old_field_without_effect_is_warned_about(tmp_path):
+    args = OfARelease(str(tmp_path), use_cpu=True, report_to="none", save_safetensors=False, warmup_steps=3)
+    args.warmup_ratio = 0.2  # beside a count of updates, which wins
+    with pytest.warns(InertArgumentWarning, match="save_safetensors=False"):
+        Trainer(toy.Classifier(), args, train_dataset=toy.rows(8))
+    assert args.warmup_steps == 3

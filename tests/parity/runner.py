@@ -32,6 +32,11 @@ from toy import EVENTS, FLAGS
 
 # Durations, and rates over them, are the machine's.
 TIMED = ("_runtime", "_per_second", "_preparation_time")
+# What of a state is compared; an older release has not all of it.
+STATE = (
+    "epoch", "global_step", "max_steps", "num_train_epochs", "total_flos", "best_metric", "best_global_step",
+    "num_input_tokens_seen",
+)  # fmt: skip
 # What our logs hold besides HF's keys: a row of docs/differences.md.
 OWN_LOGS = ("nonfinite_steps",)
 
@@ -102,8 +107,7 @@ def run_case(api, case: dict, folder: Path) -> dict:
         "after": without_times(after),
         "trace": trace,
         "files": files_under(folder),
-        "state": {n: getattr(state, n) for n in ("epoch", "global_step", "max_steps", "num_train_epochs", "total_flos")}
-        | {n: getattr(state, n) for n in ("best_metric", "best_global_step", "num_input_tokens_seen")}
+        "state": {n: getattr(state, n) for n in STATE if hasattr(state, n)}
         | {"best": state.best_model_checkpoint and Path(state.best_model_checkpoint).name},
         "stateful": dict(state.stateful_callbacks),
         "random": torch.random.get_rng_state(),
