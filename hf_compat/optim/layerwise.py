@@ -90,7 +90,9 @@ class LayerWiseDummyScheduler(LRScheduler):
 
     def __init__(self, optimizer_dict: Mapping[nn.Parameter, Optimizer] | None = None, *, lr: float) -> None:
         self.default_lr = lr
-        super().__init__(LayerWiseDummyOptimizer(optimizer_dict, lr=lr), -1)
+        stand_in = LayerWiseDummyOptimizer(optimizer_dict, lr=lr)
+        stand_in._opt_called = True  # type: ignore[attr-defined]  # torch asks whether it has stepped: hooks have
+        super().__init__(stand_in, -1)
 
     def get_lr(self) -> list[float | torch.Tensor]:
         """Return the rate of the first parameter."""

@@ -51,6 +51,7 @@ NAMES = [
     "activation_checkpointing",
     "compute_loss_func",
     "optim_adafactor",
+    "optim_schedule_free_adamw",
     "schedule_reduce_lr_on_plateau",
     "metrics",
     "several_eval_sets",

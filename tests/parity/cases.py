@@ -182,6 +182,13 @@ for optim, options in {
     "rmsprop": {"optim_args": "alpha=0.9,centered=True,momentum=0.1"},
 }.items():
     case(f"optim_{optim}", {"optim": optim, **options, "gradient_accumulation_steps": 2})
+case(
+    "optim_schedule_free_adamw",
+    {
+        "optim": "schedule_free_adamw", "weight_decay": 0.1, "warmup_steps": 3, "gradient_accumulation_steps": 2,
+        "save_strategy": "steps", "save_steps": 5, "load_best_model_at_end": True, **EVAL,
+    },
+)  # fmt: skip
 
 
 class _OwnOptimizer:
