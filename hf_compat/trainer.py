@@ -210,7 +210,9 @@ class Trainer(
         try:
             with naming_absent_ranks():
                 wanted = model_path if resume_from_checkpoint is None else resume_from_checkpoint
-                return self._train_from(self._checkpoint_of_exception(wanted), trial, ignore_keys_for_eval)
+                if trial is None:  # a trial never goes on from what another one has left
+                    wanted = self._checkpoint_of_exception(wanted)
+                return self._train_from(wanted, trial, ignore_keys_for_eval)
         except BaseException:
             close_bars(self.callback_handler)
             raise
@@ -234,7 +236,8 @@ class Trainer(
             )
 
         self._compare_ranks(wanted)
-        with self._output_folder_taken():
+        is_of_search = trial is not None and self.hp_search_backend is not None
+        with self._output_folder_taken(at_once=not is_of_search):  # a trial's folder is another one
             return self._with_checkpoint(wanted, train)
 
     def _make_module(self, plan: LightningPlan) -> WindowModule:

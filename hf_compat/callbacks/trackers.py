@@ -80,8 +80,9 @@ class TensorBoardCallback(TrainerCallback):
         if chosen is None and state.global_step > 0:
             chosen = memory.logdir()
         if chosen is None:
-            trial = (state.trial_name,) if state.is_hyper_param_search and state.trial_name else ()
-            chosen = os.path.join(str(args.output_dir), default_logdir(), *trial)
+            chosen = os.path.join(str(args.output_dir), default_logdir())
+        if state.is_hyper_param_search and state.trial_name and os.path.basename(chosen) != state.trial_name:
+            chosen = os.path.join(chosen, state.trial_name)  # a run of its own
         self.logging_dir = os.path.expanduser(chosen)
         purge = state.global_step + 1 if state.global_step > 0 else None
         memory.write(logdir=self.logging_dir)
@@ -202,7 +203,7 @@ class WandbCallback(TrainerCallback):
         options: dict[str, Any] = {}
         if state.trial_name is not None:
             options = {"name": state.trial_name, "group": args.run_name or args.output_dir}
-        elif args.run_name is not None:
+        elif args.run_name is not None and not state.is_hyper_param_search:  # wandb names a search's runs apart
             options = {"name": args.run_name}
         known = self._memory.read() if state.global_step > 0 else {}
         if "id" in known:

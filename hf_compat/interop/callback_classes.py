@@ -30,4 +30,16 @@ def known_to_transformers(kind: type[TrainerCallback]) -> type[TrainerCallback]:
 @functools.cache
 def _both(ours: type[TrainerCallback], theirs: type) -> type[TrainerCallback]:
     content = {"__module__": ours.__module__, "__qualname__": ours.__qualname__, "__doc__": ours.__doc__}
-    return type(ours.__name__, (ours, theirs), content)
+
+    def reduce(callback: TrainerCallback, protocol: int) -> tuple[object, ...]:
+        """Say how to copy or pickle a callback: its class cannot be found by its name."""
+        return _made_again, (ours, vars(callback))
+
+    return type(ours.__name__, (ours, theirs), {**content, "__reduce_ex__": reduce})
+
+
+def _made_again(ours: type[TrainerCallback], attributes: dict[str, object]) -> TrainerCallback:
+    kind = known_to_transformers(ours)
+    callback = object.__new__(kind)
+    vars(callback).update(attributes)
+    return callback

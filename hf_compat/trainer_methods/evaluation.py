@@ -29,6 +29,7 @@ from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.base import Dataset, Loader, Metrics
+from hf_compat.trainer_methods.trials import check_model_is_there
 from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks
 from hf_compat.training_run.best_metric import check_tracked_value
 
@@ -154,6 +155,7 @@ class EvaluationMethods(UpstreamHooks):
         Differs:
             Predictions are joined once, at the end.
         """
+        check_model_is_there(self.model)
         plan = translate(self.args, model_config=getattr(self.model, "config", None))
         self._let_wrap_model(training=False)
         self._prepare_model(plan)

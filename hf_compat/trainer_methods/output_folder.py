@@ -50,11 +50,15 @@ class OutputFolderMethods(TrainerBase):
             logger.warning("`output_dir=%r` cannot be made (%s); nothing is saved there.", self.args.output_dir, error)
 
     @contextlib.contextmanager
-    def _output_folder_taken(self) -> Iterator[None]:
-        """Keep other runs from saving into the output folder while this one trains; wait for the last write."""
+    def _output_folder_taken(self, at_once: bool) -> Iterator[None]:
+        """Keep other runs from saving into the output folder while this one trains; wait for the last write.
+
+        Args:
+            at_once: Take the folder before training; else each folder is taken when something is saved into it.
+        """
         self._owner = broadcast_object(Owner.of_this_process())
         try:
-            if self._will_save():
+            if at_once and self._will_save():
                 self._take(str(self.args.output_dir))
             yield
             self._background.wait()  # a callback may have saved at the very end

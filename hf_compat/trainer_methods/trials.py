@@ -9,7 +9,7 @@ from numbers import Real
 
 import torch
 
-from hf_compat.errors import OverrideError
+from hf_compat.errors import OverrideError, SearchError
 from hf_compat.runtime.text import shown
 from hf_compat.trainer_methods.base import Metrics, Objective, TrainerBase, Trial
 
@@ -76,3 +76,16 @@ def release_model(trainer: TrainerBase) -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def check_model_is_there(model: object) -> None:
+    """Say what has become of a search's last model, where somebody evaluates it.
+
+    Raises:
+        SearchError: It was let go.
+    """
+    if model is None:
+        raise SearchError(
+            "The Trainer has no model: the search has let go of its last trial's.\n\n"
+            "Hint: set the arguments of the best run, call `train()`, then evaluate; or load the best run's checkpoint."
+        )

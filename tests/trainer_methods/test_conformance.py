@@ -37,7 +37,7 @@ INNER = {
     "_process_fsdp_args",
     "is_torch_greater_or_equal_than_2_8",
 }
-# Called with a search alone, which is refused.
+# Called in a search on ray alone: test_search_backends.py.
 NOT_YET = {"_tune_save_checkpoint"}
 
 

@@ -145,7 +145,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+SAMPLE = ("default_objective", "no_evaluation", "pruned", "several_objectives")
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in SAMPLE else pytest.mark.matrix) for c in CASES])
 def test_a_search_equals_that_of_transformers(case, tmp_path):
     arguments, options = CASES[case]
     fresh = lambda: options | ({"sampler": optuna.samplers.NSGAIISampler(seed=5)} if "several" in case else {})  # noqa: E731
