@@ -33,6 +33,10 @@ class DataError(HfCompatError, ValueError):
     """A data set, its columns or its batches cannot be trained or evaluated on."""
 
 
+class NonFiniteNumber(HfCompatError, ValueError):
+    """A number that the user has had watched is NaN or infinite."""
+
+
 class LossError(HfCompatError, ValueError):
     """The model gave no usable loss."""
 

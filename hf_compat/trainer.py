@@ -17,6 +17,7 @@ from hf_compat.callbacks.bridge import close_bars
 from hf_compat.callbacks.startup_log import show_logs
 from hf_compat.data.types import Collator
 from hf_compat.engine.module import WindowModule
+from hf_compat.engine.overflow_debug import watching_for_overflow
 from hf_compat.errors import ArgumentError, UnknownArgument
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.outputs import TrainOutput
@@ -29,6 +30,7 @@ from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.runtime.absent_ranks import naming_absent_ranks, telling_of_failure
 from hf_compat.runtime.background import BackgroundWriter
 from hf_compat.runtime.collectives import start_processes
+from hf_compat.runtime.memory_tracker import TrainerMemoryTracker
 from hf_compat.runtime.out_of_memory import run_with_fitting_batch_size
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.runtime.text import did_you_mean, shown
@@ -119,6 +121,8 @@ class Trainer(
             self.model_init = model_init
             self.model = model  # type: ignore[assignment]  # None until `model_init` is called, as upstream
             self.create_accelerator_and_postprocess()
+            self._memory_tracker = TrainerMemoryTracker(self.args.skip_memory_metrics)
+            self._memory_tracker.start()
             self._set_model(self._resolve_model(model))
             self._introspect()
             self._set_up_data(train_dataset, eval_dataset, data_collator, processing_class)
@@ -136,6 +140,7 @@ class Trainer(
             self._prepare_hub()
             self.control = self.callback_handler.on_init_end(self.args, self.state, self.control)
             self._set_use_cache()
+            self._memory_tracker.stop_and_update_metrics()
 
     def _set_up_process(self, args: TrainingArguments) -> None:
         """Take the arguments; join the other processes, show logs and seed as they say."""
@@ -206,6 +211,7 @@ class Trainer(
             `transformers.Trainer.train`, 5.23.
         """
         self._background.wait()
+        self._memory_tracker.start()
         self.is_in_train = True
         try:
             with naming_absent_ranks():
@@ -214,6 +220,7 @@ class Trainer(
                     wanted = self._checkpoint_of_exception(wanted)
                 return self._train_from(wanted, trial, ignore_keys_for_eval)
         except BaseException:
+            self._memory_tracker.give_up()
             close_bars(self.callback_handler)
             raise
         finally:
@@ -225,15 +232,16 @@ class Trainer(
     ) -> TrainOutput:
         def train(checkpoint: str | None) -> TrainOutput:
             self._prepare_model_for_training(checkpoint, trial)
-            return run_with_fitting_batch_size(
-                self._inner_training_loop,
-                self._train_batch_size,
-                self.args.auto_find_batch_size,
-                args=self.args,
-                resume_from_checkpoint=checkpoint,
-                trial=trial,
-                ignore_keys_for_eval=ignore_keys_for_eval,
-            )
+            with watching_for_overflow(self.model, self.args.debug):
+                return run_with_fitting_batch_size(
+                    self._inner_training_loop,
+                    self._train_batch_size,
+                    self.args.auto_find_batch_size,
+                    args=self.args,
+                    resume_from_checkpoint=checkpoint,
+                    trial=trial,
+                    ignore_keys_for_eval=ignore_keys_for_eval,
+                )
 
         self._compare_ranks(wanted)
         is_of_search = trial is not None and self.hp_search_backend is not None

@@ -18,6 +18,7 @@ __getattr__, __dir__ = mirror(
         "EvalLoopOutput": "hf.outputs",
         "PredictionOutput": "hf.outputs",
         "TrainOutput": "hf.outputs",
+        "TrainerMemoryTracker": "runtime.memory_tracker",
         "HubStrategy": "hf.enums",
         "IntervalStrategy": "hf.enums",
         "SaveStrategy": "hf.enums",

@@ -75,9 +75,6 @@ def test_all_complaints_come_at_once(make_args):
     [
         {"torch_compile": True},
         {"use_liger_kernel": True},
-        {"train_sampling_strategy": "batch_rebalance"},
-        {"debug": "underflow_overflow"},
-        {"skip_memory_metrics": False},
     ],
 )
 def test_what_is_not_supported_yet_says_so(make_args, values):

@@ -12,7 +12,7 @@ import transformers
 import hf_compat
 
 MODULES = ["trainer_utils", "trainer_callback", "trainer_pt_utils", "training_args", "optimization", "data"]
-MODULES += ["training_args_seq2seq", "trainer_seq2seq"]
+MODULES += ["training_args_seq2seq", "trainer_seq2seq", "debug_utils"]
 IMPORTS = {
     "trainer_utils": "get_last_checkpoint, EvalPrediction, BestRun, HubStrategy, PREFIX_CHECKPOINT_DIR, set_seed",
     "trainer_callback": "TrainerCallback, TrainerState, TrainerControl, ExportableState, EarlyStoppingCallback",
@@ -21,6 +21,7 @@ IMPORTS = {
     "training_args_seq2seq": "Seq2SeqTrainingArguments, TrainingArguments, GenerationConfig",
     "trainer_seq2seq": "Seq2SeqTrainer, Trainer, GenerationConfig",
     "optimization": "get_scheduler, get_cosine_schedule_with_warmup, Adafactor",
+    "debug_utils": "DebugOption, DebugUnderflowOverflow, detect_overflow, get_abs_min_max",
     "data": "DataCollatorWithPadding, default_data_collator, DataCollatorForLanguageModeling",
 }
 

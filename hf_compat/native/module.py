@@ -18,6 +18,7 @@ from hf_compat.data.types import Batch
 from hf_compat.engine.embedding_noise import begin_noise, end_noise
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import compile_model_only, leave_out_step_metrics, place_of
+from hf_compat.engine.overflow_debug import DebugUnderflowOverflow, watch_where_asked
 from hf_compat.engine.precision import leave_autocast_to_forward, unwrap_forward
 from hf_compat.engine.protocols import TrainingSteps
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
@@ -63,6 +64,8 @@ class HFModule(LoadableModule):
     Example:
         `lightning.Trainer(max_epochs=3).fit(HFModule(model, args), HFDataModule(args, train_dataset=data))`
     """
+
+    _watch: DebugUnderflowOverflow | None = None  # while it trains with `debug="underflow_overflow"`
 
     def __init__(
         self,
@@ -140,6 +143,8 @@ class HFModule(LoadableModule):
             seed_from(steps.args)
         self._compare_with_trainer()
         keep_monitor(self)
+        self._stop_watching()  # of a fit that has failed
+        self._watch = watch_where_asked(self.model, steps.args.debug)
         if not self.automatic_optimization:
             count_updates(self.trainer, 1 if isinstance(data, NativeSteps) else steps.args.gradient_accumulation_steps)
         begin_noise(self.trainer, self.model, steps.args.neftune_noise_alpha)
@@ -149,6 +154,7 @@ class HFModule(LoadableModule):
         """Leave the model and the data module as they were."""
         if self._own_steps is not None:
             show_expected()
+            self._stop_watching()
             unwrap_forward(self.model)
             end_noise(self.trainer)
             datamodule = getattr(self.trainer, "datamodule", None)
@@ -158,6 +164,11 @@ class HFModule(LoadableModule):
             self.leave_fit()
             leave_own_step(self)
         super().teardown(stage)
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.remove()
+            self._watch = None
 
     def _compare_with_trainer(self) -> None:
         trainer: Any = self.trainer

@@ -14,6 +14,7 @@ from typing import Any
 from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import check_again
+from hf_compat.hf.enums import DebugOption
 from hf_compat.runtime.text import shown
 
 _ONE_PROCESS = "it only matters with several processes, and the launcher has started one"
@@ -162,8 +163,13 @@ ROWS: dict[str, Row] = {
     "fsdp": _goes("ModelParallelStrategy: torch's fully_shard"),
     "fsdp_config": _goes("which modules are sharded, and how"),
     "deepspeed": _goes("DeepSpeedStrategy; every auto resolved from the arguments"),
-    "debug": _later("debug modes"),
-    "skip_memory_metrics": _later("measuring memory", "use torch.cuda.max_memory_allocated()"),
+    "debug": Row(
+        to="forward hooks that show what led to the first NaN or infinity, and stop there",
+        refuse="tpu_metrics_debug prints what a TPU's compiler has counted, and there is no TPU here",
+        hint="leave tpu_metrics_debug out",
+        refuses=lambda value: isinstance(value, list) and DebugOption.TPU_METRICS_DEBUG in value,
+    ),
+    "skip_memory_metrics": _goes("memory of each stage (`train_mem_cpu_alloc_delta` …) in its metrics; needs psutil"),
     "do_train": _goes(_FLAG),
     "do_eval": _goes(_FLAG),
     "do_predict": _goes(_FLAG),

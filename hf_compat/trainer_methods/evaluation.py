@@ -63,6 +63,7 @@ class EvaluationMethods(UpstreamHooks):
             # the trainer's own sets are named: a subclass's `get_eval_dataloader` may ask which one it is
             parts = {name: name if eval_dataset is None else part for name, part in dataset.items()}
             return self._evaluate_each(parts, ignore_keys, metric_key_prefix)
+        self._memory_tracker.start()
         loader = self.get_eval_dataloader(dataset)
         start_time = time.time()
         output = self.evaluation_loop(
@@ -77,6 +78,7 @@ class EvaluationMethods(UpstreamHooks):
         check_tracked_value(evaluated, self.args.metric_for_best_model)
         self.log(evaluated)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, evaluated)
+        self._memory_tracker.stop_and_update_metrics(evaluated)
         return evaluated
 
     def _evaluate_each(self, parts: Mapping[str, Dataset], ignore_keys: list[str] | None, prefix: str) -> Metrics:
@@ -115,6 +117,7 @@ class EvaluationMethods(UpstreamHooks):
         Mirrors:
             `transformers.Trainer.predict`, 5.23.
         """
+        self._memory_tracker.start()
         loader = self.get_test_dataloader(test_dataset)
         start_time = time.time()
         output = self.evaluation_loop(
@@ -122,6 +125,7 @@ class EvaluationMethods(UpstreamHooks):
         )
         metrics = self._with_speed(output, metric_key_prefix, start_time)
         self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
+        self._memory_tracker.stop_and_update_metrics(metrics)
         return PredictionOutput(predictions=output.predictions, label_ids=output.label_ids, metrics=metrics)
 
     def _with_speed(self, output: EvalLoopOutput, prefix: str, start_time: float) -> dict[str, float]:

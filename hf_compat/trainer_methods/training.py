@@ -235,6 +235,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         self.store_flos()
         nonfinite = self._run.losses.nonfinite_over_processes()
         metrics = run_summary(start_time, samples, updates, self.state.total_flos, train_loss, nonfinite)
+        self._memory_tracker.stop_and_update_metrics(metrics)
         self.log(metrics)
         best = self.state.best_model_checkpoint
         if self.args.load_best_model_at_end and best is not None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from hf_compat.errors import OverrideError
+from hf_compat.runtime.memory_tracker import TrainerMemoryTracker
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import TrainerBase
@@ -37,26 +38,12 @@ REFUSED_OVERRIDES = {
 }
 
 
-class MemoryTracker:
-    """What overrides of `evaluate` and `predict` call around their work; memory is not measured.
-
-    Mirrors:
-        `transformers.trainer_utils.TrainerMemoryTracker` with `skip_memory_metrics=True`, 5.23.
-    """
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def stop_and_update_metrics(self, metrics: dict[str, float] | None = None) -> None:
-        """Add nothing."""
-
-
 class UpstreamHooks(TrainerBase):
     """Override points, and attributes that subclasses read, which are here for subclasses alone."""
 
     is_fsdp_xla_enabled = is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = False
     is_distributed_loading_by_transformers = False
-    _memory_tracker = MemoryTracker()
+    _memory_tracker = TrainerMemoryTracker(skip_memory_metrics=True)  # the constructor makes the one in force
 
     @property
     def _loggers_initialized(self) -> bool:

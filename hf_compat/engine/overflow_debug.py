@@ -1,0 +1,179 @@
+"""`debug="underflow_overflow"`: forward hooks that show what led to the first NaN or infinite number. torch only."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Container, Iterator, Sequence
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
+
+from hf_compat.errors import NonFiniteNumber
+from hf_compat.hf.enums import DebugOption
+
+_INDENT = " " * 17
+_HEAD = f"{'abs min':8} {'abs max':8} metadata"
+
+
+class DebugUnderflowOverflow:
+    """Look at weights, inputs and outputs of every module that runs, and stop where one holds NaN or infinity.
+
+    The last frames are printed then: the module's name and class, and the smallest and largest absolute value of each
+    of its weights, inputs and outputs. Each forward pass takes much longer.
+
+    Args:
+        model: The model.
+        max_frames_to_save: Frames that are kept and printed.
+        trace_batch_nums: Batches, counted from 0, that are printed whole; nothing stops in them.
+        abort_after_batch_num: Stop after this batch.
+
+    Raises:
+        NonFiniteNumber: In the model's forward: at the first NaN or infinity, or after `abort_after_batch_num`.
+
+    Mirrors:
+        `transformers.debug_utils.DebugUnderflowOverflow`, 5.23: what is printed.
+
+    Differs:
+        `remove` takes the hooks off the model. Truth values and empty tensors are shown, too.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        max_frames_to_save: int = 21,
+        trace_batch_nums: Sequence[int] | None = None,
+        abort_after_batch_num: int | None = None,
+    ) -> None:
+        self.model = model
+        self.trace_batch_nums = list(trace_batch_nums or ())
+        self.abort_after_batch_num = abort_after_batch_num
+        self.frames: deque[str] = deque(maxlen=max_frames_to_save)
+        self.frame: list[str] = []
+        self.batch_number = self.total_calls = 0
+        self.detected_overflow = False
+        self.module_names = {module: name for name, module in model.named_modules()}
+        self._handles: list[RemovableHandle] = []
+        model.apply(self._hook)
+
+    def _hook(self, module: nn.Module) -> None:
+        self._handles.append(module.register_forward_hook(self.forward_hook))
+
+    def remove(self) -> None:
+        """Take the hooks off the model."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def forward_hook(self, module: nn.Module, inputs: object, output: object) -> None:
+        """Note one module's call; the model's own is a batch's last."""
+        is_traced = self.batch_number in self.trace_batch_nums
+        if is_traced:
+            self.frames.clear()
+        if self.total_calls == 0:
+            self._begin_batch()
+        self.total_calls += 1
+        self.batch_number += module is self.model
+        self._note_call(module, inputs, output)
+        if is_traced:
+            self._show("\n".join(self.frames))
+        if module is self.model:
+            self._begin_batch()
+        if self.detected_overflow and not is_traced:
+            self._stop_at_overflow()
+        self._stop_where_asked()
+
+    def _begin_batch(self) -> None:
+        self.frame += [f"\n\n{_INDENT} *** Starting batch number={self.batch_number} ***", _HEAD]
+
+    def _note_call(self, module: nn.Module, inputs: object, output: object) -> None:
+        name = self.module_names.get(module, "")
+        self.frame.append(f"{_INDENT} {name} {type(module).__name__}")
+        for name, weight in module.named_parameters(recurse=False):
+            self._note(weight, name)
+        for place, value in _named("input", inputs):
+            self._note(value, place)
+        for place, value in _named("output", output):
+            for inner, part in _named(place, value):
+                self._note(part, inner)
+        self.frames.append("\n".join(self.frame))
+        self.frame = []
+
+    def _note(self, value: object, place: str) -> None:
+        if isinstance(value, torch.Tensor):
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            self.frame.append(f"{_extent(whole)} {place}")
+            self.detected_overflow |= detect_overflow(whole, place)
+        else:
+            self.frame.append(f"{'None' if value is None else 'not a tensor':>17} {place}")
+
+    def _stop_at_overflow(self) -> None:
+        self._show(
+            f"\nDetected inf/nan during batch_number={self.batch_number}\n"
+            f"Last {len(self.frames)} forward frames:\n{_HEAD}\n" + "\n".join(self.frames) + "\n\n\n"
+        )
+        raise NonFiniteNumber(
+            "DebugUnderflowOverflow: inf/nan detected in the model's forward; the values that led to it are printed "
+            "above.\n\nHint: look at the last frames, and lower the learning rate, or train in bf16 or fp32."
+        )
+
+    def _stop_where_asked(self) -> None:
+        last = self.abort_after_batch_num
+        if last is not None and self.batch_number > last:
+            raise NonFiniteNumber(
+                f"DebugUnderflowOverflow: stopped after {self.batch_number} batches, as `abort_after_batch_num={last}` "
+                "asks.\n\nHint: leave it out to train on."
+            )
+
+    def _show(self, text: str) -> None:
+        print(text)  # noqa: T201 - what the user has asked to see
+        self.frames.clear()
+
+
+def detect_overflow(value: torch.Tensor, place: str) -> bool:
+    """Return whether a tensor holds NaN or infinity, and print which.
+
+    Args:
+        value: The tensor, of any shape.
+        place: What it is called.
+
+    Mirrors:
+        `transformers.debug_utils.detect_overflow`, 5.23.
+    """
+    found = [what for what, holds in (("nans", torch.isnan), ("infs", torch.isinf)) if bool(holds(value).any().item())]
+    for what in found:
+        print(f"{place} has {what}")  # noqa: T201 - what the user has asked to see
+    return bool(found)
+
+
+def _named(place: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield the members of a tuple with their places, or the value itself."""
+    if isinstance(value, tuple):
+        yield from ((f"{place}[{i}]", member) for i, member in enumerate(value))
+    else:
+        yield place, value
+
+
+def _extent(value: torch.Tensor) -> str:
+    if value.numel() == 0:
+        return f"{'empty':>17}"
+    absolute = value.to(torch.uint8) if value.dtype is torch.bool else value.abs()
+    return f"{absolute.min():8.2e} {absolute.max():8.2e}"
+
+
+def watch_where_asked(model: nn.Module, debug: Container[object]) -> DebugUnderflowOverflow | None:
+    """Put the hooks on a model where the arguments ask for them."""
+    return DebugUnderflowOverflow(model) if DebugOption.UNDERFLOW_OVERFLOW in debug else None
+
+
+@contextlib.contextmanager
+def watching_for_overflow(model: nn.Module, debug: Container[object]) -> Iterator[None]:
+    """Look for overflow while a model is trained, where the arguments ask for it; the hooks go with the training."""
+    watch = watch_where_asked(model, debug)
+    try:
+        yield
+    finally:
+        if watch is not None:
+            watch.remove()
