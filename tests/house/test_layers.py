@@ -15,6 +15,7 @@ MIRRORS = (
     "trainer_utils",
     "trainer_callback",
     "trainer_pt_utils",
+    "debug_utils",
     "trainer_seq2seq",
     "training_args",
     "training_args_seq2seq",
