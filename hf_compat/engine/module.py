@@ -128,6 +128,7 @@ class WindowModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add where the data stands: Lightning itself keeps it within epochs only."""
+        self.stepping.tell_of_saving()
         windows = self.trainer.train_dataloader
         if not isinstance(windows, Windows):
             return
@@ -173,6 +174,7 @@ class WindowModule(pl.LightningModule):
         path = self.trainer.ckpt_path
         if path is None:
             return
+        self.stepping.tell_of_resuming()
         for optimizer in self.trainer.optimizers:
             check_optimizer_took_over(str(path), optimizer)
         for config in self.trainer.lr_scheduler_configs:

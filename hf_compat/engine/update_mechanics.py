@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.protocols import GradNorm, TrainingSteps
-from hf_compat.errors import OverrideError
+from hf_compat.errors import OverrideError, UnsupportedArgument
 from hf_compat.interop.deepspeed import DeepSpeedEngine, is_deepspeed_engine
 from hf_compat.optim.stepping import Stepping
 from hf_compat.plan.translate import exchanges_every_micro_batch
@@ -54,7 +54,10 @@ class UpdateMechanics:
 
         Raises:
             OverrideError: The optimizer runs the backward pass, and the module has one of its own.
+            UnsupportedArgument: It updates parameters there, and gradients are to be scaled or exchanged.
         """
+        if stepping.steps_in_backward:
+            self._refuse_later_gradients(stepping)
         self.stepping = stepping
         stepping.attach()
         send = stepping.fused_backward
@@ -67,6 +70,15 @@ class UpdateMechanics:
             )
         # found by Lightning's own backward pass, so that every hook around it is called
         module.__dict__["backward"] = lambda loss, *args, **kwargs: send(loss, rate())
+
+    def _refuse_later_gradients(self, stepping: Stepping) -> None:
+        processes = self.steps.accelerator.num_processes
+        what = f"exchanged between {processes} processes" if processes > 1 else "scaled for `fp16=True`"
+        if processes > 1 or self._scaling is not None:
+            raise UnsupportedArgument(
+                f"{type(stepping.optimizer).__name__} updates each parameter in the backward pass, and gradients are "
+                f"to be {what}.\n\nHint: train in one process, without `fp16`, or choose another optimizer."
+            )
 
     def end(self, module: pl.LightningModule) -> None:
         """Take back what `begin` has done."""

@@ -13,6 +13,7 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from torch.optim import Optimizer
 
+from hf_compat.errors import warn_once
 from hf_compat.optim.layerwise import LayerWiseDummyOptimizer
 
 
@@ -59,6 +60,23 @@ class Stepping:
     def holds_training_weights(self) -> bool:
         """Whether the parameters hold weights that are trained, and are not those to be evaluated."""
         return False
+
+    def tell_of_saving(self) -> None:
+        """Warn that a schedule-free optimizer's average is not what is saved, as upstream."""
+        if self.holds_training_weights:
+            warn_once(
+                f"{type(self.optimizer).__name__}: weights are saved as they are trained, not averaged, as in "
+                "transformers: an evaluation puts the average in force, until the next update.\n\nHint: evaluate at "
+                "the updates that save (`eval_strategy`, `eval_steps`), and before `save_model`."
+            )
+
+    def tell_of_resuming(self) -> None:
+        """Warn of what a checkpoint does not hold, as upstream's does not."""
+        if self.not_in_checkpoints:
+            warn_once(
+                f"A checkpoint does not hold {self.not_in_checkpoints}: {type(self.optimizer).__name__} begins with "
+                "them anew, as in transformers."
+            )
 
 
 class ScheduleFreeStepping(Stepping):

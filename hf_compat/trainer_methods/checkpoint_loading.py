@@ -27,7 +27,6 @@ from hf_compat.checkpoint.reading import (
 )
 from hf_compat.checkpoint.taken_over import check_schedule_took_over
 from hf_compat.checkpoint.trainer_state import read_trainer_state
-from hf_compat.errors import warn_once
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.interop.upstream_log import log_line
@@ -122,12 +121,7 @@ class CheckpointLoadingMethods(TrainerBase):
         check_schedule_took_over(schedule, self.lr_scheduler)
 
     def _load_optimizer(self, checkpoint: str) -> bool:
-        lost = stepping_of(self.optimizer).not_in_checkpoints
-        if lost:
-            warn_once(
-                f"A checkpoint does not hold {lost}: {type(self.optimizer).__name__} begins with them anew, as in "
-                "transformers."
-            )
+        stepping_of(self.optimizer).tell_of_resuming()
         with fitting(f"The optimizer's state in {checkpoint}"):
             return self._model_state.load_optimizer(checkpoint, self.optimizer)
 

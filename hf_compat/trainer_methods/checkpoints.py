@@ -111,7 +111,7 @@ class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
         note_best_checkpoint(self.state, path_of, final, self._has_written)
         best = self.state.best_model_checkpoint
         log_line(f"Saving model checkpoint to {final}")
-        self._tell_of_training_weights()
+        stepping_of(self.optimizer).tell_of_saving()
         if self._may_save_in_background():
             write = self._frozen_write()
             self._background.submit(lambda: self._write_and_seal(write, place, final, best, self._push_when_written))
@@ -320,19 +320,10 @@ class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
         folder = output_dir if output_dir is not None else self.args.output_dir
         if not _internal_call:
             log_line(f"Saving model checkpoint to {folder}")
-            self._tell_of_training_weights()
+            stepping_of(self.optimizer).tell_of_saving()
         self._model_state.write_weights(str(folder), self._save, for_checkpoint=_internal_call)
         if self.args.push_to_hub and not _internal_call:
             self._push_saved_model()
-
-    def _tell_of_training_weights(self) -> None:
-        """Warn that a schedule-free optimizer's average is not what is saved, as upstream."""
-        if stepping_of(self.optimizer).holds_training_weights:
-            warn_once(
-                f"{type(self.optimizer).__name__}: weights are saved as they are trained, not averaged, as in "
-                "transformers: an evaluation puts the average in force, until the next update.\n\nHint: evaluate at "
-                "the updates that save (`eval_strategy`, `eval_steps`), and before `save_model`."
-            )
 
     def _save(self, output_dir: str | None = None, state_dict: Weights | None = None) -> None:
         """Write weights, configuration, processor and arguments to a folder."""

@@ -6,6 +6,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import toy
+from lomo_optim import Lomo
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -20,6 +21,8 @@ from hf_compat.engine.update_mechanics import (
     UpdateMechanics,
     make_update_mechanics,
 )
+from hf_compat.errors import UnsupportedArgument
+from hf_compat.optim.stepping import stepping_of, stepping_of_all
 from hf_compat.runtime.launch import Launch
 
 
@@ -147,3 +150,32 @@ def test_lightnings_own_precision_and_strategy(make_args, precision, tmp_path):
     trainer.fit(module, HFDataModule(args, train_dataset=toy.rows()))
     assert trainer.global_step == 3
     assert all(not torch.equal(old, new) for old, new in zip(before, module.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("processes", "scaled", "reason"), [(2, False, "2 processes"), (1, True, "scaled")])
+def test_an_optimizer_of_the_users_own_that_steps_in_the_backward_pass_is_refused(make_args, processes, scaled, reason):
+    """Its name is not in the arguments, which are looked at earlier."""
+    model = toy.Classifier()
+    steps = steps_of(make_args, model, processes)
+    precision = ForwardPrecision("16-mixed", torch.amp.GradScaler("cpu")) if scaled else ForwardPrecision()
+    mechanics = make_update_mechanics(steps, torch.Tensor.backward, precision)
+    with pytest.raises(UnsupportedArgument, match=reason):
+        mechanics.begin(pl.LightningModule(), stepping_of(Lomo(model, lr=0.1)), lambda: 0.1)
+
+
+def test_several_optimizers_are_switched_together():
+    trained, seen = torch.nn.Linear(1, 1), []
+
+    class Switching(torch.optim.SGD):
+        def train(self):
+            seen.append("train")
+
+        def eval(self):
+            seen.append("eval")
+
+    stepping = stepping_of_all([Switching(trained.parameters(), lr=0.1), torch.optim.SGD(trained.parameters(), lr=0.1)])
+    stepping.attach()
+    stepping.to_training()
+    stepping.to_evaluation()
+    stepping.detach()
+    assert (seen, stepping.switches, stepping.steps_in_backward) == (["train", "eval"], True, False)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import transformers
 from toy import Classifier, rows, weights
 
 import hf_compat
-from hf_compat import HFDataModule, HFModule, TrainingArguments
-from hf_compat.errors import ArgumentError, OverrideError, UnsupportedArgument
+from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
+from hf_compat.errors import ArgumentError, HfCompatWarning, OverrideError, UnsupportedArgument, warn_once
 
 OPTIONS = {
     "per_device_train_batch_size": 4, "learning_rate": 0.01, "lr_scheduler_type": "constant",
@@ -131,6 +133,51 @@ def test_weights_that_are_loaded_after_a_fit_are_not_averaged_with_it(tmp_path, 
     data = HFDataModule(args, eval_dataset=rows(9))
     lightning().validate(module, data, ckpt_path=tmp_path / "best.ckpt", verbose=False)
     assert torch.equal(weights(module), kept)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_fit_goes_on_from_a_checkpoint(tmp_path, lightning, name):
+    """What is lost there is lost in the Trainer, too: a fit from its folder and one of Lightning's make the same."""
+    found = []
+    for place in ("lightning", "trainer"):
+        module, args = made(tmp_path / place, name)
+        data = HFDataModule(args, rows(20), rows(9, seed=5))
+        saved = tmp_path / place / "one.ckpt"
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*as in transformers", category=HfCompatWarning)
+            if place == "lightning":
+                hf_compat.set_seed(args.seed)
+                trainer = lightning(max_epochs=1)
+                trainer.fit(module, data)
+                trainer.save_checkpoint(saved)
+            else:
+                when = {"num_train_epochs": 1, "save_strategy": "epoch", "eval_strategy": "epoch"}
+                options = TrainingArguments(str(tmp_path / place), optim=name, **OPTIONS, **KINDS[name], **when)
+                Trainer(module.model, options, train_dataset=rows(20), eval_dataset=rows(9, seed=5)).train()
+                saved = tmp_path / place / "checkpoint-5"
+            fresh, _ = made(tmp_path / place / "again", name)
+            lightning(max_epochs=2, limit_val_batches=0).fit(fresh, data, ckpt_path=saved)
+        found.append(weights(fresh))
+    assert torch.equal(*found)
+
+
+def test_what_a_checkpoint_does_not_hold_is_told_of(tmp_path, lightning):
+    warn_once.cache_clear()
+    module, args = made(tmp_path, "galore_adamw_layerwise")
+    trainer = lightning()
+    fitted(module, args, trainer)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    with pytest.warns(HfCompatWarning, match="states of the optimizers of single parameters"):
+        lightning(max_epochs=2).fit(module, HFDataModule(args, rows(20)), ckpt_path=tmp_path / "one.ckpt")
+
+
+def test_saving_weights_that_are_not_averaged_is_told_of(tmp_path, lightning):
+    warn_once.cache_clear()
+    module, args = made(tmp_path, "schedule_free_adamw")
+    trainer = lightning(max_epochs=1, limit_val_batches=0)
+    trainer.fit(module, HFDataModule(args, rows(20)))
+    with pytest.warns(HfCompatWarning, match="not averaged"):
+        trainer.save_checkpoint(tmp_path / "one.ckpt")
 
 
 @pytest.mark.parametrize("setting", [{"accumulate_grad_batches": 2}, {"gradient_clip_val": 1.0}])
