@@ -26,6 +26,7 @@ from hf_compat.interop.edited_source import refuse_edited_methods
 from hf_compat.interop.upstream_log import follow_level, log_line
 from hf_compat.native.module import make_module
 from hf_compat.plan.argument_support import check_supported
+from hf_compat.plan.compilation import compilation_of
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.runtime.absent_ranks import naming_absent_ranks, telling_of_failure
 from hf_compat.runtime.background import BackgroundWriter
@@ -146,6 +147,7 @@ class Trainer(
         """Take the arguments; join the other processes, show logs and seed as they say."""
         self.args = args
         check_supported(args)
+        compilation_of(args)  # refuses what torch does not know
         start_processes(args)
         passive = args.log_level == "passive" and args.should_log
         level = None if passive else args.get_process_log_level()

@@ -70,19 +70,6 @@ def test_all_complaints_come_at_once(make_args):
         make_args(warmup_steps=-1, fp16=True, bf16=True)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"torch_compile": True},
-        {"use_liger_kernel": True},
-    ],
-)
-def test_what_is_not_supported_yet_says_so(make_args, values):
-    (name,) = values
-    with raises(UnsupportedArgument, name, "not supported yet", "Hint"):
-        Trainer(toy.Classifier(), make_args(**values), train_dataset=toy.rows())
-
-
 def test_what_has_no_effect_is_warned_about(make_args):
     with pytest.warns(UserWarning, match="ddp_timeout=60.*no effect"):
         Trainer(toy.Classifier(), make_args(ddp_timeout=60), train_dataset=toy.rows())
@@ -283,8 +270,8 @@ def test_ctrl_c_comes_out_as_itself(make_args):
 
 
 def test_a_native_module_refuses_what_a_trainer_refuses(make_args):
-    with raises(UnsupportedArgument, "torch_compile=True", "Hint"):
-        HFModule(toy.Classifier(), make_args(torch_compile=True))
+    with raises(ImportError, "use_liger_kernel=True", "Hint", "pip install liger-kernel"):
+        HFModule(toy.Classifier(), make_args(use_liger_kernel=True))
 
 
 def test_a_model_that_is_spread_over_processes_already(make_args):

@@ -105,6 +105,8 @@ def build_trainer(
         "logger": list(loggers) or False,
         "strategy": make_strategy(plan, launch),
         "profiler": _NoProfiler(),
+        # switched on with the seed; Lightning would give cuBLAS another workspace than upstream does
+        "deterministic": None,
         **{switch: has[kind] for kind, switch in _SWITCHED_ON.items()},
         **options,
     }

@@ -187,6 +187,7 @@ class WindowModule(pl.LightningModule):
         wrapper = self.trainer.strategy.model
         self._mechanics = make_update_mechanics(steps, self.run_backward, self.trainer.precision_plugin, wrapper)
         self._mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
+        steps.model_wrapped = steps.compiled(steps.model_wrapped)
         steps.accelerator.run_backward = self._mechanics.backward
         self._calls_before_zero_grad = self._has_zero_grad_hook()
         self._schedule_epoch = -1

@@ -93,6 +93,9 @@ class TrainingSteps(PredictionSteps, Protocol):
     ) -> tuple[list[Batch], Items]:
         """The micro-batches of one window and the number of items in them."""
 
+    def compiled(self, model: nn.Module) -> nn.Module:
+        """The model as steps call it, compiled where the arguments say so."""
+
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Set `optimizer` and `lr_scheduler`."""
 

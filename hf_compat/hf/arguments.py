@@ -30,6 +30,7 @@ from hf_compat.hf.enums import (
 from hf_compat.hf.legacy import OLD_NAMES, ArgumentValue, Translation, translate_legacy
 from hf_compat.hf.old_attributes import OldAttributes, assign_old, is_old_attribute, remember
 from hf_compat.hf.profiles import NEWEST, defaults_in_force, profile_of
+from hf_compat.hf.tensor_float import choose_tf32
 from hf_compat.hf.value_types import OPTIONS
 from hf_compat.runtime.accelerate_processes import may_be_asked
 from hf_compat.runtime.text import shown
@@ -342,6 +343,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         normalise_arguments(self)
         self._read_dicts()
         self._validate_args()
+        choose_tf32(self)
         self._share_processes()
 
     def _share_processes(self) -> None:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING
 
-import torch
-
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.enums import (
@@ -25,6 +23,7 @@ from hf_compat.hf.enums import (
     SchedulerType,
 )
 from hf_compat.hf.legacy import ArgumentValue
+from hf_compat.hf.tensor_float import has_tf32
 from hf_compat.hf.tracking import available_trackers
 from hf_compat.hf.value_types import plain
 from hf_compat.runtime.launch import variable
@@ -45,6 +44,8 @@ def normalise_arguments(args: TrainingArguments) -> None:
     _resolve_accumulation(args)
     if args.torch_compile_mode is not None or args.torch_compile_backend is not None:
         args.torch_compile = True
+    if args.torch_compile and args.torch_compile_backend is None:
+        args.torch_compile_backend = "inductor"
     if args.fp16 or args.bf16:
         args.mixed_precision = "fp16" if args.fp16 else "bf16"
     else:  # what `accelerate launch --mixed_precision` has set
@@ -254,9 +255,9 @@ def _precision(args: TrainingArguments) -> Iterator[str]:
             f"ACCELERATE_MIXED_PRECISION={args.mixed_precision!r}, set by `accelerate launch`, is not supported.",
             "choose no, bf16 or fp16.",
         )
-    if args.fp16 and on_cpu:
-        yield _problem("`fp16=True` requires a GPU.", "use `bf16=True, use_cpu=True` on the CPU.")
-    if args.tf32 and not (torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 8):
+    if args.fp16 and on_cpu and (args.fsdp or args.deepspeed):
+        yield _problem("`fp16=True` with `fsdp` or `deepspeed` requires a GPU.", "use `bf16=True` on the CPU.")
+    if args.tf32 and not has_tf32():
         yield _problem("`tf32=True` requires an Ampere or newer GPU.", "leave `tf32` out.")
 
 

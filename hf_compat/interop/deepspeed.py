@@ -14,6 +14,11 @@ class DeepSpeedEngine(Protocol):
     module: nn.Module
     checkpoint_engine: object  # what reads and writes its files
 
+    @property
+    def is_compiled(self) -> bool: ...
+
+    def compile(self, backend: str | bool, *, compile_kwargs: dict[str, str | bool]) -> None: ...
+
     def backward(self, loss: torch.Tensor, *, scale_wrt_gas: bool = True) -> torch.Tensor: ...
 
     def step(self) -> None: ...
@@ -36,6 +41,13 @@ class DeepSpeedEngine(Protocol):
 def is_deepspeed_engine(model: object) -> TypeGuard[DeepSpeedEngine]:
     """Return whether a model is DeepSpeed's engine."""
     return type(model).__name__ == "DeepSpeedEngine"
+
+
+def compile_engine(engine: DeepSpeedEngine, keywords: dict[str, str | bool]) -> None:
+    """Compile what is in an engine, once, with keywords of `torch.compile`."""
+    if not engine.is_compiled:
+        others = {name: value for name, value in keywords.items() if name != "backend"}
+        engine.compile(keywords["backend"], compile_kwargs=others)
 
 
 def is_partitioned(model: nn.Module) -> bool:

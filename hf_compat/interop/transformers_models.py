@@ -30,6 +30,11 @@ def is_peft_model(model: nn.Module) -> bool:
     return _is_instance(model, "peft", "PeftModel", "PeftMixedModel")
 
 
+def is_transformers_model(model: nn.Module) -> bool:
+    """Return whether a model is one of `transformers`."""
+    return _is_instance(model, "transformers", "PreTrainedModel")
+
+
 def is_pretrained_model(model: nn.Module) -> bool:
     """Return whether a model saves itself as `transformers` or `peft` models do."""
     return _is_instance(model, "transformers", "PreTrainedModel") or is_peft_model(model)

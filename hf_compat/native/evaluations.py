@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.data.types import Batch
+from hf_compat.engine.compilation import uncompiled
 from hf_compat.engine.evaluation import EvaluationRun, EvaluationSettings
 from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics
 from hf_compat.native.steps import NativeSteps
@@ -42,10 +43,11 @@ class NativeEvaluations:
         prefix = "_".join(part for part in ("test" if trainer.testing else "eval", name) if part)
         # predictions that no metric reads are not kept, and not generated
         loss_only = self.steps.args.prediction_loss_only or self.compute_metrics is None
+        model = self.steps.model_wrapped  # within a fit evaluations run uncompiled, as in HF
         settings = EvaluationSettings.of(self.steps.args, prefix, loss_only)
         return EvaluationRun(
             self.steps,
-            self.steps.model_wrapped,
+            uncompiled(model) if trainer.state.fn == "fit" else self.steps.compiled(model),
             loader,
             settings,
             self.compute_metrics,

@@ -24,6 +24,7 @@ from hf_compat.engine.protocols import TrainingSteps
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.interop.liger import apply_liger, check_liger
 from hf_compat.native.agreement import share_arguments
 from hf_compat.native.configured import ModelSpec, made
 from hf_compat.native.evaluations import NativeEvaluations
@@ -39,6 +40,7 @@ from hf_compat.native.seeding import seed_from
 from hf_compat.native.steps import NativeSteps
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.plan.argument_support import check_supported
+from hf_compat.plan.compilation import compilation_of
 from hf_compat.plan.lightning_equivalents import PRECISIONS, check_mechanics, check_native
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.optimization_checks import check_optimization
@@ -80,6 +82,9 @@ class HFModule(LoadableModule):
         own = NativeSteps(model, args) if steps is None else None
         if own is not None:
             check_supported(own.args)
+            compilation_of(own.args)
+            if own.args.use_liger_kernel:
+                check_liger(model, own.args.liger_kernel_config)
             if type(self).configure_optimizers is HFModule.configure_optimizers:
                 check_optimization(own.args)
             check_metrics(compute_metrics, None, False)
@@ -147,6 +152,8 @@ class HFModule(LoadableModule):
         self._watch = watch_where_asked(self.model, steps.args.debug)
         if not self.automatic_optimization:
             count_updates(self.trainer, 1 if isinstance(data, NativeSteps) else steps.args.gradient_accumulation_steps)
+        if steps.args.use_liger_kernel:
+            apply_liger(self.model, steps.args.liger_kernel_config)
         begin_noise(self.trainer, self.model, steps.args.neftune_noise_alpha)
         self.model.train()
 
@@ -294,7 +301,8 @@ class HFModule(LoadableModule):
         inputs = self._in_true_precision(batch.inputs if isinstance(batch, EvaluationBatch) else batch)
         steps = self.steps
         with torch.enable_grad():  # the prediction step decides whether it needs gradients
-            _, logits, _ = steps.prediction_step(steps.model_wrapped, inputs, prediction_loss_only=False)
+            model = steps.compiled(steps.model_wrapped)
+            _, logits, _ = steps.prediction_step(model, inputs, prediction_loss_only=False)
         return logits
 
     def _running_evaluation(self, dataloader_idx: int = 0) -> EvaluationRun:

@@ -54,6 +54,7 @@ def _together(to: str) -> Row:
 
 
 _FLAG = "nothing: a flag for scripts"
+_COMPILE = "torch.compile of what a step calls"
 
 ROWS: dict[str, Row] = {
     "output_dir": _goes("default_root_dir; checkpoint-<updates> folders"),
@@ -76,19 +77,19 @@ ROWS: dict[str, Row] = {
     "max_grad_norm": _goes("clipping by the module; Lightning's gradient_clip_val stays off"),
     "label_smoothing_factor": _goes("loss"),
     "bf16": _goes("precision='bf16-mixed', around the model's forward"),
-    "fp16": _goes("precision='16-mixed' with a gradient scaler, around the model's forward"),
+    "fp16": _goes("precision='16-mixed' with a gradient scaler, around the model's forward; nothing on the CPU"),
     "bf16_full_eval": _goes("model dtype in evaluations outside training"),
     "fp16_full_eval": _goes("model dtype in evaluations outside training"),
-    "tf32": _goes("torch.backends.cuda.matmul.allow_tf32"),
+    "tf32": _goes("torch.backends.fp32_precision, when the arguments are made"),
     "activation_checkpointing": _goes("model.gradient_checkpointing_enable()"),
     "activation_checkpointing_kwargs": _goes("model.gradient_checkpointing_enable()"),
     "gradient_checkpointing": _goes("model.gradient_checkpointing_enable()"),
     "gradient_checkpointing_kwargs": _goes("model.gradient_checkpointing_enable()"),
-    "torch_compile": _later("compilation", "call `torch.compile` on the model's parts yourself"),
-    "torch_compile_backend": _later("compilation"),
-    "torch_compile_mode": _later("compilation"),
-    "use_liger_kernel": _later("Liger", "apply the kernels to the model before the Trainer gets it"),
-    "liger_kernel_config": _later("Liger"),
+    "torch_compile": _goes(_COMPILE),
+    "torch_compile_backend": _goes(f"its backend; {_COMPILE}"),
+    "torch_compile_mode": _goes(f"its mode; {_COMPILE}"),
+    "use_liger_kernel": _goes("Liger's kernels in the model when `train()` begins"),
+    "liger_kernel_config": _goes("which of Liger's kernels"),
     "use_cache": _goes("model.config.use_cache"),
     "neftune_noise_alpha": _goes("noise on the embeddings of the input during `train()`"),
     "torch_empty_cache_steps": _goes("torch.cuda.empty_cache()"),
@@ -137,7 +138,7 @@ ROWS: dict[str, Row] = {
     "greater_is_better": _goes("state.best_metric"),
     "ignore_data_skip": _goes("where a resumed epoch's data starts"),
     "restore_callback_states_from_checkpoint": _goes("callbacks on resuming"),
-    "full_determinism": _goes("deterministic=True"),
+    "full_determinism": _goes("torch's deterministic algorithms and the variables that they read"),
     "seed": _goes("seeds of Python, NumPy and torch"),
     "data_seed": _goes("seed of the training order"),
     "use_cpu": _goes("accelerator='cpu'"),
@@ -233,8 +234,19 @@ def check_supported(args: TrainingArguments) -> None:
             refused.append(f"`{shown(name, value)}`: {row.refuse}.\n\nHint: {row.hint}.")
         elif row.inert is not None and not (row.alone_only and args.world_size > 1):
             warnings.warn(f"`{shown(name, value)}` has no effect: {row.inert}.", InertArgumentWarning, stacklevel=4)
+    _warn_of_inert(args)
     if refused:
         raise UnsupportedArgument("\n\n".join(refused))
+
+
+def _warn_of_inert(args: TrainingArguments) -> None:
+    """Warn about arguments whose effect depends on others."""
+    if args.mixed_precision == "fp16" and args.device.type == "cpu":
+        reason = "on the CPU it is float32 that is computed in, as in transformers; `bf16=True` is mixed there"
+        warnings.warn(f"`fp16=True` has no effect: {reason}.", InertArgumentWarning, stacklevel=5)
+    if args.liger_kernel_config and not args.use_liger_kernel:
+        told = shown("liger_kernel_config", args.liger_kernel_config)
+        warnings.warn(f"`{told}` has no effect: `use_liger_kernel` is off.", InertArgumentWarning, stacklevel=5)
 
 
 def _set_arguments(args: TrainingArguments) -> Iterator[tuple[str, Row, object]]:

@@ -263,6 +263,8 @@ def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> Non
     for name, value in trainer.items():
         for argument, wanted in EQUIVALENTS[name](value).items():
             has = getattr(args, argument)
+            if argument == "fp16" and args.device.type == "cpu":  # nothing there
+                continue
             if has != defaults[argument] and _differs(has, wanted):
                 problems.append(
                     f"`{argument}={has!r}` of the arguments and `{name}={value!r}` of lightning.Trainer set the same "

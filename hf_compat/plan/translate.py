@@ -16,6 +16,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.state import TrainerState
 from hf_compat.interop.arguments import as_our_arguments
 from hf_compat.plan.argument_support import check_supported
+from hf_compat.plan.compilation import compilation_of
 from hf_compat.plan.deepspeed import Config, deepspeed_config, uses_deepspeed
 from hf_compat.plan.fsdp import FsdpPlan, fsdp_plan, uses_fsdp
 from hf_compat.plan.lightning_equivalents import lightning_precision
@@ -49,7 +50,7 @@ def translate(
     strategy, options = _strategy(args, model_config)
     return LightningPlan(
         device=str(args.device),
-        precision=lightning_precision(args.mixed_precision),
+        precision=lightning_precision(_mixed_precision(args)),
         max_epochs=_max_epochs(args, counts),
         default_root_dir=str(args.output_dir),
         log_every_n_steps=_log_interval(args, counts),
@@ -58,12 +59,18 @@ def translate(
         gradient_clip_norm=args.max_grad_norm if args.max_grad_norm > 0 else None,
         validate_every_updates=_validation_interval(args, counts),
         deterministic=args.full_determinism,
+        compilation=compilation_of(args),
         strategy=strategy,
         exchange_every_micro_batch=exchanges_every_micro_batch(args),
         strategy_options=options,
         world_size=args.world_size,
         devices_per_node=args._launch.local_world_size,
     )
+
+
+def _mixed_precision(args: TrainingArguments) -> str:
+    """Return the precision that is computed in: on the CPU Accelerate has neither autocast nor a scaler for float16."""
+    return "no" if args.mixed_precision == "fp16" and args.device.type == "cpu" else args.mixed_precision
 
 
 def _strategy(args: TrainingArguments, model_config: object | None) -> tuple[StrategyName, dict[str, Any]]:
@@ -113,10 +120,8 @@ def _warn_of_unused_config(args: TrainingArguments) -> None:
 
 def _refuse_of_launcher(variables: Mapping[str, str]) -> None:
     """Refuse options of `accelerate launch` that nothing here carries out."""
-    compiler = variables.get("ACCELERATE_DYNAMO_BACKEND", "no")
-    refused = [] if compiler.lower() in ("no", "none") else [f"--dynamo_backend {compiler}"]
     switches = ("use_megatron_lm", "use_parallelism_config")
-    refused += [f"--{switch}" for switch in switches if parse_switch(variables, f"ACCELERATE_{switch.upper()}")]
+    refused = [f"--{switch}" for switch in switches if parse_switch(variables, f"ACCELERATE_{switch.upper()}")]
     if refused:
         raise UnsupportedArgument(
             f"`accelerate launch {' '.join(refused)}` is not supported yet.\n\n"

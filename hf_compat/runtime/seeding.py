@@ -48,6 +48,8 @@ def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
         "CUDA_LAUNCH_BLOCKING": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":16:8",
         "FLASH_ATTENTION_DETERMINISTIC": "1",
+        "ASCEND_LAUNCH_BLOCKING": "1",
+        "HCCL_DETERMINISTIC": "1",
     }
     os.environ.update(settings)  # noqa: TID251 - CUDA reads nothing else
     torch.use_deterministic_algorithms(True, warn_only=warn_only)

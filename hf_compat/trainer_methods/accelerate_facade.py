@@ -120,7 +120,7 @@ class AcceleratorFacade(ProcessMembers):
     @property
     def native_amp(self) -> bool:
         """Whether the forward runs under autocast."""
-        return self.mixed_precision in ("bf16", "fp16")
+        return self._half_precision() is not None
 
     @property
     def multi_device(self) -> bool:
@@ -282,10 +282,16 @@ class AcceleratorFacade(ProcessMembers):
         """Pad to the longest of all processes."""
         return processes.pad_across(tensor, dim, pad_index, pad_first)
 
+    def _half_precision(self) -> torch.dtype | None:
+        """Return what autocast computes in; None in full precision, and for float16 on the CPU."""
+        if self.mixed_precision == "fp16" and self.device.type == "cpu":
+            return None
+        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.mixed_precision)
+
     @contextlib.contextmanager
     def autocast(self, *args: Unused, **kwargs: Unused) -> Iterator[None]:
         """Run under the arguments' mixed precision."""
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.mixed_precision)
+        dtype = self._half_precision()
         with torch.autocast(self.device.type, dtype=dtype) if dtype else contextlib.nullcontext():
             yield
 

@@ -270,6 +270,12 @@ class TrainerBase:
     def _deactivate_neftune(self) -> None:
         raise NotImplementedError
 
+    def compiled(self, model: nn.Module) -> nn.Module:
+        raise NotImplementedError
+
+    def _wrapped_between_runs(self) -> nn.Module:
+        raise NotImplementedError
+
     def _make_module(self, plan: LightningPlan) -> WindowModule:
         raise NotImplementedError
 

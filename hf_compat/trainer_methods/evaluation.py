@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 
 import torch
+from torch import nn
 
 from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.data.tree import join_batches
@@ -162,7 +163,7 @@ class EvaluationMethods(UpstreamHooks):
         check_model_is_there(self.model)
         plan = translate(self.args, model_config=getattr(self.model, "config", None))
         self._let_wrap_model(training=False)
-        self._prepare_model(plan)
+        model = self._prepare_model(plan)
         self._enter_evaluation()
         self.callback_handler.eval_dataloader = dataloader
         count = self.num_examples(dataloader) if has_length(dataloader) else None
@@ -171,7 +172,7 @@ class EvaluationMethods(UpstreamHooks):
         gather, drops = self._gather_of_evaluation(dataloader)
         run = EvaluationRun(
             self,
-            self.model,
+            model,
             dataloader,
             EvaluationSettings.of(
                 self.args, metric_key_prefix, loss_only, ignore_keys, is_prediction=description == "Prediction"
@@ -215,13 +216,19 @@ class EvaluationMethods(UpstreamHooks):
             return lambda data: join_batches(gather_objects(data)), True
         return self.accelerator.gather, True
 
-    def _prepare_model(self, plan: LightningPlan) -> None:
-        """Put the model under the run's precision; the first time outside training is measured, as in HF."""
+    def _prepare_model(self, plan: LightningPlan) -> nn.Module:
+        """Put the model under the run's precision; return what is evaluated.
+
+        As in HF, the first evaluation before any training is measured, and is the one that runs compiled.
+        """
         start_time = time.time()
         wrap_forward(self.model, plan.precision, self.args.device.type)
-        if not self._is_prepared:
-            self._is_prepared = True
-            self.model_preparation_time = round(time.time() - start_time, 4)
+        if self._is_prepared:
+            return self.model
+        self._is_prepared = True
+        self.model_wrapped = model = self.compiled(self.model)
+        self.model_preparation_time = round(time.time() - start_time, 4)
+        return model
 
     def _add_preparation_time(self, output: EvalLoopOutput, prefix: str) -> None:
         seconds = self.__dict__.get("model_preparation_time")

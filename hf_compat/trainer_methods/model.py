@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import warnings
 
+from torch import nn
+
+from hf_compat.engine.compilation import compiled, uncompiled
 from hf_compat.errors import ArgumentError
 from hf_compat.interop.transformers_models import loss_shifts_labels, unwrap_peft
 from hf_compat.optim.label_smoothing import LabelSmoother
+from hf_compat.plan.compilation import compilation_of
 from hf_compat.runtime.inspection import can_return_loss, find_labels, has_var_keyword
 from hf_compat.trainer_methods.base import TrainerBase
 
 
 class ModelMethods(TrainerBase):
     """What depends on the model."""
+
+    _compiled_model: nn.Module | None = None  # the last one, so that a second `train()` finds what is compiled
 
     def _introspect(self) -> None:
         """Find out what the model takes and returns."""
@@ -29,6 +35,18 @@ class ModelMethods(TrainerBase):
                 warnings.warn("Label smoothing does not fit multi-label classification: it is off.", stacklevel=4)
             else:
                 self.label_smoother = LabelSmoother(epsilon=self.args.label_smoothing_factor)
+
+    def compiled(self, model: nn.Module) -> nn.Module:
+        """Return the model compiled as the arguments say, the same form for the same model; as it is without them."""
+        held = self._compiled_model
+        if held is None or held is model or uncompiled(held) is not model:
+            held = self._compiled_model = compiled(model, compilation_of(self.args))
+        return held
+
+    def _wrapped_between_runs(self) -> nn.Module:
+        """Return what `model_wrapped` is while nothing trains: the model, in the compiled form that it has by then."""
+        held = self._compiled_model
+        return held if held is not None and uncompiled(held) is self.model else self.model
 
     def _set_use_cache(self) -> None:
         """Set in the model's configuration whether keys and values are cached; it changes gradients' last bits.

@@ -14,7 +14,9 @@ from hf_compat.engine.module import WindowModule
 from hf_compat.errors import ArgumentError, CheckpointError, warn_once
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.tensor_float import choose_tf32
 from hf_compat.interop.device_maps import check_placement, is_model_parallel
+from hf_compat.interop.liger import apply_liger, check_liger
 from hf_compat.interop.transformers_models import align_special_tokens, check_trainable
 from hf_compat.interop.upstream_log import log_line
 from hf_compat.runtime.collectives import failing_together
@@ -43,8 +45,7 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
             enable_full_determinism(self.args.seed)
         else:
             set_seed(self.args.seed)
-        if self.args.tf32 is not None:
-            torch.backends.cuda.matmul.allow_tf32 = self.args.tf32
+        choose_tf32(self.args)
 
     def _resolve_model(self, model: nn.Module | None) -> nn.Module:
         if model is None:
@@ -54,6 +55,8 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
         elif self.model_init is not None:
             raise ArgumentError("`Trainer` requires either a `model` or `model_init` argument, but not both.")
         check_trainable(model)
+        if self.args.use_liger_kernel:
+            check_liger(model, self.args.liger_kernel_config)
         _check_lightning_module(model)
         return model
 
@@ -97,7 +100,10 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
         """Make the model where `model_init` does, put it in its place, and load the checkpoint's weights."""
         if self.model_init is not None:
             self._init_model_again(trial)
-        elif not self.place_model_on_device and getattr(self.model, "hf_device_map", None) is None:
+        if self.args.use_liger_kernel:
+            apply_liger(self.model, self.args.liger_kernel_config)
+        is_spread = getattr(self.model, "hf_device_map", None) is not None
+        if self.model_init is None and not self.place_model_on_device and not is_spread:
             self._move_model_to_device(self.model, self.args.device)
         self._enable_activation_checkpointing()
         align_special_tokens(self.model, self.processing_class)

@@ -231,6 +231,8 @@ class StepMethods(TrainerBase):
         labels = self._labels_of(inputs) if with_loss else None
         with torch.no_grad():
             if with_loss:
+                if prediction_loss_only and self.args.use_liger_kernel:
+                    inputs = {**inputs, "skip_logits": True}  # a keyword of the forward that Liger puts in place
                 loss, logits = self._predict_with_loss(model, inputs, ignored)
             else:
                 loss = None

@@ -110,7 +110,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
             run.windows.close()
             self.accelerator.run_backward = None
             self.accelerator.give_back()
-            self.model_wrapped = self.model
+            self.model_wrapped = self._wrapped_between_runs()
             self._watch_outputs(False)
 
     def _log_as_upstream(self, run: TrainingRun, counts: RunCounts, parameters: int) -> None:
@@ -206,7 +206,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         run = self._run
         assert run.lightning_trainer is not None and run.module is not None  # it is fitting
         limit_waiting(self.args.ddp_timeout)
-        self.model_wrapped = wrapped_model(run.lightning_trainer.strategy, self.model)
+        self.model_wrapped = self.compiled(wrapped_model(run.lightning_trainer.strategy, self.model))
         self._fit_model_state = model_state_of(run.lightning_trainer.strategy, self.model)
         with failing_together(CheckpointError, self._is_loading):
             self._load_states(run)

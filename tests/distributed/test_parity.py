@@ -52,6 +52,8 @@ NAMES = [
     "compute_loss_func",
     "optim_adafactor",
     "optim_schedule_free_adamw",
+    "neftune",
+    "compiled",
     "schedule_reduce_lr_on_plateau",
     "metrics",
     "several_eval_sets",

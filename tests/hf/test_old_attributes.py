@@ -76,7 +76,12 @@ def test_what_was_given_is_given_back_however_it_came(name):
     setattr(set_later, name, GIVEN[name])
     for args in (made, set_later, copy.deepcopy(made), pickle.loads(pickle.dumps(set_later))):
         assert getattr(args, name) == GIVEN[name]
-    derived = {"do_eval", "eval_steps", "torch_compile"}  # by the constructor alone, as of today's names
+    derived = {
+        "do_eval",
+        "eval_steps",
+        "torch_compile",
+        "torch_compile_backend",
+    }  # by the constructor alone, as of today's names
     assert {n for n, v in made.to_dict().items() if v != set_later.to_dict()[n]} <= derived
 
 

@@ -114,7 +114,6 @@ def test_arguments_for_several_processes_are_warned_of_in_one():
 @pytest.mark.parametrize(
     ("variable", "value", "flag"),
     [
-        ("ACCELERATE_DYNAMO_BACKEND", "inductor", "--dynamo_backend inductor"),
         ("ACCELERATE_USE_MEGATRON_LM", "true", "--use_megatron_lm"),
         ("ACCELERATE_USE_PARALLELISM_CONFIG", "1", "--use_parallelism_config"),
     ],

@@ -1,0 +1,38 @@
+"""Compiling the model that a step calls: around the wrapper of a strategy, and beside the model that is saved."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hf_compat.interop.deepspeed import compile_engine, is_deepspeed_engine
+from hf_compat.interop.regional_compilation import compile_blocks
+from hf_compat.plan.compilation import Compilation
+
+_INNER = "_orig_mod"  # under which torch.compile keeps what it has compiled
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the model inside a compiled one, or the model itself."""
+    inner = getattr(model, _INNER, None)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def compiled(model: nn.Module, how: Compilation | None) -> nn.Module:
+    """Return a model compiled; one that is compiled already, and every model without `how`, as it is.
+
+    The parameters are the model's own, and the model itself still runs uncompiled.
+
+    Mirrors:
+        The end of `accelerate.Accelerator.prepare_model`, 1.15.
+    """
+    if how is None or uncompiled(model) is not model or getattr(model, "_compiled_call_impl", None) is not None:
+        return model
+    keywords = how.keywords()
+    if is_deepspeed_engine(model):  # it compiles what is in it
+        compile_engine(model, keywords)
+        return model  # type: ignore[return-value]  # a module, whose type the package does not tell
+    if how.by_blocks:
+        return compile_blocks(model, keywords)
+    form: nn.Module = torch.compile(model, **keywords)  # type: ignore[call-overload]  # the keywords are a dict
+    return form
