@@ -143,6 +143,7 @@ class OptimizerEntry:
         check: Refuses what cannot be trained; asked when a Trainer is made, with its model where there is one.
         needs_model: Class and keywords can only be made with the model.
         device: What the optimizer's kernels need besides a CPU; empty where a CPU does.
+        refused_with: `fsdp` or `deepspeed`, and why the optimizer cannot train with it.
     """
 
     source: ClassSource
@@ -151,6 +152,7 @@ class OptimizerEntry:
     check: Callable[[OptimizerRequest], None] = no_check
     needs_model: bool = False
     device: str = ""
+    refused_with: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_options(args: TrainingArguments, entry: OptimizerEntry) -> Keywords:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from torch import nn
 
@@ -13,6 +14,7 @@ from hf_compat.optim.entries import (
     COUNT,
     FINITE,
     NOT_NEGATIVE,
+    Chooser,
     ClassAndKeywords,
     ClassSource,
     Keywords,
@@ -78,10 +80,19 @@ def _bitsandbytes(name: str) -> ClassSource:
     return ClassSource(modules=("bitsandbytes.optim",), name=name, install="bitsandbytes")
 
 
-_ADAMW = OptimizerEntry(source=_bitsandbytes("AdamW"), choose=_adamw)
-_LION = OptimizerEntry(source=_bitsandbytes("Lion"), choose=_lion)
-_ADEMAMIX = OptimizerEntry(source=_bitsandbytes("AdEMAMix"), choose=_ademamix, options=_ADEMAMIX_OPTIONS)
-_RMSPROP = OptimizerEntry(source=_bitsandbytes("RMSprop"), choose=_rmsprop, options=_RMSPROP_OPTIONS)
+def _entry(name: str, choose: Chooser, options: Mapping[str, Option]) -> OptimizerEntry:
+    return OptimizerEntry(
+        source=_bitsandbytes(name),
+        choose=choose,
+        options=options,
+        refused_with={"fsdp": "the kernels of bitsandbytes take no sharded parameters (DTensor)"},
+    )
+
+
+_ADAMW = _entry("AdamW", _adamw, {})
+_LION = _entry("Lion", _lion, {})
+_ADEMAMIX = _entry("AdEMAMix", _ademamix, _ADEMAMIX_OPTIONS)
+_RMSPROP = _entry("RMSprop", _rmsprop, _RMSPROP_OPTIONS)
 
 
 def _torchao(name: str) -> OptimizerEntry:

@@ -46,6 +46,12 @@ APOLLO_OPTIONS = {
     "proj_type": Option(_PROJECTIONS, "std"),
 }
 
+# Measured with two processes: FSDP 2 fails when it saves, ZeRO in the first update.
+REFUSED_WITH = {
+    "fsdp": "torch cannot save its projections from sharded parameters",
+    "deepspeed": "ZeRO flattens the matrices that it projects",
+}
+
 
 def is_all_linear(targets: str | list[str]) -> bool:
     """Return whether `optim_target_modules` stands for every linear layer."""
@@ -165,6 +171,7 @@ LOW_RANK_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
         choose=_galore,
         check=check_targets,
         needs_model=True,
+        refused_with=REFUSED_WITH,
     ),
     OptimizerNames.GALORE_ADAMW_8BIT: OptimizerEntry(
         source=galore_source("GaLoreAdamW8bit"),
@@ -172,6 +179,7 @@ LOW_RANK_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
         choose=_galore,
         check=check_targets,
         needs_model=True,
+        refused_with=REFUSED_WITH,
         device="a GPU",
     ),
     OptimizerNames.GALORE_ADAFACTOR: OptimizerEntry(
@@ -180,6 +188,7 @@ LOW_RANK_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
         choose=_galore_adafactor,
         check=check_targets,
         needs_model=True,
+        refused_with=REFUSED_WITH,
     ),
     OptimizerNames.APOLLO_ADAMW: OptimizerEntry(
         source=APOLLO_ADAMW,
@@ -187,5 +196,6 @@ LOW_RANK_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
         choose=_apollo,
         check=check_targets,
         needs_model=True,
+        refused_with=REFUSED_WITH,
     ),
 }

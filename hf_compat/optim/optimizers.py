@@ -61,7 +61,7 @@ OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
 
 
 def entry_of(args: TrainingArguments) -> OptimizerEntry:
-    """Return the entry of the optimizer that the arguments name: every name has one."""
+    """Return the entry of the optimizer that the arguments name."""
     return OPTIMIZERS[OptimizerNames(args.optim)]
 
 
@@ -81,6 +81,7 @@ def check_request(args: TrainingArguments, model: nn.Module | None = None) -> No
             f"`optim={request.name!r}` needs {entry.device}, and this run is on the CPU.\n\n"
             "Hint: use another optimizer; or run where there is one, without `use_cpu`."
         )
+    _check_strategy(request, entry)
     entry.check(request)
     if args.optim_target_modules is not None and not request.name.startswith(_LOW_RANK):
         warnings.warn(
@@ -89,6 +90,15 @@ def check_request(args: TrainingArguments, model: nn.Module | None = None) -> No
             InertArgumentWarning,
             stacklevel=5,
         )
+
+
+def _check_strategy(request: OptimizerRequest, entry: OptimizerEntry) -> None:
+    for strategy, why in entry.refused_with.items():
+        if getattr(request.args, strategy):
+            raise UnsupportedArgument(
+                f"`optim={request.name!r}` does not train with `{strategy}`: {why}.\n\n"
+                f"Hint: use another optimizer; or leave `{strategy}` out, and several processes train with DDP."
+            )
 
 
 def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> ClassAndKeywords:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
 
-from hf_compat.errors import ArgumentError, UnsupportedArgument
+from hf_compat.errors import ArgumentError, MissingOptimizer, UnsupportedArgument
 from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.profiles import NEWEST, PROFILES, RELEASES
@@ -126,7 +126,7 @@ def explain(args: TrainingArguments, counts: RunCounts | None = None, parameters
     try:
         check_optimization(args)
         plan = translate(args, counts)
-    except (ArgumentError, UnsupportedArgument) as error:
+    except (ArgumentError, MissingOptimizer, UnsupportedArgument) as error:
         refused = str(error)
     sizes = tuple(size_of_run(plan, float(str(size))).lines()) if plan is not None and size else ()
     return Explanation(

@@ -9,8 +9,8 @@ import transformers
 from torch import nn
 from transformers.training_args import OptimizerNames as UpstreamNames
 
-from hf_compat import Trainer
-from hf_compat.errors import ArgumentError, InertArgumentWarning, MissingOptimizer
+from hf_compat import HFModule, Trainer, explain
+from hf_compat.errors import ArgumentError, InertArgumentWarning, MissingOptimizer, UnsupportedArgument
 from hf_compat.hf.enums import OptimizerNames
 from hf_compat.optim.adafactor import Adafactor
 from hf_compat.optim.optimizers import OPTIMIZERS, check_request
@@ -98,8 +98,9 @@ def test_class_and_keywords_with_every_option(make_args, monkeypatch, name):
     check_equal(ours, theirs)
 
 
-def test_the_enum_is_transformers():
-    assert {name.value for name in OptimizerNames} == {name.value for name in UpstreamNames}
+def test_every_name_of_transformers_is_in_the_table_and_none_else():
+    assert {name.value for name in OPTIMIZERS} == {name.value for name in UpstreamNames}
+    assert set(OPTIMIZERS) == set(OptimizerNames)
 
 
 def needs_package(name):
@@ -240,3 +241,30 @@ def test_bitsandbytes_keeps_embeddings_in_32_bits(make_args, monkeypatch, caplog
         if "skipped" in record.message or "fp32" in record.message:
             said[record.name.partition(".")[0]].append((record.levelname, record.message))
     assert len(said["hf_compat"]) == 3 and said["hf_compat"] == said["transformers"]
+
+
+@pytest.mark.parametrize(
+    "optim, strategy, text",
+    [
+        ("galore_adamw", {"fsdp": True}, "cannot save its projections"),
+        ("apollo_adamw", {"deepspeed": {"zero_optimization": {"stage": 2}}}, "ZeRO flattens"),
+        ("paged_lion_8bit", {"fsdp": True}, "no sharded parameters"),
+    ],
+)
+def test_a_strategy_that_cannot_train_an_optimizer_is_refused(make_args, monkeypatch, optim, strategy, text):
+    args = make_args(optim=optim, optim_target_modules="all-linear" if "lion" not in optim else None, **strategy)
+    optimizer_stand_ins.install(monkeypatch, optim)
+    with pytest.raises(UnsupportedArgument, match=f"`optim='{optim}'` does not train with .*{text}"):
+        check_request(args, Model())
+
+
+def test_the_native_door_and_explain_know_the_same_optimizers(make_args, monkeypatch):
+    args = make_args(optim="apollo_adamw", optim_args="rank=2", optim_target_modules=["proj"], max_steps=3)
+    optimizer_stand_ins.install(monkeypatch, "apollo_adamw")
+    module = HFModule(Model(), args)
+    made = module.steps.create_optimizer()
+    assert type(made).__name__ == "APOLLOAdamW"
+    assert [len(group["params"]) for group in made.param_groups] == [10, 2] and made.param_groups[1]["rank"] == 2
+    assert explain(args).refused == ""
+    optimizer_stand_ins.remove(monkeypatch)
+    assert "pip install apollo-torch" in explain(args).refused
