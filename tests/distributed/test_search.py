@@ -38,7 +38,7 @@ def test_two_processes_end_a_trial_and_a_search_together(tmp_path, what, updates
 @pytest.mark.parametrize(
     "what, told",
     [
-        ("fails_in_space", "rank 0: LookupError: no space"),
+        pytest.param("fails_in_space", "rank 0: LookupError: no space", marks=pytest.mark.matrix),
         pytest.param("fails", "FileNotFoundError: no weights", marks=pytest.mark.matrix),
     ],
 )
