@@ -90,6 +90,7 @@ def _train_once_more(trainer):
 
 AGAIN = {**EAGER, "eval_strategy": "no"}  # there a second training measures `eval_model_preparation_time` anew
 case("compiled", {**EAGER, **SAVE, "gradient_accumulation_steps": 3}, **LM, before=_forms, after=_evaluate_and_predict)
+case("compiled_accumulating", {**EAGER, **SAVE, "gradient_accumulation_steps": 3}, **LM)
 case("compiled_twice", AGAIN, **LM, after=_train_once_more)
 case("compiled_by_its_backend", {"torch_compile_backend": "AOT_EAGER"}, after=_forms)
 case("compiled_by_its_mode", {**AGAIN, "torch_compile_mode": "reduce-overhead"}, after=_forms)
