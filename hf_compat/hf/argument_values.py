@@ -14,13 +14,14 @@ import os
 import sys
 import types
 import typing
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, HfCompatWarning
 from hf_compat.hf.accelerator_config import AcceleratorConfig
-from hf_compat.hf.enums import DebugOption, IntervalStrategy, SaveStrategy
+from hf_compat.hf.enums import DebugOption, IntervalStrategy, OptimizerNames, SaveStrategy
 from hf_compat.hf.option_values import read_options_file
 from hf_compat.hf.tracking import PACKAGES
 from hf_compat.hf.value_types import (
@@ -39,6 +40,7 @@ from hf_compat.hf.value_types import (
     member,
     number,
     parts_of,
+    plain,
     read_choice,
     type_of,
 )
@@ -133,6 +135,7 @@ def _read_tokens_seen(value: object) -> str:
     return read_choice(value, ("no", "all", "non_padding"))
 
 
+_LEVELS: dict[object, str] = {-1: "passive", 10: "debug", 20: "info", 30: "warning", 40: "error", 50: "critical"}
 _FSDP_WORDS = (
     "full_shard",
     "shard_grad_op",
@@ -165,9 +168,33 @@ def _read_trackers(value: object) -> object:
 
 
 def _read_debug(value: object) -> object:
+    if isinstance(value, bool):  # 3.x
+        return "tpu_metrics_debug" if value else ""
     for option in value.split() if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]:
         read_choice(option, [str(one.value) for one in DebugOption], within=True)
     return list(value) if isinstance(value, tuple) else value
+
+
+def _read_level(value: object) -> str:
+    # dumps of 4.x up to 4.30 hold Python's numbers
+    number = value if type(value) is int else None
+    return read_choice(
+        _LEVELS.get(number, value), ("detail", "debug", "info", "warning", "error", "critical", "passive")
+    )
+
+
+# Optimizers of 4.x that are gone upstream → what takes their place.
+OLD_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
+
+
+def _read_optimizer(value: object) -> object:
+    name = plain(value)
+    if isinstance(name, str) and name in OLD_OPTIMIZERS:
+        today = OLD_OPTIMIZERS[name]
+        told = f"`optim={name!r}` is gone upstream: `optim={today!r}` takes its place."
+        warnings.warn(told, HfCompatWarning, stacklevel=6)
+        value = today
+    return member(OptimizerNames).read(value)
 
 
 def _read_mesh(value: object) -> object:
@@ -241,6 +268,8 @@ TYPES: dict[str, ValueType] = {
     "include_num_input_tokens_seen": ValueType("known", _read_tokens_seen, takes_text=True),
     "include_for_metrics": ValueType("a list of 'inputs' and 'loss'", _read_metric_inputs),
     "label_names": list_of(TEXT, 'write a list: `label_names=["labels"]`.'),
+    "optim": ValueType("known", _read_optimizer, takes_text=True),
+    **dict.fromkeys(("log_level", "log_level_replica"), ValueType("known", _read_level, takes_text=True)),
     "report_to": ValueType("known", _read_trackers, takes_text=True),
     "debug": ValueType("known", _read_debug, takes_text=True),
     "fsdp": ValueType("true, false, or words of 4.x", _read_fsdp, takes_text=True),

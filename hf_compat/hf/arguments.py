@@ -67,7 +67,7 @@ class AcceptOldNames(type):
         positional, problems = read_all(checks, dict(zip(names, args, strict=False)))
         given, further = read_all(checks, {name: value for name, value in kwargs.items() if name not in positional})
         problems += further
-        own = {name: given.pop(name) for name in OWN_ARGUMENTS if name in given}
+        own = {name: given.pop(name) for name in OWN_ARGUMENTS if name in given and name not in fields_of(cls)}
         if takes_all:
             known |= {name for name in kwargs if name not in OLD_NAMES}
         as_written = _as_written(kwargs) if "accelerator_config" in given else {}
@@ -84,6 +84,12 @@ class AcceptOldNames(type):
         for name, value in own.items():
             setattr(instance, name, value)
         return instance
+
+
+@functools.lru_cache(maxsize=64)
+def fields_of(kind: type) -> frozenset[str]:
+    """Return the names of a class's fields, a subclass's own among them."""
+    return frozenset(field.name for field in fields(kind))
 
 
 @functools.lru_cache(maxsize=64)
@@ -151,7 +157,6 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
     """
 
     async_save: ClassVar[bool] = False
-    compat: ClassVar[str] = NEWEST
 
     # Upstream's names that subclasses extend or read: fields that may come as JSON text, and plugins of Accelerate.
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [
@@ -327,7 +332,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         if name in OLD_NAMES and is_old_attribute(self, name):
             assign_old(self, name, value)
             return
-        if name == "compat":
+        if name == "compat" and name not in fields_of(type(self)):
             raise ArgumentError(
                 f"`{shown(name, value)}` comes too late: it gives the defaults while the arguments are made.\n\n"
                 'Hint: `TrainingArguments(…, compat="4")`.'

@@ -21,6 +21,7 @@ from hf_compat.hf.enums import ParallelMode
 from hf_compat.hf.legacy import ArgumentValue
 from hf_compat.hf.old_attributes import remembered
 from hf_compat.hf.process_state import ProcessState
+from hf_compat.hf.profiles import NEWEST
 from hf_compat.runtime.accelerate_processes import may_be_asked, share_processes
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.launch import Launch, choose_device, read_launch
@@ -47,6 +48,8 @@ class ArgumentViews:
     log_level_replica: str
     warmup_steps: float
     deepspeed: dict[str, object] | str | None
+    # Of the class that dataclasses make no field of: a subclass may have one of that name.
+    compat = NEWEST
     # Derived by arguments_rules.py.
     mixed_precision: str
 

@@ -37,7 +37,7 @@ def as_our_arguments(args: object) -> TrainingArguments:
     if isinstance(args, type) or not is_dataclass(args) or not hasattr(args, "output_dir"):
         raise ArgumentError(f"`args` is a {type(args).__name__}.\n\nHint: pass `hf_compat.TrainingArguments(…)`.")
     ours = kind(**{name: getattr(args, name) for name in names if hasattr(args, name)})
-    passed_over = {*names, *_DERIVED, *_old_fields_left_alone(args)}
+    passed_over = {*names, *_DERIVED, *_old_fields_left_alone(args), "compat"}
     for name, value in vars(args).items():  # fields of a subclass or of an older release, and what a script has set
         if name not in passed_over and not name.startswith("_"):
             setattr(ours, name, value)

@@ -134,7 +134,7 @@ def explain(args: TrainingArguments, counts: RunCounts | None = None, parameters
         plan=plan,
         refused=refused,
         sizes=sizes,
-        profile=args.compat,
+        profile=args.compat if args.compat in RELEASES else NEWEST,  # a subclass may have a field of that name
         other_defaults=tuple(_other_defaults(args)),
     )
 

@@ -222,6 +222,7 @@ class Setting:
         args = TrainingArguments(**self.base)
         for name, value in values.items():
             setattr(args, name, value)
+            getattr(args, name)
         return args
 
     def replace(self, values: dict[str, object]) -> TrainingArguments:
@@ -260,6 +261,8 @@ class Setting:
         args.to_sanitized_dict()
         assert args == copy.copy(args), "a copy differs"
         repr(args)
+        for name in OLD_NAMES:
+            getattr(args, name)
         explanation = explain(args, parameters=1e6)
         str(explanation), explanation.to_json()
 
@@ -314,8 +317,9 @@ def random_tries(count: int, seed: int) -> Iterator[Try]:
 
 
 def as_try(way: str, values: dict[str, object]) -> Try:
-    """Old names are keywords only; only text comes by a command line."""
-    if way in ("assign", "replace", "adopt") and not all(name in FIELDS for name in values):
+    """Only fields are replaced; only text comes by a command line."""
+    allowed = {"replace": FIELDS, "adopt": {**FIELDS, **OLD_NAMES}}.get(way, values)
+    if not all(name in allowed for name in values):
         way = "construct"
     is_text = all(isinstance(value, (str, int, float)) and len(repr_of(value)) < 500 for value in values.values())
     return Try("construct" if way in TEXT_WAYS and not is_text else way, values)

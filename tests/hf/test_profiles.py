@@ -120,6 +120,23 @@ def test_a_scripts_own_option_of_that_name_stays_the_scripts():
         assert (own.compat, own.past_index, args.compat, args.past_index) == ("new", 7, "5", -1)
 
 
+def test_a_subclasss_field_of_that_name_stays_its_own():
+    @dataclasses.dataclass
+    class Own(TrainingArguments):
+        compat: str = "old"
+
+    args = Own("out", use_cpu=True, compat="new")
+    args.compat = "newer"
+    assert args.compat == "newer" and args.trackio_space_id is None
+    assert explain(args).profile == NEWEST
+
+    @dataclasses.dataclass
+    class Theirs(transformers.TrainingArguments):
+        compat: str = "old"
+
+    assert Trainer(toy.Classifier(), Theirs("out", use_cpu=True)).args.compat == "old"
+
+
 def test_explain_marks_where_defaults_differ(capsys):
     assert command(["explain", "--compat", "4", "use_cpu=true", "max_steps=3"]) == 0
     told = capsys.readouterr().out
