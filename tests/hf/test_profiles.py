@@ -120,7 +120,7 @@ def test_a_scripts_own_option_of_that_name_stays_the_scripts():
         assert (own.compat, own.past_index, args.compat, args.past_index) == ("new", 7, "5", -1)
 
 
-def test_a_subclasss_field_of_that_name_stays_its_own():
+def test_a_subclasss_field_of_that_name_stays_its_own(tmp_path):
     @dataclasses.dataclass
     class Own(TrainingArguments):
         compat: str = "old"
@@ -134,7 +134,7 @@ def test_a_subclasss_field_of_that_name_stays_its_own():
     class Theirs(transformers.TrainingArguments):
         compat: str = "old"
 
-    assert Trainer(toy.Classifier(), Theirs("out", use_cpu=True)).args.compat == "old"
+    assert Trainer(toy.Classifier(), Theirs(str(tmp_path), use_cpu=True)).args.compat == "old"
 
 
 def test_explain_marks_where_defaults_differ(capsys):
