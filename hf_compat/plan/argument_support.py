@@ -210,11 +210,11 @@ _NORMAL_FORMS = {
 
 def default_of(field: Field[Any]) -> object:
     """Return a dataclass field's default, as it is after normalisation."""
-    if field.default is not MISSING:
-        return _NORMAL_FORMS.get(field.name, field.default)
-    assert field.default_factory is not MISSING  # every argument has a default
-    default: object = field.default_factory()
-    return default
+    if field.default_factory is not MISSING:
+        default: object = field.default_factory()
+        return default
+    # transformers 4.46 has no default of the folder
+    return _NORMAL_FORMS.get(field.name, None if field.default is MISSING else field.default)
 
 
 def check_supported(args: TrainingArguments) -> None:

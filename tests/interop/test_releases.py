@@ -6,7 +6,7 @@ import copy
 import subprocess
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -83,8 +83,9 @@ def test_a_warning_of_an_older_release_refuses_a_generation_config():
 
 @dataclass
 class OfARelease(transformers.TrainingArguments):
-    """What transformers 4.57 has besides: fields that are old names today."""
+    """What transformers 4.57 has besides: fields that are old names today. 4.46 has no default folder."""
 
+    output_dir: str = field()
     no_cuda: bool = False
     group_by_length: bool = False
     warmup_ratio: float = 0.0

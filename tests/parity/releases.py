@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import inspect
 
 ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments")
 
@@ -27,6 +26,8 @@ class Api:
 
     def __init__(self, name: str) -> None:
         self._package = importlib.import_module(name)
+        if name == "transformers":
+            evaluate_after_the_last_update(importlib.import_module("transformers.trainer_callback").DefaultFlowCallback)
 
     def __getattr__(self, name: str):
         if name in ARGUMENTS:
@@ -60,7 +61,7 @@ def old_spelling(name: str, value, fields) -> dict:
     for old, row in OLD_NAMES.items():
         if old not in fields or row.inert:
             continue
-        for candidate in (value, True):
+        for candidate in (True, value):
             if _translated(row, candidate) == {name: value}:
                 return {old: candidate}
     raise NotInThisRelease(f"{name}={value!r}")
@@ -73,9 +74,19 @@ def _translated(row, value):
         return None
 
 
-def check_keywords(trainer_class: type, keywords: dict) -> None:
-    """Raise where the release's Trainer lacks a keyword."""
-    known = inspect.signature(trainer_class.__init__).parameters
-    missing = [name for name in keywords if name not in known and "args" not in known]
-    if missing:
-        raise NotInThisRelease(f"Trainer({missing[0]}=…)")
+def evaluate_after_the_last_update(flow: type) -> None:
+    """Let an older release's callback evaluate after the last update too, as 5.23's does.
+
+    Args:
+        flow: transformers' DefaultFlowCallback.
+    """
+    as_it_was = flow.on_step_end
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control = as_it_was(self, args, state, control, **kwargs)
+        is_last = state.global_step >= state.max_steps and args.eval_delay <= state.global_step
+        if is_last and args.eval_strategy == "steps":
+            control.should_evaluate = True
+        return control
+
+    flow.on_step_end = on_step_end

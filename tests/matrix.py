@@ -1,0 +1,164 @@
+"""Older releases of transformers beside ours: each case under that release's Trainer and under hf_compat, bit for bit.
+
+    python tests/matrix.py                       # every release
+    python tests/matrix.py 4.57                  # one
+    python tests/matrix.py 4.57 --cases baseline accumulation
+    python tests/matrix.py --write               # every release, and the tables of docs/releases.md
+    python tests/matrix.py 4.57 --folder F --read    # of the runs that F holds
+
+The first run makes an environment (a minute): the release with the packages of its time, on the torch and Lightning of
+this interpreter. Both sides get that release's own arguments, so its defaults hold. Environments stay in
+`hf_compat_releases` below the temporary directory, or where `--folder` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+for _folder in (HERE, HERE / "parity", HERE / "releases"):
+    sys.path.insert(0, str(_folder))
+
+import release_differences
+from cases import CASES
+from environments import RELEASES, ROOT, python_of
+
+PAGE = ROOT / "docs" / "releases.md"
+SIDES = ("transformers", "hf_compat")
+
+
+def run_cases(python: Path, folder: Path, names: list[str]) -> None:
+    """Run the cases under both trainers, at the same time; what they gave lies in the folder."""
+    running = []
+    for side in SIDES:
+        (folder / side).mkdir(parents=True, exist_ok=True)
+        for old in [path for name in names for path in (folder / side).glob(f"{name}.*")]:
+            old.unlink()
+        command = [str(python), str(HERE / "parity" / "runner.py"), "--adopted", side, str(folder / side), *names]
+        log = (folder / f"{side}.log").open("w")
+        running.append(subprocess.Popen(command, env=quiet(), stdout=log, stderr=subprocess.STDOUT))
+    for process in running:
+        process.wait()
+
+
+def run_guests(python: Path, folder: Path) -> None:
+    """Run the checks of what scripts have of that release."""
+    (folder / "guests").mkdir(exist_ok=True)
+    command = [str(python), str(HERE / "releases" / "guests.py"), str(folder / "guests")]
+    with (folder / "guests.log").open("w") as log:
+        subprocess.run(command, env=quiet(), stdout=log, stderr=subprocess.STDOUT, check=False)
+
+
+def quiet() -> dict[str, str]:
+    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": str(ROOT), **offline}
+
+
+def read(folder: Path, side: str, name: str) -> dict | str:
+    """Return what a case gave under a side, or its error's last line."""
+    result, error = (folder / side / f"{name}.{ending}" for ending in ("pickle", "error"))
+    if result.is_file():
+        return pickle.loads(result.read_bytes())
+    return error.read_text().strip().splitlines()[-1] if error.is_file() else "not run"
+
+
+def verdict(folder: Path, name: str) -> tuple[str, str]:
+    """Compare a case: `equal`, `explained` with the reason, `not applicable` with it, or `differs` with the place."""
+    theirs, ours = (read(folder, side, name) for side in SIDES)
+    if isinstance(theirs, str):
+        return ("not run" if theirs == "not run" else "not applicable"), theirs
+    if isinstance(ours, str):
+        return "differs", f"ours fails: {ours}"
+    return release_differences.compare(name, theirs, ours)
+
+
+def verdicts_of(release: str, folder: Path, names: list[str]) -> dict:
+    """Return every verdict of a release, and what its guests gave."""
+    guests = folder / "guests" / "guests.json"
+    return {
+        "release": RELEASES[release].version,
+        "beside": RELEASES[release].companions,
+        "cases": {name: verdict(folder, name) for name in names},
+        "guests": json.loads(guests.read_text()) if guests.is_file() else {},
+    }
+
+
+def counted(found: dict) -> dict[str, int]:
+    kinds = [kind for kind, _ in found["cases"].values()]
+    return {kind: kinds.count(kind) for kind in ("equal", "explained", "not applicable", "differs", "not run")}
+
+
+def table(results: dict[str, dict]) -> str:
+    """Return the page's tables: counts, reasons, guests."""
+    heads = ("transformers", "beside", "run", "equal", "explained", "not applicable", "differing", "not run")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for found in results.values():
+        of = counted(found)
+        run = of["equal"] + of["explained"] + of["differs"]
+        beside = ", ".join(found["beside"]).replace("==", " ")
+        counts = (run, *(of[kind] for kind in ("equal", "explained", "not applicable", "differs", "not run")))
+        lines.append(f"| {found['release']} | {beside} | {' | '.join(map(str, counts))} |")
+    for release, found in results.items():
+        lines += ["", f"### {release}", ""]
+        lines += [
+            f"- {what}" for what in sorted(reasons(found, "explained")) + sorted(reasons(found, "not applicable"))
+        ]
+        lines += [f"- {name.replace('_', ' ')}: {said}." for name, said in found["guests"].items() if said != "works"]
+    return "\n".join(lines) + "\n"
+
+
+def reasons(found: dict, kind: str) -> list[str]:
+    """Return each reason of a kind with its cases."""
+    by_reason: dict[str, list[str]] = {}
+    for name, (its, reason) in found["cases"].items():
+        if its == kind:
+            by_reason.setdefault(reason, []).append(name)
+    return [f"{kind}, {', '.join(f'`{name}`' for name in names)}: {reason}" for reason, names in by_reason.items()]
+
+
+def write(results: dict[str, dict]) -> None:
+    """Put the tables in the page, and the verdicts beside the environments."""
+    heading = "## What was run"
+    before, _, _ = PAGE.read_text().partition(f"{heading}\n")
+    PAGE.write_text(f"{before}{heading}\n\n{table(results)}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("releases", nargs="*", metavar="RELEASE", help=f"of {', '.join(RELEASES)}; all by default")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), help="names of tests/parity/cases.py")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "hf_compat_releases")
+    parser.add_argument("--read", action="store_true", help="run nothing: compare what the folder holds")
+    parser.add_argument("--write", action="store_true", help="write the tables of docs/releases.md")
+    chosen = parser.parse_args()
+    unknown = [name for name in chosen.releases if name not in RELEASES]
+    if unknown:
+        parser.error(f"there is no environment for {', '.join(unknown)}; there is one for {', '.join(RELEASES)}")
+    results = {}
+    for release in chosen.releases or RELEASES:
+        runs = chosen.folder / "runs" / release
+        if not chosen.read:
+            python = python_of(RELEASES[release], chosen.folder)
+            runs.mkdir(parents=True, exist_ok=True)
+            run_cases(python, runs, chosen.cases)
+            run_guests(python, runs)
+        results[release] = found = verdicts_of(release, runs, chosen.cases)
+        print(release, counted(found))
+        for name, (kind, said) in found["cases"].items():
+            if kind == "differs":
+                print(f"  {name}: {said}")
+    (chosen.folder / "verdicts.json").write_text(json.dumps(results, indent=1))
+    if chosen.write:
+        write(results)
+    return int(any(kind == "differs" for found in results.values() for kind, _ in found["cases"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
