@@ -15,6 +15,7 @@ from differences import IN_ONE_PROCESS
 # A fix of transformers' since that release: these cases differ for it, whole.
 MENDED_SINCE = {
     "label_smoothing_causal_lm": "it does not divide a smoothed loss by the micro-batches of an update",
+    "several_eval_sets": "it looks for the best evaluation only where it saves",
     "optim_sgd": "it does not read `optim_args` for this optimizer",
     "optim_adagrad": "it does not read `optim_args` for this optimizer",
     "optim_rmsprop": "it does not read `optim_args` for this optimizer",
