@@ -108,6 +108,7 @@ class TrainerBase:
     _evaluation_averages: StepAverages
     _is_prepared: bool
     _fit_model_state: ModelState | None = None  # of the last fit: DeepSpeed's engine goes on holding the weights
+    _compiled_model: nn.Module | None = None  # the last one, so that a second `train()` finds what is compiled
     _is_loading = False  # whether a checkpoint is being loaded: nothing of this call is trained yet
 
     # What `transformers` keeps on its Trainer and subclasses read or write there: it belongs to the run.

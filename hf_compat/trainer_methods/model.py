@@ -18,8 +18,6 @@ from hf_compat.trainer_methods.base import TrainerBase
 class ModelMethods(TrainerBase):
     """What depends on the model."""
 
-    _compiled_model: nn.Module | None = None  # the last one, so that a second `train()` finds what is compiled
-
     def _introspect(self) -> None:
         """Find out what the model takes and returns."""
         model = unwrap_peft(self.accelerator.unwrap_model(self.model))

@@ -69,7 +69,7 @@ def release_model(trainer: TrainerBase) -> None:
     """
     trainer.model = trainer.model_wrapped = None  # type: ignore[assignment]  # as upstream, until the next `train`
     trainer.optimizer = trainer.lr_scheduler = None
-    trainer.lightning_trainer = trainer._fit_model_state = None  # they hold the model, too
+    trainer.lightning_trainer = trainer._fit_model_state = trainer._compiled_model = None  # they hold the model, too
     handler = trainer.callback_handler
     handler.model = handler.optimizer = handler.lr_scheduler = None
     trainer.accelerator.clear()
