@@ -19,6 +19,8 @@ from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.model_state.base import OptimizerState, TorchState, WeightsWriter
 from hf_compat.checkpoint.model_state.shards import write_model_shards, write_optimizer_shards
 from hf_compat.checkpoint.reading import LoadResult, Weights
+from hf_compat.errors import CheckpointError
+from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.collectives import barrier
 
 _GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -76,6 +78,11 @@ class FSDP2State(TorchState):
         return result
 
     def _set_optimizer_state(self, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
+        if stepping_of(optimizer).switches:  # torch steps it to have states, and finds none to put them in
+            raise CheckpointError(
+                f"The state of {type(optimizer).__name__} cannot be loaded into a model that FSDP 2 shards.\n\n"
+                "Hint: resume without `fsdp`, or begin with the checkpoint's weights."
+            )
         parameter_names = {parameter: name for name, parameter in self.model.named_parameters()}
         order = [parameter_names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
         groups = [{**group, "params": [order[i] for i in group["params"]]} for group in state["param_groups"]]
