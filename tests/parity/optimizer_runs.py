@@ -24,6 +24,10 @@ from hf_compat.optim.optimizers import OPTIMIZERS, check_request
 UPDATES, MIDDLE = 20, 10
 # transformers writes a checkpoint of these that it does not read again: their state holds objects.
 NOT_RESUMED_THERE = ("galore", "apollo")
+# `tests/trainer_methods/test_changed_steps.py` has those that change the step: most refuse the accumulation.
+STEPS_AS_TORCH = [
+    name for name in OPTIMIZERS if not any(word in name.value for word in ("schedule_free", "lomo", "wise"))
+]
 # Small ranks and gaps, so that the projection changes within the run.
 OPTIONS = {"galore": "rank=8,update_proj_gap=3", "apollo": "rank=8,update_proj_gap=3"}
 TIMES = ("runtime", "per_second", "flos", "memory")
@@ -135,9 +139,10 @@ def main(names: list[str]) -> int:
     """Run names and print a table; the exit status is the number of those that differ."""
     torch.set_num_threads(1)
     failed = 0
-    for name, entry in OPTIMIZERS.items():
+    for name in STEPS_AS_TORCH:
         if names and name.value not in names:
             continue
+        entry = OPTIMIZERS[name]
         why_not = can_run(name)
         with tempfile.TemporaryDirectory() as folder:
             differs = "" if why_not else compare(name.value, Path(folder))
