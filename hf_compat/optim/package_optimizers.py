@@ -57,6 +57,7 @@ PACKAGE_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
             "gradient_clipping": Option(NOT_NEGATIVE, 1.0),
         },
         choose=with_options,
+        refused_with={"fsdp": "its step does not end on sharded parameters"},
     ),
     OptimizerNames.STABLE_ADAMW: OptimizerEntry(
         source=ClassSource(modules=("optimi",), name="StableAdamW", install="torch-optimi"),

@@ -249,10 +249,12 @@ def test_bitsandbytes_keeps_embeddings_in_32_bits(make_args, monkeypatch, caplog
         ("galore_adamw", {"fsdp": True}, "cannot save its projections"),
         ("apollo_adamw", {"deepspeed": {"zero_optimization": {"stage": 2}}}, "ZeRO flattens"),
         ("paged_lion_8bit", {"fsdp": True}, "no sharded parameters"),
+        ("grokadamw", {"fsdp": True}, "does not end"),
     ],
 )
 def test_a_strategy_that_cannot_train_an_optimizer_is_refused(make_args, monkeypatch, optim, strategy, text):
-    args = make_args(optim=optim, optim_target_modules="all-linear" if "lion" not in optim else None, **strategy)
+    targets = "all-linear" if optim.startswith(("galore", "apollo")) else None
+    args = make_args(optim=optim, optim_target_modules=targets, **strategy)
     optimizer_stand_ins.install(monkeypatch, optim)
     with pytest.raises(UnsupportedArgument, match=f"`optim='{optim}'` does not train with .*{text}"):
         check_request(args, Model())
