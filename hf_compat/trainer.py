@@ -28,9 +28,11 @@ from hf_compat.native.module import make_module
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.compilation import compilation_of
 from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.plan.parallelism import parallel_sizes
 from hf_compat.runtime.absent_ranks import naming_absent_ranks, telling_of_failure
 from hf_compat.runtime.background import BackgroundWriter
 from hf_compat.runtime.collectives import start_processes
+from hf_compat.runtime.launch import launcher_variables
 from hf_compat.runtime.memory_tracker import TrainerMemoryTracker
 from hf_compat.runtime.out_of_memory import run_with_fitting_batch_size
 from hf_compat.runtime.signals import StopSignals
@@ -148,6 +150,7 @@ class Trainer(
         self.args = args
         check_supported(args)
         compilation_of(args)  # refuses what torch does not know
+        parallel_sizes(args, launcher_variables())
         start_processes(args)
         passive = args.log_level == "passive" and args.should_log
         level = None if passive else args.get_process_log_level()

@@ -161,7 +161,8 @@ class HFFSDP2Strategy(DirectStepsStrategy, ModelParallelStrategy):
     def shard(self, model: nn.Module) -> None:
         """Shard the model, where it is not sharded yet."""
         launch = self.launch
-        mesh = shard_mesh(self.root_device.type, launch.world_size, launch.local_world_size, self.plan.hybrid)
+        per_copy = self.plan.shard_size or launch.local_world_size
+        mesh = shard_mesh(self.root_device.type, launch.world_size, per_copy, self.plan.hybrid)
         shard_model(model, self.plan, mesh, self.precision)
 
     def model_to_device(self) -> None:

@@ -143,7 +143,7 @@ ROWS: dict[str, Row] = {
     "data_seed": _goes("seed of the training order"),
     "use_cpu": _goes("accelerator='cpu'"),
     "accelerator_config": _goes("training order (use_seedable_sampler), copies (non_blocking), num_steps"),
-    "parallelism_config": _later("a mesh of parallel dimensions"),
+    "parallelism_config": _goes("DDP (dp_replicate_size), FSDP 2 (dp_shard_size), or both; tp, cp and sp are refused"),
     "dataloader_drop_last": _goes("loaders"),
     "dataloader_num_workers": _goes("loaders"),
     "dataloader_pin_memory": _goes("loaders, on a GPU"),

@@ -102,6 +102,7 @@ class FsdpPlan:
         version: 2 (torch's `fully_shard`), or 1 (`FullyShardedDataParallel`), which is not run.
         reshard_after_forward: Free gathered parameters after the forward pass; else they wait for the backward pass.
         hybrid: Shard within a machine, replicate over machines.
+        shard_size: Processes that one copy is sharded over where it is `hybrid`; None takes those of a machine.
         cpu_offload: Keep shards on the CPU.
         wrap: Which modules are sharded one by one: by `class`, by `size`, or `none` (the model as a whole).
         wrap_classes: Names of these classes; empty asks the model.
@@ -113,6 +114,7 @@ class FsdpPlan:
     version: int = 2
     reshard_after_forward: bool = True
     hybrid: bool = False
+    shard_size: int | None = None
     cpu_offload: bool = False
     wrap: str = "class"
     wrap_classes: tuple[str, ...] = ()

@@ -234,6 +234,7 @@ _NATIVE_INERT = {
     "report_to": "logger",
     "run_name": "logger",
     "resume_from_checkpoint": "ckpt_path",
+    "parallelism_config": "strategy",
     "skip_memory_metrics": "a DeviceStatsMonitor",
     "push_to_hub": "huggingface_hub's `upload_folder`",
 }

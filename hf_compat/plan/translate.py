@@ -6,6 +6,7 @@ What is read besides the arguments: the launcher's variables, and the JSON files
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from hf_compat.plan.deepspeed import Config, deepspeed_config, uses_deepspeed
 from hf_compat.plan.fsdp import FsdpPlan, fsdp_plan, uses_fsdp
 from hf_compat.plan.lightning_equivalents import lightning_precision
 from hf_compat.plan.lightning_plan import LightningPlan, StrategyName
+from hf_compat.plan.parallelism import parallel_sizes
 from hf_compat.plan.run_counts import ENDLESS_EPOCHS, RunCounts
 from hf_compat.runtime.launch import has_rendezvous, launcher_variables
 from hf_compat.runtime.text import parse_switch
@@ -77,10 +79,14 @@ def _strategy(args: TrainingArguments, model_config: object | None) -> tuple[Str
     """Return how the processes of a run train together, and with which options."""
     variables = launcher_variables()
     _refuse_of_launcher(variables)
+    sizes = parallel_sizes(args, variables)
     if uses_deepspeed(args, variables):
         return "deepspeed", {"config": _deepspeed_options(args, variables, model_config)}
     if uses_fsdp(args, variables):
-        return "fsdp2", {"plan": _fsdp_options(args, variables)}
+        plan = _fsdp_options(args, variables)
+        if sizes is not None:
+            plan = dataclasses.replace(plan, hybrid=sizes.copies > 1, shard_size=sizes.shards)
+        return "fsdp2", {"plan": plan}
     _warn_of_unused_config(args)
     return ("ddp", _ddp_options(args)) if args.world_size > 1 else ("one_device", {})
 
@@ -120,7 +126,7 @@ def _warn_of_unused_config(args: TrainingArguments) -> None:
 
 def _refuse_of_launcher(variables: Mapping[str, str]) -> None:
     """Refuse options of `accelerate launch` that nothing here carries out."""
-    switches = ("use_megatron_lm", "use_parallelism_config")
+    switches = ("use_megatron_lm",)
     refused = [f"--{switch}" for switch in switches if parse_switch(variables, f"ACCELERATE_{switch.upper()}")]
     if refused:
         raise UnsupportedArgument(

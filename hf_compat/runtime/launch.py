@@ -31,9 +31,12 @@ def variable(name: str, default: str | None = None) -> str | None:
     return os.environ.get(name, default)  # noqa: TID251 - see above
 
 
+_OF_LAUNCHERS = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
+
+
 def launcher_variables() -> Mapping[str, str]:
     """Return the variables that `accelerate launch` sets for strategies and precision."""
-    return {k: v for k, v in os.environ.items() if k.startswith(("ACCELERATE_", "FSDP_"))}  # noqa: TID251 - see above
+    return {k: v for k, v in os.environ.items() if k.startswith(_OF_LAUNCHERS)}  # noqa: TID251 - see above
 
 
 def set_for_children(name: str, value: str) -> None:

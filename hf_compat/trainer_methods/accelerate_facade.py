@@ -75,7 +75,7 @@ class AcceleratorFacade(ProcessMembers):
         self.rank_slice = self._rank_slice()
         # the loader whose batches are gathered now: its last round may hold samples twice
         self.loader: Iterable[Batch] | None = None
-        self.parallelism_config = None
+        self.parallelism_config = args.parallelism_config
         self.torch_device_mesh = None
         self.scaler: torch.amp.GradScaler | None = None
         self.optimizer_step_was_skipped = False

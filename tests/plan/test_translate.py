@@ -115,7 +115,6 @@ def test_arguments_for_several_processes_are_warned_of_in_one():
     ("variable", "value", "flag"),
     [
         ("ACCELERATE_USE_MEGATRON_LM", "true", "--use_megatron_lm"),
-        ("ACCELERATE_USE_PARALLELISM_CONFIG", "1", "--use_parallelism_config"),
     ],
 )
 def test_options_of_accelerate_launch_that_nothing_carries_out_are_refused(monkeypatch, variable, value, flag):
