@@ -721,11 +721,5 @@ case(
     {"train_sampling_strategy": "group_by_length", "length_column_name": "words", "remove_unused_columns": False},
     **{**TAGS, "train": _with_lengths},
 )
-case(
-    "fp16_full_eval",
-    {"fp16_full_eval": True},
-    **BERT,
-    after=lambda t: [t.evaluate(), t.predict(toy.labelled_blocks(7))],
-)
 case("debug", {"debug": "underflow_overflow"})
 case("named_run", {"run_name": "one", "log_level": "error", "do_train": True, "do_eval": True, "do_predict": True})
