@@ -135,7 +135,6 @@ def _read_tokens_seen(value: object) -> str:
     return read_choice(value, ("no", "all", "non_padding"))
 
 
-_LEVELS: dict[object, str] = {-1: "passive", 10: "debug", 20: "info", 30: "warning", 40: "error", 50: "critical"}
 _FSDP_WORDS = (
     "full_shard",
     "shard_grad_op",
@@ -173,14 +172,6 @@ def _read_debug(value: object) -> object:
     for option in value.split() if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]:
         read_choice(option, [str(one.value) for one in DebugOption], within=True)
     return list(value) if isinstance(value, tuple) else value
-
-
-def _read_level(value: object) -> str:
-    # dumps of 4.x up to 4.30 hold Python's numbers
-    number = value if type(value) is int else None
-    return read_choice(
-        _LEVELS.get(number, value), ("detail", "debug", "info", "warning", "error", "critical", "passive")
-    )
 
 
 # Optimizers of 4.x that are gone upstream → what takes their place.
@@ -269,7 +260,6 @@ TYPES: dict[str, ValueType] = {
     "include_for_metrics": ValueType("a list of 'inputs' and 'loss'", _read_metric_inputs),
     "label_names": list_of(TEXT, 'write a list: `label_names=["labels"]`.'),
     "optim": ValueType("known", _read_optimizer, takes_text=True),
-    **dict.fromkeys(("log_level", "log_level_replica"), ValueType("known", _read_level, takes_text=True)),
     "report_to": ValueType("known", _read_trackers, takes_text=True),
     "debug": ValueType("known", _read_debug, takes_text=True),
     "fsdp": ValueType("true, false, or words of 4.x", _read_fsdp, takes_text=True),

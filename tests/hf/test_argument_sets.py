@@ -50,12 +50,6 @@ def test_an_optimizer_that_is_gone_has_a_successor(old, today):
         assert TrainingArguments("out", use_cpu=True, optim=old).optim == today
 
 
-@pytest.mark.parametrize(("old", "today"), [(-1, "passive"), (20, "info")])
-def test_a_level_may_be_pythons_number(old, today):
-    args = TrainingArguments("out", use_cpu=True, log_level=old)
-    assert args.log_level == today
-
-
 @pytest.mark.parametrize(("old", "today"), [(False, []), (True, ["tpu_metrics_debug"])])
 def test_debug_was_a_truth_value(old, today):
     assert TrainingArguments("out", use_cpu=True, debug=old).debug == today
