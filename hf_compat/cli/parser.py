@@ -167,9 +167,15 @@ class HfArgumentParser(argparse.ArgumentParser):
         }
         defaults = {action.dest: action.default for action in self._actions if action.dest in fields}
         for name in fields & set(vars(namespace)):
-            if not self._is_given(name, line) and getattr(namespace, name) == defaults.get(name):
+            # argparse reads a default that is text by its type: "no" becomes False
+            read = (defaults.get(name), self._read_default(name))
+            if not self._is_given(name, line) and getattr(namespace, name) in read:
                 delattr(namespace, name)
         return namespace
+
+    def _read_default(self, name: str) -> Value:
+        action = next(action for action in self._actions if action.dest == name)
+        return self._get_value(action, action.default) if isinstance(action.default, str) else action.default
 
     def _is_given(self, name: str, line: list[str]) -> bool:
         options = {option for action in self._actions if action.dest == name for option in action.option_strings}

@@ -252,8 +252,11 @@ def _check_keys(options: Mapping[object, object], depth: int = 0) -> None:
     for key, item in options.items():
         if not isinstance(key, str):
             raise Unreadable("its keys have to be texts.")
-        if isinstance(item, Mapping):
-            _check_keys(item, depth + 1)
+        for part in item if isinstance(item, (list, tuple)) else (item,):
+            if isinstance(part, (list, tuple)):
+                _check_keys({"": part}, depth + 1)
+            if isinstance(part, Mapping):
+                _check_keys(part, depth + 1)
 
 
 def _typed(value: object) -> object:
