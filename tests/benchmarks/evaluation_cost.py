@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
+import math
+import subprocess
 import sys
 import tempfile
 import time
 import warnings
+from functools import partial
+from pathlib import Path
 
 import torch
 import transformers
+from measuring import Benchmark, measure, quiet
 from torch import nn
 
 import hf_compat
@@ -56,16 +61,55 @@ def seconds(api, samples: int, classes: int) -> tuple[float, dict]:
         return time.perf_counter() - start, {k: metrics[k] for k in ("eval_loss", "eval_accuracy")}
 
 
+def benchmarks(samples: int = 100_000, classes: int = 50) -> list[Benchmark]:
+    """An evaluation with a metric function; both have to find the same metrics."""
+    expected: dict = {}
+
+    def seconds_of(api) -> float:
+        took, found = seconds(api, samples, classes)
+        assert expected.setdefault("metrics", found) == found, (found, expected)
+        return took
+
+    return [
+        Benchmark(
+            name=f"evaluation of {samples:,} samples × {classes} classes",
+            unit="s",
+            contestants={api.__name__: partial(seconds_of, api) for api in (transformers, hf_compat)},
+            goal=0.06,
+            rounds=3,  # transformers' time grows with the square
+        )
+    ]
+
+
+def exponent(classes: int = 50) -> float:
+    """Return the exponent by which our time grows between 10⁵ and 10⁶ samples."""
+    few, many = (seconds(hf_compat, samples, classes)[0] for samples in (100_000, 1_000_000))
+    return math.log10(many / few)
+
+
+def peak_mebibytes(api_name: str, samples: int, classes: int) -> float:
+    """Return what an evaluation adds to the peak of a process of its own."""
+    code = (
+        "import resource, sys; sys.path.insert(0, sys.argv[1]); import evaluation_cost as e\n"
+        "api = getattr(e, sys.argv[2]); e.seconds(api, 1000, int(sys.argv[4]))\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "e.seconds(api, int(sys.argv[3]), int(sys.argv[4]))\n"
+        "print('PEAK', (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)"
+    )
+    command = [sys.executable, "-c", code, str(Path(__file__).parent), api_name, str(samples), str(classes)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout.rpartition("PEAK")[2])
+
+
 def main() -> None:
     samples, classes = (int(argument) for argument in [*sys.argv[1:], 100_000, 50][:2])
-    for api in (transformers, hf_compat):  # imports, caches
-        seconds(api, 1000, classes)
-    results = {api.__name__: seconds(api, samples, classes) for api in (transformers, hf_compat)}
-    reference, metrics = results["transformers"]
-    print(f"{'':<14} {'seconds':>8} {'× transformers':>15}   ({samples:,} samples × {classes} classes)")
-    for name, (took, found) in results.items():
-        assert found == metrics, (found, metrics)
-        print(f"{name:<14} {took:>8.2f} {took / reference:>15.3f}")
+    for benchmark in benchmarks(samples, classes):
+        print(measure(benchmark).as_text(), flush=True)
+    with quiet():
+        grows = exponent(classes)
+    print(f"hf_compat's time grows with the samples to the power of {grows:.2f} (10⁵ to 10⁶)", flush=True)
+    peaks = {name: peak_mebibytes(name, 3 * samples, classes) for name in ("transformers", "hf_compat")}
+    print(f"peak memory of {3 * samples:,}: " + ", ".join(f"{name} {peak:,.0f} MiB" for name, peak in peaks.items()))
 
 
 if __name__ == "__main__":

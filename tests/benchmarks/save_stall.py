@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 import tempfile
 import time
@@ -13,6 +12,7 @@ import warnings
 
 import torch
 import transformers
+from measuring import Benchmark, measure
 from torch import nn
 
 import hf_compat
@@ -49,19 +49,24 @@ def stalls(api, millions: int, rounds: int, **options) -> list[float]:
     return found
 
 
-def main() -> None:
-    millions, rounds = (int(argument) for argument in [*sys.argv[1:], 100, 3][:2])
-    contenders = {
-        "transformers": lambda: stalls(transformers, millions, rounds),
-        "hf_compat": lambda: stalls(hf_compat, millions, rounds),
-        # one save a run: a second one would wait for the first, and measure the disk
-        "hf_compat async": lambda: [stalls(hf_compat, millions, 1, async_save=True)[0] for _ in range(rounds)],
+def benchmarks(millions: int = 100) -> list[Benchmark]:
+    """One save of a model and AdamW's states; one save a run, as a second one would wait for the first."""
+    contestants = {
+        "transformers": lambda: stalls(transformers, millions, 1)[0],
+        "hf_compat": lambda: stalls(hf_compat, millions, 1)[0],
+        "hf_compat async": lambda: stalls(hf_compat, millions, 1, async_save=True)[0],
     }
-    medians = {name: statistics.median(run()) for name, run in contenders.items()}
-    reference = medians["transformers"]
-    print(f"{'':<16} {'seconds':>8} {'× transformers':>15}   (one save of {millions} M parameters with AdamW)")
-    for name, seconds in medians.items():
-        print(f"{name:<16} {seconds:>8.2f} {seconds / reference:>15.2f}")
+    return [
+        Benchmark(
+            name=f"stall of a save of {millions} M parameters", unit="s", contestants=contestants, goal=0.5, rounds=5
+        )
+    ]
+
+
+def main() -> None:
+    millions, rounds = (int(argument) for argument in [*sys.argv[1:], 100, 5][:2])
+    for benchmark in benchmarks(millions):
+        print(measure(benchmark, rounds).as_text())
 
 
 if __name__ == "__main__":

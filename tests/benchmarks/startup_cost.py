@@ -1,0 +1,96 @@
+"""What it takes to begin: imports, and the time from `train()` to the end of the first update.
+
+    .venv/bin/python tests/benchmarks/startup_cost.py [rounds]
+
+Imports are measured in processes of their own, by themselves: the interpreter's start is left out.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from functools import partial
+
+import step_cost
+import torch
+import transformers
+from measuring import Benchmark, measure
+
+import hf_compat
+
+warnings.filterwarnings("ignore")
+FROM_TRANSFORMERS = "from transformers import Trainer"
+EVERYTHING = "from transformers import Trainer, TrainingArguments"
+
+
+def seconds_of_import(statement: str) -> float:
+    """Return what a statement takes in a process of its own, which measures it itself."""
+    code = f"import time; start = time.perf_counter(); {statement}; print(time.perf_counter() - start)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def seconds_to_first_update(api, call: int) -> float:
+    """Return the time from `train()` to the end of its first update.
+
+    Args:
+        api: transformers or hf_compat.
+        call: Which call of `train` on the same Trainer is measured: 1 or 2.
+    """
+    ended: list[float] = []
+
+    class Watch(api.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 1:
+                ended.append(time.perf_counter())
+
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        args = api.TrainingArguments(
+            folder, per_device_train_batch_size=step_cost.BATCH, max_steps=2, save_strategy="no", use_cpu=True,
+            disable_tqdm=True, report_to="none",
+        )  # fmt: skip
+        trainer = api.Trainer(step_cost.Toy(), args, train_dataset=step_cost.samples(2), callbacks=[Watch()])
+        for _ in range(call - 1):
+            trainer.train()
+        start = time.perf_counter()
+        trainer.train()
+        return ended[-1] - start
+
+
+def benchmarks() -> list[Benchmark]:
+    """Imports, the first update of a first and of a second call."""
+    apis = {"transformers": transformers, "hf_compat": hf_compat}
+    imports = {
+        "import hf_compat": (FROM_TRANSFORMERS, "import hf_compat", 0.05),
+        "import Trainer and TrainingArguments": (EVERYTHING, EVERYTHING.replace("transformers", "hf_compat"), 1.0),
+    }
+    found = [
+        Benchmark(
+            name=name,
+            unit="s",
+            contestants={
+                "transformers": partial(seconds_of_import, theirs),
+                "hf_compat": partial(seconds_of_import, ours),
+            },
+            goal=goal,
+        )
+        for name, (theirs, ours, goal) in imports.items()
+    ]
+    for call, name in ((1, "train() to its first update"), (2, "a second train() to its first update")):
+        contestants = {api: partial(seconds_to_first_update, module, call) for api, module in apis.items()}
+        found.append(Benchmark(name=name, unit="s", contestants=contestants))
+    return found
+
+
+def main() -> None:
+    rounds = int([*sys.argv[1:], 5][0])
+    for benchmark in benchmarks():
+        print(measure(benchmark, rounds).as_text(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
