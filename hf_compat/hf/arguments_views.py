@@ -28,7 +28,7 @@ from hf_compat.runtime.launch import Launch, choose_device, read_launch
 from hf_compat.runtime.text import is_secret
 
 # The process that reads copied arguments finds its own.
-_OF_THIS_PROCESS = frozenset({"_launch", "device", "distributed_state"})
+_OF_THIS_PROCESS = frozenset({"_launch", "deepspeed_plugin", "device", "distributed_state"})
 _LEVEL_NAMES = ("debug", "info", "warning", "error", "critical")
 LEVELS = {name: int(getattr(logging, name.upper())) for name in _LEVEL_NAMES} | {"detail": logging.DEBUG}
 

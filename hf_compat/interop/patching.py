@@ -13,6 +13,7 @@ from types import ModuleType
 from hf_compat.errors import warn_once
 from hf_compat.interop.edited_source import let_readers_be, watch_readers
 from hf_compat.interop.kinship import acknowledge, heirs, kin_of
+from hf_compat.interop.pickled_originals import leave_originals_to_pickle, let_originals_be_pickled
 from hf_compat.interop.releases import modules_there
 from hf_compat.runtime.text import need
 
@@ -100,6 +101,7 @@ def patch() -> None:
         _in_force.append(_begin())
     watch_readers()
     (swap,) = _in_force
+    let_originals_be_pickled(theirs for theirs, _ in swap.pairs.values() if isinstance(theirs, type))
     for module in _modules_of_transformers():
         _exchange(vars(module), swap.forth())
     for module, name in swap.not_loaded:
@@ -114,6 +116,7 @@ def unpatch() -> None:
     if not _in_force:
         return
     let_readers_be()
+    leave_originals_to_pickle()
     swap = _in_force.pop()
     for module in _modules_of_transformers():
         _exchange(vars(module), swap.back())

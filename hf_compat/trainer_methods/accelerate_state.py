@@ -74,6 +74,8 @@ class AcceleratorState(ProcessState):
         if args.deepspeed is not None or args.fsdp:
             self.distributed_type = as_distributed_type("FSDP" if args.fsdp else "DEEPSPEED")
             self.deepspeed_plugin = None if args.fsdp else DeepSpeedPlugin(args)
+        # past the arguments' own `__setattr__`, which knows fields: this is no setting
+        vars(args)["deepspeed_plugin"] = self.deepspeed_plugin
         if may_be_asked():  # Accelerate's own, which is one object for the whole process
             share_processes(args, self.distributed_type)
             share_accelerator(self.mixed_precision, self.deepspeed_plugin)

@@ -45,6 +45,8 @@ EXCEPTIONS = {
     ("callbacks/bridge.py", "_save_checkpoint"): "HF's method of the Trainer",
     ("cli/scored_weights.py", "_load_from_checkpoint"): "HF's method of the Trainer",
     ("trainer_methods/hub_uploads.py", "done"): "Python's method of a Future",
+    ("optim/low_bit.py", "get_instance"): "bitsandbytes' method of its manager",
+    ("runtime/parameters.py", "_modules"): "torch's dict of a module's children",
 }
 
 

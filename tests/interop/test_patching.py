@@ -101,6 +101,40 @@ def test_without_transformers_it_says_so(tmp_path):
     assert "`hf_compat.patch()` needs the package transformers" in printed and "pip install" in printed
 
 
+MADE_BEFORE = """
+import copy, copyreg, pickle
+import torch, transformers
+import hf_compat
+
+class Tiny(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(2, 1)
+
+    def forward(self, x, labels):
+        return {"loss": (self.line(x).squeeze(-1) - labels).pow(2).mean()}
+
+rows = [{"x": torch.randn(2), "labels": 1.0} for _ in range(16)]
+args = transformers.TrainingArguments("out", max_steps=4, save_steps=2, use_cpu=True, report_to="none")
+trainer = transformers.Trainer(Tiny(), args, train_dataset=rows)
+own = type(args)
+hf_compat.patch()
+trainer.train()
+saved = torch.load("out/checkpoint-2/training_args.bin", weights_only=False)
+assert type(saved) is own and saved.save_strategy is args.save_strategy and saved.max_steps == 4
+assert type(copy.deepcopy(args)) is own
+written = pickle.dumps(args)
+hf_compat.unpatch()
+assert type(pickle.loads(written)) is transformers.TrainingArguments is own
+assert not [kind for kind in copyreg.dispatch_table if kind.__module__.startswith("transformers")]
+"""
+
+
+def test_a_trainer_that_was_made_before_goes_on_saving(tmp_path):
+    python(tmp_path, "-c", MADE_BEFORE)
+    assert (tmp_path / "out" / "checkpoint-4" / "training_args.bin").is_file()
+
+
 KEPT = """
 import inspect, json, sys
 import transformers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import sys
 
 import pytest
@@ -100,9 +101,12 @@ def test_a_library_prepares_its_reference_model_by_deepspeeds_configuration(tmp_
         accelerator.state.deepspeed_plugin,
         accelerator.deepspeed_plugin,
         AcceleratorState().deepspeed_plugin,
+        args.deepspeed_plugin,
     ):
         assert plugin.zero_stage == 3 and plugin.deepspeed_config["zero_optimization"]["reduce_bucket_size"] == 1000
         assert plugin.deepspeed_config["train_micro_batch_size_per_gpu"] == 2
     assert AcceleratorState().mixed_precision == accelerator.mixed_precision == "bf16"
-    assert AcceleratorFacade(make(hf_compat, tmp_path)).state.deepspeed_plugin is None
+    assert "deepspeed_plugin" not in {**args.to_dict(), **pickle.loads(pickle.dumps(args)).__dict__}
+    other = make(hf_compat, tmp_path)
+    assert AcceleratorFacade(other).state.deepspeed_plugin is None and other.deepspeed_plugin is None
     assert AcceleratorState().deepspeed_plugin is None
