@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import json
 import typing
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,10 +21,10 @@ from hf_compat.cli.configuration import ConfigAction, register
 from hf_compat.cli.help import short_help
 from hf_compat.cli.parser import Hint, Value, read_plain
 from hf_compat.cli.scored_weights import MEANING
-from hf_compat.hf.argument_values import OWN_DEFAULTS, checks_of
+from hf_compat.hf.argument_values import OWN_DEFAULTS, checks_of, read_all
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
-from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, read_old
+from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, read_old, translate_legacy
 from hf_compat.hf.value_types import parts_of, plain
 from hf_compat.plan.lightning_equivalents import ELSEWHERE, EQUIVALENTS, PASSED_ON
 from hf_compat.runtime.text import is_secret
@@ -210,8 +211,12 @@ def as_sections(words: Sequence[str]) -> list[str]:
     """Turn the words of an HF command line into those of the `args` section; others stay.
 
     `--learning_rate 5e-5`, `--learning-rate=5e-5`, `--bf16` and `--no_bf16` are what they are in HF.
+
+    Raises:
+        ArgumentError: An old name and its successor are given different values.
     """
     turned: list[str] = []
+    said: dict[str, str] = {}
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -223,8 +228,20 @@ def as_sections(words: Sequence[str]) -> list[str]:
             turned.append(f"--args.{name.removeprefix('no_')}=false")
         else:
             values = [value] if equals else _take_values(rest, takes_many=name in _LISTS)
-            turned.extend(_in_todays_words(name, _as_text(values, name in _LISTS) or "true"))
+            said[name] = _as_text(values, name in _LISTS) or "true"
+            turned.extend(_in_todays_words(name, said[name]))
+    _compare_old_and_new(said)
     return turned
+
+
+def _compare_old_and_new(said: Mapping[str, str]) -> None:
+    """Let an old name and its successor contradict each other; of two equal words the last one counts."""
+    if not OLD_NAMES.keys() & said.keys():
+        return
+    checks = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)
+    values, _ = read_all(checks, {name: read_plain(text) for name, text in said.items()})  # problems come up later
+    with warnings.catch_warnings(action="ignore"):  # as above
+        translate_legacy(values, {*FIELDS, *OWN_ARGUMENTS}, checks)
 
 
 def _take_values(rest: list[str], takes_many: bool) -> list[str]:

@@ -28,7 +28,7 @@ from hf_compat.hf.enums import (
     SchedulerType,
 )
 from hf_compat.hf.legacy import OLD_NAMES, ArgumentValue, Translation, translate_legacy
-from hf_compat.hf.old_attributes import OldAttributes, assign_old, is_old_attribute, remember
+from hf_compat.hf.old_attributes import OldAttributes, assign_old, is_old_attribute, read_old_state, remember
 from hf_compat.hf.profiles import NEWEST, defaults_in_force, profile_of
 from hf_compat.hf.tensor_float import choose_tf32
 from hf_compat.hf.value_types import OPTIONS
@@ -343,6 +343,9 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         if name in NORMAL_FORMS and is_normal(self):
             value = NORMAL_FORMS[name](value)
         super().__setattr__(name, value)
+
+    def __setstate__(self, state: Mapping[str, ArgumentValue]) -> None:
+        read_old_state(self, state)
 
     def __post_init__(self) -> None:
         normalise_arguments(self)

@@ -19,7 +19,7 @@ import torch
 from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.enums import ParallelMode
 from hf_compat.hf.legacy import ArgumentValue
-from hf_compat.hf.old_attributes import remembered
+from hf_compat.hf.old_attributes import PROCESS_ATTRIBUTES, remembered
 from hf_compat.hf.process_state import ProcessState
 from hf_compat.hf.profiles import NEWEST
 from hf_compat.runtime.accelerate_processes import may_be_asked, share_processes
@@ -27,8 +27,6 @@ from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.launch import Launch, choose_device, read_launch
 from hf_compat.runtime.text import is_secret
 
-# The process that reads copied arguments finds its own.
-_OF_THIS_PROCESS = frozenset({"_launch", "deepspeed_plugin", "device", "distributed_state"})
 _LEVEL_NAMES = ("debug", "info", "warning", "error", "critical")
 LEVELS = {name: int(getattr(logging, name.upper())) for name in _LEVEL_NAMES} | {"detail": logging.DEBUG}
 
@@ -201,7 +199,7 @@ class ArgumentViews:
     __repr__ = __str__
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}
+        return {name: value for name, value in self.__dict__.items() if name not in PROCESS_ATTRIBUTES}
 
 
 def _plain(name: str, value: ArgumentValue) -> ArgumentValue:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, cast
 
 from hf_compat.hf.accelerator_config import AcceleratorConfig
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # Where the instance keeps what was given by old names.
 _PLACE = "_given_by_old_names"
+# What a process finds out by itself: none of it is taken over from another one's.
+PROCESS_ATTRIBUTES = frozenset({"_launch", "deepspeed_plugin", "device", "distributed_state", "fsdp_plugin_args"})
 
 
 class OldAttributes:
@@ -73,6 +75,29 @@ def read_attribute(args: ArgumentValue, name: str) -> ArgumentValue:
     if name in _WHERE_GIVEN:
         return _WHERE_GIVEN[name](args) if name in given else None
     return given.get(name, OLD_NAMES[name].default)
+
+
+def read_old_state(args: TrainingArguments, state: Mapping[str, ArgumentValue]) -> None:
+    """Take over the attributes of a pickled object: `training_args.bin` of any release, read where our class stands.
+
+    What ours has written is taken as it is. What an older release has written lacks today's fields, and says some of
+    them by old names: those set their successors, where these are at their defaults.
+    """
+    held = {field.name: field for field in fields(args)}
+    if held.keys() <= state.keys():
+        vars(args).update(state)
+        return
+    for name, field in held.items():
+        if name not in state:
+            vars(args)[name] = field.default if field.default_factory is MISSING else field.default_factory()
+    of_process = (*PROCESS_ATTRIBUTES, *(name for name in state if name.startswith("_")))
+    vars(args).update({n: value for n, value in state.items() if n not in OLD_NAMES and n not in of_process})
+    for name in (name for name in OLD_NAMES if state.get(name) not in (None, OLD_NAMES[name].default)):
+        remember(args, {name: state[name]})
+        for today, said in OLD_NAMES[name].translate(state[name]).items():
+            is_free = today in held and state.get(today, held[today].default) == held[today].default
+            if is_free:
+                setattr(args, today, said)
 
 
 def _field(name: str) -> Callable[[ArgumentValue], ArgumentValue]:

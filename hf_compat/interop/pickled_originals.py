@@ -18,7 +18,7 @@ def let_originals_be_pickled(classes: Iterable[type]) -> None:
     """Give pickle a way to write objects of replaced classes; a class that has one of its own keeps it."""
     for cls in classes:
         if cls not in copyreg.dispatch_table:
-            copyreg.dispatch_table[cls] = _reduced
+            copyreg.dispatch_table[cls] = _reduced  # type: ignore[assignment]  # tuples of three lengths
             _originals[_name_of(cls)] = cls
 
 

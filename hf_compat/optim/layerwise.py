@@ -80,6 +80,7 @@ class LayerWiseDummyScheduler(LRScheduler):
     Args:
         optimizer_dict: Each parameter's optimizer.
         lr: The rate that is given where there is none.
+        keywords: Not used, as upstream.
 
     Mirrors:
         `transformers.trainer_pt_utils.LayerWiseDummyScheduler`, 5.23.
@@ -88,7 +89,9 @@ class LayerWiseDummyScheduler(LRScheduler):
         One rate for the one group that it has: from torch 2.9 on, torch refuses the list of all.
     """
 
-    def __init__(self, optimizer_dict: Mapping[nn.Parameter, Optimizer] | None = None, *, lr: float) -> None:
+    def __init__(
+        self, optimizer_dict: Mapping[nn.Parameter, Optimizer] | None = None, *, lr: float, **keywords: object
+    ) -> None:
         self.default_lr = lr
         stand_in = LayerWiseDummyOptimizer(optimizer_dict, lr=lr)
         stand_in._opt_called = True  # type: ignore[attr-defined]  # torch asks whether it has stepped: hooks have

@@ -215,7 +215,9 @@ def test_the_command_shows_the_lines_of_the_script_and_ends_with_its_status(tmp_
     script = "from transformers import TrainingArguments\nTrainingArguments('out', save_steps=-1)\n"
     (tmp_path / "script.py").write_text(script)
     done = python(tmp_path, *RUN, "script.py")
-    first, second = done.stderr.splitlines()[:2]
+    # bitsandbytes says this when transformers imports it, where it is installed
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("Failed to load CPU gemm")]
+    first, second = lines[:2]
     assert done.returncode == 1 and first == "Traceback (most recent call last):"
     assert second == f'  File "{tmp_path}/script.py", line 2, in <module>' and "ArgumentError: " in done.stderr
 

@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from hf_compat.cli.main import main
+from hf_compat.cli.sections import as_sections
+from hf_compat.errors import ArgumentError
 
 PROJECT = """
 from pathlib import Path
@@ -148,3 +150,15 @@ def test_what_the_trainer_section_does_not_take_is_told(words, message, capsys):
     write({"args": {"max_steps": 1}})
     assert main(["fit", "-c", "run.yaml", *words]) == 2
     assert message in capsys.readouterr().err and not Path("first").exists()
+
+
+def test_an_old_name_and_its_successor_may_not_contradict_each_other_in_one_command():
+    """Either order; the value of a configuration file gives way to both."""
+    for words in (["--evaluation_strategy", "steps", "--eval_strategy", "no"], ["--eval_strategy=no", "--no_cuda"]):
+        words = [*words, "--evaluation_strategy=steps"]
+        with pytest.raises(ArgumentError, match=r"`evaluation_strategy='steps'` .* `eval_strategy='no'`"):
+            as_sections(words)
+    assert as_sections(["--eval_strategy", "steps", "--evaluation_strategy", "steps", "--async_save"]) == [
+        "--args.eval_strategy=steps", "--args.eval_strategy=steps", "--args.async_save=true",
+    ]  # fmt: skip
+    assert "--args.use_cpu=true" in as_sections(["--no_cuda", "--learning_rate", "5e-5"])

@@ -195,6 +195,7 @@ def test_a_backward_pass_of_the_modules_own_is_refused(tmp_path, lightning):
         fitted(*made(tmp_path, "lomo", OwnBackward), lightning())
 
 
+@pytest.mark.filterwarnings("ignore:.*fp16:hf_compat.errors.InertArgumentWarning")  # without a GPU it does nothing
 @pytest.mark.parametrize(
     ("name", "changed"),
     [("lomo", {"fp16": True}), ("galore_adamw_layerwise", {"gradient_accumulation_steps": 2})],
