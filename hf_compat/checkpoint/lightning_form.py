@@ -79,7 +79,8 @@ def _wrong_field(checkpoint: LightningCheckpoint) -> str | None:
     return _wrong_loop("loops", checkpoint.get("loops", {}))
 
 
-_PROGRESS = ("epoch_progress", "batch_progress", "scheduler_progress")  # each counts in all, and since the last start
+# each counts in all, and since the last start
+_PROGRESS = ("epoch_progress", "batch_progress", "scheduler_progress", "optim_step_progress")
 
 
 def _wrong_loop(where: str, state: object) -> str | None:
@@ -88,8 +89,8 @@ def _wrong_loop(where: str, state: object) -> str | None:
         return where
     for name, value in state.items():
         inner = f"{where}.{name}"
-        counted = {"total", "current"} & (value.keys() if isinstance(value, dict) else set())
-        if str(name).rpartition(".")[2] in _PROGRESS and len(counted) < 2:
+        kind = str(name).rpartition(".")[2]
+        if (kind in _PROGRESS and not _counts(value)) or (kind == "optim_progress" and not _counts_steps(value)):
             return inner
         if where == "loops" or str(name).endswith("progress") or name in ("total", "current"):
             wrong = _wrong_loop(inner, value)
@@ -101,3 +102,13 @@ def _wrong_loop(where: str, state: object) -> str | None:
         if wrong is not None:
             return wrong
     return None
+
+
+def _counts(progress: object) -> bool:
+    return isinstance(progress, dict) and {"total", "current"} <= progress.keys()
+
+
+def _counts_steps(progress: object) -> bool:
+    """Return whether the progress of automatic optimization has its two counters."""
+    optimizer = progress.get("optimizer") if isinstance(progress, dict) else None
+    return isinstance(optimizer, dict) and _counts(optimizer.get("step")) and _counts(optimizer.get("zero_grad"))

@@ -110,8 +110,9 @@ def measure_lengths(dataset: DataSource, name: str) -> list[int]:
     first = dataset[0]
     if not isinstance(first, Mapping) or name not in first:
         raise DataError(
-            f"Lengths can be found out for samples that are mappings with the key {name!r}; the first sample is a "
-            f"{type(first).__name__}.\n\nHint: add a column of lengths and name it by `length_column_name`."
+            f"`train_sampling_strategy` by length (once `group_by_length=True`) finds lengths out for samples that "
+            f"are mappings with the key {name!r}; the first sample is a {type(first).__name__}.\n\n"
+            "Hint: add a column of lengths and name it by `length_column_name`."
         )
     return [len(sample[name]) for sample in dataset]
 

@@ -51,7 +51,14 @@ from hf_compat.errors import HfCompatError
 LIMIT_SECONDS = 30
 GOOD = ("right", "refused", "warned", "accepted")
 # what is told of a state that another program might have left out
-WARNED = ("missing keys", "start anew", "Didn't find an RNG file", "random numbers are not those", "is not the one")
+WARNED = (
+    "missing keys",
+    "start anew",
+    "Didn't find an RNG file",
+    "random numbers are not those",
+    "is not the one",
+    "differs from its manifest.json and is read as it is",
+)
 BAD = ("HUNG", "FOREIGN", "STOPPED", "DIFFERS", "unnamed", "left over")
 OPTIONS = {
     "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1, "lr_scheduler_type": "constant",
