@@ -72,7 +72,8 @@ def _wrong_field(checkpoint: LightningCheckpoint) -> str | None:
     for name in ("epoch", "global_step"):
         if not isinstance(checkpoint.get(name), int) or not -1 <= checkpoint[name] < 2**63:
             return name
-    if not re.fullmatch(r"[\w.+!-]{1,60}", str(checkpoint.get("pytorch-lightning_version", lightning.__version__))):
+    version = checkpoint.get("pytorch-lightning_version", lightning.__version__)
+    if not isinstance(version, str) or not re.fullmatch(r"\d[\w.+!-]{0,59}", version):
         return "pytorch-lightning_version"
     if not isinstance(checkpoint.get("callbacks", {}), dict):
         return "callbacks"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -44,6 +45,8 @@ from hf_compat.optim.stepping import Stepping, stepping_of_all
 from hf_compat.runtime.inspection import call_by_place
 from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.parameters import forget_gradients
+
+logger = logging.getLogger(__name__)
 
 # What upstream passes to `training_step` positionally.
 STEP_PARAMETERS = ("model", "inputs", "num_items_in_batch")
@@ -150,9 +153,21 @@ class WindowModule(pl.LightningModule):
         except RuntimeError:  # a module is made of a checkpoint, without a trainer
             trainer = None
         if trainer is not None and trainer.world_size == 1:  # else each process may hold a part of each weight
-            own = ((name.replace(COMPILED, ""), tensor) for name, tensor in self.state_dict().items())
-            check_weights(str(trainer.ckpt_path or "The checkpoint"), weights, own)
+            own = {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()}
+            check_weights(str(trainer.ckpt_path or "The checkpoint"), weights, own.items())
+            if self._lightning_resumes and weights:
+                self._tell_of_missing(str(trainer.ckpt_path or "The checkpoint"), weights, own)
         checkpoint["state_dict"] = names_of(self, weights)
+
+    def _tell_of_missing(self, where: str, weights: Mapping[str, object], own: Mapping[str, object]) -> None:
+        """Warn of weights that a checkpoint lacks; a tied one may stand there once, under any of its names."""
+        tied: dict[int, set[str]] = {}
+        for name, parameter in self.named_parameters(remove_duplicate=False):
+            tied.setdefault(id(parameter), set()).add(name.replace(COMPILED, ""))
+        there = {name for names in tied.values() if names & weights.keys() for name in names}
+        missing = sorted(own.keys() - weights.keys() - there)
+        if missing:
+            logger.warning("%s has missing keys, which keep the values that the model has: %s.", where, missing)
 
     def on_train_start(self) -> None:
         """Continue where the run of a Lightning checkpoint, or of an HF folder, ended."""

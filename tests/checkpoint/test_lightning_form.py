@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+import logging
 
+import damage
 import lightning.pytorch as pl
 import pytest
+import torch
+import toy
 
+from hf_compat import HFDataModule, HFModule, TrainingArguments
 from hf_compat.checkpoint.lightning_form import check_lightning
 from hf_compat.errors import CheckpointError
 
@@ -53,3 +58,31 @@ def test_what_is_let_through_can_be_loaded(new):
             )
     assert any(place[-1].endswith("optim_step_progress") for place in refused)
     assert any(place[-1].endswith("optim_progress") for place in refused) or "optimizer" in new
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_a_weight_that_is_gone_is_told_of(tmp_path, caplog):
+    """The module loads without strictness, as a folder holds tied weights once: who lacks one hears of it."""
+    options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    path = tmp_path / "it.ckpt"
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", per_device_train_batch_size=4)
+
+    def fit(epochs: int, **resumed: str) -> pl.Trainer:
+        trainer = pl.Trainer(max_epochs=epochs, enable_checkpointing=False, **options)
+        trainer.fit(HFModule(toy.Classifier(), args), HFDataModule(args, toy.rows(16)), **resumed)
+        return trainer
+
+    fit(1).save_checkpoint(path)
+    with caplog.at_level(logging.WARNING, "hf_compat"):
+        fit(2, ckpt_path=str(path))
+        assert "missing keys" not in caplog.text
+        content = torch.load(path, weights_only=True)
+        (name, *_) = [name for name in content["state_dict"] if name.endswith("weight")]
+        torch.save(damage.changed(content, ("state_dict", name), damage.REMOVED), path)
+        fit(2, ckpt_path=str(path))
+    assert f"{path} has missing keys, which keep the values that the model has: ['{name}']" in caplog.text
+
+
+def test_a_version_that_is_no_text_is_refused():
+    with pytest.raises(CheckpointError, match="pytorch-lightning_version"):
+        check_lightning("it.ckpt", {"state_dict": {}, "epoch": 0, "global_step": 0, "pytorch-lightning_version": None})
