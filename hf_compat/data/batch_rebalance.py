@@ -56,14 +56,9 @@ class BatchRebalanceSampler(Sampler[Indices]):
                 f"sample for {dp_size} ranks with {grad_accum} each.\n\nHint: make the batch size larger."
             )
         self.lengths: list[int] = lengths.tolist() if isinstance(lengths, torch.Tensor) else list(lengths)
-        self.effective_batch_size = effective_batch_size
-        self.dp_size = dp_size
-        self.grad_accum = grad_accum
-        self.shuffle = shuffle
-        self.seed = seed
-        self.rank = rank
-        self.drop_last = drop_last
-        self.epoch = 0
+        self.effective_batch_size, self.drop_last = effective_batch_size, drop_last
+        self.dp_size, self.rank, self.grad_accum = dp_size, rank, grad_accum
+        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch whose order comes next."""

@@ -101,6 +101,9 @@ def default_hp_space_ray(trial: object) -> Space:
     }
 
 
+_MOST_DRAWN = {"num_train_epochs": 6, "seed": 40}  # whole numbers of a sweep, from 1 on
+
+
 def default_hp_space_wandb(trial: object) -> Space:
     """Return a sweep's configuration: learning rate, epochs, seed and micro-batch, drawn at random.
 
@@ -108,16 +111,11 @@ def default_hp_space_wandb(trial: object) -> Space:
         `transformers.trainer_utils.default_hp_space_wandb`, 5.23.
     """
     need("wandb", "'hf-compat[wandb]'", "`default_hp_space_wandb`")
-    return {
-        "method": "random",
-        "metric": {"name": "objective", "goal": "minimize"},
-        "parameters": {
-            "learning_rate": {"distribution": "uniform", "min": 1e-6, "max": 1e-4},
-            "num_train_epochs": {"distribution": "int_uniform", "min": 1, "max": 6},
-            "seed": {"distribution": "int_uniform", "min": 1, "max": 40},
-            "per_device_train_batch_size": {"values": [4, 8, 16, 32, 64]},
-        },
-    }
+    drawn = {name: {"distribution": "int_uniform", "min": 1, "max": most} for name, most in _MOST_DRAWN.items()}
+    rate = {"distribution": "uniform", "min": 1e-6, "max": 1e-4}
+    sizes = {"per_device_train_batch_size": {"values": [4, 8, 16, 32, 64]}}
+    goal = {"name": "objective", "goal": "minimize"}
+    return {"method": "random", "metric": goal, "parameters": {"learning_rate": rate, **drawn, **sizes}}
 
 
 def hp_params(trial: object) -> Space:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hf_compat.errors import ArgumentError, UnsupportedArgument
 from hf_compat.hf.enums import OptimizerNames
-from hf_compat.optim.entries import ClassAndKeywords, Keywords, OptimizerClass, OptimizerEntry, OptimizerRequest
+from hf_compat.optim.entries import (
+    Chooser,
+    ClassAndKeywords,
+    Keywords,
+    OptimizerClass,
+    OptimizerEntry,
+    OptimizerRequest,
+)
 from hf_compat.optim.in_backward import check_in_backward, refuse_in_backward
 from hf_compat.optim.layerwise import LayerWiseDummyOptimizer
-from hf_compat.optim.low_rank import (
-    APOLLO_ADAMW,
-    APOLLO_OPTIONS,
-    GALORE_OPTIONS,
-    apollo_group_options,
-    check_targets,
-    galore_source,
-    low_rank_groups,
-)
+from hf_compat.optim.low_rank import LOW_RANK_OPTIMIZERS, apollo_group_options, check_targets, low_rank_groups
 
 
 def _layerwise(
@@ -78,34 +79,14 @@ def refuse_layerwise(request: OptimizerRequest) -> None:
     refuse_in_backward(request)
 
 
+def _of_each_parameter(whole: OptimizerNames, choose: Chooser) -> OptimizerEntry:
+    """Return the entry of an optimizer that is made once for each parameter: class, options and device stay."""
+    return replace(LOW_RANK_OPTIMIZERS[whole], choose=choose, check=check_layerwise, refused_with={})
+
+
 LAYERWISE_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
-    OptimizerNames.GALORE_ADAMW_LAYERWISE: OptimizerEntry(
-        source=galore_source("GaLoreAdamW"),
-        options=GALORE_OPTIONS,
-        choose=_galore,
-        check=check_layerwise,
-        needs_model=True,
-    ),
-    OptimizerNames.GALORE_ADAMW_8BIT_LAYERWISE: OptimizerEntry(
-        source=galore_source("GaLoreAdamW8bit"),
-        options=GALORE_OPTIONS,
-        choose=_galore,
-        check=check_layerwise,
-        needs_model=True,
-        device="a GPU",
-    ),
-    OptimizerNames.GALORE_ADAFACTOR_LAYERWISE: OptimizerEntry(
-        source=galore_source("GaLoreAdafactor"),
-        options=GALORE_OPTIONS,
-        choose=_galore_adafactor,
-        check=check_layerwise,
-        needs_model=True,
-    ),
-    OptimizerNames.APOLLO_ADAMW_LAYERWISE: OptimizerEntry(
-        source=APOLLO_ADAMW,
-        options=APOLLO_OPTIONS,
-        choose=_apollo,
-        check=check_layerwise,
-        needs_model=True,
-    ),
+    OptimizerNames.GALORE_ADAMW_LAYERWISE: _of_each_parameter(OptimizerNames.GALORE_ADAMW, _galore),
+    OptimizerNames.GALORE_ADAMW_8BIT_LAYERWISE: _of_each_parameter(OptimizerNames.GALORE_ADAMW_8BIT, _galore),
+    OptimizerNames.GALORE_ADAFACTOR_LAYERWISE: _of_each_parameter(OptimizerNames.GALORE_ADAFACTOR, _galore_adafactor),
+    OptimizerNames.APOLLO_ADAMW_LAYERWISE: _of_each_parameter(OptimizerNames.APOLLO_ADAMW, _apollo),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -16,6 +16,7 @@ from hf_compat.hf.value_types import choice
 from hf_compat.optim.entries import (
     COUNT,
     FINITE,
+    Chooser,
     ClassAndKeywords,
     ClassSource,
     Keywords,
@@ -157,45 +158,22 @@ def _apollo(request: OptimizerRequest, found: OptimizerClass) -> ClassAndKeyword
     return found, {"params": low_rank_groups(request, apollo_group_options(request))}
 
 
-def galore_source(name: str) -> ClassSource:
-    """Return where a class of GaLore comes from."""
-    return ClassSource(modules=("galore_torch",), name=name, install="galore-torch")
+def _entry(class_name: str, options: Mapping[str, Option], choose: Chooser, device: str = "") -> OptimizerEntry:
+    package = "galore" if class_name.startswith("GaLore") else "apollo"
+    return OptimizerEntry(
+        source=ClassSource(modules=(f"{package}_torch",), name=class_name, install=f"{package}-torch"),
+        options=options,
+        choose=choose,
+        check=check_targets,
+        needs_model=True,
+        device=device,
+        refused_with=REFUSED_WITH,
+    )
 
-
-APOLLO_ADAMW = ClassSource(modules=("apollo_torch",), name="APOLLOAdamW", install="apollo-torch")
 
 LOW_RANK_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
-    OptimizerNames.GALORE_ADAMW: OptimizerEntry(
-        source=galore_source("GaLoreAdamW"),
-        options=GALORE_OPTIONS,
-        choose=_galore,
-        check=check_targets,
-        needs_model=True,
-        refused_with=REFUSED_WITH,
-    ),
-    OptimizerNames.GALORE_ADAMW_8BIT: OptimizerEntry(
-        source=galore_source("GaLoreAdamW8bit"),
-        options=GALORE_OPTIONS,
-        choose=_galore,
-        check=check_targets,
-        needs_model=True,
-        refused_with=REFUSED_WITH,
-        device="a GPU",
-    ),
-    OptimizerNames.GALORE_ADAFACTOR: OptimizerEntry(
-        source=galore_source("GaLoreAdafactor"),
-        options=GALORE_OPTIONS,
-        choose=_galore_adafactor,
-        check=check_targets,
-        needs_model=True,
-        refused_with=REFUSED_WITH,
-    ),
-    OptimizerNames.APOLLO_ADAMW: OptimizerEntry(
-        source=APOLLO_ADAMW,
-        options=APOLLO_OPTIONS,
-        choose=_apollo,
-        check=check_targets,
-        needs_model=True,
-        refused_with=REFUSED_WITH,
-    ),
+    OptimizerNames.GALORE_ADAMW: _entry("GaLoreAdamW", GALORE_OPTIONS, _galore),
+    OptimizerNames.GALORE_ADAMW_8BIT: _entry("GaLoreAdamW8bit", GALORE_OPTIONS, _galore, device="a GPU"),
+    OptimizerNames.GALORE_ADAFACTOR: _entry("GaLoreAdafactor", GALORE_OPTIONS, _galore_adafactor),
+    OptimizerNames.APOLLO_ADAMW: _entry("APOLLOAdamW", APOLLO_OPTIONS, _apollo),
 }

@@ -18,9 +18,7 @@ from hf_compat.runtime.text import is_installed
 # A method that measures → the prefix of its metrics.
 STAGES = {
     "__init__": "init",
-    "train": "train",
-    "_inner_training_loop": "train",
-    "_finalize_training": "train",
+    **dict.fromkeys(("train", "_inner_training_loop", "_finalize_training"), "train"),
     "evaluate": "eval",
     "predict": "test",
 }

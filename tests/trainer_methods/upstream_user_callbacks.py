@@ -394,27 +394,24 @@ def whole_copy_of_log_and_save(api):
         def _maybe_log_save_evaluate(
             self, tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate=None
         ):
-            if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
-                logs = {}
+            updates = self.state.global_step - self._globalstep_last_logged
+            if self.control.should_log and updates > 0:
                 mean = self._nested_gather(tr_loss).mean().item()
                 tr_loss -= tr_loss
-                logs["loss"] = round(mean / (self.state.global_step - self._globalstep_last_logged), 4)
-                if grad_norm is not None:
-                    logs["grad_norm"] = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
-                logs["learning_rate"] = self._get_learning_rate() if learning_rate is None else learning_rate
+                rate = self._get_learning_rate() if learning_rate is None else learning_rate
+                logs = {"loss": round(mean / updates, 4), "grad_norm": float(grad_norm), "learning_rate": rate}
+                self._globalstep_last_logged += updates
                 self._total_loss_scalar += mean
-                self._globalstep_last_logged = self.state.global_step
                 self.store_flos()
                 self.log(logs, start_time)
-            metrics = None
             if self.control.should_evaluate:
-                metrics = self._evaluate(trial, ignore_keys_for_eval)
-                is_new_best = self._determine_best_metric(metrics=metrics, trial=trial)
-                if self.args.save_strategy == "best":
-                    self.control.should_save = is_new_best
+                found = self._evaluate(trial, ignore_keys_for_eval)
+                best = self._determine_best_metric(metrics=found, trial=trial)
+                self.control.should_save = best if self.args.save_strategy == "best" else self.control.should_save
             if self.control.should_save:
                 self._save_checkpoint(model, trial)
-                self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+                handler = self.callback_handler
+                self.control = handler.on_save(self.args, self.state, self.control)
 
     return {"trainer": Copies}
 
