@@ -92,6 +92,14 @@ class MissingSearchBackend(SearchError, MissingPackage):
     """The package that a hyperparameter search runs on is not installed; the message says how to get it."""
 
 
+class ScriptError(HfCompatError, RuntimeError):
+    """A user's script failed by itself, left early, or never trained; `status` is the exit status that it had."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class ProcessError(HfCompatError, RuntimeError):
     """Another process of the run has failed."""
 

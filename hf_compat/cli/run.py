@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hf_compat.cli.user_script import run_module, run_script
 from hf_compat.errors import ArgumentError, HfCompatError
 from hf_compat.hf.profiles import PROFILES, VARIABLE
 from hf_compat.interop import child_site, patching
 from hf_compat.runtime.launch import end_with_launcher, let_children_import_from, read_launch, set_for_children
+from hf_compat.script_runs.user_script import run_module, run_script
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -37,8 +37,13 @@ ROOMS = (
     "training_run",
     "callbacks",
     "trainer_methods",
+    "preflight",
     "native",
     "trainer",
+    "script_runs",
+    "comparison",
+    "migration",
+    "ejection",
     "cli",
     "__main__",
 )
