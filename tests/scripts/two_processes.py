@@ -62,4 +62,4 @@ trainer = Trainer(
 trainer.train()
 trainer.save_model()
 if trainer.is_world_process_zero():
-    print("processes:", os.environ.get("WORLD_SIZE", "1"), "accuracy:", trainer.state.best_metric)
+    print("processes:", os.environ.get("WORLD_SIZE", "1"), "best loss:", trainer.state.best_metric)
