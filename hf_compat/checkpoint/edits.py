@@ -18,6 +18,7 @@ from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.contents import MANIFEST_NAME, read_manifest, read_writer, reading_as_it_is
 from hf_compat.checkpoint.files import is_inside
 from hf_compat.checkpoint.judging import judge_edited, judge_unlisted
+from hf_compat.checkpoint.sealing import entries, seal
 from hf_compat.errors import ArgumentError, CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ def find_edits(folder: str) -> Edits:
 
 
 def _further_entries(root: Path, known: frozenset[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    found = [path.relative_to(root).as_posix() for path in manifest.entries(root)]
+    found = [path.relative_to(root).as_posix() for path in entries(root)]
     further = [name for name in found if name not in known]
     added = tuple(name for name in further if is_inside(root, name) and (root / name).is_file())
     return added, tuple(name for name in further if name not in added)
@@ -176,7 +177,7 @@ def seal_edited(folder: str) -> str:
         )
     if before is not None and not (before.changed or before.missing or before.added):
         return f"{folder}: each of its {len(before.kept)} files is as {MANIFEST_NAME} says; nothing is written."
-    manifest.seal(folder, read_writer(root))
+    seal(folder, read_writer(root))
     count = len(read_manifest(root) or ())
     return "\n".join([*_account(folder, before), f"{MANIFEST_NAME} lists {count} files now."])
 
@@ -188,7 +189,7 @@ def _as_listed(folder: str) -> Edits | None:
 
 def _problems_without_list(root: Path) -> list[str]:
     """List what is wrong with a folder that has no manifest, or one that is not readable."""
-    found = [path.relative_to(root).as_posix() for path in manifest.entries(root)]
+    found = [path.relative_to(root).as_posix() for path in entries(root)]
     inside = [name for name in found if is_inside(root, name) and (root / name).is_file()]
     with reading_as_it_is(str(root), inside):
         return list(judge_edited(root, inside))

@@ -32,6 +32,7 @@ from hf_compat.checkpoint.lightning_form import OWN_KEY, LightningCheckpoint, ch
 from hf_compat.checkpoint.plain_values import readable_checkpoint, reading_arrays
 from hf_compat.checkpoint.reading import COMPILED, Weights, fitting, read_torch_file, read_weights
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, DataPosition, Moment, RunState
+from hf_compat.checkpoint.sealing import seal
 from hf_compat.checkpoint.trainer_state import read_trainer_state
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.state import TrainerControl, TrainerState
@@ -119,7 +120,7 @@ def to_hf(checkpoint: LightningCheckpoint, folder: str) -> None:
     with writing(folder) as partial:
         with fitting("The Lightning checkpoint"):
             _write_files(checkpoint, weights, partial)
-        manifest.seal(partial)
+        seal(partial)
         put(partial, folder)
 
 

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.contents import (
-    MANIFEST_KIND,
     MANIFEST_NAME,
     Contents,
     Listed,
@@ -35,6 +32,8 @@ from hf_compat.checkpoint.files import first_line, is_inside, open_regular
 from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
 from hf_compat.checkpoint.run_lock import Owner, is_in_use
 from hf_compat.checkpoint.saving_place import PLACE_PREFIX, land_left_over, places
+from hf_compat.checkpoint.sealing import difference_unflushed, entries, finish, flush, is_unfinished
+from hf_compat.checkpoint.sealing import seal as seal
 from hf_compat.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -47,62 +46,6 @@ DELETED_SUFFIX = ".deleted"
 _LEFT_OVER = re.compile(r"(?P<final>.+)(?P<suffix>\.partial|\.replaced|\.deleted)(-(?P<id>.+))?")
 # What a run on another host has under way is touched when nothing was written to it for so long, in seconds.
 _SURELY_OVER = 3600.0
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """List the regular files of a folder but its manifest."""
-    return (path for path in entries(folder) if path.is_file())
-
-
-def entries(folder: Path) -> Iterator[Path]:
-    """List what is below a folder but subfolders and its manifest: files, links, and what else somebody put there."""
-    below = (path for path in sorted(folder.rglob("*")) if path != folder / MANIFEST_NAME)
-    return (path for path in below if path.is_symlink() or not path.is_dir())
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Force a file or folder to disk; folders cannot be opened for that everywhere."""
-    with contextlib.suppress(PermissionError, IsADirectoryError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def seal(folder: str, writer: Writer | None = None) -> None:
-    """Flush every file of a folder to disk, then write its manifest, which names the writer where there is one."""
-    root = Path(folder)
-    listed = {}
-    for path in _files(root):
-        if not is_inside(root, path.relative_to(root).as_posix()):
-            continue  # a link that leads elsewhere: what it leads to is no part of the checkpoint
-        _flush(path)
-        listed[path.relative_to(root).as_posix()] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-    by = {} if writer is None else asdict(writer)
-    text = json.dumps({"kind": MANIFEST_KIND, "version": 1, **by, "files": listed}, indent=1)
-    _replace_manifest(root, text)
-    for subfolder in {path.parent for path in _files(root)} | {root}:
-        _flush(subfolder)
-
-
-def _replace_manifest(root: Path, text: str) -> None:
-    """Write a manifest; a folder that has one has the old one or the new one at every instant."""
-    written = root / f".{MANIFEST_NAME}.{os.getpid()}"
-    try:
-        with open(written, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(written, root / MANIFEST_NAME)
-    except OSError:  # the disk is full
-        written.unlink(missing_ok=True)
-        raise
 
 
 def make_partial(final: str) -> str:
@@ -123,14 +66,14 @@ def put_in_place(partial: str, final: str) -> None:
     """
     if not os.path.isdir(final):
         os.replace(partial, final)
-        _flush(Path(final).parent)
+        flush(Path(final).parent)
         return
     _copy_user_files(Path(final), Path(partial))
     replaced = final + REPLACED_SUFFIX + _mark_of_run(partial)
     _remove_tree(replaced, ignore_errors=True)
     os.replace(final, replaced)
     os.replace(partial, final)
-    _flush(Path(final).parent)
+    flush(Path(final).parent)
     _remove_tree(replaced, ignore_errors=True)  # the new checkpoint is in its place, whatever becomes of the old one
 
 
@@ -237,6 +180,15 @@ def recover(run_dir: str) -> None:
                 # every process of a run may ask for its last checkpoint: one of them is first
                 with contextlib.suppress(OSError):
                     os.replace(path, final)
+    _finish_unflushed(run_dir)
+
+
+def _finish_unflushed(run_dir: str) -> None:
+    """Flush and hash what a run that was killed has listed; in a folder that is read-only it stays as it is."""
+    for path in names.list_checkpoints(run_dir):
+        if is_unfinished(Path(path)):
+            with contextlib.suppress(OSError):
+                finish(path)
 
 
 def _finish(place: str) -> None:
@@ -319,6 +271,9 @@ def compare(root: Path, name: str, facts: object) -> str | None:
             size = os.fstat(file.fileno()).st_size
             if not isinstance(facts, dict) or size != facts.get("bytes"):
                 return f"{name} has {size} bytes, not what {MANIFEST_NAME} says"
+            if "sha256" not in facts:
+                how = difference_unflushed(facts, os.fstat(file.fileno()))
+                return None if how is None else f"{name} {how}"
             digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # a buffered file
     except OSError as error:
         return f"{name} cannot be read: {error.strerror}"

@@ -341,6 +341,12 @@ class CallbackHandler(TrainerCallback):
     ) -> TrainerControl:
         return self.call_event("on_push_begin", args, state, control, **kwargs)
 
+    def hears(self, event: str) -> bool:
+        """Return whether a callback has a method of its own for an event."""
+        empty = _EMPTY.get(event)
+        methods = (getattr(callback, event, None) for callback in self.callbacks)
+        return any(method is not None and getattr(method, "__func__", None) is not empty for method in methods)
+
     def call_event(
         self, event: str, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
     ) -> TrainerControl:

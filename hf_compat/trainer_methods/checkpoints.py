@@ -24,7 +24,7 @@ from torch import nn
 
 from hf_compat.callbacks.lightning_states import ask_callbacks
 from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import manifest, sealing
 from hf_compat.checkpoint.lightning_io import write_weights
 from hf_compat.checkpoint.reading import (
     COMPILED,
@@ -63,6 +63,8 @@ _WRITERS = (
     "_save_scaler",
     "_save_rng_state",
 )
+
+_SAVE = "_save_checkpoint"  # who overrides it may look at the checkpoint afterwards
 
 
 class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
@@ -117,7 +119,10 @@ class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
             self._background.submit(lambda: self._write_and_seal(write, place, final, best, self._push_when_written))
             return
         try:
-            self._write_and_seal(self._write_checkpoint, place, final, best, self._push_checkpoint)
+            if self._may_flush_later(final):
+                self._write_and_flush_later(place, final, best)
+            else:
+                self._write_and_seal(self._write_checkpoint, place, final, best, self._push_checkpoint)
         except BaseException:
             self.state.best_model_checkpoint = best_before
             raise
@@ -149,6 +154,51 @@ class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
         push(final)
         if self.args.should_save:
             self._rotate_checkpoints(final, best)
+
+    def _write_and_flush_later(self, place: SavingPlace, final: str, best: str | None) -> None:
+        """Write a folder and put it into its place; its files are flushed and hashed, and room is made, meanwhile."""
+        agree(self._attempt(lambda: self._write_into(place, self._write_checkpoint, final), place, final))
+        agree(self._attempt(lambda: self._put_in_place_unflushed(place, final), place, final))
+        self._background.submit(lambda: self._flush_and_rotate(final, best))
+
+    def _put_in_place_unflushed(self, place: SavingPlace, final: str) -> None:
+        place.adopt(final)
+        if os.path.lexists(final):  # the old folder may go only when the new one is on the disk
+            self._seal(place, final)
+            return
+        sealing.list_unflushed(place.inside(final), self._writer(place.run_dir))
+        self._keep(place.run_dir)
+        place.land(final)
+        os.replace(place.inside(final), final)
+        place.discard()
+
+    def _flush_and_rotate(self, final: str, best: str | None) -> None:
+        """Force a checkpoint to the disk, write its hashes, then remove what there is no room for; in a thread."""
+        try:
+            sealing.finish(final)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                manifest.remove(final)  # the system has lost what it had taken
+            raise _not_written(final, error) from error
+        self._rotate_checkpoints(final, best)
+
+    def _may_flush_later(self, final: str) -> bool:
+        """Return whether nobody looks at a checkpoint before it is on the disk with all hashes.
+
+        The old folder of that name may not go before that either; and a system that does not tell its starts apart
+        could not tell what a power cut has taken.
+        """
+        return (
+            self.args.world_size == 1
+            and not self.args.push_to_hub
+            and not self.callback_handler.hears("on_save")
+            and not self._overrides(_SAVE)
+            and not os.path.lexists(final)
+            and sealing.this_boot() is not None
+        )
+
+    def _overrides(self, name: str) -> bool:
+        return getattr(type(self), name) is not getattr(CheckpointMethods, name)
 
     def _write_into(self, place: SavingPlace, write: Callable[[str], None], final: str) -> None:
         os.makedirs(place.path, exist_ok=True)  # this process may have a disk of its own
@@ -189,7 +239,7 @@ class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
         if not self._model_state.can_be_copied:
             warn_once("`async_save=True`: the model is sharded; checkpoints are written at once.")
             return False
-        own = [name for name in _WRITERS if getattr(type(self), name) is not getattr(CheckpointMethods, name)]
+        own = [name for name in _WRITERS if self._overrides(name)]
         if own:
             warn_once(
                 f"`async_save=True`: {type(self).__name__} overrides {', '.join(own)}; checkpoints are not async."

@@ -29,24 +29,37 @@ class Big(nn.Module):
         return {"loss": sum(layer.weight[0].sum() for layer in self.layers) * 1e-6 + x.sum() * 0}
 
 
-def stalls(api, millions: int, rounds: int, **options) -> list[float]:
+def stalls(api, millions: int, saves: int, pause: float = 0.0, **options) -> list[float]:
+    """Return the seconds between an update's end and the next one's beginning, with a save in between.
+
+    Args:
+        api: `transformers` or `hf_compat`.
+        millions: Millions of parameters.
+        saves: How many saves, one after each update.
+        pause: Seconds of other work after each save: what goes on in the background ends meanwhile.
+        options: Further training arguments.
+    """
     found: list[float] = []
 
-    class Timed(api.Trainer):
-        def _save_checkpoint(self, model, trial):
-            start = time.perf_counter()
-            super()._save_checkpoint(model, trial)
-            found.append(time.perf_counter() - start)
+    class Timed(api.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_save = state.global_step <= saves
+            self.start = time.perf_counter()
+
+        def on_step_begin(self, args, state, control, **kwargs):
+            if 0 < state.global_step <= saves:
+                found.append(time.perf_counter() - self.start)
+                time.sleep(pause if state.global_step < saves else 0.0)
 
     with tempfile.TemporaryDirectory() as folder:
         args = api.TrainingArguments(
-            folder, max_steps=rounds, save_steps=1, save_total_limit=1, use_cpu=True, disable_tqdm=True,
-            report_to="none",
+            folder, max_steps=saves + 1, save_strategy="steps", save_steps=10**9, save_total_limit=1, use_cpu=True,
+            disable_tqdm=True, report_to="none",
             per_device_train_batch_size=1, logging_strategy="no", max_grad_norm=0.0, **options,
         )  # fmt: skip
-        data = [{"x": torch.zeros(1), "labels": 0}] * rounds
-        Timed(Big(millions), args, train_dataset=data).train()
-    return found
+        data = [{"x": torch.zeros(1), "labels": 0}] * (saves + 1)
+        api.Trainer(Big(millions), args, train_dataset=data, callbacks=[Timed()]).train()
+    return found[:saves]
 
 
 def benchmarks(millions: int = 100) -> list[Benchmark]:

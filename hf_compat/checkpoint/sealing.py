@@ -1,0 +1,164 @@
+"""How a checkpoint gets its manifest, at once or in two parts. Files only.
+
+`seal` forces the files to the disk, hashes them and lists them: all of it before training goes on. In two parts,
+`list_unflushed` lists them first, and the folder gets its name; `finish` forces them to the disk and hashes them beside
+the training. Until then an entry says in which boot of its system the file was written and when: who kills the process
+loses nothing of what the system holds, and after a power cut the boot is another one, so the folder is passed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from hf_compat.checkpoint.contents import MANIFEST_KIND, MANIFEST_NAME, Listed, Writer, read_manifest, read_writer
+from hf_compat.checkpoint.files import is_inside
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# Files up to this size, in bytes, are hashed at once: it takes less time than to put it off.
+_HASHED_AT_ONCE = 2**18
+
+_WRITTEN_FIRST = f".{MANIFEST_NAME}."
+
+
+@functools.cache
+def this_boot() -> str | None:
+    """Return what tells this start of the system from any other, on any machine; None where it does not say."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError):  # only Linux has it
+        return None
+
+
+def entries(folder: Path) -> Iterator[Path]:
+    """List what is below a folder but subfolders and its manifest: files, links, and what else somebody put there."""
+    below = (path for path in sorted(folder.rglob("*")) if path.parent != folder or not _is_manifest(path))
+    return (path for path in below if path.is_symlink() or not path.is_dir())
+
+
+def _is_manifest(path: Path) -> bool:
+    """Return whether a file is a manifest, or one that a kill has left half written."""
+    return path.name == MANIFEST_NAME or path.name.startswith(_WRITTEN_FIRST)
+
+
+def seal(folder: str, writer: Writer | None = None) -> None:
+    """Flush every file of a folder to disk, then write its manifest, which names the writer where there is one."""
+    root = Path(folder)
+    listed: Listed = {}
+    for name in _own_files(root):
+        flush(root / name)
+        listed[name] = {"bytes": (root / name).stat().st_size, "sha256": _sha256(root / name)}
+    _replace_manifest(root, listed, writer)
+    _flush_folders(root, listed)
+
+
+def list_unflushed(folder: str, writer: Writer | None = None) -> None:
+    """Write a manifest of files that are not on the disk yet; big ones are hashed by `finish`, which is to follow."""
+    root = Path(folder)
+    listed: Listed = {}
+    for name in _own_files(root):
+        stat = (root / name).stat()
+        digest = {"sha256": _sha256(root / name)} if stat.st_size <= _HASHED_AT_ONCE else {}
+        listed[name] = {"bytes": stat.st_size, "boot": this_boot(), "mtime_ns": stat.st_mtime_ns, **digest}
+    _replace_manifest(root, listed, writer, is_durable=False)
+
+
+def finish(folder: str) -> None:
+    """Flush the files of a folder that `list_unflushed` has listed, and write its manifest with all hashes.
+
+    A file that somebody has changed or removed since keeps its entry, which says so to whoever reads the folder.
+
+    Raises:
+        OSError: They could not be written to the disk, though the system had taken them.
+    """
+    root = Path(folder)
+    listed = read_manifest(root)
+    if listed is None:
+        return  # somebody has removed or renamed it
+    finished = {name: _finished(root, name, facts) for name, facts in listed.items()}
+    _replace_manifest(root, finished, read_writer(root))
+    _flush_folders(root, finished)
+    flush(root.parent)
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Return whether a folder's files were listed in this boot of the system and not yet flushed."""
+    listed = read_manifest(folder) or {}
+    return any(_is_of_this_boot(facts) for facts in listed.values())
+
+
+def difference_unflushed(facts: Mapping[str, object], stat: os.stat_result) -> str | None:
+    """Return how a file without a hash differs from what was listed; None where it is as it was written."""
+    if "boot" not in facts:
+        return "has no hash"
+    if not _is_of_this_boot(facts):
+        return "was not on the disk when its system stopped, or was written on another machine, and has no hash"
+    return None if stat.st_mtime_ns == facts.get("mtime_ns") else "was changed before it was hashed"
+
+
+def _is_of_this_boot(facts: object) -> bool:
+    return isinstance(facts, dict) and this_boot() is not None and facts.get("boot") == this_boot()
+
+
+def _finished(root: Path, name: str, facts: object) -> object:
+    """Flush a file, and return what a manifest says about it."""
+    path = root / name
+    if not _is_of_this_boot(facts) or not isinstance(facts, dict) or not is_inside(root, name):
+        return facts
+    try:
+        flush(path)
+        digest = facts.get("sha256") or _sha256(path)
+        is_as_listed = path.stat().st_mtime_ns == facts.get("mtime_ns")
+    except FileNotFoundError:
+        return facts
+    return {"bytes": facts.get("bytes"), "sha256": digest} if is_as_listed else facts
+
+
+def _own_files(root: Path) -> Iterator[str]:
+    """List the regular files of a folder; what a link that leads elsewhere leads to is no part of the checkpoint."""
+    names = (path.relative_to(root).as_posix() for path in entries(root) if path.is_file())
+    return (name for name in names if is_inside(root, name))
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def flush(path: Path) -> None:
+    """Force a file or folder to disk; folders cannot be opened for that everywhere."""
+    with contextlib.suppress(PermissionError, IsADirectoryError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _flush_folders(root: Path, listed: Listed) -> None:
+    for folder in {(root / name).parent for name in listed if is_inside(root, name)} | {root}:
+        with contextlib.suppress(FileNotFoundError):
+            flush(folder)
+
+
+def _replace_manifest(root: Path, listed: Listed, writer: Writer | None, is_durable: bool = True) -> None:
+    """Write a manifest; a folder that has one has the old one or the new one at every instant."""
+    by = {} if writer is None else asdict(writer)
+    text = json.dumps({"kind": MANIFEST_KIND, "version": 1, **by, "files": listed}, indent=1)
+    written = root / f"{_WRITTEN_FIRST}{os.getpid()}"
+    try:
+        with open(written, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            if is_durable:
+                os.fsync(file.fileno())
+        os.replace(written, root / MANIFEST_NAME)
+    except OSError:  # the disk is full
+        written.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,301 @@
+"""A power cut at any instant of a run that saves: what was not forced to the disk is lost, and the run still goes on.
+
+The run notes what the folder holds before every rename, removal and flush, and what of it was flushed. Each of these
+instants is then played again with the losses that a disk may have: contents that were not flushed are gone or zeros,
+and renames that were not flushed have not happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import toy
+
+from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
+from hf_compat.checkpoint import manifest, sealing
+from hf_compat.checkpoint.contents import read_manifest
+from hf_compat.checkpoint.layout import checkpoint_step
+from hf_compat.errors import CheckpointWriteError
+
+
+@dataclasses.dataclass(frozen=True)
+class Instant:
+    """What the system holds, and what of it the disk surely does.
+
+    Args:
+        files: By name the file's number, content and time.
+        on_disk: By number what was flushed of it.
+        renamed: New names of checkpoints whose folder was not flushed since, with the old ones.
+    """
+
+    files: dict[str, tuple[int, bytes, int]]
+    on_disk: dict[int, bytes]
+    renamed: dict[str, str]
+
+    def after_power_cut(self, lost: str, are_renamed: bool) -> dict[str, tuple[bytes, int]]:
+        """Return what is found; `lost` says what has become of the rest: gone, zeros, or zeros but for lists."""
+        found = {}
+        for name, (number, content, time) in self.files.items():
+            left = b"" if lost == "gone" else bytes(len(content))
+            if lost == "zeros but for lists" and name.endswith("manifest.json"):
+                left = content
+            top = name.split("/")[0]
+            old = name if are_renamed or top not in self.renamed else self.renamed[top] + name.removeprefix(top)
+            found[old] = self.on_disk.get(number, left), time
+        return found
+
+
+class Recorder:
+    """Notes an instant before every call that renames, removes or flushes."""
+
+    def __init__(self, folder: Path, monkeypatch):
+        self.folder, self.instants, self.order = folder, [], []
+        self._on_disk, self._renamed, self._lock = {}, {}, threading.RLock()
+        for name in ("replace", "rename", "unlink", "rmdir", "fsync"):
+            monkeypatch.setattr(os, name, self._noting(name, getattr(os, name)))
+
+    def _noting(self, name, call):
+        def noted(*args, **kwargs):
+            with self._lock:
+                self.note()
+                self._forget(name, args, kwargs.get("dir_fd"))
+                result = call(*args, **kwargs)
+                self._after(name, args)
+                return result
+
+        return noted
+
+    def _forget(self, name, args, folder):
+        """Forget a file that goes: another one may get its number."""
+        gone = {"unlink": args[0], "replace": args[-1], "rename": args[-1]}.get(name)
+        with contextlib.suppress(FileNotFoundError):
+            facts = os.stat(gone, dir_fd=folder, follow_symlinks=False) if gone is not None else None
+            if facts is not None and facts.st_nlink == 1:
+                self._on_disk.pop(facts.st_ino, None)
+
+    def note(self):
+        files = {}
+        for path in sorted(self.folder.rglob("*")):
+            if path.is_file() and not path.name.startswith("hf_compat.lock"):
+                facts = path.stat()
+                files[path.relative_to(self.folder).as_posix()] = (facts.st_ino, path.read_bytes(), facts.st_mtime_ns)
+        self.instants.append(Instant(files, dict(self._on_disk), dict(self._renamed)))
+
+    def _after(self, name, args):
+        if name in ("replace", "rename"):
+            source, target = Path(args[0]), Path(args[1])
+            if target.parent == self.folder and checkpoint_step(target.name) is not None:
+                self._renamed[target.name] = source.relative_to(self.folder).as_posix()
+                self.order.append(("named", target.name))
+            elif checkpoint_step(source.name) is not None:
+                self.order.append(("removed", source.name))
+        elif name == "fsync":
+            path = Path(os.readlink(f"/proc/self/fd/{args[0]}"))
+            if path == self.folder:
+                self._renamed.clear()
+                self.order.append(("flushed", "folder"))
+            elif path.is_file():
+                self._on_disk[path.stat().st_ino] = path.read_bytes()
+
+
+class Waits(TrainerCallback):
+    """Lets what goes on beside the training end before the next update: one call after the other is noted."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.trainer._background.wait()
+
+
+@pytest.fixture(params=[2**18, -1], ids=["hashed at once", "hashed later"])
+def recorded(request, make_args, tmp_path, monkeypatch):
+    monkeypatch.setattr(sealing, "_HASHED_AT_ONCE", request.param)
+    out = tmp_path / "out"
+    out.mkdir()
+    set_seed(3)
+    waits = Waits()
+    args = make_args(save_strategy="steps", save_steps=2, max_steps=6, save_total_limit=1)
+    waits.trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(), callbacks=[waits])
+    with monkeypatch.context() as patched:
+        recorder = Recorder(out, patched)
+        waits.trainer.train()
+        recorder.note()
+    return recorder
+
+
+def laid_out(folder, files):
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name, (content, time) in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+        os.utime(folder / name, ns=(time, time))
+    return folder
+
+
+def step_of(path):
+    return 0 if path is None else checkpoint_step(os.path.basename(path))
+
+
+def on_disk(instant):
+    """Return the newest checkpoint that was completely on the disk at an instant."""
+    found = [0]
+    for top in {name.partition("/")[0] for name in instant.files} - instant.renamed.keys():
+        parts = [facts for name, facts in instant.files.items() if name.startswith(f"{top}/")]
+        if f"{top}/manifest.json" in instant.files and checkpoint_step(top) is not None:
+            is_whole = all(instant.on_disk.get(number) == content for number, content, _ in parts)
+            found.append(checkpoint_step(top) if is_whole else 0)
+    return max(found)
+
+
+def named(instant):
+    """Return the newest checkpoint that had its name at an instant."""
+    steps = [checkpoint_step(name.removesuffix("/manifest.json")) for name in instant.files]
+    return max((step for step in steps if step is not None), default=0)
+
+
+def contents(instants):
+    """Return what was written under each name: no file of a checkpoint but its manifest is written twice."""
+    return {name: content for instant in instants for name, (_, content, _) in instant.files.items()}
+
+
+def test_a_power_cut_at_any_instant_leaves_the_newest_checkpoint_that_was_on_the_disk(recorded, tmp_path, monkeypatch):
+    monkeypatch.setattr(sealing, "this_boot", lambda: "another start of the system")
+    written, expected = contents(recorded.instants), 0
+    for instant in recorded.instants:
+        expected = max(expected, on_disk(instant))
+        for lost, are_renamed in (("gone", True), ("zeros but for lists", True), ("zeros", False)):
+            folder = laid_out(tmp_path / "after", instant.after_power_cut(lost, are_renamed))
+            last = get_last_checkpoint(folder)
+            assert step_of(last) >= expected, (lost, are_renamed, sorted(path.name for path in folder.iterdir()))
+            for path in [path for path in Path(last).rglob("*") if path.is_file()] if last else []:
+                name = path.relative_to(folder).as_posix()
+                assert "manifest.json" in path.name or path.read_bytes() == written[name], name
+    assert expected == 6
+
+
+def test_a_kill_at_any_instant_leaves_the_newest_checkpoint_that_has_its_name(recorded, tmp_path):
+    found = []
+    for instant in recorded.instants:
+        folder = laid_out(tmp_path / "after", {name: facts[1:] for name, facts in instant.files.items()})
+        last = get_last_checkpoint(folder)
+        found.append(step_of(last))
+        assert found[-1] >= named(instant)
+        assert last is None or not sealing.is_unfinished(Path(last)), "the next run finishes what was killed"
+        assert last is None or not manifest.problems(last)
+    assert found == sorted(found) and found[-1] == 6
+
+
+def test_a_checkpoint_is_removed_when_the_next_one_is_on_the_disk(recorded):
+    order = recorded.order
+    assert [name for kind, name in order if kind == "named"] == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    for old, new in (("checkpoint-2", "checkpoint-4"), ("checkpoint-4", "checkpoint-6")):
+        flushed = order.index(("flushed", "folder"), order.index(("named", new)))
+        assert flushed < order.index(("removed", old)), order
+
+
+def run(make_args, trainer_class=Trainer, callbacks=(), **values):
+    set_seed(3)
+    args = make_args(save_strategy="steps", save_steps=2, max_steps=4, **values)
+    trainer = trainer_class(toy.Classifier(), args, train_dataset=toy.rows(), callbacks=list(callbacks))
+    trainer.train()
+
+
+def unhashed(folder):
+    return [name for name, facts in read_manifest(folder).items() if "sha256" not in facts]
+
+
+@pytest.fixture
+def slow_flush(monkeypatch):
+    """Nothing is hashed at once, and what goes on beside the training takes until it is let go."""
+    let_go, finish = threading.Event(), sealing.finish
+    monkeypatch.setattr(sealing, "_HASHED_AT_ONCE", -1)
+    monkeypatch.setattr(sealing, "finish", lambda folder: (let_go.wait(30), finish(folder)))
+    return let_go
+
+
+def test_training_goes_on_before_the_hashes_are_there_and_ends_after_them(make_args, tmp_path, slow_flush):
+    seen = []
+
+    class Looks(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                seen.append(unhashed(tmp_path / "out" / "checkpoint-2"))
+                assert get_last_checkpoint(tmp_path / "out") == str(tmp_path / "out" / "checkpoint-2")
+                slow_flush.set()
+
+    run(make_args, callbacks=[Looks()])
+    assert "model.safetensors" in seen[0]
+    assert unhashed(tmp_path / "out" / "checkpoint-2") == unhashed(tmp_path / "out" / "checkpoint-4") == []
+
+
+def test_who_looks_at_a_checkpoint_finds_its_hashes(make_args, tmp_path, slow_flush):
+    seen = []
+
+    class Looks(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            seen.append(unhashed(tmp_path / "out" / f"checkpoint-{state.global_step}"))
+
+    class Own(Trainer):
+        def _save_checkpoint(self, model, trial):
+            super()._save_checkpoint(model, trial)
+            seen.append(unhashed(tmp_path / "own" / f"checkpoint-{self.state.global_step}"))
+
+    run(make_args, callbacks=[Looks()])
+    run(make_args, Own, output_dir=str(tmp_path / "own"))
+    assert seen == [[], [], [], []]
+
+
+def test_a_disk_that_fails_afterwards_ends_the_run_and_keeps_what_was_there(make_args, tmp_path, monkeypatch):
+    flush = sealing.flush
+
+    def fail(path):
+        if "checkpoint-4" in str(path) and path.name == "optimizer.pt":
+            raise OSError(5, "Input/output error")
+        flush(path)
+
+    monkeypatch.setattr(sealing, "flush", fail)
+    with pytest.raises(
+        CheckpointWriteError, match=r"(?s)checkpoint-4 could not be written: .*Input/output error.*Hint"
+    ):
+        run(make_args, save_total_limit=1)
+    assert get_last_checkpoint(tmp_path / "out") == str(tmp_path / "out" / "checkpoint-2")
+    assert not (tmp_path / "out" / "checkpoint-4").exists()
+
+
+@pytest.fixture
+def unfinished(make_args, tmp_path, monkeypatch):
+    """A checkpoint as a kill leaves it: listed, not hashed."""
+    monkeypatch.setattr(sealing, "_HASHED_AT_ONCE", -1)
+    with monkeypatch.context() as patched:
+        patched.setattr(sealing, "finish", lambda folder: None)
+        run(make_args)
+    return tmp_path / "out" / "checkpoint-4"
+
+
+def test_what_was_changed_before_it_was_hashed_is_found(unfinished):
+    state = unfinished / "trainer_state.json"
+    assert manifest.problems(str(unfinished)) == []
+    state.write_text(state.read_text().replace("4", "5", 1))
+    os.utime(state, ns=(1, 1))
+    assert manifest.problems(str(unfinished)) == ["trainer_state.json was changed before it was hashed"]
+    sealing.finish(str(unfinished))
+    assert unhashed(unfinished) == ["trainer_state.json"], "the change is not taken for what was written"
+
+
+def test_what_no_hash_vouches_for_is_no_whole_checkpoint_after_the_system_started_anew(unfinished, monkeypatch):
+    monkeypatch.setattr(sealing, "this_boot", lambda: "another start of the system")
+    wrong = manifest.problems(str(unfinished))
+    assert wrong and all("was not on the disk when its system stopped" in problem for problem in wrong)
+    (unfinished / "manifest.json").write_text((unfinished / "manifest.json").read_text().replace('"boot"', '"b"'))
+    assert all("has no hash" in problem for problem in manifest.problems(str(unfinished)))
+
+
+def test_a_system_that_does_not_tell_its_starts_apart_waits_for_the_disk(make_args, tmp_path, slow_flush, monkeypatch):
+    monkeypatch.setattr(sealing, "this_boot", lambda: None)
+    run(make_args)
+    assert unhashed(tmp_path / "out" / "checkpoint-4") == []
