@@ -192,12 +192,12 @@ class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
             self.args.world_size == 1
             and not self.args.push_to_hub
             and not self.callback_handler.hears("on_save")
-            and not self._overrides(_SAVE)
+            and not self._overrides_saving(_SAVE)
             and not os.path.lexists(final)
             and sealing.this_boot() is not None
         )
 
-    def _overrides(self, name: str) -> bool:
+    def _overrides_saving(self, name: str) -> bool:
         return getattr(type(self), name) is not getattr(CheckpointMethods, name)
 
     def _write_into(self, place: SavingPlace, write: Callable[[str], None], final: str) -> None:
@@ -239,7 +239,7 @@ class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
         if not self._model_state.can_be_copied:
             warn_once("`async_save=True`: the model is sharded; checkpoints are written at once.")
             return False
-        own = [name for name in _WRITERS if self._overrides(name)]
+        own = [name for name in _WRITERS if self._overrides_saving(name)]
         if own:
             warn_once(
                 f"`async_save=True`: {type(self).__name__} overrides {', '.join(own)}; checkpoints are not async."

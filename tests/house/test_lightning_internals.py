@@ -43,6 +43,7 @@ SOURCES = (
 EXCEPTIONS = {
     ("checkpoint/lightning_io.py", "fit_loop"): "a key of Lightning's checkpoint files",
     ("callbacks/bridge.py", "_save_checkpoint"): "HF's method of the Trainer",
+    ("trainer_methods/checkpoints.py", "_save_checkpoint"): "HF's method of the Trainer",
     ("cli/scored_weights.py", "_load_from_checkpoint"): "HF's method of the Trainer",
     ("trainer_methods/hub_uploads.py", "done"): "Python's method of a Future",
     ("optim/low_bit.py", "get_instance"): "bitsandbytes' method of its manager",
