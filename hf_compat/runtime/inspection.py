@@ -5,6 +5,7 @@ Imports nothing of the package.
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 from collections.abc import Callable
@@ -188,6 +189,17 @@ def call_by_place(
     if not way.by_keyword:
         return method(*values[: way.positional])
     return method(*values[: way.positional], **{name: values[index] for index, name in way.by_keyword})
+
+
+def reads_parameter(function: Callable[..., object], name: str) -> bool:
+    """Return whether a function's own lines use what it was given under a name, or hand on all that they were given."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:  # of a builtin nobody knows
+        return True
+    parameters = inspect.signature(function).parameters.values()
+    gathers = {p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    used = {str(step.argval) for step in dis.get_instructions(code) if step.opname.startswith("LOAD_")}
+    return bool(used & ({name} | gathers))
 
 
 def fitting_arguments(method: Callable[..., object], args: tuple[Any, ...]) -> tuple[Any, ...]:

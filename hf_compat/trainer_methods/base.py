@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -110,6 +111,9 @@ class TrainerBase:
     _fit_model_state: ModelState | None = None  # of the last fit: DeepSpeed's engine goes on holding the weights
     _compiled_model: nn.Module | None = None  # the last one, so that a second `train()` finds what is compiled
     _is_loading = False  # whether a checkpoint is being loaded: nothing of this call is trained yet
+
+    def _taking_whole_weights(self) -> AbstractContextManager[None]:
+        raise NotImplementedError
 
     # What `transformers` keeps on its Trainer and subclasses read or write there: it belongs to the run.
     @property

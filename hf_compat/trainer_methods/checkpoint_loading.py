@@ -6,9 +6,11 @@ but tensors and plain containers (`weights_only=True`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,12 @@ class CheckpointLoadingMethods(TrainerBase):
     def _own(self, name: str) -> str:
         """Return the name of a file that every process has its own of."""
         return names.of_rank(name, self.args.process_index, self.args.world_size)
+
+    def _taking_whole_weights(self) -> AbstractContextManager[None]:
+        """Let an override load whole weights into the model, though its parameters are spread over the processes."""
+        methods = (self._load_from_checkpoint, self._load_best_model)
+        is_ours = all(getattr(method, "__module__", None) == __name__ for method in methods)
+        return contextlib.nullcontext() if is_ours else self._model_state.taking_whole()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load a checkpoint's weights into the model.

@@ -41,6 +41,7 @@ from hf_compat.interop.upstream_log import log_line
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.background import frozen_copy
 from hf_compat.runtime.collectives import agree
+from hf_compat.runtime.inspection import reads_parameter
 from hf_compat.runtime.rng import read_rng, unpack_rng
 from hf_compat.trainer_methods.base import Trial
 from hf_compat.trainer_methods.checkpoint_loading import CheckpointLoadingMethods
@@ -371,9 +372,20 @@ class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
         if not _internal_call:
             log_line(f"Saving model checkpoint to {folder}")
             stepping_of(self.optimizer).tell_of_saving()
-        self._model_state.write_weights(str(folder), self._save, for_checkpoint=_internal_call)
+        asks_the_model = any(not reads_parameter(method, "state_dict") for method in self._overrides_of_save())
+        with self._model_state.giving_whole() if asks_the_model else contextlib.nullcontext():
+            self._model_state.write_weights(str(folder), self._save, for_checkpoint=_internal_call)
         if self.args.push_to_hub and not _internal_call:
             self._push_saved_model()
+
+    def _overrides_of_save(self) -> Iterator[Callable[..., object]]:
+        """Yield what subclasses, or the user of this instance, have put in the place of `_save`."""
+        for holder in (self, *type(self).__mro__):
+            method = vars(holder).get("_save")
+            if holder is CheckpointMethods:
+                return
+            if method is not None:
+                yield method
 
     def _save(self, output_dir: str | None = None, state_dict: Weights | None = None) -> None:
         """Write weights, configuration, processor and arguments to a folder."""

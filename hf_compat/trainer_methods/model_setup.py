@@ -110,7 +110,7 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
         self._activate_neftune()
         self._hp_search_setup(trial)  # after the model is made, as upstream: a trial's seed is the next trial's model's
         if checkpoint is not None:
-            with failing_together(CheckpointError):
+            with failing_together(CheckpointError), self._taking_whole_weights():
                 log_line(f"Loading model from {checkpoint}.")
                 self._load_from_checkpoint(checkpoint)
             if self.args.auto_find_batch_size:

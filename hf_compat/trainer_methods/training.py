@@ -239,7 +239,8 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         self.log(metrics)
         best = self.state.best_model_checkpoint
         if self.args.load_best_model_at_end and best is not None:
-            self._load_best_model()
+            with self._taking_whole_weights():
+                self._load_best_model()
         if self.args.should_save:
             self._rotate_checkpoints_at_end(self._get_output_dir(trial), best)
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)

@@ -114,6 +114,37 @@ def test_each_way_reads_what_each_way_wrote(group, tmp_path, writer, reader):
     assert same(whole(other, its_optimizer), expected)
 
 
+@pytest.mark.parametrize("reader", WAYS)
+@pytest.mark.parametrize("writer", [*WAYS, "FSDP 2, shards"])
+def test_a_parameter_without_a_gradient_has_no_state_afterwards_either(group, tmp_path, writer, reader):
+    def made(way, seed):
+        bare = classifier(seed)
+        bare.pooler = nn.Linear(3, 3)  # nothing calls it
+        return trained(fully_shard(bare) if way.startswith("FSDP 2") else bare)
+
+    model, optimizer = made(writer, 1)
+    write(make_model_state(model, writes_shards=writer.endswith("shards")), model, optimizer, tmp_path / "it")
+    other, its_optimizer = made(reader, 2)
+    assert make_model_state(other).load_optimizer(str(tmp_path / "it"), its_optimizer)
+    assert same(whole(other, its_optimizer)[1], whole(model, optimizer)[1])
+    assert its_optimizer.state.get(other.pooler.weight, {}) == {}
+
+
+def test_a_sharded_model_saves_and_loads_itself_whole(group):
+    expected = classifier(1)
+    model, _ = sharded(2)
+    with make_model_state(model).taking_whole():
+        type(model)(dropout=0.0)  # torch's class would make one of its own
+        model.inner.load_state_dict(expected.inner.state_dict())
+        model.load_state_dict(expected.state_dict())
+    assert type(model).__name__ == "FSDPClassifier"
+    with make_model_state(model).giving_whole():
+        assert type(model) is type(expected)
+        assert same(model.state_dict(), expected.state_dict())
+        assert same(model.inner.state_dict(), expected.inner.state_dict())
+    assert hasattr(model.state_dict()["inner.weight"], "full_tensor")
+
+
 def test_a_sharded_model_with_a_compiled_part_reads_plain_names(group, tmp_path):
     expected = classifier(1)
     save_file(expected.state_dict(), tmp_path / "model.safetensors")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import contextlib
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -58,6 +60,14 @@ class ModelState(abc.ABC):
             for_checkpoint: Whether they are to be resumed from; else they are the user's, and always whole.
         """
         write(folder, state_dict=self.whole_weights())
+
+    def giving_whole(self) -> AbstractContextManager[None]:
+        """Let `state_dict` of the model and of its parts give whole tensors, on every process."""
+        return contextlib.nullcontext()
+
+    def taking_whole(self) -> AbstractContextManager[None]:
+        """Let `load_state_dict` of the model and of its parts take whole tensors, which every process has."""
+        return contextlib.nullcontext()
 
     @abc.abstractmethod
     def write_optimizer(self, folder: str, optimizer: torch.optim.Optimizer, is_writer: bool) -> None:

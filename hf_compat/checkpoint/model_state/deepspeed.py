@@ -14,6 +14,7 @@ from torch import distributed, nn
 
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.model_state.base import ModelState
+from hf_compat.checkpoint.model_state.whole import giving
 from hf_compat.checkpoint.reading import LoadResult, Plain, Weights, names_of, read_torch_file
 from hf_compat.checkpoint.zero_reader import OWN_TYPES, check_zero_files, named_zero_folder, optimizer_files
 from hf_compat.errors import CheckpointError
@@ -45,6 +46,11 @@ class DeepSpeedState(ModelState):
         if engine.zero_optimization_partition_weights():
             return engine._zero3_consolidated_16bit_state_dict() or {}
         return engine.module.state_dict()
+
+    def giving_whole(self) -> AbstractContextManager[None]:
+        if not self.engine.zero_optimization_partition_weights():
+            return contextlib.nullcontext()
+        return giving(self.model, dict(_copied_whole(self.model)))
 
     def write_optimizer(self, folder: str, optimizer: torch.optim.Optimizer, is_writer: bool) -> None:
         if is_writer:
@@ -141,6 +147,13 @@ def _plain_reads(engine: DeepSpeedEngine, contents: Contents) -> Iterator[None]:
         yield
     finally:
         engine.checkpoint_engine = own
+
+
+def _copied_whole(model: nn.Module) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+    for module in model.modules():
+        with _gathered(module):
+            for parameter in module.parameters(recurse=False):
+                yield parameter, parameter.detach().to("cpu", copy=True)
 
 
 def _gathered(module: nn.Module) -> AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.model_state.base import OptimizerState, TorchState, WeightsWriter
 from hf_compat.checkpoint.model_state.shards import write_model_shards, write_optimizer_shards
+from hf_compat.checkpoint.model_state.whole import gathered, giving, shard_of, taking
 from hf_compat.checkpoint.reading import LoadResult, Weights
 from hf_compat.errors import CheckpointError
 from hf_compat.optim.stepping import stepping_of
@@ -42,6 +44,13 @@ class FSDP2State(TorchState):
     def whole_weights(self) -> Weights:
         weights: dict[str, Any] = get_model_state_dict(self.model, options=_GATHERED)
         return weights
+
+    def giving_whole(self) -> AbstractContextManager[None]:
+        self.model.state_dict()  # what the last forward pass has left whole becomes shards again
+        return giving(self.model, {parameter: gathered(parameter) for parameter in self.model.parameters()})
+
+    def taking_whole(self) -> AbstractContextManager[None]:
+        return taking(self.model, shard_of)
 
     def write_weights(self, folder: str, write: WeightsWriter, for_checkpoint: bool) -> None:
         if not (for_checkpoint and self.writes_shards):
@@ -87,4 +96,8 @@ class FSDP2State(TorchState):
         order = [parameter_names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
         groups = [{**group, "params": [order[i] for i in group["params"]]} for group in state["param_groups"]]
         named: Any = {"state": {order[i]: values for i, values in state["state"].items()}, "param_groups": groups}
-        set_optimizer_state_dict(self.model, optimizer, named, options=StateDictOptions(full_state_dict=True))
+        set_optimizer_state_dict(self.model, optimizer, named, options=_FROM_WHOLE)
+        # torch makes a state for each parameter first: without gradients so far, one has none to go on from
+        for parameter, name in parameter_names.items():
+            if name not in named["state"]:
+                optimizer.state.pop(parameter, None)
