@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
     # what `add_subparsers` returns; argparse has no public name for it
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+# Commands in files of their names, which read their own words.
+_OF_THEIR_OWN = {
+    "compare": "run a script under transformers and here, and say where they differ, if they do",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,13 +53,16 @@ def _run(words: list[str]) -> int:
         from hf_compat.cli.fit import main as run_configuration
 
         return run_configuration(first, words[1:])
+    if first in _OF_THEIR_OWN:
+        run_command: Callable[[list[str]], int] = importlib.import_module(f"hf_compat.cli.{first}").main
+        return run_command(words[1:])
     chosen = make_parser().parse_args(words)
     execute: Callable[[argparse.Namespace], int] = chosen.execute
     return execute(chosen)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; `fit` and its like, and `run`, read their own words."""
+    """Return the parser of all commands; `fit` and its like, `run` and `compare` read their own words."""
     from hf_compat.cli.sections import COMMANDS
 
     parser = argparse.ArgumentParser(prog="hf-compat", description="HF training scripts on Lightning's engine.")
@@ -62,6 +72,8 @@ def make_parser() -> argparse.ArgumentParser:
     for name, meaning in COMMANDS.items():
         commands.add_parser(name, help=f"{meaning}, as a configuration says", add_help=False)
     commands.add_parser("run", help="run an HF script, unchanged; --devices N on several processes", add_help=False)
+    for name, meaning in _OF_THEIR_OWN.items():
+        commands.add_parser(name, help=meaning, add_help=False)
     return parser
 
 

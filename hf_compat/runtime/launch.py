@@ -44,6 +44,11 @@ def set_for_children(name: str, value: str) -> None:
     os.environ[name] = value  # noqa: TID251 - see above
 
 
+def environment_with(values: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment for one that it starts, with further variables where it has them not."""
+    return {**values, **os.environ}  # noqa: TID251 - see above
+
+
 def let_children_import_from(folder: str) -> None:
     """Put a folder first among those where the Pythons that this process starts look for modules."""
     before = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]  # noqa: TID251 - see above

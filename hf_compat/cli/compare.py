@@ -1,0 +1,126 @@
+"""`hf-compat compare script.py ARGS…`: the same script under transformers and here, and where they differ."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hf_compat.hf.profiles import PROFILES
+
+if TYPE_CHECKING:
+    from hf_compat.comparison.running import Limits
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    parser = argparse.ArgumentParser(
+        prog="hf-compat compare",
+        description="Run a script, unchanged, under transformers and on Lightning's engine, one after the other, and "
+        "compare numbers, events and files to the last bit. Exit status: 0 equal, 1 different, 2 not compared.",
+    )
+    parser.add_argument("--max-steps", type=int, default=20, help="updates of each training (20); 0: all")
+    parser.add_argument("--devices", type=int, default=1, help="processes, of each side (default: 1)")
+    parser.add_argument("--against", metavar="[RELEASE:]PYTHON", help="interpreter with another transformers")
+    parser.add_argument("--compat", choices=tuple(PROFILES), help="generation whose defaults count here")
+    parser.add_argument("--output", metavar="FOLDER", help="new or empty; all that is written goes there")
+    parser.add_argument("--clean", action="store_true", help="remove what the runs have left at the end")
+    parser.add_argument("--allow-writes", metavar="FOLDER", action="append", default=[], help="open to the script")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="a side that takes longer is stopped")
+    parser.add_argument("--json", metavar="FILE", help="also write the report as JSON; - prints it, and no table")
+    parser.add_argument("--quiet", action="store_true", help="no lines while the sides run")
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as in `python -m`")
+    parser.add_argument("script", help="the script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; returns the exit status.
+
+    Raises:
+        ArgumentError: An option has a value that cannot be, or there is no such script, interpreter or folder.
+    """
+    from hf_compat.comparison.compared import Request, compare
+    from hf_compat.comparison.report import as_json, as_text
+    from hf_compat.script_runs.until_train import UserScript
+
+    chosen = make_parser().parse_args(list(words))
+    limits = _checked_limits(chosen)
+    script = UserScript(path=chosen.script, arguments=tuple(chosen.arguments), is_module=chosen.module)
+    request = Request(
+        script=script, limits=limits, against=chosen.against, output=chosen.output,
+        allowed=tuple(chosen.allow_writes), compat=chosen.compat,
+    )  # fmt: skip
+    shown = _Progress(quiet=chosen.quiet)
+    found = compare(request, shown.update, shown.begin)
+    shown.end()
+    if chosen.json not in (None, "-"):
+        Path(chosen.json).write_text(as_json(found, limits) + "\n", encoding="utf-8")
+    print(as_json(found, limits) if chosen.json == "-" else as_text(found, limits))  # noqa: T201 - the command's answer
+    _leave(found.theirs.folder.parent, chosen.clean, is_new=chosen.output is None)
+    return found.status
+
+
+def _checked_limits(chosen: argparse.Namespace) -> Limits:
+    from hf_compat.comparison.running import Limits
+    from hf_compat.errors import ArgumentError
+    from hf_compat.runtime.launch import read_launch
+
+    for name, value, least in (("max-steps", chosen.max_steps, 0), ("devices", chosen.devices, 1)):
+        if value < least:
+            raise ArgumentError(f"`--{name} {value}` is no number from {least} on.\n\nHint: leave it out.")
+    if chosen.timeout is not None and not chosen.timeout > 0:
+        raise ArgumentError(f"`--timeout {chosen.timeout}` is no time.\n\nHint: seconds above 0, or leave it out.")
+    if read_launch().world_size > 1:
+        raise ArgumentError(
+            f"A launcher has started {read_launch().world_size} processes, and a comparison starts its own.\n\n"
+            "Hint: start it alone, with `--devices N`."
+        )
+    return Limits(max_steps=chosen.max_steps, timeout_seconds=chosen.timeout, devices=chosen.devices)
+
+
+class _Progress:
+    """Lines on the standard error while the sides run: on a terminal one that is written over."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._is_terminal = sys.stderr.isatty()
+        self._last = ("", -1, -1)
+
+    def begin(self, folder: Path) -> None:
+        self._say(f"the runs leave all in {folder}\n")
+
+    def update(self, side: str, training: int, updates: int) -> None:
+        """Tell of a side's progress."""
+        now = (side, training, updates)
+        if now == self._last or (not self._is_terminal and side == self._last[0]):
+            return
+        if side != self._last[0] and self._last[0] and self._is_terminal:
+            self._say("\n")
+        self._last = now
+        number = f", training {training}" if training > 1 else ""
+        count = f"{number}: {updates} updates" if training else ": the script starts"
+        self._say(f"\r{side}{count} " if self._is_terminal else f"{side} runs\n")
+
+    def end(self) -> None:
+        """Leave the line."""
+        self._say("\n\n" if self._is_terminal else "")
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            print(text, end="", file=sys.stderr, flush=True)  # noqa: T201 - the command's answer
+
+
+def _leave(folder: Path, clean: bool, is_new: bool) -> None:
+    """Name the folder that is kept, or remove what the runs have left."""
+    if not clean:
+        print(f"kept: {folder} (each side's log.txt, output/, files/, record/)", file=sys.stderr)  # noqa: T201 - as above
+        return
+    for side in ("transformers", "hf_compat"):
+        shutil.rmtree(folder / side, ignore_errors=True)
+    if is_new:
+        folder.rmdir()

@@ -1,0 +1,130 @@
+"""Runs one side of a comparison: `python main.py SETTINGS`, or under torchrun. The settings are a file of JSON.
+
+It is run by its path, so that an interpreter without hf_compat can run it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+import traceback
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .observing import Observer
+    from .recording import Record
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_NAME = "_compared_by_hf_compat"
+
+
+def main(settings_file: str) -> None:
+    """Run the script that the settings name, and write down what happens."""
+    with open(settings_file, encoding="utf-8") as file:
+        settings = json.load(file)
+    _end_with_parent()
+    recording = _part("recording")
+    rank = int(os.environ.get("RANK", "0"))  # noqa: TID251 - torchrun says it, and runtime/ is out of reach
+    record = recording.Record(settings["record_folder"], rank)
+    try:
+        script = _prepare(settings, record)
+    except BaseException as error:
+        _write_end(record, error, settings["script"])
+        raise
+    try:
+        run = script.run_module if settings["is_module"] else script.run_script
+        run(settings["script"], settings["arguments"])
+        record.write("end", how="finished", status=0)
+    except BaseException as error:
+        _write_end(record, error, settings["script"])
+        raise
+    record.flush()
+
+
+def _prepare(settings: dict[str, object], record: Record) -> ModuleType:
+    """Import the engine, wrap what is looked at, guard the user's files; returns the module that runs scripts."""
+    script = _module("user_script", str(settings["user_script"]))
+    if settings["engine"] == "hf_compat":
+        importlib.import_module("hf_compat.interop.patching").patch()
+    observing = _part("observing")
+    overrides = observing.Overrides(str(settings["output_folder"]), int(str(settings["max_steps"])))
+    observer: Observer = observing.Observer(record, overrides)
+    observer.install()
+    versions = {name: importlib.import_module(name).__version__ for name in ("transformers", "torch")}
+    record.write("start", engine=settings["engine"], python=sys.version.split()[0], versions=versions)
+    record.flush()
+    _guard(settings)
+    return script
+
+
+def _guard(settings: dict[str, object]) -> None:
+    scratch = _part("scratch")
+    folders = [str(settings[name]) for name in ("scratch_folder", "working_folder", "script_folder")]
+    folder = scratch.ScratchFolder(*folders, settings["allowed"])
+    for module, name, place in (("torch", "save", 1), ("safetensors.torch", "serialize_file", 1)):
+        owner = importlib.import_module(module)
+        setattr(owner, name, scratch.writing_through(folder.allow_change, getattr(owner, name), place))
+    folder.guard()
+
+
+def _write_end(record: Record, error: BaseException, script: str) -> None:
+    """Write how the script ended by an exception."""
+    if isinstance(error, SystemExit):
+        code = error.code
+        status = code if isinstance(code, int) else int(code is not None)
+        record.write("end", how="exit", status=status, account=code if isinstance(code, str) else "")
+    else:
+        account = "".join(traceback.format_exception(type(error), error, _of_script(error.__traceback__)))
+        missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        wants_input = isinstance(error, EOFError)
+        kind = type(error).__name__
+        record.write(
+            "end", how="error", status=1, account=account, error=kind, missing=missing, wants_input=wants_input
+        )
+    record.flush()
+
+
+def _of_script(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from the script's first frame on."""
+    here = os.path.abspath(__file__)  # it was `__main__`, too, before the script
+    first = trace
+    while first is not None and not _is_of_script(first, here):
+        first = first.tb_next
+    return first or trace
+
+
+def _is_of_script(trace: TracebackType, here: str) -> bool:
+    frame = trace.tb_frame
+    return frame.f_globals.get("__name__") == "__main__" and os.path.abspath(frame.f_code.co_filename) != here
+
+
+def _end_with_parent() -> None:
+    """Get SIGTERM when the process that compares, or its launcher, is gone; Linux only."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM, 0, 0, 0)
+
+
+def _part(name: str) -> ModuleType:
+    """Import a file beside this one, under a package name that no script uses."""
+    if _NAME not in sys.modules:
+        _module(_NAME, os.path.join(_HERE, "__init__.py"), [_HERE])
+    return importlib.import_module(f"{_NAME}.{name}")
+
+
+def _module(name: str, path: str, inner: list[str] | None = None) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=inner)
+    assert spec is not None and spec.loader is not None  # a file of Python's, which is there
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

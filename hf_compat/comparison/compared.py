@@ -1,0 +1,272 @@
+"""A comparison from its beginning to its end: both sides are run, one after the other, and what they left compared."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_compat.comparison.contents import KeptTensors, files_under, verdict_on_files
+from hf_compat.comparison.reading import End, Findings, read_records
+from hf_compat.comparison.running import Limits, Progress, SideRun, run_side
+from hf_compat.comparison.sides import Side, other_side, own_side
+from hf_compat.comparison.verdicts import Difference, Verdict, first_of, verdicts_of
+from hf_compat.errors import ArgumentError
+from hf_compat.script_runs.until_train import UserScript
+
+_KEPT_LINES = 12  # of what a failed side has printed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SideReport:
+    """What there is to say of one side.
+
+    Args:
+        side: Which.
+        folder: What it has left.
+        end: How its script ended.
+        found: What was recorded.
+        last_lines: The last that it printed.
+    """
+
+    side: Side
+    folder: Path
+    end: End
+    found: Findings
+    last_lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What a comparison has found.
+
+    Args:
+        theirs: The side of transformers.
+        ours: This package's.
+        verdicts: Quantity by quantity; empty where there is nothing to compare.
+        complaints: Why it is not, or not wholly, a comparison; empty where it is.
+        status: The exit status: 0 equal, 1 different, 2 not compared.
+        compat: Generation of transformers whose defaults counted here, where it was not the newest.
+    """
+
+    theirs: SideReport
+    ours: SideReport
+    verdicts: tuple[Verdict, ...]
+    complaints: tuple[str, ...]
+    status: int
+    compat: str | None = None
+
+    @property
+    def first(self) -> Difference | None:
+        """Where the sides differ first."""
+        return first_of(list(self.verdicts))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What is to be compared.
+
+    Args:
+        script: The script.
+        limits: How far it is run.
+        against: Interpreter of the side of transformers; None is this one.
+        output: Folder for all that the runs leave; None makes one.
+        allowed: Further folders that the script may write into.
+        compat: Generation of transformers whose defaults count here; None is that of the other side.
+    """
+
+    script: UserScript
+    limits: Limits = Limits()
+    against: str | None = None
+    output: str | None = None
+    allowed: tuple[str, ...] = ()
+    compat: str | None = None
+
+
+def compare(
+    request: Request, progress: Progress | None = None, begin: Callable[[Path], None] | None = None
+) -> Comparison:
+    """Run a script under transformers and here, and compare what happened.
+
+    Args:
+        request: What is compared.
+        progress: Told of updates as they are done.
+        begin: Told of the folder before anything is run.
+
+    Raises:
+        ArgumentError: There is no such script or interpreter, or the folder holds something.
+    """
+    _check_script(request.script)
+    sides = (other_side(request.against), own_side())
+    folder = _make_folder(request.output)
+    compat = request.compat or ("4" if sides[0].transformers.startswith("4.") else None)
+    if begin is not None:
+        begin(folder)
+    reports = []
+    for side in sides:
+        ran = run_side(
+            side, request.script, folder / side.name, request.limits, compat=compat, allowed=request.allowed,
+            progress=progress,
+        )  # fmt: skip
+        reports.append(_report(ran))
+        if ran.ended_by == "interrupt":
+            break
+    if len(reports) < len(sides):
+        reports.append(_not_run(sides[1], folder))
+    theirs, ours = reports
+    return judge(theirs, ours, compat=compat)
+
+
+def judge(theirs: SideReport, ours: SideReport, compat: str | None = None) -> Comparison:
+    """Compare what two sides have left.
+
+    Args:
+        theirs: Under transformers.
+        ours: Here.
+        compat: As in `Comparison`.
+    """
+    complaints = tuple(_complaints(theirs, ours))
+    are_whole = theirs.end.is_whole and ours.end.is_whole
+    verdicts: list[Verdict] = []
+    if theirs.found.trainings and ours.found.trainings:
+        kept = KeptTensors(theirs.folder / "record", ours.folder / "record")
+        verdicts = verdicts_of(theirs.found, ours.found, kept, are_whole)
+        if are_whole:
+            files = [files_under(*_places(one.folder)) for one in (theirs, ours)]
+            other_release = theirs.side.transformers != ours.side.transformers
+            verdicts.append(verdict_on_files(files[0], files[1], theirs.found.updates, other_release))
+    status = _status(theirs, ours, verdicts)
+    return Comparison(
+        theirs=theirs, ours=ours, verdicts=tuple(verdicts), complaints=complaints, status=status, compat=compat
+    )
+
+
+def _places(folder: Path) -> list[Path]:
+    """Return the output folders of a side, and the folder that it worked in."""
+    return [folder / "output", *sorted(folder.glob("output-*")), folder / "files"]
+
+
+def _status(theirs: SideReport, ours: SideReport, verdicts: Sequence[Verdict]) -> int:
+    ends = [(one.end.how, one.end.status) for one in (theirs, ours)]
+    fails = [not one.end.is_whole for one in (theirs, ours)]
+    was_ended = any(how in ("timeout", "interrupt") for how, _ in ends)
+    if any(not verdict.is_equal for verdict in verdicts):
+        return 1
+    if all(fails) or was_ended or not verdicts:
+        return 1 if fails[0] != fails[1] and not was_ended else 2
+    return int(any(fails) or ends[0] != ends[1])
+
+
+def _complaints(theirs: SideReport, ours: SideReport) -> list[str]:
+    """Return what is to be said where a script did not come to its end, or never trained."""
+    both = (theirs, ours)
+    told = []
+    alike = [one.end.error for one in both] if all(one.end.how == "error" for one in both) else []
+    if alike and alike[0] == alike[1]:
+        told.append(f"The script fails on both sides.\n{_account(theirs)}")
+    else:
+        told += [f"{one.side.name}: {_account(one)}" for one in both if not one.end.is_whole]
+    for one in both:
+        if one.end.is_whole and not one.found.trainings:
+            told.append(f"{one.side.name}: {_without_training(one.end)}")
+    if theirs.end.is_whole and ours.end.is_whole and theirs.end.status != ours.end.status:
+        told.append(f"The script leaves with status {theirs.end.status} under transformers, {ours.end.status} here.")
+    return list(dict.fromkeys(told))
+
+
+def _without_training(end: End) -> str:
+    if end.how == "exit":
+        words = f": {end.account}" if end.account else "."
+        return f"the script left by `sys.exit` with status {end.status} before it called `train()`{words}"
+    return (
+        "the script ended, and never called `train()` of a Trainer.\n"
+        "Hint: give it the arguments that make it train, `--do_train` say."
+    )
+
+
+def _account(report: SideReport) -> str:
+    """Return how a side failed, until when it was recorded, and the way out."""
+    end = report.end
+    until = _until(report.found)
+    if end.missing:
+        return (
+            f"the package {end.missing} is missing, {until}.\n{end.account}"
+            f"Hint: {report.side.python} -m pip install {_PIP_NAMES.get(end.missing, end.missing)}"
+        )
+    if end.wants_input:
+        asked = f"the script asked for input, {until}; there is nobody to answer."
+        return f"{asked}\n{end.account}Hint: pass it as an argument."
+    rank = f" in process {end.rank}" if end.rank else ""
+    if end.how == "error":
+        return f"the script failed{rank}, {until}.\n{end.account}"
+    if end.how == "timeout":
+        return f"not ended in the time that `--timeout` gives; it was stopped, {until}."
+    if end.how == "interrupt":
+        return f"interrupted, {until}."
+    if end.how == "not run":
+        return "not run."
+    lines = "\n".join(f"    {line}" for line in report.last_lines)
+    cause = f"signal {-end.status}" if end.status < 0 else f"status {end.status}"
+    return f"its process ended by {cause}, {until}. The last that it printed:\n{lines}"
+
+
+# Packages whose name on the index is not that of the module.
+_PIP_NAMES = {
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "yaml": "pyyaml",
+    "cv2": "opencv-python",
+    "bs4": "beautifulsoup4",
+}
+
+
+def _until(found: Findings) -> str:
+    if not found.trainings:
+        return "before it called `train()`"
+    number = f" of training {found.trainings}" if found.trainings > 1 else ""
+    return f"after {found.updates} updates{number}"
+
+
+def _report(ran: SideRun) -> SideReport:
+    found = read_records(ran.folder / "record")
+    end = found.end
+    if ran.ended_by:
+        end = End(how=ran.ended_by, status=ran.status)
+    elif end is None or (end.how == "finished" and ran.status):  # it broke when Python ended, or was killed
+        end = End(how="killed", status=ran.status)
+    lines = ran.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_KEPT_LINES:]
+    return SideReport(side=ran.side, folder=ran.folder, end=end, found=found, last_lines=tuple(lines))
+
+
+def _not_run(side: Side, folder: Path) -> SideReport:
+    return SideReport(side=side, folder=folder / side.name, end=End(how="not run"), found=Findings(), last_lines=())
+
+
+def _check_script(script: UserScript) -> None:
+    if not script.is_module and not os.path.exists(script.path):
+        raise ArgumentError(
+            f"There is no script {script.path}.\n\nHint: `hf-compat compare [options] SCRIPT [arguments]`."
+        )
+
+
+def _make_folder(output: str | None) -> Path:
+    """Return an empty folder for both sides.
+
+    Raises:
+        ArgumentError: It holds something, or cannot be made.
+    """
+    if output is None:
+        return Path(os.path.realpath(tempfile.mkdtemp(prefix="hf_compat_compare_")))
+    try:
+        os.makedirs(output, exist_ok=True)
+        is_empty = not os.listdir(output)
+    except OSError as error:
+        raise ArgumentError(f"`--output {output}` cannot be made: {error}\n\nHint: another folder.") from error
+    if not is_empty:
+        raise ArgumentError(
+            f"`--output {output}` is not empty, and nothing in it is overwritten.\n\n"
+            "Hint: a new folder; or leave it out for one among the temporary files."
+        )
+    return Path(os.path.realpath(output))
