@@ -67,8 +67,12 @@ class ScratchFolder:
         """From now on, take out of the links what this process is about to write; refuse what lies elsewhere."""
         sys.addaudithook(self._look)
 
-    def allow_change(self, path: object, keeps_content: bool = False) -> None:
-        """Prepare a path for being written.
+    def allow_change(self, path: object, keeps_content: bool | None = False) -> None:
+        """Prepare a path for being changed.
+
+        Args:
+            path: The path.
+            keeps_content: Whether the file's content stays as it is; None where only its folder changes.
 
         Raises:
             PermissionError: It lies among the user's files, outside of the mirror.
@@ -91,12 +95,17 @@ class ScratchFolder:
     def _may_write(self, path: str) -> bool:
         if any(_is_below(path, one) for one in self._open):
             return True
-        parts = path.split(os.sep)
-        if "__pycache__" in parts or any(part.startswith(".") for part in parts[:-1]):
+        if self._is_of_a_cache(path):
             return True
         if any(_is_below(path, one) for one in self._closed):
             return False
         return any(_is_below(path, one) for one in self._elsewhere)
+
+    def _is_of_a_cache(self, path: str) -> bool:
+        """Whether a path lies in a hidden folder of the project or of the home folder: these are programs' own."""
+        bases = [one for one in (*self._closed, os.path.expanduser("~")) if _is_below(path, one)]
+        parts = os.path.relpath(path, max(bases, key=len, default=os.sep)).split(os.sep)
+        return "__pycache__" in parts or parts[-1] == ".cache" or any(part.startswith(".") for part in parts[:-1])
 
     def _look(self, event: str, arguments: tuple[object, ...]) -> None:
         if event == "open":
@@ -105,7 +114,7 @@ class ScratchFolder:
                 self.allow_change(path, keeps_content=not flags & os.O_TRUNC)
         elif event in _CHANGES and self._has_whole_path(event, arguments):
             for index in _CHANGES[event]:
-                self.allow_change(arguments[index], keeps_content=event in _KEEPS_CONTENT)
+                self.allow_change(arguments[index], keeps_content=(event in _KEEPS_CONTENT) or None)
             if event in ("os.mkdir", "shutil.rmtree"):  # the first is asked for before a folder is written into
                 self._open_folder(arguments[0], copies=event == "os.mkdir")
 
@@ -121,7 +130,7 @@ class ScratchFolder:
         finally:
             self._busy.now = False
 
-    def _take_out(self, path: str, keeps_content: bool) -> None:
+    def _take_out(self, path: str, keeps_content: bool | None) -> None:
         """Make real folders of the links on the way to a path; a link there becomes a file of its own, or goes."""
         current = self.place
         for part in os.path.relpath(os.path.dirname(path), self.place).split(os.sep):
@@ -129,7 +138,7 @@ class ScratchFolder:
             self._make_real(current)
         if path == self.working_folder:
             self._make_real(path)
-        elif self._is_our_link(path) and os.path.isfile(path):
+        elif keeps_content is not None and self._is_our_link(path) and os.path.isfile(path):
             _replace_link(path, keeps_content)
 
     def _open_folder(self, path: object, copies: bool) -> None:
@@ -137,12 +146,12 @@ class ScratchFolder:
         if not isinstance(path, (str, bytes, os.PathLike)) or getattr(self._busy, "now", False):
             return
         absolute = os.path.abspath(os.fsdecode(path))
-        if not _is_below(absolute, self.place) or not self._is_our_link(absolute):
+        if not _is_below(absolute, self.place) or not os.path.isdir(absolute):
             return
         with self._at_work():
             self._make_real(absolute)
             for entry in list(os.scandir(absolute)) if copies else ():
-                if entry.is_file() and entry.stat().st_size <= _COPIED_BYTES:
+                if self._is_our_link(entry.path) and entry.is_file() and entry.stat().st_size <= _COPIED_BYTES:
                     _replace_link(entry.path, keeps_content=True)
 
     def _make_real(self, folder: str) -> None:
@@ -153,9 +162,8 @@ class ScratchFolder:
             _link_entries(source, folder, self._kept)
 
     def _is_our_link(self, path: str) -> bool:
-        if not os.path.islink(path):
-            return False
-        return os.readlink(path) == path[len(self.place) :]
+        """Whether a path is a link that leads out: the mirror's, moved perhaps, or one that the script has made."""
+        return os.path.islink(path) and not _is_below(os.path.abspath(os.path.realpath(path)), self._kept)
 
 
 def _link_entries(source: str, folder: str, leave_out: str) -> None:

@@ -1,0 +1,158 @@
+"""What two records say of each other: equal, first difference, explained, cut short. Records written by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_compat.comparison.compared import SideReport, judge
+from hf_compat.comparison.contents import files_under, first_difference, verdict_on_files
+from hf_compat.comparison.reading import End, read_records
+from hf_compat.comparison.report import as_json, as_text
+from hf_compat.comparison.running import Limits
+from hf_compat.comparison.sides import Side
+
+
+def lines_of(updates=3, end="finished", **changed):
+    """Return a run's lines; `changed` maps `kind_update` to fields of that line."""
+    lines = [{"kind": "train", "training": 1, "trainer": "Trainer"}]
+    for update in range(1, updates + 1):
+        at = {"training": 1, "within": True, "update": update}
+        made = {
+            "loss": {"micro_batch": 0, "value": 1.0 / update},
+            "update": {"rates": [0.1], "gradients": 2.0, "bits": f"b{update}", "norm": 3.0, "seconds": 0.5},
+            "event": {"event": "on_step_end", "epoch": update / 3, "flags": "00000"},
+            "log": {"values": {"loss": 1.0 / update, "eval_runtime": 0.1 * len(changed)}},
+        }
+        lines += [
+            {"kind": kind, **at, **values, **changed.get(f"{kind}_{update}", {})} for kind, values in made.items()
+        ]
+    if end == "finished":
+        at = {"training": 1, "update": updates}
+        lines.append({"kind": "trained", **at, "metrics": {"train_loss": 0.5}})
+    return [*lines, {"kind": "end", "how": end, "status": int(end == "error")}]
+
+
+def report_of(folder, name, lines):
+    record = folder / name / "record"
+    record.mkdir(parents=True)
+    (record / "record-0.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"kind": "lo')
+    found = read_records(record)
+    side = Side(name=name, python="python", transformers="5.23.0")
+    return SideReport(side=side, folder=folder / name, end=found.end or End("killed"), found=found, last_lines=())
+
+
+@pytest.fixture
+def judged(tmp_path):
+    def judge_lines(theirs, ours):
+        return judge(report_of(tmp_path, "transformers", theirs), report_of(tmp_path, "hf_compat", ours))
+
+    return judge_lines
+
+
+def test_equal_records_are_equal_but_for_times(judged):
+    found = judged(lines_of(), lines_of(update_1={"seconds": 0.25}))
+    assert found.status == 0 and found.first is None
+    assert sum(verdict.compared for verdict in found.verdicts) == 3 * 6 + 1
+    assert "Equal, bit for bit." in as_text(found, Limits())
+
+
+@pytest.mark.parametrize(
+    ("changed", "quantity", "update", "size"),
+    [
+        ({"loss_2": {"value": 0.5 + 2**-40}, "log_2": {"values": {"loss": 7.0}}}, "micro-batch losses", 2, 2**-40),
+        ({"update_3": {"rates": [0.1 + 2**-20]}}, "learning rates", 3, pytest.approx(2**-20)),
+        ({"update_2": {"bits": "other"}}, "weights after updates", 2, 0.0),
+        ({"update_2": {"gradients": float("nan")}}, "gradient norms", 2, None),
+        ({"event_1": {"event": "on_save"}}, "callback events", 1, None),
+        ({"log_3": {"values": {"loss": 1.0 / 3, "more": 1}}}, "log history", 3, None),
+    ],
+)
+def test_the_first_difference_is_named(changed, quantity, update, size, judged):
+    found = judged(lines_of(), lines_of(**changed))
+    assert found.status == 1
+    assert (found.first.quantity, found.first.update) == (quantity, update)
+    assert found.first.size == size or (
+        size is None and (found.first.size is None or found.first.size != found.first.size)
+    )
+    told = json.loads(as_json(found, Limits()))
+    assert told["first_difference"]["quantity"] == quantity and told["status"] == 1
+    assert f"first difference: update {update}, {quantity}" in as_text(found, Limits())
+
+
+def test_nan_equals_nan_and_zero_has_a_sign(judged):
+    nan = {"loss_2": {"value": float("nan")}}
+    assert judged(lines_of(**nan), lines_of(**nan)).status == 0
+
+
+def test_signs_of_zero_differ(judged):
+    found = judged(lines_of(loss_2={"value": 0.0}), lines_of(loss_2={"value": -0.0}))
+    assert found.first.quantity == "micro-batch losses" and found.first.update == 2
+
+
+def test_a_side_that_fails_is_compared_until_then(judged):
+    found = judged(lines_of(3), [*lines_of(2, end="error")])
+    assert found.status == 1 and found.first is None
+    assert all(verdict.is_equal for verdict in found.verdicts)
+    assert found.complaints == ("hf_compat: the script failed, after 2 updates.\n",)
+
+
+def test_both_sides_that_fail_alike_are_not_compared_to_the_end(judged):
+    found = judged(lines_of(2, end="error"), lines_of(2, end="error"))
+    assert found.status == 2 and "both sides" in found.complaints[0]
+    assert "Not compared to the end. What is above was compared until then." in as_text(found, Limits())
+
+
+def test_what_a_resumed_run_reports_is_explained(judged):
+    def resumed(loss):
+        return [line for line in lines_of(5, log_3={"values": {"loss": loss}}) if line.get("update", 9) > 2]
+
+    found = judged(resumed(0.25), resumed(0.75))
+    (logs,) = [verdict for verdict in found.verdicts if verdict.quantity == "log history"]
+    assert found.status == 0 and "The loss that a resumed run reports" in logs.explained[0]
+
+
+def test_the_same_loss_of_a_run_from_its_beginning_is_a_difference(judged):
+    assert judged(lines_of(), lines_of(log_1={"values": {"loss": 0.75}})).status == 1
+
+
+def test_status_of_the_script_counts(judged):
+    found = judged(lines_of(), [*lines_of()[:-1], {"kind": "end", "how": "exit", "status": 3, "account": ""}])
+    assert found.status == 1 and "status 0 under transformers, 3 here" in found.complaints[0]
+
+
+def write(folder: Path, files: dict) -> dict:
+    for name, content in files.items():
+        path = folder / "output" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, str):
+            path.write_text(content)
+        else:
+            torch.save(content, path)
+    return files_under(folder / "output")
+
+
+def test_files_are_compared_by_what_they_hold(tmp_path):
+    state = {"global_step": 4, "train_runtime": 1.5, "log_history": [1]}
+    common = {"config.json": "{}", "checkpoint-4/optimizer.pt": {"state": {0: torch.ones(3)}}}
+    theirs = write(tmp_path / "a", {**common, "checkpoint-4/trainer_state.json": json.dumps(state)})
+    own = {"checkpoint-4/manifest.json": "{}", "checkpoint-4/run_state.pt": {}}
+    state |= {"train_runtime": 2.5, "log_history": []}
+    ours = write(tmp_path / "b", {**common, **own, "checkpoint-4/trainer_state.json": json.dumps(state)})
+    found = verdict_on_files(theirs, ours, 4, other_release=False)
+    assert found.is_equal and found.compared == 3 and len(found.explained) == 2
+
+
+def test_a_file_that_differs_is_named_with_its_place(tmp_path):
+    changed = torch.ones(3)
+    changed[1] = 1 + 2**-20
+    theirs = write(tmp_path / "a", {"optimizer.pt": {"state": {0: torch.ones(3)}}, "only.txt": "theirs"})
+    ours = write(tmp_path / "b", {"optimizer.pt": {"state": {0: changed}}, "manifest.txt": "ours"})
+    found = verdict_on_files(theirs, ours, 4, other_release=False)
+    assert found.differing == 3 and found.largest == 2**-20 and not found.explained
+    assert "output/only.txt" in {found.first.name, "output/only.txt"} and found.first.name == "output/manifest.txt"
+    where = first_difference({"a": [torch.ones(3)]}, {"a": [changed]})
+    assert where == ("['a'][0][1]", 1.0, 1 + 2**-20)
