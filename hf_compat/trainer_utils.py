@@ -19,6 +19,7 @@ __getattr__, __dir__ = mirror(
         "PredictionOutput": "hf.outputs",
         "TrainOutput": "hf.outputs",
         "TrainerMemoryTracker": "runtime.memory_tracker",
+        "EvaluationStrategy": "hf.enums",
         "HubStrategy": "hf.enums",
         "IntervalStrategy": "hf.enums",
         "SaveStrategy": "hf.enums",

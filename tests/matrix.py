@@ -4,6 +4,8 @@
     python tests/matrix.py 4.57                  # one
     python tests/matrix.py 4.57 --cases baseline accumulation
     python tests/matrix.py --write               # every release, and the tables of docs/releases.md
+    python tests/matrix.py --resume              # go on where a run was broken off
+    python tests/matrix.py --sides hf_compat     # run ours alone, and compare with what theirs gave
     python tests/matrix.py 4.57 --folder F --read    # of the runs that F holds
 
 The first run makes an environment (a minute): the release with the packages of its time, on the torch and Lightning of
@@ -20,6 +22,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -29,23 +32,57 @@ for _folder in (HERE, HERE / "parity", HERE / "releases"):
 import release_differences
 from cases import CASES
 from environments import RELEASES, ROOT, python_of
+from tqdm import tqdm
 
 PAGE = ROOT / "docs" / "releases.md"
 SIDES = ("transformers", "hf_compat")
 
 
-def run_cases(python: Path, folder: Path, names: list[str]) -> None:
-    """Run the cases under both trainers, at the same time; what they gave lies in the folder."""
-    running = []
-    for side in SIDES:
-        (folder / side).mkdir(parents=True, exist_ok=True)
-        for old in [path for name in names for path in (folder / side).glob(f"{name}.*")]:
-            old.unlink()
-        command = [str(python), str(HERE / "parity" / "runner.py"), "--adopted", side, str(folder / side), *names]
-        log = (folder / f"{side}.log").open("w")
-        running.append(subprocess.Popen(command, env=quiet(), stdout=log, stderr=subprocess.STDOUT))
-    for process in running:
-        process.wait()
+def run_cases(python: Path, folder: Path, names: list[str], chosen: argparse.Namespace) -> None:
+    """Run the cases under both trainers; what each gave lies in the folder as soon as it has ended.
+
+    Args:
+        python: The interpreter of the release's environment.
+        folder: Where results lie, a folder for each side.
+        names: The cases.
+        chosen: What the command line says: the sides, whether at the same time, whether to go on.
+    """
+    wanted = {side: prepared(folder / side, names, chosen.resume) for side in chosen.sides}
+    with tqdm(total=sum(map(len, wanted.values())), desc=folder.name, unit="case") as bar:
+        running: list[subprocess.Popen] = []
+        for side in (side for side, left in wanted.items() if left):
+            running.append(started(python, folder, side, wanted[side]))
+            if chosen.jobs == 1:
+                wait_for(running, folder, wanted, bar)
+        wait_for(running, folder, wanted, bar)
+
+
+def prepared(folder: Path, names: list[str], resume: bool) -> list[str]:
+    """Return the cases that are to run: those without a result, or all, whose results are removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if resume:
+        return [name for name in names if not has_run(folder, name)]
+    for old in [path for name in names for path in (folder / f"{name}.pickle", folder / f"{name}.error")]:
+        old.unlink(missing_ok=True)
+    return names
+
+
+def has_run(folder: Path, name: str) -> bool:
+    return any((folder / f"{name}.{ending}").is_file() for ending in ("pickle", "error"))
+
+
+def started(python: Path, folder: Path, side: str, names: list[str]) -> subprocess.Popen:
+    command = [str(python), str(HERE / "parity" / "runner.py"), "--adopted", side, str(folder / side), *names]
+    with (folder / f"{side}.log").open("w") as log:
+        return subprocess.Popen(command, env=quiet(), stdout=log, stderr=subprocess.STDOUT)
+
+
+def wait_for(running: list[subprocess.Popen], folder: Path, wanted: dict[str, list[str]], bar: tqdm) -> None:
+    """Wait for the processes, and show how many cases have a result."""
+    while any(process.poll() is None for process in running):
+        time.sleep(1)
+        bar.n = sum(has_run(folder / side, name) for side, names in wanted.items() for name in names)
+        bar.refresh()
 
 
 def run_guests(python: Path, folder: Path) -> None:
@@ -135,6 +172,9 @@ def main() -> int:
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help=f"of {', '.join(RELEASES)}; all by default")
     parser.add_argument("--cases", nargs="+", default=list(CASES), help="names of tests/parity/cases.py")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "hf_compat_releases")
+    parser.add_argument("--resume", action="store_true", help="run only what has no result yet")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES, help="whose trainer runs; both by default")
+    parser.add_argument("--jobs", type=int, choices=(1, 2), default=2, help="both sides at the same time, or not")
     parser.add_argument("--read", action="store_true", help="run nothing: compare what the folder holds")
     parser.add_argument("--write", action="store_true", help="write the tables of docs/releases.md")
     chosen = parser.parse_args()
@@ -147,7 +187,7 @@ def main() -> int:
         if not chosen.read:
             python = python_of(RELEASES[release], chosen.folder)
             runs.mkdir(parents=True, exist_ok=True)
-            run_cases(python, runs, chosen.cases)
+            run_cases(python, runs, chosen.cases, chosen)
             run_guests(python, runs)
         results[release] = found = verdicts_of(release, runs, chosen.cases)
         print(release, counted(found))

@@ -14,7 +14,7 @@ import hf_compat
 MODULES = ["trainer_utils", "trainer_callback", "trainer_pt_utils", "training_args", "optimization", "data"]
 MODULES += ["training_args_seq2seq", "trainer_seq2seq", "debug_utils"]
 IMPORTS = {
-    "trainer_utils": "get_last_checkpoint, EvalPrediction, BestRun, HubStrategy, PREFIX_CHECKPOINT_DIR, set_seed",
+    "trainer_utils": "get_last_checkpoint, EvaluationStrategy, EvalPrediction, BestRun, HubStrategy, set_seed",
     "trainer_callback": "TrainerCallback, TrainerState, TrainerControl, ExportableState, EarlyStoppingCallback",
     "trainer_pt_utils": "LabelSmoother, nested_concat, nested_detach, AcceleratorConfig, LengthGroupedSampler",
     "training_args": "TrainingArguments, OptimizerNames, ParallelMode",

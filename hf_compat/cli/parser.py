@@ -19,8 +19,10 @@ import jsonargparse
 
 from hf_compat.cli.argument_files import read_json_arguments, read_yaml_arguments
 from hf_compat.errors import ArgumentError, UnknownArgument
+from hf_compat.hf.argument_values import ArgumentCheck
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.hf.value_types import plain
 from hf_compat.runtime.text import bool_or_none, without_secrets
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 Value = Any  # of a field: what its type hint says
 Hint = Any  # a type hint: a class, a union, a `Literal` …; typing has no common type of these
 Instances = tuple[Any, ...]  # of the user's dataclasses
+# Training arguments that were lists up to 4.40, and so took several words.
+_SEVERAL_WORDS = ("report_to",)
 
 
 def HfArg(  # noqa: N802 - HF's name
@@ -99,9 +103,10 @@ class HfArgumentParser(argparse.ArgumentParser):
         if hasattr(dtype, "_argument_group_name"):
             group = self.add_argument_group(dtype._argument_group_name)
         hints = _hints_of(dtype)
+        checks = dtype._checks() if issubclass(dtype, TrainingArguments) else {}
         for field in dataclasses.fields(dtype):
             if field.init:
-                _add_field(group, field, hints[field.name])
+                _add_field(group, field, hints[field.name], checks.get(field.name))
 
     def _add_other_names(self, dtype: DataclassType) -> None:
         for name in _other_names(dtype):
@@ -272,7 +277,7 @@ def _other_names(dtype: DataclassType) -> list[str]:
     return [*OLD_NAMES, *OWN_ARGUMENTS] if issubclass(dtype, TrainingArguments) else []
 
 
-def _add_field(group: Options, field: DataclassField, hint: Hint) -> None:
+def _add_field(group: Options, field: DataclassField, hint: Hint, check: ArgumentCheck | None) -> None:
     options = list(dict.fromkeys((f"--{field.name}", f"--{field.name.replace('_', '-')}")))
     keywords: dict[str, Any] = dict(field.metadata)
     aliases = keywords.pop("aliases", [])
@@ -282,7 +287,9 @@ def _add_field(group: Options, field: DataclassField, hint: Hint) -> None:
     keywords = {**_reading(hint, field), **_default(field), **keywords}
     choices = keywords.pop("choices", None)
     if choices is not None:
-        keywords |= {"choices": list(choices), "type": _choose(choices)}
+        keywords |= {"choices": list(choices), "type": _choose(choices, check)}
+    elif check is not None and field.name in _SEVERAL_WORDS:
+        keywords |= {"nargs": "+", "type": str, "action": _OneWordOrMany}
     group.add_argument(*options, **keywords)
     if field.default is True and _without_none(hint) == (bool,):
         off = dict.fromkeys((f"--no_{field.name}", f"--no-{field.name.replace('_', '-')}"))
@@ -351,6 +358,20 @@ class _OneListOrMany(argparse.Action):
             raise argparse.ArgumentError(self, str(error)) from error
 
 
+class _OneWordOrMany(argparse.Action):
+    """Text or a JSON list as one word, or a list as several."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        words = list(values or ())
+        setattr(namespace, self.dest, _text_or_list(words[0]) if len(words) == 1 else words)
+
+
 def _checked(hint: Hint) -> Callable[[str], Value]:
     """Return a function that reads one word as a type hint says, through jsonargparse."""
     reader = jsonargparse.ArgumentParser(exit_on_error=False)
@@ -369,9 +390,19 @@ def _name_of(hint: Hint) -> str:
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
 
 
-def _choose(choices: Iterable[Value]) -> Callable[[str], Value]:
+def _choose(choices: Iterable[Value], check: ArgumentCheck | None = None) -> Callable[[str], Value]:
+    """Return a function that finds the choice of a word; the argument says what a word of an older release is today."""
     by_name = {str(choice): choice for choice in choices}
-    return lambda word: by_name.get(word, word)
+
+    def choose(word: str) -> Value:
+        if word in by_name or check is None:
+            return by_name.get(word, word)
+        try:
+            return plain(check.read(word))
+        except ArgumentError:
+            return word  # argparse refuses it, and lists the choices
+
+    return choose
 
 
 def _bool_or_text(word: str | bool) -> str | bool:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import logging
 import os
 import sys
 import types
@@ -167,11 +168,30 @@ def _read_trackers(value: object) -> object:
 
 
 def _read_debug(value: object) -> object:
-    if isinstance(value, bool):  # 3.x
-        return "tpu_metrics_debug" if value else ""
+    if isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false")):  # 3.x
+        return "tpu_metrics_debug" if TRUTH_VALUE.read(value) else ""
     for option in value.split() if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]:
         read_choice(option, [str(one.value) for one in DebugOption], within=True)
     return list(value) if isinstance(value, tuple) else value
+
+
+LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
+
+
+def _log_level(of_minus_1: str) -> ValueType:
+    """Return the type of a log level: its name, or its number in `logging`, as arguments of 4.9-4.29 hold it.
+
+    Args:
+        of_minus_1: What their -1 meant, the default.
+    """
+    by_number = {getattr(logging, name.upper()): name for name in LOG_LEVELS[1:-1]} | {-1: of_minus_1}
+
+    def read(value: object) -> str:
+        is_number = isinstance(value, str) and value.removeprefix("-").isdecimal()
+        number = int(str(value)) if is_number else value
+        return by_number[number] if type(number) is int and number in by_number else read_choice(value, LOG_LEVELS)
+
+    return ValueType("known", read, takes_text=True)
 
 
 # Optimizers of 4.x that are gone upstream → what takes their place.
@@ -262,6 +282,8 @@ TYPES: dict[str, ValueType] = {
     "optim": ValueType("known", _read_optimizer, takes_text=True),
     "report_to": ValueType("known", _read_trackers, takes_text=True),
     "debug": ValueType("known", _read_debug, takes_text=True),
+    "log_level": _log_level("passive"),
+    "log_level_replica": _log_level("warning"),
     "fsdp": ValueType("true, false, or words of 4.x", _read_fsdp, takes_text=True),
     "hub_token": either((TEXT, TRUTH_VALUE)),
     "resume_from_checkpoint": ValueType("a path, true or false", _read_checkpoint, takes_text=True),

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.accelerator_config import AcceleratorConfig
-from hf_compat.hf.argument_values import ArgumentCheck, checks_of, read_all
+from hf_compat.hf.argument_values import LOG_LEVELS, ArgumentCheck, checks_of, read_all
 from hf_compat.hf.arguments_rules import NORMAL_FORMS, check_arguments, is_normal, normalise_arguments
 from hf_compat.hf.arguments_setters import ArgumentSetters
 from hf_compat.hf.arguments_views import ArgumentViews
@@ -30,12 +30,11 @@ from hf_compat.hf.enums import (
 from hf_compat.hf.legacy import OLD_NAMES, ArgumentValue, Translation, translate_legacy
 from hf_compat.hf.old_attributes import OldAttributes, assign_old, is_old_attribute, read_old_state, remember
 from hf_compat.hf.profiles import NEWEST, defaults_in_force, profile_of
+from hf_compat.hf.replaced import hand_over_old, hand_over_own, source_of_replace, without_outdated
 from hf_compat.hf.tensor_float import choose_tf32
 from hf_compat.hf.value_types import OPTIONS
 from hf_compat.runtime.accelerate_processes import may_be_asked
 from hf_compat.runtime.text import shown
-
-LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
 
 
 def _arg(default: ArgumentValue, help: str, **metadata: object) -> Any:  # dataclass fields have their annotation's type
@@ -63,11 +62,17 @@ class AcceptOldNames(type):
 
     def __call__(cls, *args: ArgumentValue, **kwargs: ArgumentValue) -> Any:  # an instance of the class
         checks: Mapping[str, ArgumentCheck] = cls._checks()  # type: ignore[attr-defined]  # of the class, not of this one
+        source = source_of_replace(cls)
+        if source is not None:
+            kwargs = without_outdated(source, kwargs, checks)
         names, known, takes_all = _names_of_constructor(cls)
         positional, problems = read_all(checks, dict(zip(names, args, strict=False)))
         given, further = read_all(checks, {name: value for name, value in kwargs.items() if name not in positional})
         problems += further
-        own = {name: given.pop(name) for name in OWN_ARGUMENTS if name in given and name not in fields_of(cls)}
+        of_ours = [name for name in OWN_ARGUMENTS if name not in fields_of(cls)]
+        own = {name: given.pop(name) for name in of_ours if name in given}
+        if source is not None:
+            hand_over_own(source, own, of_ours)
         if takes_all:
             known |= {name for name in kwargs if name not in OLD_NAMES}
         as_written = _as_written(kwargs) if "accelerator_config" in given else {}
@@ -79,6 +84,8 @@ class AcceptOldNames(type):
         places = [today.arguments.pop(name) for name in positional] + list(args[len(names) :])
         instance: ArgumentValue = cls.__new__(cls, *places, **today.arguments, **twice)  # type: ignore[arg-type]  # of the class
         instance.__dict__.update(profile)
+        if source is not None:
+            hand_over_old(source, instance, kwargs)
         remember(instance, today.old)  # a subclass's `__post_init__` reads old names, too
         instance.__init__(*places, **today.arguments, **twice)
         for name, value in own.items():

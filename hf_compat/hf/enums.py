@@ -30,6 +30,9 @@ class IntervalStrategy(ExplicitEnum):
     EPOCH = "epoch"
 
 
+EvaluationStrategy = IntervalStrategy  # what 4.x had besides; its members were the same
+
+
 class SaveStrategy(ExplicitEnum):
     """When to save. Mirrors `transformers.trainer_utils.SaveStrategy`, 5.23."""
 

@@ -247,7 +247,10 @@ OLD_NAMES: dict[str, OldName] = {
             ("half_precision_backend", "4.13-4.57", _BACKEND, "auto", _AMP, "only torch's own mixed precision is left"),
             ("jit_mode_eval", "4.20-4.57", TRUTH_VALUE, False, (), "gone upstream; `torch_compile` took its place"),
             ("model_parallel", "4.1", TRUTH_VALUE, False, (), "gone upstream; load the model with a `device_map`"),
-            ("mp_parameters", "4.5-4.57", TEXT, "", (), "SageMaker model parallelism is gone upstream"),
+            (
+                *("mp_parameters", "4.5-4.57", either((TEXT, OPTIONS)), "", ({}, "{}")),
+                "SageMaker model parallelism is gone upstream",
+            ),
             ("past_index", "3.1-4.57", _COUNT_OR_OFF, -1, (), "gone upstream"),
             ("ray_scope", "4.20-4.57", TEXT, "last", (), "set the environment variable RAY_SCOPE"),
             (

@@ -116,7 +116,9 @@ def _fsdp_options(args: TrainingArguments, variables: Mapping[str, str]) -> Fsdp
 
 
 def _warn_of_unused_config(args: TrainingArguments) -> None:
-    if args.fsdp_config:
+    config = args.fsdp_config
+    # arguments of 4.x and 5.0 hold a dict of nothings by default, and write it with every dump
+    if any(config.values()) if isinstance(config, dict) else config:
         warnings.warn(
             f"`fsdp_config={args.fsdp_config!r}` has no effect: `fsdp` is off. Set `fsdp=True`.",
             InertArgumentWarning,

@@ -86,7 +86,7 @@ REFUSED = [
     ("eval_strategy", "Steps"),
     ("optim", "adamw"),
     ("lr_scheduler_type", None),
-    ("log_level", 20),
+    ("log_level", 25),
     ("report_to", "tensor_board"),
     ("report_to", [3]),
     ("fsdp", "full_shart"),

@@ -96,6 +96,21 @@ def test_a_ratio_of_one_warms_up_all_the_way():
     assert TrainingArguments("out", warmup_ratio=0.1, use_cpu=True).get_warmup_steps(101) == math.ceil(10.1)
 
 
+def test_a_replacement_keeps_what_stands_beside_the_fields():
+    """`dataclasses.replace` hands over the fields alone."""
+    given = {"async_save": True, "logging_dir": "logs", "overwrite_output_dir": True, "place_model_on_device": False}
+    args = TrainingArguments("out", use_cpu=True, compat="4", warmup_ratio=0.1, per_gpu_train_batch_size=3, **given)
+    copied = dataclasses.replace(args, learning_rate=1e-3)
+    assert {name: getattr(copied, name) for name in given} == given and copied.compat == "4"
+    assert copied.per_gpu_train_batch_size == 3 and copied.warmup_ratio == 0.1 and copied.learning_rate == 1e-3
+    assert copied.report_to == args.report_to and copied == dataclasses.replace(args, learning_rate=1e-3)
+    changed = dataclasses.replace(copied, async_save=False, compat="5", logging_dir="other")
+    assert (changed.async_save, changed.compat, changed.logging_dir) == (False, "5", "other")
+    by_old = dataclasses.replace(args, evaluation_strategy="epoch", warmup_ratio=0.3, split_batches=True)
+    assert by_old.eval_strategy == "epoch" and by_old.warmup_steps == by_old.warmup_ratio == 0.3
+    assert by_old.accelerator_config.split_batches is True and args.accelerator_config.split_batches is False
+
+
 def test_old_names_work_in_subclasses():
     @dataclasses.dataclass
     class Own(TrainingArguments):
