@@ -29,6 +29,9 @@ from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.compilation import compilation_of
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.parallelism import parallel_sizes
+from hf_compat.preflight.checking import check
+from hf_compat.preflight.report import PreflightReport
+from hf_compat.preflight.subject import CheckedMethods
 from hf_compat.runtime.absent_ranks import naming_absent_ranks, telling_of_failure
 from hf_compat.runtime.background import BackgroundWriter
 from hf_compat.runtime.collectives import start_processes
@@ -40,13 +43,11 @@ from hf_compat.runtime.text import did_you_mean, shown
 from hf_compat.trainer_methods.argument_checks import ArgumentChecks
 from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass, Trial
 from hf_compat.trainer_methods.callbacks import CallbackMethods
-from hf_compat.trainer_methods.evaluation import EvaluationMethods
 from hf_compat.trainer_methods.hub import HubMethods
 from hf_compat.trainer_methods.lightning_options import CheckedOptions, LightningOptions, checked
 from hf_compat.trainer_methods.logs import LogMethods
 from hf_compat.trainer_methods.setup import SetupMethods
 from hf_compat.trainer_methods.steps import StepMethods
-from hf_compat.trainer_methods.training import TrainingMethods
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.step_averages import StepAverages
@@ -56,8 +57,7 @@ class Trainer(
     SetupMethods,
     ArgumentChecks,
     StepMethods,
-    EvaluationMethods,
-    TrainingMethods,
+    CheckedMethods,
     LogMethods,
     CallbackMethods,
     HubMethods,
@@ -228,6 +228,38 @@ class Trainer(
             self._memory_tracker.give_up()
             close_bars(self.callback_handler)
             raise
+        finally:
+            self._deactivate_neftune()
+            self.is_in_train = False
+
+    def preflight(
+        self, resume_from_checkpoint: str | bool | None = None, output_dir: str | None = None
+    ) -> PreflightReport:
+        """Check a run before it begins, on a copy of its state, and return everything that is wrong with it.
+
+        One update is made of the training data (collator, forward, backward, optimizer), saved into a scratch folder
+        and loaded from there; one batch is evaluated. What the run needs besides is looked up: the followed metric,
+        room on the disk, keys of trackers. Then all is as it was, random states included: a `train()` after it gives
+        the numbers that it gives without.
+
+        Callbacks are not called, and nothing is logged. Where several processes train, all of them call this.
+
+        Args:
+            resume_from_checkpoint: What `train` will be given.
+            output_dir: Where the run will save, if that is not the folder of the arguments.
+
+        Differs:
+            `transformers.Trainer` has no such method.
+        """
+        folder = str(self.args.output_dir) if output_dir is None else output_dir
+        return check(self, self._train_on_a_copy, resume_from_checkpoint, folder)
+
+    def _train_on_a_copy(self, checkpoint: str | None) -> TrainOutput:
+        """Train as `train` does, whatever stands in the place of that method."""
+        self.is_in_train = True
+        try:
+            with naming_absent_ranks():
+                return self._train_from(checkpoint, None, None)
         finally:
             self._deactivate_neftune()
             self.is_in_train = False

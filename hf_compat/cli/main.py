@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Commands in files of their names, which read their own words.
 _OF_THEIR_OWN = {
+    "check": "find what would go wrong in a script's training, without training",
     "compare": "run a script under transformers and here, and say where they differ, if they do",
 }
 

@@ -68,7 +68,7 @@ def _checked_number_of_processes(chosen: argparse.Namespace) -> int:
         raise ArgumentError(
             f"There is no script {chosen.script}.\n\nHint: `hf-compat run [options] SCRIPT [arguments]`."
         )
-    processes = _number_of(chosen.devices)
+    processes = number_of(chosen.devices)
     launched = read_launch().world_size
     if launched > 1 and processes * chosen.nodes > 1:
         raise ArgumentError(
@@ -78,7 +78,12 @@ def _checked_number_of_processes(chosen: argparse.Namespace) -> int:
     return processes
 
 
-def _number_of(devices: str) -> int:
+def number_of(devices: str) -> int:
+    """Return the processes that `--devices` asks for.
+
+    Raises:
+        ArgumentError: It is no number.
+    """
     if devices == "auto":
         return max(torch.cuda.device_count(), 1)
     if not devices.isdigit() or int(devices) < 1:

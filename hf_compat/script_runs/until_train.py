@@ -177,6 +177,8 @@ def arguments_overridden(values: Mapping[str, object]) -> Iterator[None]:
     finish = TrainingArguments.__post_init__
 
     def override_and_finish(self: TrainingArguments) -> None:
+        # for who wants to know what the script itself has said
+        vars(self)["_as_written"] = {name: getattr(self, name, None) for name in values}
         for name, value in values.items():
             setattr(self, name, value)
         finish(self)

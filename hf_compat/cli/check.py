@@ -1,0 +1,190 @@
+"""`hf-compat check script.py ARGS…`: what would go wrong in a training, found before it; `--devices N`, `-m`, `--json`.
+
+The script runs up to its first `train()`, which is checked in place of being carried out (`Trainer.preflight`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hf_compat.errors import ArgumentError, HfCompatError, ScriptError
+
+if TYPE_CHECKING:
+    from hf_compat.preflight.report import PreflightReport
+    from hf_compat.script_runs.until_train import CapturedTrain, UserScript
+
+FINE, FOUND, NOT_CHECKED = 0, 1, 2
+_RESULT = "result.json"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    parser = argparse.ArgumentParser(
+        prog="hf-compat check",
+        description="Find what would go wrong in a script's training, without training: one update, one evaluation and "
+        "one save on a copy. Exit status: 0 fine, 1 something was found, 2 it could not be checked.",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--devices", default="1", help="processes on this machine: a number, or auto (all GPUs)")
+    parser.add_argument("--compat", choices=("4", "5"), help="generation of transformers whose defaults count")
+    parser.add_argument("--launcher", type=int, default=None, help=argparse.SUPPRESS)  # process id, for a rank
+    parser.add_argument("--scratch", default=None, help=argparse.SUPPRESS)  # the ranks' folder
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as in `python -m`")
+    parser.add_argument("script", help="the script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    return parser
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a check has come to.
+
+    Args:
+        status: The exit status.
+        text: For people.
+        as_json: For programs.
+    """
+
+    status: int
+    text: str
+    as_json: str
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; returns the exit status."""
+    chosen = make_parser().parse_args(list(words))
+    with tempfile.TemporaryDirectory(prefix="hf_compat_check_", ignore_cleanup_errors=True) as made:
+        scratch = chosen.scratch or made
+        try:
+            outcome = _checked_in_ranks(chosen, scratch) or _checked_here(chosen, scratch)
+        except HfCompatError as error:
+            outcome = _not_checked(error)
+        if chosen.scratch is not None:
+            return _hand_over(outcome, scratch)
+    print(outcome.as_json if chosen.json else outcome.text)  # noqa: T201 - the command's answer
+    return outcome.status
+
+
+def _checked_in_ranks(chosen: argparse.Namespace, scratch: str) -> Outcome | None:
+    """Check in several processes; None where this one is enough, or is one of them."""
+    from hf_compat.cli.run import number_of, supervised
+    from hf_compat.runtime.launch import read_launch
+
+    if not chosen.module and not os.path.exists(chosen.script):
+        raise ArgumentError(
+            f"There is no script {chosen.script}.\n\nHint: `hf-compat check [options] SCRIPT [arguments]`."
+        )
+    processes = number_of(chosen.devices)
+    if processes == 1:
+        return None
+    if read_launch().world_size > 1:
+        raise ArgumentError("A launcher has started several processes already.\n\nHint: leave out `--devices`.")
+    from torch.distributed.run import get_args_parser
+    from torch.distributed.run import run as elastic_run
+
+    words = [
+        "--nproc_per_node", str(processes), "--standalone", "-m", "hf_compat", "check",
+        "--launcher", str(os.getpid()), "--scratch", scratch, *(["--compat", chosen.compat] if chosen.compat else []),
+        *(["-m"] if chosen.module else []), chosen.script, *chosen.arguments,
+    ]  # fmt: skip
+    supervised(lambda: elastic_run(get_args_parser().parse_args(words)))  # type: ignore[no-untyped-call]  # torch's
+    return _handed_over(chosen, scratch)
+
+
+def _hand_over(outcome: Outcome, scratch: str) -> int:
+    """Leave the first process's outcome to the one that has started the ranks."""
+    from hf_compat.runtime.launch import read_launch
+
+    if read_launch().process_index == 0:
+        told = {"status": outcome.status, "text": outcome.text, "as_json": outcome.as_json}
+        with open(os.path.join(scratch, _RESULT), "w", encoding="utf-8") as file:
+            json.dump(told, file)
+    return FINE
+
+
+def _handed_over(chosen: argparse.Namespace, scratch: str) -> Outcome:
+    path = os.path.join(scratch, _RESULT)
+    if not os.path.exists(path):
+        raise ScriptError(f"The processes of {chosen.script} have ended, and none has told what it found.")
+    with open(path, encoding="utf-8") as file:
+        return Outcome(**json.load(file))
+
+
+def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
+    """Run the script in this process up to its first `train()`, and check that; what it prints goes to the errors."""
+    from hf_compat.hf.profiles import VARIABLE
+    from hf_compat.runtime.launch import end_with_launcher, set_for_children
+    from hf_compat.script_runs.until_train import UserScript, run_until_train
+
+    if chosen.launcher is not None:
+        end_with_launcher(chosen.launcher)
+    if chosen.compat is not None:
+        set_for_children(VARIABLE, chosen.compat)
+    script = UserScript(path=chosen.script, arguments=tuple(chosen.arguments), is_module=chosen.module)
+    # nothing is made in the script's own folder, and no repository on the Hub
+    overrides = {"output_dir": os.path.join(scratch, "output"), "push_to_hub": False}
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            report = run_until_train(script, _preflight, overrides)
+        except ScriptError as error:
+            return _outcome_of_script(script, error)
+    return _outcome(report)
+
+
+def _preflight(captured: CapturedTrain) -> PreflightReport:
+    """Check a call of `train()` with the arguments as the script has written them."""
+    trainer = captured.trainer
+    vars(trainer.args).update(written_values(trainer.args))
+    wanted = _checkpoint_of(captured.positional, captured.keywords)
+    return trainer.preflight(wanted if isinstance(wanted, (str, bool)) else None)
+
+
+def written_values(args: object) -> Mapping[str, object]:
+    """Return the values of arguments that were put aside for those of the check."""
+    found = vars(args).get("_as_written", {})
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _checkpoint_of(positional: tuple[object, ...], keywords: Mapping[str, object]) -> object:
+    named = keywords.get("resume_from_checkpoint", keywords.get("model_path"))
+    return positional[0] if positional else named
+
+
+def _outcome(report: PreflightReport) -> Outcome:
+    return Outcome(status=FINE if report.ok else FOUND, text=str(report), as_json=report.to_json())
+
+
+def _outcome_of_script(script: UserScript, error: ScriptError) -> Outcome:
+    """Return what it means that a script has not trained: a refusal of a Trainer is a finding."""
+    cause = error.__cause__
+    if cause is None or not _is_refusal(cause):
+        return _not_checked(error)
+    from hf_compat.preflight.explaining import finding_of
+    from hf_compat.preflight.report import PreflightReport, Unchecked
+
+    finding = finding_of(cause, "arguments", f"{script.path} cannot make its Trainer")
+    rest = Unchecked(check="everything else", reason="the script ends there, before it trains")
+    return _outcome(PreflightReport(findings=(finding,), unchecked=(rest,), checked=("arguments",)))
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Return whether a Trainer or its arguments, as they were made, have raised an error."""
+    if isinstance(error, HfCompatError):
+        return True
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    made = [frame for frame in frames if frame.f_code.co_name in ("__init__", "__post_init__")]
+    return any(str(frame.f_globals.get("__name__", "")).startswith("hf_compat.") for frame in made)
+
+
+def _not_checked(error: HfCompatError) -> Outcome:
+    told = {"ok": False, "could_not_check": str(error)}
+    return Outcome(status=NOT_CHECKED, text=f"could not check: {error}", as_json=json.dumps(told, indent=2))

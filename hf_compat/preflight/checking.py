@@ -1,0 +1,70 @@
+"""The order of a preflight: what needs nothing first, then data, update, save, evaluation, what follows."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+
+from hf_compat.preflight.data_checks import check_columns, check_training_data
+from hf_compat.preflight.evaluation import check_evaluation, check_metric_name
+from hf_compat.preflight.numbers import check_numbers
+from hf_compat.preflight.plan_checks import check_metric_followers, check_plan
+from hf_compat.preflight.report import PreflightReport
+from hf_compat.preflight.session import Session
+from hf_compat.preflight.space import check_space
+from hf_compat.preflight.subject import CheckedMethods, Train, place_for_scratch, weights_in_bytes
+from hf_compat.preflight.surroundings import check_devices, check_hub, check_trackers, tell_of_callbacks
+from hf_compat.preflight.update import check_resumption, check_update
+from hf_compat.runtime.collectives import broadcast_object
+
+# A checkpoint of the weights and two moments of each, and the model once more.
+_SCRATCH_COPIES = 5
+
+_CHECKS: tuple[Callable[[Session], None], ...] = (
+    check_trackers,
+    check_hub,
+    check_metric_followers,
+    check_training_data,
+    check_plan,
+    check_devices,
+    check_numbers,
+    check_update,
+    check_columns,
+    check_evaluation,
+    check_metric_name,
+    check_resumption,
+    check_space,
+    tell_of_callbacks,
+)
+
+
+def check(
+    trainer: CheckedMethods, train: Train, resume_from_checkpoint: str | bool | None, output_dir: str
+) -> PreflightReport:
+    """Check a run before it begins; the Trainer is as it was afterwards, bit for bit.
+
+    Args:
+        trainer: The Trainer.
+        train: Its training, from a checkpoint or from the beginning.
+        resume_from_checkpoint: What the run will go on from.
+        output_dir: Where the run will save.
+    """
+    folder = _scratch_folder(trainer)
+    try:
+        session = Session(
+            trainer=trainer, train=train, folder=folder, output_dir=output_dir,
+            resume_from_checkpoint=resume_from_checkpoint,
+        )  # fmt: skip
+        for make in _CHECKS:
+            make(session)
+        return session.report()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _scratch_folder(trainer: CheckedMethods) -> str:
+    """Make a folder that has room for a checkpoint, the same one for all processes."""
+    place = place_for_scratch(trainer.args, _SCRATCH_COPIES * weights_in_bytes(trainer.model))
+    made = tempfile.mkdtemp(prefix=".hf_compat_preflight_", dir=place) if trainer.is_world_process_zero() else ""
+    return broadcast_object(made)

@@ -1,0 +1,270 @@
+"""`Snapshot`: the state of everything that a Trainer reaches, to be put back in place, bit for bit.
+
+What is reached: attributes, containers, closures. Of these the contents are kept, not the objects themselves: whoever
+holds one finds it as it was. Tensors are copied to the CPU, but for those of data sets, which nothing trains.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import random
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from hf_compat.errors import warn_once
+from hf_compat.runtime.rng import read_rng, write_rng
+
+Restore = Callable[[], None]
+_Function: TypeAlias = types.FunctionType | types.MethodType | functools.partial[object]
+
+# Objects that are looked at, and items of a container: data sets may have millions.
+_MOST_OBJECTS = 500_000
+_MOST_ITEMS = 20_000
+_LARGEST_ARRAY_BYTES = 2**20
+# Packages whose objects stand for something outside of Python: threads, files, connections.
+_FOREIGN = frozenset(
+    (
+        "_io", "_queue", "_thread", "_weakref", "asyncio", "concurrent", "ctypes", "io", "logging", "multiprocessing",
+        "pyarrow", "queue", "socket", "sqlite3", "subprocess", "tensorboard", "threading", "tqdm", "wandb", "weakref",
+    )
+)  # fmt: skip
+_ATOMS = (str, bytes, bytearray, int, float, complex, bool, type(None), type, types.ModuleType, types.CodeType)
+
+
+class Snapshot:
+    """The state of some objects and of all that they reach.
+
+    Args:
+        trained: Objects whose tensors may be changed: model, optimizer, the Trainer itself.
+        data: Data sets: their attributes and generators are kept, their tensors are not copied.
+    """
+
+    def __init__(self, trained: Iterable[object], data: Iterable[object] = ()) -> None:
+        self._restores: list[Restore] = [_of_global_generators()]
+        self._seen: dict[int, object] = {}  # the objects, so that no id is given twice
+        self.iterators: list[object] = []
+        for root in data:
+            self._walk(root, copies_tensors=False)
+        for root in trained:
+            self._walk(root, copies_tensors=True)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for put_back in self._restores:
+            put_back()
+        warn_once.cache_clear()  # what was said meanwhile is said again
+
+    def _walk(self, root: object, copies_tensors: bool) -> None:
+        waiting = [root]
+        while waiting and len(self._seen) < _MOST_OBJECTS:
+            thing = waiting.pop()
+            if isinstance(thing, _ATOMS) or id(thing) in self._seen:
+                continue
+            self._seen[id(thing)] = thing
+            waiting.extend(self._keep(thing, copies_tensors))
+
+    def _keep(self, thing: object, copies_tensors: bool) -> Iterable[object]:
+        """Keep the state of one object, and return what it reaches."""
+        if isinstance(thing, torch.Tensor):
+            if copies_tensors:
+                self._restores.append(_of_tensor(thing))
+            return (thing.grad,) if thing.is_leaf and copies_tensors else ()
+        restore = _of_generator(thing)
+        if restore is not None:
+            self._restores.append(restore)
+            return ()
+        if isinstance(thing, (types.FunctionType, types.MethodType, functools.partial)):
+            return self._keep_function(thing)
+        if _is_foreign(thing):
+            return ()
+        return [*self._keep_container(thing), *self._keep_attributes(thing)]
+
+    def _keep_function(self, function: _Function) -> list[object]:
+        if isinstance(function, types.MethodType):
+            return [function.__self__, function.__func__]
+        if isinstance(function, functools.partial):
+            return [function.func, function.args, function.keywords]
+        for cell in function.__closure__ or ():
+            self._restores.append(_of_cell(cell))
+        held = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+        drawn = [function.__globals__.get(name) for name in function.__code__.co_names]
+        generators = [value for value in drawn if _of_generator(value) is not None]
+        return [*held, *generators, *(function.__defaults__ or ()), *vars(function).values()]
+
+    def _keep_container(self, thing: object) -> list[object]:
+        if isinstance(thing, tuple):
+            return list(thing) if len(thing) <= _MOST_ITEMS else []
+        if isinstance(thing, np.ndarray):
+            self._keep_array(thing)
+            return []
+        if not isinstance(thing, (dict, list, set, collections.deque)):
+            return []
+        if len(thing) > _MOST_ITEMS:
+            return []
+        self._restores.append(_of_container(thing))
+        return [*thing, *thing.values()] if isinstance(thing, dict) else list(thing)
+
+    def _keep_array(self, array: np.ndarray) -> None:
+        if array.nbytes <= _LARGEST_ARRAY_BYTES and array.flags.writeable:
+            kept = array.copy()
+            self._restores.append(lambda: np.copyto(array, kept))
+
+    def _keep_attributes(self, thing: object) -> list[object]:
+        if isinstance(thing, _ITERATORS):
+            self.iterators.append(thing)
+        attributes = getattr(thing, "__dict__", None)
+        found: list[object] = []
+        if isinstance(attributes, dict):
+            self._restores.append(_of_container(attributes))
+            found += attributes.values()
+        for name in _slots_of(type(thing)):
+            if hasattr(thing, name):
+                found.append(getattr(thing, name))
+                self._restores.append(_of_slot(thing, name, found[-1]))
+        return found
+
+
+_ITERATORS: tuple[type, ...] = (
+    types.GeneratorType, map, filter, zip, enumerate, reversed, type(iter([])), type(iter(())), type(iter({})),
+    type(iter(range(0))), type(iter("")),
+)  # fmt: skip
+
+
+def one_shot_iterators(dataset: object) -> list[object]:
+    """Return the iterators that a data set holds: reading it would take samples away from the run."""
+    return Snapshot((), (dataset,)).iterators
+
+
+def _is_foreign(thing: object) -> bool:
+    module = getattr(type(thing), "__module__", None)
+    return isinstance(module, str) and module.partition(".")[0] in _FOREIGN
+
+
+def _slots_of(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            is_member = isinstance(vars(base).get(name), types.MemberDescriptorType)
+            if is_member and name not in ("__dict__", "__weakref__"):
+                yield name
+
+
+def _of_slot(thing: object, name: str, kept: object) -> Restore:
+    def put_back() -> None:
+        if getattr(thing, name, None) is not kept:
+            object.__setattr__(thing, name, kept)
+
+    return put_back
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - an empty one raises
+    except ValueError:
+        return False
+    return True
+
+
+def _of_cell(cell: types.CellType) -> Restore:
+    if not _is_filled(cell):
+        return lambda: None
+    kept = cell.cell_contents
+
+    def put_back() -> None:
+        cell.cell_contents = kept
+
+    return put_back
+
+
+def _of_container(thing: dict[object, object] | list[object] | set[object] | collections.deque[object]) -> Restore:
+    """Keep the items of a container; one that is unchanged is not touched."""
+    if isinstance(thing, dict):
+        return _of_dict(thing)
+    kept = list(thing)
+
+    def put_back() -> None:
+        if len(thing) == len(kept) and all(now is then for now, then in zip(thing, kept, strict=True)):
+            return
+        thing.clear()
+        thing.update(kept) if isinstance(thing, set) else thing.extend(kept)
+
+    return put_back
+
+
+def _of_dict(thing: dict[object, object]) -> Restore:
+    kept = list(thing.items())
+
+    def put_back() -> None:
+        same = zip(thing.items(), kept, strict=False)
+        if len(thing) == len(kept) and all(now[0] is then[0] and now[1] is then[1] for now, then in same):
+            return
+        thing.clear()
+        thing.update(kept)
+
+    return put_back
+
+
+def _of_tensor(tensor: torch.Tensor) -> Restore:
+    """Keep a tensor's numbers, and what stands beside them; it may have been given another memory meanwhile."""
+    if tensor.is_meta or not _has_memory(tensor):
+        return lambda: None
+    memory, wanted = tensor.data, tensor.requires_grad
+    kept = memory.to("cpu", copy=True)
+    gradient = tensor.grad if tensor.is_leaf else None
+
+    def put_back() -> None:
+        with torch.no_grad():
+            memory.copy_(kept)
+            if tensor.data_ptr() != memory.data_ptr() or tensor.dtype != memory.dtype:
+                tensor.data = memory
+        if tensor.is_leaf:
+            tensor.requires_grad_(wanted)
+            tensor.grad = gradient
+
+    return put_back
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    try:
+        tensor.data_ptr()
+    except RuntimeError:  # a fake one, or a wrapper around others
+        return False
+    return tensor.layout == torch.strided
+
+
+def _of_generator(thing: object) -> Restore | None:
+    """Return what sets a generator of random numbers back; None where it is none."""
+    if isinstance(thing, torch.Generator):
+        state = thing.get_state()
+        return lambda: _set_torch_generator(thing, state)
+    if isinstance(thing, np.random.Generator):
+        return _of_generator(thing.bit_generator)
+    if isinstance(thing, np.random.BitGenerator):
+        numbers = thing.state
+        return functools.partial(setattr, thing, "state", numbers)
+    if isinstance(thing, np.random.RandomState):
+        return functools.partial(thing.set_state, thing.get_state())
+    if isinstance(thing, random.Random):
+        return functools.partial(thing.setstate, thing.getstate())
+    return None
+
+
+def _set_torch_generator(generator: torch.Generator, state: torch.Tensor) -> None:
+    generator.set_state(state)
+
+
+def _of_global_generators() -> Restore:
+    states = read_rng()
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+    def put_back() -> None:
+        write_rng(states)
+        if on_gpus:
+            torch.cuda.set_rng_state_all(on_gpus)
+
+    return put_back
