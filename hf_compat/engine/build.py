@@ -23,6 +23,7 @@ from hf_compat.engine.internals import (
     leave_resuming_to_the_caller,
     leave_signals_alone,
 )
+from hf_compat.engine.lean_evaluation import use_lean_evaluations
 from hf_compat.engine.lean_loop import use_lean_loop
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import HFDDPStrategy, HFFSDP2Strategy, HFSingleDeviceStrategy, LaunchedEnvironment
@@ -114,7 +115,8 @@ def build_trainer(
         # a GPU may be left out on purpose
         warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
         trainer = pl.Trainer(**settings)
-    use_lean_loop(trainer)
+    if use_lean_loop(trainer):
+        use_lean_evaluations(trainer)
     leave_signals_alone(trainer)
     leave_resuming_to_the_caller(trainer)
     carry_stop_iterations(trainer)

@@ -80,15 +80,15 @@ def find_listeners(trainer: pl.Trainer) -> Listeners:
     """Find out who listens in a trainer that is fitting."""
     callbacks: list[pl.Callback] = list(trainer.callbacks)  # type: ignore[attr-defined]  # set by a connector
     module = trainer.lightning_module
-    if not isinstance(module, WindowModule) or not _is_plain_run(trainer):
+    if not isinstance(module, WindowModule) or not is_plain_run(trainer):
         return Listeners(callbacks=callbacks, module=module)
-    heard_backward = any(_hooks_of(callbacks, name) for name in _OF_BACKWARD)
+    heard_backward = any(hooks_of(callbacks, name) for name in _OF_BACKWARD)
     return Listeners(
         callbacks=callbacks,
         module=module,
-        batch_start=_hooks_of(callbacks, "on_train_batch_start"),
-        batch_end=_hooks_of(callbacks, "on_train_batch_end"),
-        before_step=_hooks_of(callbacks, "on_before_optimizer_step"),
+        batch_start=hooks_of(callbacks, "on_train_batch_start"),
+        batch_end=hooks_of(callbacks, "on_train_batch_end"),
+        before_step=hooks_of(callbacks, "on_before_optimizer_step"),
         batch_is_plain=_batch_is_plain(trainer, module),
         call_is_plain=_call_is_plain(trainer),
         backward_is_plain=not heard_backward and _backward_is_plain(trainer, module),
@@ -99,14 +99,14 @@ def find_listeners(trainer: pl.Trainer) -> Listeners:
 def _batch_is_plain(trainer: pl.Trainer, module: WindowModule) -> bool:
     return (
         isinstance(trainer.train_dataloader, Windows)
-        and not any(_overrides(module, base, name) for base, names in _OF_BATCH for name in names)
-        and not any(_overrides(trainer.strategy, Strategy, name) for name in _OF_STRATEGY)
-        and not _overrides(trainer.precision_plugin, Precision, "convert_input")
+        and not any(overrides(module, base, name) for base, names in _OF_BATCH for name in names)
+        and not any(overrides(trainer.strategy, Strategy, name) for name in _OF_STRATEGY)
+        and not overrides(trainer.precision_plugin, Precision, "convert_input")
     )
 
 
 def _call_is_plain(trainer: pl.Trainer) -> bool:
-    is_direct = not _overrides(trainer.strategy, DirectStepsStrategy, "training_step")
+    is_direct = not overrides(trainer.strategy, DirectStepsStrategy, "training_step")
     return is_direct and type(trainer.precision_plugin) is ForwardPrecision
 
 
@@ -114,16 +114,16 @@ def _backward_is_plain(trainer: pl.Trainer, module: WindowModule) -> bool:
     of_module, of_strategy = ("backward", *_OF_BACKWARD), ("backward", "pre_backward", "post_backward")
     return (
         _is_plain_precision(trainer.precision_plugin)
-        and not any(_overrides(module, pl.LightningModule, name) for name in of_module)
-        and not any(_overrides(trainer.strategy, Strategy, name) for name in of_strategy)
+        and not any(overrides(module, pl.LightningModule, name) for name in of_module)
+        and not any(overrides(trainer.strategy, Strategy, name) for name in of_strategy)
     )
 
 
 def _step_is_plain(trainer: pl.Trainer, module: WindowModule) -> bool:
     return (
         _is_plain_precision(trainer.precision_plugin)
-        and not _overrides(module, pl.LightningModule, "on_before_optimizer_step")
-        and not _overrides(trainer.strategy, Strategy, "optimizer_step")
+        and not overrides(module, pl.LightningModule, "on_before_optimizer_step")
+        and not overrides(trainer.strategy, Strategy, "optimizer_step")
     )
 
 
@@ -131,7 +131,7 @@ def _is_plain_precision(precision: Precision) -> bool:
     return type(precision) is ForwardPrecision and precision.scaler is None
 
 
-def _is_plain_run(trainer: pl.Trainer) -> bool:
+def is_plain_run(trainer: pl.Trainer) -> bool:
     """Return whether a trainer measures nothing, debugs nothing, and has its data from loaders."""
     return (
         isinstance(trainer.profiler, PassThroughProfiler)  # type: ignore[attr-defined]  # set by a connector
@@ -142,14 +142,14 @@ def _is_plain_run(trainer: pl.Trainer) -> bool:
     )
 
 
-def _overrides(owner: object, base: type, name: str) -> bool:
+def overrides(owner: object, base: type, name: str) -> bool:
     """Return whether a class, or an object by itself, overrides a method of a base class."""
     return name in vars(owner) or getattr(type(owner), name, None) is not getattr(base, name)
 
 
-def _hooks_of(callbacks: list[pl.Callback], name: str) -> list[Hook]:
+def hooks_of(callbacks: list[pl.Callback], name: str) -> list[Hook]:
     """Return a hook of every callback that overrides it."""
-    return [getattr(callback, name) for callback in callbacks if _overrides(callback, pl.Callback, name)]
+    return [getattr(callback, name) for callback in callbacks if overrides(callback, pl.Callback, name)]
 
 
 class LeanEpochLoop(_TrainingEpochLoop):
@@ -278,13 +278,18 @@ class LeanEpochLoop(_TrainingEpochLoop):
             raise SIGTERMException
 
 
-def use_lean_loop(trainer: pl.Trainer) -> None:
-    """Let a trainer that has not run yet train with `LeanEpochLoop`, under the Lightning that it was written for."""
+def use_lean_loop(trainer: pl.Trainer) -> bool:
+    """Let a trainer that has not run yet train with `LeanEpochLoop`, under the Lightning that it was written for.
+
+    Returns:
+        Whether this is that Lightning.
+    """
     installed, known = lightning.__version__.split(".")[:2], WRITTEN_FOR.split(".")[:2]
     if installed != known:
         logger.info(
             "Lightning %s has loops of its own: a step costs more than with %s.", lightning.__version__, WRITTEN_FOR
         )
-        return
+        return False
     loop = trainer.fit_loop.epoch_loop
     trainer.fit_loop.epoch_loop = LeanEpochLoop(trainer, loop.min_steps, loop.max_steps)
+    return True

@@ -1,0 +1,188 @@
+"""Lightning's evaluation loop without the work that nobody listens to. Private attributes of Lightning 2.6.
+
+As `lean_loop.py` for training: who listens is found once an evaluation, and again when the callbacks change. Batches
+that are not ours, profilers, hooks of the strategy and overridden transfers are left to Lightning's own code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import lightning.pytorch as pl
+from lightning.pytorch.core.hooks import DataHooks
+from lightning.pytorch.core.optimizer import do_nothing_closure
+from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.loops.progress import _ProcessedTracker
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+from hf_compat.engine.evaluation import EvaluationBatch
+from hf_compat.engine.lean_loop import Hook, hooks_of, is_plain_run, overrides
+from hf_compat.engine.module import WindowModule
+from hf_compat.engine.precision import ForwardPrecision
+from hf_compat.engine.strategies import DirectStepsStrategy
+
+_TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationListeners:
+    """Who listens to what happens in a batch of an evaluation.
+
+    Args:
+        callbacks: The trainer's callbacks when this was found.
+        module: What is evaluated.
+        step: The module's step, or the strategy's where that does something around it.
+        step_takes_index: Whether the module's step takes the batch's number.
+        names: Lightning's names of the two hooks around a batch.
+        before: Of callbacks, then of the module.
+        after: As before.
+    """
+
+    callbacks: list[pl.Callback]
+    module: pl.LightningModule
+    step: Hook
+    step_takes_index: bool
+    names: tuple[str, str, str]
+    before: tuple[Sequence[Hook], Sequence[Hook]]
+    after: tuple[Sequence[Hook], Sequence[Hook]]
+
+
+def find_evaluation_listeners(trainer: pl.Trainer) -> EvaluationListeners | None:
+    """Find out who listens in a trainer that is evaluating; None where Lightning's own code is to run."""
+    module, strategy = trainer.lightning_module, trainer.strategy
+    callbacks: list[pl.Callback] = list(trainer.callbacks)  # type: ignore[attr-defined]  # set by a connector
+    if not isinstance(module, WindowModule) or not is_plain_run(trainer) or not _transfers_are_plain(trainer, module):
+        return None
+    stage = "test" if trainer.testing else "validation"
+    names = (f"on_{stage}_batch_start", f"{stage}_step", f"on_{stage}_batch_end")
+    is_direct = not overrides(strategy, DirectStepsStrategy, names[1])
+    is_direct = is_direct and type(trainer.precision_plugin) is ForwardPrecision
+    own_step: Hook = getattr(module, names[1])
+    return EvaluationListeners(
+        callbacks=callbacks,
+        module=module,
+        step=own_step
+        if is_direct and type(trainer.precision_plugin) is ForwardPrecision
+        else getattr(strategy, names[1]),
+        step_takes_index=is_param_in_hook_signature(own_step, "batch_idx", min_args=2),
+        names=names,
+        before=(hooks_of(callbacks, names[0]), _of_module(module, names[0])),
+        after=(hooks_of(callbacks, names[2]), _of_module(module, names[2])),
+    )
+
+
+def _transfers_are_plain(trainer: pl.Trainer, module: WindowModule) -> bool:
+    return (
+        not any(overrides(module, DataHooks, name) for name in _TRANSFERS)
+        and not overrides(trainer.strategy, Strategy, "batch_to_device")
+        and not overrides(trainer.precision_plugin, Precision, "convert_input")
+    )
+
+
+def _of_module(module: pl.LightningModule, name: str) -> list[Hook]:
+    return [getattr(module, name)] if overrides(module, pl.LightningModule, name) else []
+
+
+class LeanEvaluationLoop(_EvaluationLoop):
+    """An evaluation of a `WindowModule`: a batch is an `EvaluationBatch`, which stays where it is."""
+
+    _listeners: EvaluationListeners | None = None
+
+    def on_run_start(self) -> None:
+        self._listeners = None
+        fetcher = self._data_fetcher
+        if fetcher is not None and isinstance(self.trainer.profiler, PassThroughProfiler):  # type: ignore[attr-defined]  # set by a connector
+            fetcher._start_profiler = fetcher._stop_profiler = do_nothing_closure
+        super().on_run_start()
+
+    def _current_listeners(self) -> EvaluationListeners | None:
+        found = self._listeners
+        if found is None or self.trainer.callbacks != found.callbacks:  # type: ignore[attr-defined]  # as above
+            found = self._listeners = find_evaluation_listeners(self.trainer)
+        return found
+
+    def _evaluation_step(
+        self, batch: object, batch_idx: int, dataloader_idx: int, dataloader_iter: Iterator[object] | None
+    ) -> None:
+        """Evaluate one batch."""
+        is_ours = type(batch) is EvaluationBatch and self.num_dataloaders == 1
+        listeners = self._current_listeners() if is_ours and not self.trainer.sanity_checking else None
+        if listeners is None:
+            super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
+            return
+        progress, names = self.batch_progress, listeners.names
+        total: _ProcessedTracker = progress.total  # type: ignore[assignment]  # Lightning types the base class
+        current: _ProcessedTracker = progress.current  # type: ignore[assignment]  # as above
+        total.ready, current.ready = total.ready + 1, current.ready + 1
+        self._begin_batch(batch)
+        self._call(listeners, listeners.before, names[0], batch, batch_idx)
+        total.started, current.started = total.started + 1, current.started + 1
+        output = self._predict(listeners, batch, batch_idx)
+        total.processed, current.processed = total.processed + 1, current.processed + 1
+        self._call(listeners, listeners.after, names[2], output, batch, batch_idx)
+        self._end_batch()
+        total.completed, current.completed = total.completed + 1, current.completed + 1
+        self._has_run = True
+        self._count_for_loggers(dataloader_idx)
+        if not progress.is_last_batch and self.trainer.received_sigterm:
+            raise SIGTERMException
+
+    def _begin_batch(self, batch: object) -> None:
+        """Let metrics that are logged know the batch."""
+        connector, results = self.trainer._logger_connector, self._results
+        connector._first_loop_iter = connector._first_loop_iter is None
+        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+
+    def _end_batch(self) -> None:
+        """Hand metrics that were logged to the callbacks, and forget the batch."""
+        results = self._results
+        if results:
+            self.trainer._logger_connector.on_batch_end()
+        else:
+            results.batch = results.batch_size = None
+
+    def _count_for_loggers(self, dataloader_idx: int) -> None:
+        if self._results:
+            self.trainer._logger_connector.update_eval_step_metrics(self._seen_batches_per_dataloader[dataloader_idx])
+        self._seen_batches_per_dataloader[dataloader_idx] += 1
+
+    def _call(
+        self,
+        listeners: EvaluationListeners,
+        hooks: tuple[Sequence[Hook], Sequence[Hook]],
+        name: str,
+        *args: object,
+    ) -> None:
+        """Call the callbacks' hooks, then the module's; what is logged in them is theirs."""
+        of_callbacks, of_module = hooks
+        if not of_callbacks and not of_module:
+            return
+        fields = listeners.module.__dict__  # `nn.Module` searches for a parameter of that name first
+        before, fields["_current_fx_name"] = fields["_current_fx_name"], name
+        for hook in of_callbacks:
+            hook(self.trainer, listeners.module, *args)
+        for hook in of_module:
+            hook(*args)
+        fields["_current_fx_name"] = before
+
+    def _predict(self, listeners: EvaluationListeners, batch: object, batch_idx: int) -> object:
+        fields = listeners.module.__dict__
+        before, fields["_current_fx_name"] = fields["_current_fx_name"], listeners.names[1]
+        output = listeners.step(batch, batch_idx) if listeners.step_takes_index else listeners.step(batch)
+        fields["_current_fx_name"] = before
+        return output
+
+
+def use_lean_evaluations(trainer: pl.Trainer) -> None:
+    """Let a trainer that has not run yet validate and test with `LeanEvaluationLoop`."""
+    trainer.fit_loop.epoch_loop.val_loop = _lean(trainer.fit_loop.epoch_loop.val_loop)
+    trainer.validate_loop, trainer.test_loop = _lean(trainer.validate_loop), _lean(trainer.test_loop)
+
+
+def _lean(loop: _EvaluationLoop) -> LeanEvaluationLoop:
+    return LeanEvaluationLoop(loop.trainer, loop._trainer_fn, loop._stage, loop.verbose, loop.inference_mode)

@@ -1,0 +1,146 @@
+"""The lean evaluation loop against Lightning's own: a spy that overrides every hook sees the same calls."""
+
+from __future__ import annotations
+
+import inspect
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+import toy
+from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.profilers import SimpleProfiler
+
+import hf_compat.engine.build as build
+from hf_compat import Trainer, TrainerCallback, set_seed
+from hf_compat.engine.lean_evaluation import LeanEvaluationLoop
+
+# Hooks that a Trainer calls; those around checkpoints answer with states, and are no part of an evaluation.
+HOOKS = [
+    name
+    for name, _ in inspect.getmembers(pl.Callback, inspect.isfunction)
+    if name.startswith(("on_", "setup", "teardown"))
+    and not any(word in name for word in ("checkpoint", "sanity_check", "predict"))
+]
+
+
+def plain(value: object) -> object:
+    """What can be compared of a hook's argument."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    return value if isinstance(value, (int, float, str, type(None))) else type(value).__name__
+
+
+def progress_of(loop) -> tuple:
+    batches = loop.batch_progress
+    counts = [vars(part).copy() for part in (batches.total, batches.current)]
+    return *counts, batches.is_last_batch, dict(loop._seen_batches_per_dataloader), loop._has_run
+
+
+def spy_of(hooks, logs=False) -> pl.Callback:
+    seen: list[tuple] = []
+
+    def watch(name):
+        def hook(self, trainer, module, *args, **kwargs):
+            loop = trainer._evaluation_loop if trainer.evaluating else None
+            seen.append((name, [plain(value) for value in args], loop and progress_of(loop),
+                         module._current_fx_name if module is not None else None))  # fmt: skip
+            if logs and name.endswith(("_batch_start", "_batch_end")):
+                module.log(f"seen_{name}", float(len(seen)), on_step=True, on_epoch=True, batch_size=1)
+                seen.append(("metrics", {k: float(v) for k, v in trainer.callback_metrics.items()}))
+
+        return hook
+
+    made = type("Spy", (pl.Callback,), {name: watch(name) for name in hooks})()
+    made.seen = seen
+    return made
+
+
+class EvaluatesWithin(TrainerCallback):
+    """Evaluates another set, and predicts, in the middle of training."""
+
+    def on_step_end(self, args, state, control, trainer=None, **kwargs):
+        if state.global_step == 2:
+            trainer.evaluate(toy.rows(7, 2), metric_key_prefix="other")
+            trainer.predict(toy.rows(5, 3))
+
+
+CASES = {
+    "every hook": {},
+    "logs": {"logs": True},
+    "only the start is heard": {"hooks": ["on_validation_batch_start", "on_test_batch_start"], "logs": True},
+    "only the end is heard": {"hooks": ["on_validation_batch_end", "on_test_batch_end"]},
+    "nobody listens": {"hooks": []},
+    "within a fit": {"trains": True},
+    "losses only": {"prediction_loss_only": True},
+    "moved at every batch": {"eval_accumulation_steps": 1},
+}
+
+
+def run(make_args, case: dict) -> tuple:
+    case = dict(case)
+    spy, trains = spy_of(case.pop("hooks", HOOKS), case.pop("logs", False)), case.pop("trains", False)
+    set_seed(3)
+    values = {"eval_strategy": "steps", "eval_steps": 2, "max_steps": 4} if trains else {}
+    trainer = Trainer(
+        toy.Classifier(),
+        make_args(per_device_eval_batch_size=4, **values, **case),
+        train_dataset=toy.rows(22),
+        eval_dataset=toy.rows(9, 1),
+        compute_metrics=lambda p: {"sum": float(p.predictions.sum() + p.label_ids.sum())},
+        callbacks=[spy, *([EvaluatesWithin()] if trains else [])],
+    )
+    if trains:
+        trainer.train()
+    metrics = trainer.evaluate()
+    found = trainer.predict(toy.rows(10, 2))
+    kept = {k: v for k, v in {**metrics, **found.metrics}.items() if "_runtime" not in k and "_per_second" not in k}
+    kept = {k: v for k, v in kept.items() if "preparation" not in k}
+    return spy.seen, kept, found.predictions, trainer.lightning_trainer
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_spy_sees_what_it_sees_in_lightnings_own_loop(make_args, monkeypatch, name):
+    mine, my_metrics, my_predictions, trainer = run(make_args, CASES[name])
+    assert type(trainer.validate_loop) is type(trainer.test_loop) is LeanEvaluationLoop
+    assert type(trainer.fit_loop.epoch_loop.val_loop) is LeanEvaluationLoop
+    monkeypatch.setattr(build, "use_lean_evaluations", lambda trainer: None)
+    theirs, their_metrics, their_predictions, trainer = run(make_args, CASES[name])
+    assert type(trainer.validate_loop) is _EvaluationLoop
+    assert mine == theirs and (mine or name == "nobody listens")
+    assert my_metrics == their_metrics
+    assert np.array_equal(my_predictions, their_predictions)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Count what Lightning's own code is asked to evaluate."""
+    calls, own = [], _EvaluationLoop._evaluation_step
+    monkeypatch.setattr(_EvaluationLoop, "_evaluation_step", lambda self, *args: (calls.append(1), own(self, *args)))
+    return calls
+
+
+def evaluate(make_args, model=None, **options):
+    args = make_args(per_device_eval_batch_size=4)
+    Trainer(model or toy.Classifier(), args, eval_dataset=toy.rows(9, 1), lightning_options=options).evaluate()
+
+
+def test_lightnings_own_code_runs_where_somebody_measures_it(make_args, counted):
+    evaluate(make_args)
+    assert counted == []
+    profiler = SimpleProfiler()
+    evaluate(make_args, profiler=profiler)
+    assert len(counted) == 3 and profiler.recorded_durations
+
+
+def test_an_end_of_iteration_in_the_users_code_is_no_end_of_the_data(make_args):
+    class Ends(toy.Classifier):
+        def forward(self, x, labels=None):
+            raise StopIteration
+
+    with pytest.raises((StopIteration, RuntimeError)):
+        evaluate(make_args, Ends())
+    assert torch.is_grad_enabled()
