@@ -1,0 +1,146 @@
+"""The migration guide says what is so: its code runs, its commands run, and its tables agree with the package."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import lightning
+import pytest
+import torch
+
+import hf_compat
+from hf_compat import TrainerCallback, TrainingArguments
+from hf_compat.plan.lightning_equivalents import EQUIVALENTS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "migration.md").read_text()
+SECTIONS = {text.split("\n", 1)[0]: text for text in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]}
+
+# Lightning's words in the table of settings that are no parameters of its Trainer
+OTHER_WORDS = {"batch_size", "num_workers", "configure_optimizers", "seed_everything", "ckpt_path"}
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+(SCRIPT,) = blocks(SECTIONS["One script"], "python")
+CODE = [name for name, text in SECTIONS.items() if name != "One script" and blocks(text, "python")]
+COMMANDS = [line for text in blocks(PAGE, "sh") for line in text.splitlines()]
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Return the rows of the table under a heading, each cell as the list of what it puts between backticks."""
+    text = PAGE.split(f"\n### {heading}\n", 1)[1].split("\n#", 1)[0]
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return [[re.findall(r"`([^`]+)`", cell) for cell in line] for line in lines[2:]]
+
+
+def before_equals(words) -> set[str]:
+    return {word.split("=")[0] for word in words}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "script", raising=False)
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:.*smaller than the logging interval")
+@pytest.mark.parametrize("name", CODE)
+def test_the_code_of_a_section_runs(name, folder):
+    torch.manual_seed(0)
+    names = {"__name__": "guide"}
+    try:
+        for block in blocks(SECTIONS[name], "python"):
+            exec(compile(block, f"docs/migration.md: {name}", "exec"), names)
+    finally:
+        hf_compat.unpatch()
+    assert "trainer" in names or "Trainer" in names
+
+
+def test_the_diff_is_all_that_the_import_changes():
+    (diff,) = blocks(SECTIONS["Change the import"], "diff")
+    taken, put = diff.splitlines()
+    assert taken[1:] in SCRIPT.splitlines() and put[1:] == taken[1:].replace("transformers", "hf_compat")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_runs(command, folder, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    door, *words = shlex.split(command)
+    assert door == "hf-compat"
+    done = subprocess.run([sys.executable, "-m", "hf_compat", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
+
+
+def test_settings_are_those_that_the_package_translates():
+    named = [
+        ({name.split("=")[0] for name in hf}, {name.split("=")[0] for name in pl}) for hf, pl, _ in rows("Settings")
+    ]
+    values = {"precision": "32", "val_check_interval": 5, "check_val_every_n_epoch": 1, "accelerator": "cpu"}
+    for setting, translate in EQUIVALENTS.items():
+        arguments = set(translate(values.get(setting, True)))
+        assert any(arguments & hf for hf, pl in named if setting in pl), setting
+
+
+def test_the_names_in_the_settings_exist():
+    known = {field.name for field in fields(TrainingArguments)} | {"global_step", "EarlyStoppingCallback(3)"}
+    of_trainer = set(inspect.signature(lightning.Trainer).parameters)
+    for hf, pl, _ in rows("Settings"):
+        assert {name.split("=")[0] for name in hf} <= known
+        words = {name.split("=")[0] for name in pl if re.fullmatch(r"[a-z_]+(=.*)?", name)}
+        assert words <= of_trainer | {
+            "batch_size",
+            "num_workers",
+            "configure_optimizers",
+            "seed_everything",
+            "ckpt_path",
+        }
+
+
+def test_events_and_hooks_exist_and_the_table_has_every_event():
+    named = rows("Events and hooks")
+    assert {name for hf, _, _ in named for name in hf} == {
+        name for name in vars(TrainerCallback) if name.startswith("on_")
+    } - {"on_predict", "on_push_begin"}
+    for _, hooks, _ in named:
+        assert all(hasattr(lightning.Callback, hook) for hook in hooks)
+
+
+def test_flags_are_all_there():
+    flags = [name for hf, _ in rows("Flags of `TrainerControl`") for name in hf]
+    assert flags and sorted(flags) == sorted(name for name in vars(hf_compat.TrainerControl()) if name[:7] == "should_")
+
+
+def test_an_event_and_its_hook_come_together(make_args):
+    """Both callbacks write down what they are called for; each pair of the table has equal counts and one moment."""
+    pairs = [(hf[0], pl[0]) for hf, pl, _ in rows("Events and hooks") if pl and "on_save" not in hf]
+    seen: list[tuple[str, int]] = []
+
+    def note(name, step_of):
+        return lambda self, *words, **rest: seen.append((name, step_of(*words)))
+
+    by_event = {hf: note(hf, lambda args, state, control: state.global_step) for hf, _ in pairs}
+    by_hook = {f"{pl}": note(f"pl:{pl}", lambda trainer, *_: trainer.global_step) for _, pl in pairs}
+    model = torch.nn.Linear(2, 1)
+    model.forward = lambda x: ((torch.nn.functional.linear(x, model.weight) ** 2).mean(), x)
+    data = [{"x": torch.ones(2)}] * 12
+    both = [type("Events", (TrainerCallback,), by_event)(), type("Hooks", (lightning.Callback,), by_hook)()]
+    args = make_args(eval_strategy="epoch", gradient_accumulation_steps=2)
+    hf_compat.Trainer(model, args, train_dataset=data, eval_dataset=data, callbacks=both).train()
+    for event, hook in pairs:
+        moments = [step for name, step in seen if name == event]
+        assert moments and moments == [step for name, step in seen if name == f"pl:{hook}"], (event, hook)
