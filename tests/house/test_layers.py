@@ -102,10 +102,14 @@ def test_there_are_no_cycles():
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         graph[name] = {imported for imported, is_top in imports(path) if is_top and imported.startswith("hf_compat.")}
 
+    seen = set()
+
     def visit(name, trail):
         assert name not in trail, " → ".join([*trail[trail.index(name) :], name])
-        for following in graph.get(name, ()):
-            visit(following, [*trail, name])
+        if name not in seen:
+            seen.add(name)
+            for following in graph.get(name, ()):
+                visit(following, [*trail, name])
 
     for name in graph:
         visit(name, [])
