@@ -16,11 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import nbformat
 import pytest
 import torch
+from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
+NOTEBOOK = "transformers_to_lightning.ipynb"
 DOOR = ("-m", "hf_compat", "run")
 
 
@@ -97,9 +100,23 @@ def test_an_example_by_its_command_twice(name, tmp_path, monkeypatch):
         assert left_in(tmp_path) == {"trainer_output"}
 
 
+def test_the_notebook_begins_with_transformers_and_ends_in_lightning(tmp_path, monkeypatch):
+    notebook = nbformat.read(EXAMPLES / NOTEBOOK, as_version=4)
+    assert all(cell.get("outputs", []) == [] and cell.get("execution_count") is None for cell in notebook.cells)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    at = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=500, kernel_name="python3", resources=at).execute()
+    printed = "".join(o.text for c in notebook.cells for o in c.get("outputs", []) if o.get("name") == "stdout")
+    assert "largest difference: 0.0\ntrained by <class 'lightning." in printed
+    (before, after) = re.findall(r"after (?:30|60) updates: (\d\.\d+)", printed)
+    assert float(after) < float(before) - 0.1
+    assert left_in(tmp_path) == {"trainer_output"}
+
+
 def test_each_example_is_in_the_table_and_in_the_docs():
     files = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
-    assert files - ELSEWHERE == {f"{name}.py" for name in ROWS} | {"lightning_cli.yaml"}
+    assert files - ELSEWHERE == {f"{name}.py" for name in ROWS} | {"lightning_cli.yaml", NOTEBOOK}
     page = (ROOT / "docs" / "gallery.md").read_text()
     assert [name for name in sorted(files) if f"(../examples/{name})" not in page] == []
 
