@@ -229,7 +229,7 @@ class Trainer(
             close_bars(self.callback_handler)
             raise
         finally:
-            self._deactivate_neftune()
+            self._remove_neftune_noise()
             self.is_in_train = False
 
     def preflight(
@@ -261,7 +261,7 @@ class Trainer(
             with naming_absent_ranks():
                 return self._train_from(checkpoint, None, None)
         finally:
-            self._deactivate_neftune()
+            self._remove_neftune_noise()
             self.is_in_train = False
 
     def _train_from(

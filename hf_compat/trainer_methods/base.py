@@ -272,7 +272,7 @@ class TrainerBase:
     def _tell_what_has_not_arrived(self) -> None:
         raise NotImplementedError
 
-    def _deactivate_neftune(self) -> None:
+    def _remove_neftune_noise(self) -> None:
         raise NotImplementedError
 
     def compiled(self, model: nn.Module) -> nn.Module:

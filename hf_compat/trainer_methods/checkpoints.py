@@ -45,14 +45,9 @@ from hf_compat.runtime.inspection import reads_parameter
 from hf_compat.runtime.rng import read_rng, unpack_rng
 from hf_compat.trainer_methods.base import Trial
 from hf_compat.trainer_methods.checkpoint_loading import CheckpointLoadingMethods
-from hf_compat.trainer_methods.output_folder import OutputFolderMethods
+from hf_compat.trainer_methods.rotation import ROTATION_METHODS, RotationMethods
 from hf_compat.trainer_methods.search_backends import name_of_trial
 from hf_compat.training_run.best_metric import note_best_checkpoint
-from hf_compat.training_run.rotation import (
-    checkpoints_to_delete,
-    checkpoints_to_delete_at_end,
-    in_order_of_rotation,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +63,7 @@ _WRITERS = (
 _SAVE = "_save_checkpoint"  # who overrides it may look at the checkpoint afterwards
 
 
-class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
+class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
     """The public methods and override points of saving and resuming."""
 
     _other_weights: dict[str, Any] | None = None
@@ -154,7 +149,7 @@ class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
         agree(self._attempt(lambda: self._seal(place, final), place, final))
         push(final)
         if self.args.should_save:
-            self._rotate_checkpoints(final, best)
+            self._make_room(final, best)
 
     def _write_and_flush_later(self, place: SavingPlace, final: str, best: str | None) -> None:
         """Write a folder and put it into its place; its files are flushed and hashed, and room is made, meanwhile."""
@@ -181,7 +176,7 @@ class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
             with contextlib.suppress(OSError):
                 manifest.remove(final)  # the system has lost what it had taken
             raise _not_written(final, error) from error
-        self._rotate_checkpoints(final, best)
+        self._make_room(final, best)
 
     def _may_flush_later(self, final: str) -> bool:
         """Return whether nobody looks at a checkpoint before it is on the disk with all hashes.
@@ -194,6 +189,7 @@ class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
             and not self.args.push_to_hub
             and not self.callback_handler.hears("on_save")
             and not self._overrides_saving(_SAVE)
+            and not self._overrides_rotation(*ROTATION_METHODS)
             and not os.path.lexists(final)
             and sealing.this_boot() is not None
         )
@@ -241,6 +237,7 @@ class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
             warn_once("`async_save=True`: the model is sharded; checkpoints are written at once.")
             return False
         own = [name for name in _WRITERS if self._overrides_saving(name)]
+        own += [name for name in ROTATION_METHODS if self._overrides_rotation(name)]
         if own:
             warn_once(
                 f"`async_save=True`: {type(self).__name__} overrides {', '.join(own)}; checkpoints are not async."
@@ -289,26 +286,6 @@ class CheckpointMethods(OutputFolderMethods, CheckpointLoadingMethods):
         if self.args.should_save:
             self.state.stateful_callbacks = export_states(self._stateful())
             self.state.save_to_json(os.path.join(folder, names.TRAINER_STATE_NAME))
-
-    def _rotate_checkpoints(self, written: str, best: str | None) -> None:
-        """Remove what the limit has no room for: other runs' checkpoints first, never the one just written or the best.
-
-        Args:
-            written: The checkpoint that was just written.
-            best: The best one.
-        """
-        if not self.args.save_total_limit:
-            return
-        checkpoints = _own_checkpoints(os.path.dirname(written))
-        ordered = in_order_of_rotation(checkpoints, names.checkpoint_step(written) or 0, self._is_of_this_run)
-        for path in checkpoints_to_delete(ordered, self.args.save_total_limit, keep=[best, written]):
-            _remove_or_warn(path)
-
-    def _rotate_checkpoints_at_end(self, run_dir: str, best: str | None) -> None:
-        """With a limit of one, keep the best checkpoint alone."""
-        for path in checkpoints_to_delete_at_end(list(_own_checkpoints(run_dir)), self.args.save_total_limit, best):
-            log_line(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
-            _remove_or_warn(path)
 
     def _save_run_state(self, output_dir: str) -> None:
         """Write `run_state.pt`: what it takes to go on as if the run had not stopped."""
@@ -423,20 +400,6 @@ def _with_attributes(values: dict[str, object]) -> OrderedDict[str, object]:
     saved = OrderedDict(values)
     saved.__dict__.update({name: value for name, value in values.items() if not hasattr(saved, name)})
     return saved
-
-
-def _own_checkpoints(run_dir: str) -> dict[str, int]:
-    """List the checkpoints of a folder that this package wrote, each with its update, oldest update first."""
-    paths = names.list_checkpoints(run_dir)
-    return {path: names.checkpoint_step(path) or 0 for path in paths if manifest.is_ours(path)}
-
-
-def _remove_or_warn(checkpoint: str) -> None:
-    """Remove a checkpoint; where that fails the newer ones are good all the same, and the run goes on."""
-    try:
-        manifest.remove(checkpoint)
-    except OSError as error:
-        logger.warning("The old checkpoint %s could not be removed: %s. Training goes on.", checkpoint, error)
 
 
 def _if_full(folder: str) -> str:

@@ -246,6 +246,6 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         self._finish_current_push()
         self._tell_what_has_not_arrived()
-        self._deactivate_neftune()
+        self._remove_neftune_noise()
         self.is_in_train = False
         return TrainOutput(self.state.global_step, train_loss, metrics)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hf_compat.errors import OverrideError
+from hf_compat.errors import OverrideError, warn_once
 from hf_compat.runtime.memory_tracker import TrainerMemoryTracker
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
@@ -35,6 +35,24 @@ REFUSED_OVERRIDES = {
     "_sync_replicated_trainable_parameters": _ONE_MODEL_A_DEVICE,
     "_has_mixed_mesh_grads": _ONE_MODEL_A_DEVICE,
     "_mixed_mesh_grad_norm": _ONE_MODEL_A_DEVICE + "; set `max_grad_norm`, or clip in `on_pre_optimizer_step`",
+}
+
+# Methods that a release of upstream called, and neither 5.23 nor this Trainer calls → what does their work today.
+FORMER_METHODS = {
+    "_training_step": "override `training_step`",
+    "_prediction_loop": "override `evaluation_loop`",
+    "_log": "override `log`",
+    "get_optimizers": "override `create_optimizer_and_scheduler`",
+    "prediction_loop": "override `evaluation_loop`",
+    "_gather_and_numpify": "override `evaluation_loop`, or use `preprocess_logits_for_metrics`",
+    "_align_special_tokens": "set the model's tokens before it is given to the Trainer",
+    "_activate_neftune": "leave `neftune_noise_alpha` out, and put a hook on the embeddings in `on_train_begin`",
+    "_deactivate_neftune": "leave `neftune_noise_alpha` out, and take the hook off in `on_train_end`",
+    "compare_trainer_and_checkpoint_args": "compare them in `on_train_begin`",
+    "propagate_args_to_deepspeed": "set the arguments `deepspeed` and `per_device_train_batch_size`",
+    "_fsdp_qlora_plugin_updates": "set the argument `fsdp_config`",
+    "ipex_optimize_model": "prepare the model before it is given to the Trainer",
+    "torch_jit_model_eval": "prepare the model before it is given to the Trainer",
 }
 
 
@@ -63,6 +81,12 @@ class UpstreamHooks(TrainerBase):
                     f"{cls.__name__} overrides `{name}`, which nothing calls here: the engine is Lightning's.\n\n"
                     f"Hint: {way_out}."
                 )
+        for name in FORMER_METHODS.keys() & vars(cls).keys():
+            warn_once(
+                f"{cls.__name__} has a method `{name}`, which an older release of transformers called for each run; "
+                "neither 5.23 nor hf_compat calls it.\n\n"
+                f"Hint: {FORMER_METHODS[name]}; if your own code calls it, all is well."
+            )
 
     def create_accelerator_and_postprocess(self) -> None:
         """Make `self.accelerator`; called by the constructor when the model and the arguments are there.
