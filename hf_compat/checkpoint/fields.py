@@ -44,6 +44,7 @@ def _is_amount(value: object) -> bool:
 COUNT: Kind = ("a whole number from 0 on", is_count)
 AMOUNT: Kind = ("a number from 0 on", _is_amount)
 NUMBER: Kind = ("a number", is_number)
+SEED: Kind = ("a seed", lambda value: isinstance(value, int) and is_count(value >> 1))
 FLAG: Kind = ("true or false", lambda value: isinstance(value, bool))
 TEXT: Kind = ("text", lambda value: isinstance(value, str))
 MAPPING: Kind = ("a mapping", lambda value: isinstance(value, dict))

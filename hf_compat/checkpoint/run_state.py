@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from hf_compat.checkpoint.contents import Contents
-from hf_compat.checkpoint.fields import COUNT, FLAG, MAPPING, NUMBER, TEXT, Kind, or_none, wrong_field
+from hf_compat.checkpoint.fields import COUNT, FLAG, MAPPING, NUMBER, SEED, TEXT, Kind, or_none, wrong_field
 from hf_compat.checkpoint.files import first_line, short
 from hf_compat.checkpoint.forms import losses_problem, random_states_problem
 from hf_compat.checkpoint.layout import of_rank
@@ -59,6 +59,7 @@ class DataPosition:
         source: The state of a data set, or loader, that knows its own position.
         epoch_rng: The random states from which the epoch's order was drawn.
         rng: The random states at this moment.
+        shuffle_seed: Torch's seed that each epoch's order goes by, where no `data_seed` was given.
         updates_done: Updates of `epoch`, where nothing else is known: `transformers` writes no more.
     """
 
@@ -73,6 +74,7 @@ class DataPosition:
     source: Any = None  # what the user's data set keeps
     epoch_rng: PlainState | None = None
     rng: PlainState | None = None
+    shuffle_seed: int | None = None
     updates_done: int = 0
 
     def to_plain(self) -> PlainState:
@@ -215,6 +217,7 @@ class RunState:
 _POSITION_KINDS: dict[str, Kind] = {
     **dict.fromkeys(("epoch", "micro_batches_done", "updates_done"), COUNT),
     **dict.fromkeys(("window_size", "micro_batches_per_epoch", "micro_batch_size"), or_none(COUNT)),
+    "shuffle_seed": or_none(SEED),
     **dict.fromkeys(("is_open", "is_over"), FLAG),
 }
 _RUN_KINDS: dict[str, Kind] = {
@@ -293,6 +296,7 @@ class ResumePoint:
         is_finished: Nothing is left: the run begins and ends.
         restores_folder_rng: The checkpoint's `rng_state.pth` is loaded once the data is in place, as upstream does.
         is_exact: The run goes on as if it had not stopped, so its loss sums go on, too.
+        shuffle_seed: Torch's seed that the run's orders go by, whatever torch was seeded with since.
     """
 
     epoch: int = 0
@@ -302,6 +306,7 @@ class ResumePoint:
     is_finished: bool = False
     restores_folder_rng: bool = False
     is_exact: bool = False
+    shuffle_seed: int | None = None
 
 
 def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore_data_skip: bool) -> ResumePoint:
@@ -320,7 +325,8 @@ def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore
         point = _by_samples(state, updates_done, cut)
     else:
         point = _by_position(state, updates_done, cut)
-    return dataclasses.replace(point, is_exact=same_cut)
+    seed = None if state is None else state.data.shuffle_seed
+    return dataclasses.replace(point, is_exact=same_cut, shuffle_seed=seed)
 
 
 def _by_updates(updates_done: int, cut: DataCut, ignore_data_skip: bool) -> ResumePoint:

@@ -128,8 +128,7 @@ class PreparedDataLoader(DataLoader[Batch]):
         rank_slice: RankSlice | None = None,
         **options: Any,
     ) -> None:
-        if use_seedable_sampler:
-            _seed_shuffling(options, seed)
+        self._shuffler = _seed_shuffling(options, seed) if use_seedable_sampler else None
         self.rank_slice = rank_slice or RankSlice()
         self.dispatches = self.rank_slice.dispatches(isinstance(dataset, IterableDataset))
         self.samples_of_a_batch: int | None = options.get("batch_size", 1)
@@ -214,6 +213,17 @@ class PreparedDataLoader(DataLoader[Batch]):
     @property
     def _is_map_style(self) -> bool:
         return not isinstance(self.dataset, IterableDataset)
+
+    @property
+    def shuffle_seed(self) -> int | None:
+        """Torch's seed that the shuffling goes by; None where a seed was given, or none is needed."""
+        shuffler = self._shuffler
+        return shuffler.initial_seed if shuffler is not None and shuffler.is_torchs_seed else None
+
+    @shuffle_seed.setter
+    def shuffle_seed(self, seed: int) -> None:
+        if self.shuffle_seed is not None and self._shuffler is not None:
+            self._shuffler.initial_seed = seed
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that comes next, also of the samplers and of a data set that has epochs."""
@@ -342,15 +352,19 @@ def _reads_whole_batches(options: Mapping[str, object]) -> bool:
     return isinstance(options.get("sampler"), BatchSampler)
 
 
-def _seed_shuffling(options: dict[str, object], seed: int | None) -> None:
-    """Give a random sampler, or the one in a batch sampler, a generator of its own that each epoch seeds."""
+def _seed_shuffling(options: dict[str, object], seed: int | None) -> SeededRandomSampler | None:
+    """Give a random sampler, or the one in a batch sampler, a generator of its own that each epoch seeds; return it."""
     sampler = options.get("sampler")
     if type(sampler) is RandomSampler:
-        options["sampler"] = SeededRandomSampler(sampler, seed)
+        options["sampler"] = shuffler = SeededRandomSampler(sampler, seed)
+        return shuffler
     for batches in (options.get("sampler"), options.get("batch_sampler")):
         behind = getattr(batches, "sampler", None)
         if type(behind) is RandomSampler:
-            batches.sampler = SeededRandomSampler(behind, seed)  # type: ignore[attr-defined]  # it has one
+            shuffler = SeededRandomSampler(behind, seed)
+            batches.sampler = shuffler  # type: ignore[attr-defined]  # it has one
+            return shuffler
+    return None
 
 
 def _raise_of_dead_worker(batches: Iterator[Batch], cause: Exception) -> None:

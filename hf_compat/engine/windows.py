@@ -124,6 +124,8 @@ class Windows:
     def start_at(self, start: ResumePoint) -> None:
         """Begin the next pass at a point of a run."""
         self._start: ResumePoint | None = start
+        if start.shuffle_seed is not None and isinstance(self.loader, PreparedDataLoader):
+            self.loader.shuffle_seed = start.shuffle_seed
         self.next_epoch = self._epoch = start.epoch
         self._done = 0
         self._is_leaving = self._is_over = self._is_rewound = False
@@ -191,6 +193,7 @@ class Windows:
             micro_batches_per_epoch=self.counts.micro_batches_per_epoch,
             micro_batch_size=getattr(self.loader, "batch_size", None),
             rng=read_rng(),
+            shuffle_seed=getattr(self.loader, "shuffle_seed", None),
         )
         if self._epoch_rng is None:
             return cut
@@ -225,7 +228,9 @@ class Windows:
             self.start_at(ResumePoint(epoch=data.epoch, skip_micro_batches=skip, restores_folder_rng=True))
             return
         is_over = data.is_over or data.micro_batches_done >= self.counts.micro_batches_per_epoch
-        self.start_at(ResumePoint(epoch=data.epoch, position=data, epoch_is_over=data.is_open and is_over))
+        over = data.is_open and is_over
+        point = ResumePoint(epoch=data.epoch, position=data, epoch_is_over=over, shuffle_seed=data.shuffle_seed)
+        self.start_at(point)
 
     def __iter__(self) -> Iterator[Window]:
         # A generator, so that nothing is read, and no random number drawn, before Lightning asks for the first window.

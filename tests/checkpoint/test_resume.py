@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import toy
 from compare import same
 
@@ -43,6 +44,28 @@ def test_from_every_checkpoint(make_args, tmp_path, count):
         weights, resumed_logs, _ = run(make_args, tmp_path / f"from{step}", data, str(folder), save_strategy="no")
         assert same(weights, expected), f"resumed at update {step}"
         assert resumed_logs == logs, f"resumed at update {step}"
+
+
+@pytest.mark.parametrize("count", [50, 48])
+def test_the_order_goes_on_though_torch_was_seeded_otherwise(make_args, tmp_path, count):
+    """A `model_init` that seeds torch has seeded the shuffling, too; the run that goes on has the model itself."""
+    found = {}
+
+    def train(name, resume=None, **options):
+        saves = {"save_strategy": "steps", "save_steps": 1, "gradient_accumulation_steps": 3}
+        args = make_args(output_dir=str(tmp_path / name), num_train_epochs=3, logging_steps=1, **saves)
+        trainer = Trainer(args=args, train_dataset=toy.rows(count), **options)
+        trainer.train(resume_from_checkpoint=resume)
+        found[name] = [log["loss"] for log in trainer.state.log_history if "loss" in log], trainer.model.state_dict()
+
+    def seeds():
+        torch.manual_seed(9)
+        return toy.Classifier()
+
+    train("whole", model_init=seeds)
+    for update in (3, 5, 7):
+        train(f"from{update}", str(tmp_path / "whole" / f"checkpoint-{update}"), model=toy.Classifier())
+        assert same(found[f"from{update}"], found["whole"]), f"resumed at update {update}"
 
 
 def test_samples_that_were_trained_on_are_not_read_again(make_args, tmp_path):

@@ -99,10 +99,12 @@ READ = {
     },
     "sentence-transformers": {
         "evaluation_loop": """self.is_in_train | self.model.training | self.args.eval_batch_size | self.state.epoch
-            | self.state.best_model_checkpoint is None | self.control.should_evaluate""",
+            | self.state.best_model_checkpoint is None | self.control.should_evaluate | self.state.best_metric
+            | self.state.best_global_step""",
         "_save": """self.args.should_save | self.state.global_step | self.model.training
             | self.args.output_dir == folder""",
-        "_load_best_model": "Path(self.state.best_model_checkpoint).name | self.is_in_train",
+        "_load_best_model": """Path(self.state.best_model_checkpoint).name | self.is_in_train | self.state.best_metric
+            | self.state.best_global_step""",
         "create_optimizer": """self.optimizer | self.args.learning_rate | self.is_deepspeed_enabled
             | self.model_wrapped is self.model | self.args.optim.value""",
     },
@@ -212,7 +214,8 @@ def record(api, folder):
     trainer.pop_callback(trainer.callback_handler.callbacks[-1])
     trainer.create_model_card(model_name="x")
     trainer.get_learning_rates()
-    trainer = kind(make_model(), api.TrainingArguments(**values | {"num_train_epochs": 3}), **data)
+    args = api.TrainingArguments(**values | {"num_train_epochs": 3})
+    trainer = kind(model_init=make_model, args=args, **data)  # its seed is that of the shuffling, too
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-6"))
     return {"calls": journal, "reads": found}
 

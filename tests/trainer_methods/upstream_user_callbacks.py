@@ -461,3 +461,42 @@ def loop_written_by_the_subclass(api):
             return TrainOutput(self.state.global_step, loss.item(), {})
 
     return {"trainer": Loops, "crosses": {"plain", "two evaluations"}}
+
+
+@case
+def model_made_by_a_function_that_seeds(api):  # scores kept by a callback; `save_strategy="best"`
+    seen = []
+
+    class Scores(api.TrainerCallback):
+        def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+            seen.append((state.global_step, metrics["eval_loss"], state.best_metric, state.best_global_step))
+
+        def on_save(self, args, state, control, **kwargs):
+            seen.append(("saved", state.global_step, state.best_metric, state.best_global_step))
+
+    def made():
+        api.set_seed(9)
+        return toy.Classifier()
+
+    arguments = {"save_strategy": "best", "metric_for_best_model": "eval_loss", "seed": 3}
+    crosses = {"plain", "accumulation", "two evaluations", "best"}  # there may be no fourth checkpoint to resume from
+    parts = {"build": lambda: {"model_init": made}, "arguments": arguments, "crosses": crosses}
+    return parts | {"callbacks": [Scores()], "seen": seen}
+
+
+@case
+def model_made_twice_by_a_function_that_seeds(api):
+    seen = []
+
+    class Twice(api.Trainer):
+        def train(self, *args, **kwargs):
+            super().train(*args, **kwargs)
+            seen.append((self.state.best_metric, self.state.best_global_step, self.state.global_step))
+            return super().train(*args, **kwargs)
+
+    def made(trial):
+        seen.append(trial)
+        torch.manual_seed(9)
+        return toy.Classifier()
+
+    return {"trainer": Twice, "build": lambda: {"model_init": made}, "metric": "eval_loss", "seen": seen}
