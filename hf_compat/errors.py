@@ -100,6 +100,10 @@ class ScriptError(HfCompatError, RuntimeError):
         self.status = status
 
 
+class MigrationError(HfCompatError, ValueError):
+    """A source cannot be migrated: it is not what its name says, or cannot be read or written."""
+
+
 class ProcessError(HfCompatError, RuntimeError):
     """Another process of the run has failed."""
 

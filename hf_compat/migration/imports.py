@@ -1,0 +1,255 @@
+"""Imports of transformers: names that this package has come from it, moved ones from where they are today."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import libcst as cst
+from libcst.metadata import Assignment, ImportAssignment
+
+from hf_compat.migration.import_blocks import Block, FromImport, Imported, sorted_as
+from hf_compat.migration.names import ADAMW_DIFFERS, PUBLIC, RENAMED, home, is_gone, renamed
+from hf_compat.migration.report import Target
+from hf_compat.migration.source import Source, binding_node, dotted, import_statement, name_or_dotted
+
+_STAR = "star import: import the names that are used"
+# Modules that both packages have; `import … as` of one gives transformers' own names, too.
+_MIRRORED = tuple(
+    f"transformers.{name}"
+    for name in (
+        "debug_utils", "optimization", "trainer_callback", "trainer_pt_utils", "trainer_utils", "training_args",
+        "training_args_seq2seq",
+    )
+)  # fmt: skip
+
+
+def rewrite_imports(source: Source) -> None:
+    """Have the imports of one source rewritten."""
+    blocks = _Blocks(source)
+    for node in source.of(cst.ImportFrom):
+        module = dotted(node.module)
+        if module.split(".")[0] == "transformers" and not node.relative:
+            _rewrite_from(node, module, source, blocks)
+    _rewrite_uses(source, blocks)
+    blocks.apply()
+
+
+class _Blocks:
+    """What becomes of the import statements of each block of one source."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._blocks: dict[cst.CSTNode, Block] = {}
+
+    def replace(
+        self, node: cst.Import | cst.ImportFrom, new: Sequence[FromImport | str], rest: FromImport | str | None
+    ) -> None:
+        """Have an import replaced by others, and by what is left of it.
+
+        Args:
+            node: The import.
+            new: Imports of names, or modules to import.
+            rest: What is left of it: an import, or a statement; empty text where it stays as it is, None where it goes.
+        """
+        line = self._source.parent(node)
+        body = None if line is None else self._source.parent(line)
+        is_alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
+        if is_alone and isinstance(body, (cst.Module, cst.IndentedBlock)):
+            assert isinstance(line, cst.SimpleStatementLine)
+            self._blocks.setdefault(body, Block(body, self._source.module)).replace(line, new, rest)
+            return
+        codes = [_one_line(one) for one in (*new, *([] if rest in (None, "") else [rest]))]
+        parsed = [cst.parse_statement(one) for one in codes]
+        small = [one.body[0] for one in parsed if isinstance(one, cst.SimpleStatementLine)]
+        self._source.change(node, lambda updated: cst.FlattenSentinel([*small, *([updated] if rest == "" else [])]))
+
+    def apply(self) -> None:
+        """Ask for the changes."""
+        for body, block in self._blocks.items():
+            self._source.change(body, block.rebuilt)
+
+
+def _one_line(statement: FromImport | str | None) -> str:
+    if isinstance(statement, FromImport):
+        return replace(statement, comment=None).code("\n", exploded=False)
+    return statement if statement and " " in statement else f"import {statement}"
+
+
+def _rewrite_from(node: cst.ImportFrom, module: str, source: Source, blocks: _Blocks) -> None:
+    if isinstance(node.names, cst.ImportStar):
+        source.list(node, f"from {module} import *", _STAR)
+        return
+    before = FromImport.of(node, module, source.parent(node))
+    homes: dict[str, list[Imported]] = {}
+    for name in before.names:
+        place, today = _place_of(node, module, name, source)
+        homes.setdefault(place, []).append(today)
+    if list(homes) == [module] and homes[module] == list(before.names):
+        return
+    rest = homes.pop(module, None)
+    new = [replace(before, module=place, names=sorted_as(names, before.names)) for place, names in homes.items()]
+    blocks.replace(node, new, None if rest is None else replace(before, names=sorted_as(rest, before.names)))
+
+
+def _place_of(node: cst.ImportFrom, module: str, name: Imported, source: Source) -> tuple[str, Imported]:
+    """Return the module that a name is imported from today, and the import of it."""
+    reason = is_gone(name.name)
+    if reason is not None:
+        source.list(node, f"from {module} import {name.name}", reason)
+    if _is_fallback(node, name, source):
+        return module, name
+    today = renamed(name.name)
+    place = home(module, today, ours=source.target is Target.HF_COMPAT)
+    if f"{module}.{name.name}" in _MIRRORED and source.target is Target.HF_COMPAT:
+        place = "hf_compat"
+    if name.name == "AdamW" and place == "torch.optim":
+        source.list(node, "AdamW", ADAMW_DIFFERS)
+    if today == name.name:
+        return place, name
+    return place, _renamed_import(node, name, today, source)
+
+
+def _is_fallback(node: cst.ImportFrom, name: Imported, source: Source) -> bool:
+    """Return whether the name is imported from this package, too: one of the two is for where it is not installed."""
+    scope = source.scope(node)
+    bindings = () if scope is None else scope[name.bound]
+    modules = [dotted(one.module) for b in bindings if isinstance(one := import_statement(b), cst.ImportFrom)]
+    return any(one.split(".")[0] == "hf_compat" for one in modules)
+
+
+def _renamed_import(node: cst.ImportFrom, name: Imported, today: str, source: Source) -> Imported:
+    """Import a name under today's; the script's own uses follow, unless others may look for the old one."""
+    if name.alias is not None:
+        return replace(name, name=today)
+    scope = source.scope(node)
+    bindings = [] if scope is None else [one for one in scope[name.name] if import_statement(one) is node]
+    uses = [access.node for one in bindings if isinstance(one, Assignment) for access in one.references]
+    plain = [use for use in uses if isinstance(use, cst.Name)]
+    is_only = scope is not None and len(list(scope[name.name])) == 1
+    if len(plain) != len(uses) or not is_only or f'"{name.name}"' in source.text or f"'{name.name}'" in source.text:
+        return replace(name, name=today, alias=name.name)
+    for use in plain:
+        source.change(use, lambda updated: updated.with_changes(value=today))
+    return replace(name, name=today)
+
+
+def _rewrite_uses(source: Source, blocks: _Blocks) -> None:
+    """Rewrite `transformers.Trainer` and the like, and the imports that they stand on."""
+    if source.target is Target.HF_COMPAT:
+        for statement in source.of(cst.Import):
+            _rewrite_import(statement, source, blocks)
+    for node in source.of(cst.Attribute):
+        name = source.imported(node) or ""
+        package, _, last = name.rpartition(".")
+        if package.split(".")[0] == "transformers" and last in RENAMED and not _is_from(node, source):
+            source.change(node.attr, lambda updated, last=last: updated.with_changes(value=RENAMED[last]))  # type: ignore[misc]
+        elif package == "transformers" and (reason := is_gone(last)) is not None and not _is_from(node, source):
+            source.list(node, source.code(node), reason)
+
+
+def _is_from(node: cst.Attribute, source: Source) -> bool:
+    """Return whether the name that a dotted one begins with is imported by `from`: then it is no module."""
+    inner = node.value
+    while isinstance(inner, cst.Attribute):
+        inner = inner.value
+    return isinstance(inner, cst.Name) and any(
+        isinstance(import_statement(one), cst.ImportFrom) for one in source.assignments(inner)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """`transformers.Trainer`, which is to come from this package."""
+
+    node: cst.Attribute
+    name: str
+
+
+def _rewrite_import(node: cst.Import, source: Source, blocks: _Blocks) -> None:
+    kept: list[cst.ImportAlias] = []
+    ours = False
+    for alias in node.names:
+        module = dotted(alias.name)
+        if module in _MIRRORED and alias.asname is not None:
+            _import_mirror(alias, module, source)
+            kept.append(alias)
+        elif module.split(".")[0] == "transformers":
+            uses, others = _uses_of(node, alias, source)
+            for use in uses:
+                path = f"hf_compat.{use.name}"
+                source.change(use.node, lambda updated, path=path: _renamed_path(updated, path))  # type: ignore[misc]
+            ours = ours or bool(uses)
+            kept += [alias] if others or not uses else []
+        else:
+            kept.append(alias)
+    if ours:
+        rest = f"import {', '.join(_alias_code(one) for one in kept)}" if kept else None
+        blocks.replace(node, ["hf_compat"], "" if len(kept) == len(node.names) else rest)
+
+
+def _alias_code(alias: cst.ImportAlias) -> str:
+    name = dotted(alias.name)
+    return name if alias.asname is None else f"{name} as {_bound_name(alias.asname)}"
+
+
+def _bound_name(name: cst.AsName) -> str:
+    """Return the name of `as name`."""
+    return name.name.value if isinstance(name.name, cst.Name) else ""
+
+
+def _import_mirror(alias: cst.ImportAlias, module: str, source: Source) -> None:
+    path = f"hf_compat.{module.removeprefix('transformers.')}"
+    source.change(alias.name, lambda _: name_or_dotted(path))
+
+
+def _renamed_path(node: cst.CSTNode, path: str) -> cst.CSTNode:
+    assert isinstance(node, cst.Attribute)
+    return name_or_dotted(path).with_changes(lpar=node.lpar, rpar=node.rpar)
+
+
+def _uses_of(node: cst.Import, alias: cst.ImportAlias, source: Source) -> tuple[list[_Use], int]:
+    """Return the uses of an imported `transformers` that are of names of ours, and how many others there are."""
+    found: list[_Use] = []
+    others = 0
+    scope = source.scope(node)
+    for assignment in [] if scope is None else list(scope.assignments):
+        if not isinstance(assignment, ImportAssignment) or binding_node(assignment) is not node:
+            continue
+        if assignment.as_name is not (alias.name if alias.asname is None else alias.asname.name):
+            continue
+        for access in assignment.references:
+            use = _outermost(access.node, source)
+            name = None if use is None else _of_ours(use, source)
+            if use is not None and name is not None:
+                found.append(_Use(use, name))
+            else:
+                others += 1
+    return list({id(use.node): use for use in found}.values()), others
+
+
+def _outermost(node: cst.CSTNode, source: Source) -> cst.Attribute | None:
+    """Return the dotted name that stands for something imported: `transformers.Trainer`, not `….Trainer.train`."""
+    found: cst.Attribute | None = None
+    for outer in (node, *source.above(node)):
+        if not isinstance(outer, (cst.Attribute, cst.Name)):
+            break
+        if isinstance(outer, cst.Attribute) and _of_ours(outer, source) is not None:
+            found = outer
+    return found
+
+
+def _of_ours(node: cst.Attribute, source: Source) -> str | None:
+    name = source.imported(node) or ""
+    module, _, last = name.rpartition(".")
+    today = renamed(last)
+    is_module = all(part.islower() for part in module.split("."))
+    return today if module.split(".")[0] == "transformers" and is_module and today in PUBLIC else None
+
+
+def names_in_text(source: Source) -> Iterator[tuple[cst.SimpleString, str]]:
+    """Yield strings that name something of transformers which this package has: `patch("transformers.Trainer")`."""
+    for node in source.of(cst.SimpleString):
+        text = node.evaluated_value if "transformers." in node.value else None
+        if isinstance(text, str) and text.startswith("transformers.") and text.rpartition(".")[2] in PUBLIC:
+            yield node, text

@@ -1,0 +1,143 @@
+"""Which names of transformers this package has, by module, and which have moved or gone. Data only.
+
+`tests/migration/test_names.py` compares the tables with the packages.
+"""
+
+from __future__ import annotations
+
+# At the top level of both packages, in some release.
+TOP_LEVEL = frozenset(
+    {
+        "DefaultFlowCallback", "EarlyStoppingCallback", "EvalPrediction", "HfArgumentParser", "IntervalStrategy",
+        "PrinterCallback", "ProgressCallback", "SchedulerType", "Seq2SeqTrainer", "Seq2SeqTrainingArguments",
+        "Trainer", "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments", "default_data_collator",
+        "enable_full_determinism", "get_scheduler", "set_seed",
+    }
+)  # fmt: skip
+
+# Names at the top level of this package that transformers has in a module of its own.
+_IN_MODULES = frozenset(
+    {
+        "CallbackHandler", "EvalLoopOutput", "PredictionOutput", "SaveStrategy", "TensorBoardCallback", "TrainOutput",
+        "WandbCallback", "get_last_checkpoint", "speed_metrics",
+    }
+)  # fmt: skip
+PUBLIC = TOP_LEVEL | _IN_MODULES
+
+# Modules of the same name in both packages → the names that are ours; any other name there is transformers' own.
+MIRRORS: dict[str, frozenset[str]] = {
+    "debug_utils": frozenset({"DebugOption", "DebugUnderflowOverflow", "detect_overflow"}),
+    "optimization": frozenset({"Adafactor", "GreedyLR", "get_scheduler"}),
+    "trainer_callback": frozenset(
+        {
+            "CallbackHandler", "DefaultFlowCallback", "EarlyStoppingCallback", "ExportableState", "PrinterCallback",
+            "ProgressCallback", "TrainerCallback", "TrainerControl", "TrainerState",
+        }
+    ),
+    "trainer_pt_utils": frozenset(
+        {
+            "AcceleratorConfig", "BatchRebalanceSampler", "LabelSmoother", "LayerWiseDummyOptimizer",
+            "LayerWiseDummyScheduler", "LengthGroupedSampler", "find_batch_size", "metrics_format", "nested_detach",
+            "nested_numpify",
+        }
+    ),
+    "trainer_utils": frozenset(
+        {
+            "BestRun", "EvalLoopOutput", "EvalPrediction", "HPSearchBackend", "HubStrategy", "IntervalStrategy",
+            "PREFIX_CHECKPOINT_DIR", "PredictionOutput", "RemoveColumnsCollator", "SaveStrategy", "SchedulerType",
+            "TrainOutput", "TrainerMemoryTracker", "default_compute_objective", "default_hp_space_optuna",
+            "default_hp_space_ray", "default_hp_space_wandb", "denumpify_detensorize", "enable_full_determinism",
+            "get_last_checkpoint", "has_length", "number_of_arguments", "seed_worker", "set_seed", "speed_metrics",
+        }
+    ),
+    "training_args": frozenset({"OptimizerNames", "ParallelMode", "TrainingArguments"}),
+    "training_args_seq2seq": frozenset({"Seq2SeqTrainingArguments", "TrainingArguments"}),
+    "trainer_seq2seq": frozenset({"Seq2SeqTrainer", "Trainer"}),
+}  # fmt: skip
+
+# Modules whose own names of PUBLIC come from this package's top level.
+_TO_TOP_LEVEL = frozenset(
+    {
+        "transformers", "transformers.trainer", "transformers.hf_argparser", "transformers.integrations",
+        "transformers.integrations.integration_utils", "transformers.data.data_collator", "transformers.data",
+    }
+)  # fmt: skip
+
+# Modules that have moved within transformers.
+MOVED_MODULES = {
+    "transformers.deepspeed": "transformers.integrations.deepspeed",
+    "transformers.file_utils": "transformers.utils",
+}
+# Names with another name today, wherever in transformers they were.
+RENAMED = {"EvaluationStrategy": "IntervalStrategy", "is_torch_tpu_available": "is_torch_xla_available"}
+# Names that another module of transformers, or another package, has today.
+MOVED = {
+    "transformers.AdamW": "torch.optim",
+    "transformers.optimization.AdamW": "torch.optim",
+    "transformers.training_args.default_logdir": "transformers.utils",
+}
+
+_OLD_DATA = "gone in transformers 5; the `datasets` package reads such data"
+# Names that are gone without a successor of the same use, with the way out.
+GONE = {
+    "AutoModelWithLMHead": "gone: AutoModelForCausalLM, AutoModelForMaskedLM or AutoModelForSeq2SeqLM, as the model is",
+    "AutoModelForVision2Seq": "gone in transformers 5: AutoModelForImageTextToText",
+    "DistributedTensorGatherer": "gone in transformers 5: Accelerate's `gather_for_metrics`",
+    "SequentialDistributedSampler": "gone in transformers 5: the trainer divides the data by itself",
+    "get_tpu_sampler": "gone in transformers 5: the trainer divides the data by itself",
+    "nested_xla_mesh_reduce": "gone in transformers 5",
+    "default_hp_space_sigopt": "gone in transformers 5, as SigOpt is",
+    "distributed_broadcast_scalars": "gone from `transformers.trainer`: it is in `transformers.trainer_pt_utils`",
+    "TFTrainer": "TensorFlow is gone in transformers 5",
+    "TFTrainingArguments": "TensorFlow is gone in transformers 5",
+    "is_tf_available": "TensorFlow is gone in transformers 5",
+    "create_optimizer": "TensorFlow is gone in transformers 5",
+    "is_flax_available": "Flax is gone in transformers 5",
+    "TRANSFORMERS_CACHE": "gone in transformers 5: `huggingface_hub.constants.HF_HUB_CACHE`",
+    **dict.fromkeys(
+        (
+            "DataCollatorForSOP", "DataProcessor", "GlueDataTrainingArguments", "GlueDataset", "InputExample",
+            "InputFeatures", "LineByLineTextDataset", "LineByLineWithRefDataset", "LineByLineWithSOPTextDataset",
+            "SquadDataTrainingArguments", "SquadDataset", "SquadV1Processor", "SquadV2Processor", "TextDataset",
+            "TextDatasetForNextSentencePrediction", "glue_compute_metrics", "glue_convert_examples_to_features",
+            "glue_output_modes", "glue_processors", "glue_tasks_num_labels", "squad_convert_examples_to_features",
+            "xnli_compute_metrics", "xnli_processors",
+        ),
+        _OLD_DATA,
+    ),
+}  # fmt: skip
+
+ADAMW_DIFFERS = (
+    "is torch's AdamW now, with the defaults of transformers' (eps=1e-6, weight_decay=0.0); torch adds eps after the "
+    "bias correction, so the numbers differ slightly"
+)
+
+
+def renamed(name: str) -> str:
+    """Return what a name of transformers is called today."""
+    return RENAMED.get(name, name)
+
+
+def home(module: str, name: str, *, ours: bool) -> str:
+    """Return the module that has a name today.
+
+    Args:
+        module: The module of transformers that a script takes the name from.
+        name: As it is called today.
+        ours: Whether names that this package has come from this package.
+    """
+    if ours and module in _TO_TOP_LEVEL and name in (TOP_LEVEL if module == "transformers" else PUBLIC):
+        return "hf_compat"
+    mirror = module.removeprefix("transformers.")
+    if ours and name in MIRRORS.get(mirror, ()):
+        return "hf_compat" if name == "Seq2SeqTrainer" else f"hf_compat.{mirror}"
+    return MOVED.get(f"{module}.{name}") or MOVED_MODULES.get(module, module)
+
+
+def is_gone(name: str) -> str | None:
+    """Return the way out for a name that transformers 5 lacks; None where it has the name."""
+    if name in GONE:
+        return GONE[name]
+    if name.startswith(("TFAuto", "TFBert", "FlaxAuto", "FlaxBert")):
+        return "TensorFlow and Flax are gone in transformers 5"
+    return None

@@ -1,0 +1,81 @@
+"""One Python source, from any release's names to today's."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from hf_compat.errors import MigrationError
+from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.migration.attributes import rewrite_attributes, uses_transformers
+from hf_compat.migration.callbacks import rewrite_callbacks
+from hf_compat.migration.calls import rewrite_calls
+from hf_compat.migration.imports import names_in_text, rewrite_imports
+from hf_compat.migration.overrides import rewrite_overrides
+from hf_compat.migration.report import Rewritten, Target
+from hf_compat.migration.source import Source, dotted
+from hf_compat.migration.things import Things
+
+
+def rewrite_python(text: str, target: Target) -> Rewritten:
+    """Return a source with today's names.
+
+    Args:
+        text: The source.
+        target: What the result is for.
+
+    Raises:
+        MigrationError: It is no Python 3, or cannot be rewritten; the message has no file name.
+    """
+    try:
+        source = Source(text, target)
+    except cst.ParserSyntaxError as error:
+        raise MigrationError(_account(error, text)) from error
+    except RecursionError as error:
+        raise MigrationError("too deeply nested to be read") from error
+    if not uses_transformers(source):
+        return Rewritten(text)
+    things = Things(source)
+    rewrite_calls(source, things)
+    rewrite_attributes(source, things)
+    rewrite_overrides(source, things)
+    rewrite_callbacks(source, things)
+    rewrite_imports(source)
+    _list_words(source)
+    return _checked(source.result())
+
+
+def _account(error: cst.ParserSyntaxError, text: str) -> str:
+    """Return what is wrong with a source, on one line."""
+    line = text.splitlines()[error.raw_line - 1 : error.raw_line] or [""]
+    is_python_2 = line[0].lstrip().startswith(("print ", "exec ")) or ", e:" in line[0]
+    why = "a statement of Python 2" if is_python_2 else "a syntax error"
+    return f"line {error.raw_line}: {why}: {line[0].strip()[:80]}"
+
+
+def _checked(rewritten: Rewritten) -> Rewritten:
+    """Return the result; one that is no Python any longer is never handed on."""
+    try:
+        cst.parse_module(rewritten.text)
+    except cst.ParserSyntaxError as error:
+        raise MigrationError(f"the rewritten source would not be Python: {_account(error, rewritten.text)}") from error
+    return rewritten
+
+
+def _list_words(source: Source) -> None:
+    """List old names in texts: words of a command line, names of transformers for `importlib` or `mock`."""
+    if source.target is Target.HF_COMPAT:
+        for node, text in names_in_text(source):
+            source.list(node, text, f"named in a text: the class is hf_compat.{text.rpartition('.')[2]} now")
+    for node in source.of(cst.SimpleString):
+        word = node.evaluated_value if "--" in node.value else None
+        name = word.removeprefix("--").partition("=")[0].replace("-", "_") if isinstance(word, str) else ""
+        if isinstance(word, str) and word.startswith("--") and name in OLD_NAMES and not _is_declared(node, source):
+            source.list(
+                node, word.partition("=")[0], f"if the command takes training arguments: {OLD_NAMES[name].means}"
+            )
+
+
+def _is_declared(node: cst.SimpleString, source: Source) -> bool:
+    """Return whether a word is the name of an option of the script's own parser."""
+    call = next((one for one in source.above(node) if isinstance(one, cst.Call)), None)
+    return call is not None and dotted(call.func).rpartition(".")[2] == "add_argument"

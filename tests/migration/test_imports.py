@@ -1,0 +1,204 @@
+"""Where names come from after migration, and how the statements look."""
+
+# ruff: noqa: E501 - sources within tests
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from migrated import left, today
+
+from hf_compat.migration.report import Target
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("from transformers import Trainer", "from hf_compat import Trainer"),
+        ("from transformers import Trainer as T", "from hf_compat import Trainer as T"),
+        (
+            "from transformers import AutoModel, Trainer, set_seed",
+            "from hf_compat import Trainer, set_seed\nfrom transformers import AutoModel",
+        ),
+        ("from transformers.trainer import Trainer", "from hf_compat import Trainer"),
+        (
+            "from transformers.trainer_utils import HubStrategy, is_main_process",
+            "from hf_compat.trainer_utils import HubStrategy\nfrom transformers.trainer_utils import is_main_process",
+        ),
+        ("from transformers.integrations import WandbCallback", "from hf_compat import WandbCallback"),
+        ("from transformers.deepspeed import HfDeepSpeedConfig", "from transformers.integrations.deepspeed import HfDeepSpeedConfig"),
+        ("from transformers.file_utils import ModelOutput", "from transformers.utils import ModelOutput"),
+        ("from transformers import EvaluationStrategy", "from hf_compat import IntervalStrategy"),
+        ("import transformers.training_args as ta", "import hf_compat.training_args as ta"),
+        ("from transformers import Trainer  # noqa: F401", "from hf_compat import Trainer  # noqa: F401"),
+        ("from transformers import AutoModel", "from transformers import AutoModel"),
+        ("import os; from transformers import AutoModel, Trainer", "import os; from hf_compat import Trainer; from transformers import AutoModel"),
+        ("if x: from transformers import AutoModel, Trainer", "if x: from hf_compat import Trainer; from transformers import AutoModel"),
+        ("from transformers import \\\n    Trainer, AutoModel", "from hf_compat import Trainer\nfrom transformers import AutoModel"),
+    ],
+)  # fmt: skip
+def test_one_import(old, new):
+    assert today(f"{old}\n") == f"{new}\n"
+
+
+def test_what_stays_with_transformers():
+    source = "from transformers import EvaluationStrategy, Trainer\nfrom transformers.deepspeed import deepspeed_init\n"
+    expected = "from transformers import IntervalStrategy, Trainer\nfrom transformers.integrations.deepspeed import deepspeed_init\n"
+    assert today(source, Target.TRANSFORMERS_5) == expected
+
+
+def test_blocks_that_are_sorted_stay_sorted_with_their_comments():
+    source = """\
+    import numpy as np
+    import torch
+    from datasets import load_dataset
+    from torch import nn
+    from transformers import (
+        AutoModel,  # the model
+        # what trains
+        Trainer,
+        TrainingArguments,
+    )
+    from transformers.trainer_utils import get_last_checkpoint
+
+    x = 1
+    """
+    assert today(source) == inspect.cleandoc("""\
+    import numpy as np
+    import torch
+    from datasets import load_dataset
+    from hf_compat import (
+        # what trains
+        Trainer,
+        TrainingArguments,
+    )
+    from hf_compat.trainer_utils import get_last_checkpoint
+    from torch import nn
+    from transformers import (
+        AutoModel,  # the model
+    )
+
+    x = 1
+    """) + "\n"  # fmt: skip
+
+
+def test_unsorted_blocks_keep_their_order():
+    source = "from transformers import AutoModel, Trainer\nfrom datasets import load_dataset\n"
+    assert today(source).splitlines() == [
+        "from hf_compat import Trainer",
+        "from transformers import AutoModel",
+        "from datasets import load_dataset",
+    ]
+
+
+def test_imports_of_one_module_become_one():
+    source = "from transformers import Trainer\nfrom transformers.integrations import WandbCallback\n"
+    assert today(source) == "from hf_compat import Trainer, WandbCallback\n"
+
+
+def test_long_imports_are_broken():
+    names = ", ".join(f"TrainerCallback as callback_number_{n}" for n in range(4))
+    result = today(f"from transformers import AutoModel, {names}\n")
+    assert max(map(len, result.splitlines())) < 60 and result.startswith("from hf_compat import (\n    Trainer")
+
+
+def test_modules_in_functions_branches_and_try():
+    source = """\
+    from typing import TYPE_CHECKING
+
+    if TYPE_CHECKING:
+        from transformers import AutoModel, TrainingArguments
+
+    try:
+        from transformers import Trainer
+    except ImportError:
+        Trainer = None
+
+    def f():
+        from transformers import Trainer as T, AutoConfig
+        return T
+    """
+    result = today(source)
+    assert "    from hf_compat import TrainingArguments\n    from transformers import AutoModel\n" in result
+    assert "try:\n    from hf_compat import Trainer\nexcept" in result
+    assert "    from hf_compat import Trainer as T\n    from transformers import AutoConfig\n" in result
+
+
+def test_an_import_for_where_this_package_is_absent_stays():
+    source = """\
+    try:
+        from hf_compat import Trainer
+    except ImportError:
+        from transformers import Trainer
+    """
+    assert today(source) == inspect.cleandoc(source) + "\n"
+
+
+def test_names_of_an_imported_package():
+    source = """\
+    import os
+
+    import torch
+    import transformers
+
+    class C(transformers.TrainerCallback):
+        pass
+
+    def f(a: transformers.TrainingArguments, m: transformers.PreTrainedModel) -> "transformers.Trainer":
+        return transformers.Trainer(m, a, tokenizer=None)
+    """
+    result = today(source)
+    assert "\nimport hf_compat\nimport torch\nimport transformers\n" in result
+    assert "class C(hf_compat.TrainerCallback)" in result and "m: transformers.PreTrainedModel" in result
+    assert "return hf_compat.Trainer(m, a, processing_class=None)" in result
+
+
+def test_an_import_that_nothing_reads_any_longer_goes():
+    assert today("import transformers as tf\n\ntf.set_seed(1)\n") == "import hf_compat\n\nhf_compat.set_seed(1)\n"
+    kept = "import transformers as tf\n\ntf.set_seed(tf.__version__)\n"
+    assert today(kept) == "import hf_compat\nimport transformers as tf\n\nhf_compat.set_seed(tf.__version__)\n"
+    assert today("import transformers\n") == "import transformers\n"
+
+
+def test_renamed_names_and_their_uses():
+    source = "from transformers import EvaluationStrategy as E\nfrom transformers import is_torch_tpu_available\nprint(E.NO, is_torch_tpu_available())\n"
+    assert "import IntervalStrategy as E" in today(source) and "is_torch_xla_available())" in today(source)
+    exported = 'from transformers import EvaluationStrategy\n__all__ = ["EvaluationStrategy"]\n'
+    assert today(exported).startswith("from hf_compat import IntervalStrategy as EvaluationStrategy\n")
+
+
+def test_adamw_is_torchs_with_the_old_defaults():
+    source = "from transformers import AdamW\no = AdamW(p, 1e-3, correct_bias=True)\nq = AdamW(p, eps=1e-8, correct_bias=False)\n"
+    result = today(source)
+    assert result.startswith("from torch.optim import AdamW\no = AdamW(p, 1e-3, eps=1e-6, weight_decay=0.0)\n")
+    assert left(source) == [(1, "AdamW"), (3, "AdamW(correct_bias=…)")]
+
+
+def test_what_only_a_person_can_import():
+    source = """\
+    from transformers import *
+    from transformers import TextDataset, AutoModelWithLMHead
+    import unittest.mock
+
+    unittest.mock.patch("transformers.Trainer")
+    words = ["--evaluation_strategy", "epoch"]
+    """
+    assert left(source) == [
+        (1, "from transformers import *"),
+        (2, "from transformers import AutoModelWithLMHead"),
+        (2, "from transformers import TextDataset"),
+        (5, "transformers.Trainer"),
+        (6, "--evaluation_strategy"),
+    ]
+
+
+def test_line_endings_and_form_feeds_stay():
+    source = (
+        "import transformers\r\nfrom transformers import (\r\n    AutoModel,\r\n    Trainer,\r\n)\r\n\x0c\r\nx = 1\r\n"
+    )
+    result = today(source)
+    assert (
+        result.count("\n") == result.count("\r\n")
+        and "\x0c" in result
+        and "from hf_compat import Trainer\r\n" in result
+    )
