@@ -6,21 +6,15 @@ A command imports what it needs: each process of `hf-compat run` passes through 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import dataclasses
 import importlib
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_compat.errors import ArgumentError, HfCompatError
+from hf_compat.errors import HfCompatError
 
 if TYPE_CHECKING:
-    from hf_compat.hf.arguments import TrainingArguments
-    from hf_compat.plan.explain import Explanation
-
     # what `add_subparsers` returns; argparse has no public name for it
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -28,6 +22,7 @@ if TYPE_CHECKING:
 # Commands in files of their names, which read their own words.
 _OF_THEIR_OWN = {
     "check": "find what would go wrong in a script's training, without training",
+    "explain": "say what training arguments, or a script's, become, without training anything",
     "compare": "run a script under transformers and here, and say where they differ, if they do",
     "migrate": "rewrite scripts of any release of transformers: a diff, or --write",
 }
@@ -64,12 +59,12 @@ def _run(words: list[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; `fit` and its like, `run` and `compare` read their own words."""
+    """Return the parser of all commands; `fit` and its like, `run` and `explain` read their own words."""
     from hf_compat.cli.sections import COMMANDS
 
     parser = argparse.ArgumentParser(prog="hf-compat", description="HF training scripts on Lightning's engine.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for add in (_add_explain, _add_document, _add_convert, _add_seal, _add_plot):
+    for add in (_add_document, _add_convert, _add_seal, _add_plot):
         add(commands)
     for name, meaning in COMMANDS.items():
         commands.add_parser(name, help=f"{meaning}, as a configuration says", add_help=False)
@@ -77,17 +72,6 @@ def make_parser() -> argparse.ArgumentParser:
     for name, meaning in _OF_THEIR_OWN.items():
         commands.add_parser(name, help=meaning, add_help=False)
     return parser
-
-
-def _add_explain(commands: Commands) -> None:
-    parser = commands.add_parser("explain", help="say what training arguments become, without starting anything")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--world-size", type=int, help="as if so many processes were launched; no GPU is needed")
-    parser.add_argument("--per-node", type=int, default=8, help="processes of a machine (default: 8)")
-    parser.add_argument("--compat", choices=("4", "5"), help="generation of transformers whose defaults count")
-    parser.add_argument("--parameters", type=float, help="of the model, 7e9 say: adds memory, traffic, checkpoints")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="name=value", help="e.g. bf16=true max_steps=10")
-    parser.set_defaults(execute=_explain)
 
 
 def _add_document(commands: Commands) -> None:
@@ -118,65 +102,6 @@ def _add_plot(commands: Commands) -> None:
     parser.add_argument("--by", choices=("step", "epoch"), default="step", help="what the curves run along")
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="draw again every so often until the runs end")
     parser.set_defaults(execute=_plot)
-
-
-def _explain(chosen: argparse.Namespace) -> int:
-    explanation = _explanation(chosen)
-    print(explanation.to_json() if chosen.json else explanation)  # noqa: T201 - the command's answer
-    return 0 if explanation.plan is not None else 1
-
-
-def _explanation(chosen: argparse.Namespace) -> Explanation:
-    from hf_compat.plan.explain import explain
-    from hf_compat.runtime.launch import Launch, assuming
-
-    world = chosen.world_size
-    launch = Launch(world_size=world or 1, local_world_size=min(chosen.per_node, world or 1))
-    for name, count in (("--world-size", world), ("--per-node", chosen.per_node)):
-        if count is not None and count < 1:
-            raise ArgumentError(f"`{name} {count}` is no number of processes.\n\nHint: write 1 or more.")
-    pairs = [*chosen.arguments, *([] if chosen.compat is None else [f"compat={chosen.compat}"])]
-    with assuming(launch, "cuda:0") if world else contextlib.nullcontext():
-        explanation = explain(_training_arguments(pairs), parameters=chosen.parameters)
-    given = _names_today(chosen.arguments)
-    listed = tuple(argument for argument in explanation.arguments if argument.name in given)
-    return dataclasses.replace(explanation, arguments=listed)
-
-
-def _names_today(pairs: Sequence[str]) -> set[str]:
-    """Return the names of the arguments that somebody set, as they are today; others follow from them."""
-    from hf_compat.cli.sections import todays_values
-    from hf_compat.hf.legacy import OLD_NAMES
-
-    names: set[str] = set()
-    for pair in pairs:
-        name, _, text = pair.lstrip("-").partition("=")
-        names |= set(todays_values(name, _value(text))) if name in OLD_NAMES else {name}
-    return names
-
-
-def _training_arguments(pairs: Sequence[str]) -> TrainingArguments:
-    """Make training arguments from the words `name=value` of a command line."""
-    from hf_compat.hf.arguments import TrainingArguments
-    from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
-    from hf_compat.plan.argument_support import SEQ2SEQ_ROWS
-
-    values: dict[str, object] = {}
-    for pair in pairs:
-        name, equals, text = pair.lstrip("-").partition("=")
-        if not equals:
-            raise ArgumentError(f"{pair!r} is no name=value.\n\nHint: write e.g. learning_rate=1e-4.")
-        values[name] = _value(text)
-    kind = Seq2SeqTrainingArguments if SEQ2SEQ_ROWS.keys() & values.keys() else TrainingArguments
-    return kind(**values)  # type: ignore[arg-type]  # it checks the values itself
-
-
-def _value(text: str) -> object:
-    """Read a value as JSON where it is, else as a string."""
-    try:
-        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
-    except (json.JSONDecodeError, RecursionError):
-        return text
 
 
 def _document(chosen: argparse.Namespace) -> int:

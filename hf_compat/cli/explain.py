@@ -1,0 +1,194 @@
+"""`hf-compat explain`: what training arguments become, those of a command line or of a script."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from hf_compat.errors import ArgumentError, DataError
+
+if TYPE_CHECKING:
+    from hf_compat.hf.arguments import TrainingArguments
+    from hf_compat.plan.explain import Explanation
+    from hf_compat.plan.run_counts import RunCounts
+    from hf_compat.script_runs.until_train import CapturedTrain
+    from hf_compat.trainer import Trainer
+
+_LARGE_MODEL = 10**7  # parameters from which on memory and traffic are worth a line
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    parser = argparse.ArgumentParser(
+        prog="hf-compat explain",
+        description="Say what training arguments become. Of a script: it runs up to its first `train()`, which is not "
+        "carried out; the arguments are those of its Trainer.",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--world-size", type=int, help="as if so many processes were launched; no GPU is needed")
+    parser.add_argument("--per-node", type=int, default=8, help="processes of a machine (default: 8)")
+    parser.add_argument("--compat", choices=("4", "5"), help="generation of transformers whose defaults count")
+    parser.add_argument("--parameters", type=float, help="of the model, 7e9 say: adds memory, traffic, checkpoints")
+    parser.add_argument("-m", "--module", action="store_true", help="the first word is a module, as in `python -m`")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="name=value | SCRIPT", help="bf16=true max_steps=10")
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; returns the exit status: 1 where an argument is refused.
+
+    Raises:
+        ArgumentError: A word is no name=value, a number is none of processes, or there is no such script.
+        ScriptError: The script does not come to its first `train()`.
+    """
+    chosen = make_parser().parse_args(list(words))
+    for name, count in (("--world-size", chosen.world_size), ("--per-node", chosen.per_node)):
+        if count is not None and count < 1:
+            raise ArgumentError(f"`{name} {count}` is no number of processes.\n\nHint: write 1 or more.")
+    explanation, about = _of_script(chosen) if _is_script(chosen) else (_of_pairs(chosen), {})
+    if chosen.json:
+        print(json.dumps({**json.loads(explanation.to_json()), **about}, indent=2))  # noqa: T201 - the command's answer
+    else:
+        lines = [f"{name.replace('_', ' ')}: {value}" for name, value in about.items()]
+        print("\n".join([*lines, *([""] if lines else []), str(explanation)]))  # noqa: T201 - as above
+    return 0 if explanation.plan is not None else 1
+
+
+def _is_script(chosen: argparse.Namespace) -> bool:
+    """Return whether the words are a script and its command line.
+
+    Raises:
+        ArgumentError: The first is named as a script is, and there is none.
+    """
+    first = chosen.words[0] if chosen.words else ""
+    if chosen.module or "=" in first or not first or first.startswith("-"):
+        return bool(chosen.module)
+    if not os.path.exists(first) and first.endswith(".py"):
+        raise ArgumentError(f"There is no script {first}.\n\nHint: `hf-compat explain SCRIPT [arguments]`.")
+    return os.path.exists(first)
+
+
+def _assumed(chosen: argparse.Namespace) -> AbstractContextManager[None]:
+    from hf_compat.runtime.launch import Launch, assuming
+
+    world = chosen.world_size
+    launch = Launch(world_size=world or 1, local_world_size=min(chosen.per_node, world or 1))
+    return assuming(launch, "cuda:0") if world else contextlib.nullcontext()
+
+
+# of a script
+
+
+def _of_script(chosen: argparse.Namespace) -> tuple[Explanation, dict[str, object]]:
+    """Explain the arguments of the Trainer that a script makes; also returns what there is to say of that Trainer."""
+    from hf_compat.hf.profiles import VARIABLE
+    from hf_compat.runtime.launch import set_for_children
+    from hf_compat.script_runs.until_train import UserScript, run_until_train
+
+    if not chosen.words:
+        raise ArgumentError("`-m` names no module.\n\nHint: `hf-compat explain -m MODULE [arguments]`.")
+    if chosen.compat is not None:
+        set_for_children(VARIABLE, chosen.compat)
+    script = UserScript(path=chosen.words[0], arguments=tuple(chosen.words[1:]), is_module=chosen.module)
+    # what the script prints is no part of the answer
+    with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(sys.stderr):
+        return run_until_train(script, lambda captured: _of_trainer(captured, chosen), {"output_dir": scratch})
+
+
+def _of_trainer(captured: CapturedTrain, chosen: argparse.Namespace) -> tuple[Explanation, dict[str, object]]:
+    from hf_compat.plan.explain import explain
+
+    trainer = captured.trainer
+    size = sum(parameter.numel() for parameter in trainer.model.parameters())
+    counts, data = _counts(trainer)
+    with _assumed(chosen):
+        args = dataclasses.replace(trainer.args) if chosen.world_size else trainer.args
+        # the counts are those of the processes that there are
+        told_size = chosen.parameters or (size if size >= _LARGE_MODEL else None)
+        explanation = explain(args, None if chosen.world_size else counts, parameters=told_size)
+    about: dict[str, object] = {
+        "trainer": type(trainer).__name__,
+        "model": f"{type(trainer.model).__name__}, {size:,} parameters",
+        "run": data,
+    }
+    return _without_folder(explanation), about
+
+
+def _without_folder(explanation: Explanation) -> Explanation:
+    """Leave out the output folder, which is not the one that the script names."""
+    listed = tuple(one for one in explanation.arguments if one.name != "output_dir")
+    plan = explanation.plan
+    if plan is not None:
+        plan = dataclasses.replace(plan, default_root_dir="")
+    return dataclasses.replace(explanation, arguments=listed, plan=plan)
+
+
+def _counts(trainer: Trainer) -> tuple[RunCounts | None, str]:
+    """Return the counts of a Trainer's run, and them in words; without counts, why there are none."""
+    if trainer.train_dataset is None:
+        return None, "no training data"
+    try:
+        counts = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
+    except (ArgumentError, DataError) as error:
+        return None, str(error).partition("\n")[0]
+    epochs = "" if counts.is_endless else f" in {counts.num_train_epochs} epoch(s) of {counts.updates_per_epoch}"
+    return counts, f"{counts.max_updates} updates{epochs}, {counts.total_train_batch_size} samples each"
+
+
+# of words
+
+
+def _of_pairs(chosen: argparse.Namespace) -> Explanation:
+    """Explain arguments; those are listed that were given."""
+    from hf_compat.plan.explain import explain
+
+    pairs = [*chosen.words, *([] if chosen.compat is None else [f"compat={chosen.compat}"])]
+    with _assumed(chosen):
+        explanation = explain(_training_arguments(pairs), parameters=chosen.parameters)
+    given = _names_today(chosen.words)
+    listed = tuple(argument for argument in explanation.arguments if argument.name in given)
+    return dataclasses.replace(explanation, arguments=listed)
+
+
+def _names_today(pairs: Sequence[str]) -> set[str]:
+    """Return the names of the arguments that somebody set, as they are today; others follow from them."""
+    from hf_compat.cli.sections import todays_values
+    from hf_compat.hf.legacy import OLD_NAMES
+
+    names: set[str] = set()
+    for pair in pairs:
+        name, _, text = pair.lstrip("-").partition("=")
+        names |= set(todays_values(name, _value(text))) if name in OLD_NAMES else {name}
+    return names
+
+
+def _training_arguments(pairs: Sequence[str]) -> TrainingArguments:
+    """Make training arguments from the words `name=value` of a command line."""
+    from hf_compat.hf.arguments import TrainingArguments
+    from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
+    from hf_compat.plan.argument_support import SEQ2SEQ_ROWS
+
+    values: dict[str, object] = {}
+    for pair in pairs:
+        name, equals, text = pair.lstrip("-").partition("=")
+        if not equals:
+            raise ArgumentError(f"{pair!r} is no name=value.\n\nHint: write e.g. learning_rate=1e-4.")
+        values[name] = _value(text)
+    kind = Seq2SeqTrainingArguments if SEQ2SEQ_ROWS.keys() & values.keys() else TrainingArguments
+    return kind(**values)  # type: ignore[arg-type]  # it checks the values itself
+
+
+def _value(text: str) -> object:
+    """Read a value as JSON where it is, else as a string."""
+    try:
+        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
+    except (json.JSONDecodeError, RecursionError):
+        return text
