@@ -22,7 +22,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "streaming": (),
     "own_optimizer": (),
     "instructions": (),
-    "two_processes": (),
+    "two_processes": ("--use_cpu",),
     "resumed": (),
 }
 PROCESSES = {"two_processes": 2}  # one for all others

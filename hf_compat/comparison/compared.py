@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hf_compat.comparison.contents import KeptTensors, files_under, verdict_on_files
@@ -134,7 +134,7 @@ def judge(theirs: SideReport, ours: SideReport, compat: str | None = None) -> Co
         kept = KeptTensors(theirs.folder / "record", ours.folder / "record")
         verdicts = verdicts_of(theirs.found, ours.found, kept, are_whole)
         if are_whole:
-            files = [files_under(*_places(one.folder)) for one in (theirs, ours)]
+            files = [_files(one.folder) for one in (theirs, ours)]
             other_release = theirs.side.transformers != ours.side.transformers
             verdicts.append(verdict_on_files(files[0], files[1], theirs.found.updates, other_release))
     status = _status(theirs, ours, verdicts)
@@ -143,9 +143,13 @@ def judge(theirs: SideReport, ours: SideReport, compat: str | None = None) -> Co
     )
 
 
-def _places(folder: Path) -> list[Path]:
-    """Return the output folders of a side, and the folder that it worked in."""
-    return [folder / "output", *sorted(folder.glob("output-*")), folder / "files"]
+def _files(folder: Path) -> dict[str, Path]:
+    """Return what a side has written: into its output folders, and into its working folder and around it."""
+    found = files_under(folder / "output", *sorted(folder.glob("output-*")))
+    working = f"{folder / 'files'}{os.path.realpath(os.getcwd())}"
+    for path in files_under(folder / "files").values():
+        found[f"files/{os.path.relpath(path, working)}"] = path
+    return found
 
 
 def _status(theirs: SideReport, ours: SideReport, verdicts: Sequence[Verdict]) -> int:
@@ -165,7 +169,7 @@ def _complaints(theirs: SideReport, ours: SideReport) -> list[str]:
     told = []
     alike = [one.end.error for one in both] if all(one.end.how == "error" for one in both) else []
     if alike and alike[0] == alike[1]:
-        told.append(f"The script fails on both sides.\n{_account(theirs)}")
+        told.append(f"On both sides, {_account(theirs)}")
     else:
         told += [f"{one.side.name}: {_account(one)}" for one in both if not one.end.is_whole]
     for one in both:
@@ -237,6 +241,8 @@ def _report(ran: SideRun) -> SideReport:
     elif end is None or (end.how == "finished" and ran.status):  # it broke when Python ended, or was killed
         end = End(how="killed", status=ran.status)
     lines = ran.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_KEPT_LINES:]
+    if end.account:  # paths as the user knows them
+        end = replace(end, account=end.account.replace(str(ran.folder / "files"), ""))
     return SideReport(side=ran.side, folder=ran.folder, end=end, found=found, last_lines=tuple(lines))
 
 

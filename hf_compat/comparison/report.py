@@ -80,6 +80,9 @@ def _head(comparison: Comparison, limits: Limits) -> list[str]:
         was, now = (theirs.found.overridden.get(name) or ours.found.overridden[name])[:2]
         now = "a folder of this comparison" if name == "output_dir" else now
         lines.append(f"  overridden: {name}: {was or 'left out'} → {now}")
+    ends = [one.end for one in (theirs, ours)]
+    if ends[0].status and all(end.how == "exit" and end.status == ends[0].status for end in ends):
+        lines.append(f"  the script left by `sys.exit` with status {ends[0].status}, on both sides")
     return lines
 
 

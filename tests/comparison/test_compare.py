@@ -78,7 +78,7 @@ def test_scripts_are_equal_bit_for_bit(name, tmp_path):
 
 NEVER = "import transformers\nprint('nothing')"
 FAILING = {
-    "fails": ("raise KeyError('x')", 2, "The script fails on both sides"),
+    "fails": ("raise KeyError('x')", 2, "On both sides, the script failed, before it called `train()`"),
     "never": (NEVER, 2, "never called `train()`"),
     "leaves": ("import sys; sys.exit(3)", 2, "left by `sys.exit` with status 3 before it called `train()`"),
     "asks": ("input('name? ')", 2, "asked for input"),

@@ -102,7 +102,7 @@ def test_a_side_that_fails_is_compared_until_then(judged):
 
 def test_both_sides_that_fail_alike_are_not_compared_to_the_end(judged):
     found = judged(lines_of(2, end="error"), lines_of(2, end="error"))
-    assert found.status == 2 and "both sides" in found.complaints[0]
+    assert found.status == 2 and "On both sides, the script failed, after 2 updates" in found.complaints[0]
     assert "Not compared to the end. What is above was compared until then." in as_text(found, Limits())
 
 

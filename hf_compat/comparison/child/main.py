@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .recording import Record
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_SHOWN_FRAMES = 7  # the innermost, beside the script's own; the log has all
 _NAME = "_compared_by_hf_compat"
 
 
@@ -80,7 +81,7 @@ def _write_end(record: Record, error: BaseException, script: str) -> None:
         status = code if isinstance(code, int) else int(code is not None)
         record.write("end", how="exit", status=status, account=code if isinstance(code, str) else "")
     else:
-        account = "".join(traceback.format_exception(type(error), error, _of_script(error.__traceback__)))
+        account = _account(error)
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         wants_input = isinstance(error, EOFError)
         kind = type(error).__name__
@@ -88,6 +89,17 @@ def _write_end(record: Record, error: BaseException, script: str) -> None:
             "end", how="error", status=1, account=account, error=kind, missing=missing, wants_input=wants_input
         )
     record.flush()
+
+
+def _account(error: BaseException) -> str:
+    """Return the traceback from the script's first frame on, without what only looks on."""
+    told = traceback.TracebackException(type(error), error, _of_script(error.__traceback__))
+    one: traceback.TracebackException | None = told
+    while one is not None:
+        frames = [frame for frame in one.stack if not frame.filename.startswith(_HERE)]
+        one.stack = traceback.StackSummary.from_list([*frames[:1], *frames[1:][-_SHOWN_FRAMES:]])
+        one = one.__cause__ or one.__context__
+    return "".join(told.format())
 
 
 def _of_script(trace: TracebackType | None) -> TracebackType | None:
