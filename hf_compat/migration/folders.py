@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hf_compat.migration.report import Passed
 
-SUFFIXES = (".py", ".ipynb", ".sh")
+SUFFIXES = (".py", ".ipynb")
 _FOLDERS = {
     "__pycache__": "a cache",
     "node_modules": "packages of others",

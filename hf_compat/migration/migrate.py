@@ -9,12 +9,14 @@ from pathlib import Path
 from hf_compat.errors import MigrationError
 from hf_compat.migration.files import read, spelling_of, write
 from hf_compat.migration.folders import found_in
+from hf_compat.migration.notebooks import rewrite_notebook
 from hf_compat.migration.python_source import rewrite_python
 from hf_compat.migration.report import FileChange, Migration, Passed, Rewritten, Target, unified_diff
 
 _REWRITINGS: dict[str, Callable[[str, Target], Rewritten]] = {
     ".py": rewrite_python,
     ".pyi": rewrite_python,
+    ".ipynb": lambda text, target: rewrite_notebook(text, target, rewrite_python),
 }
 
 

@@ -118,7 +118,7 @@ class Source:
     def imported(self, node: cst.CSTNode) -> str | None:
         """Return the full name of what is imported under a name or dotted name; None where it is anything else."""
         scope = self.scope(node)
-        if scope is None or not isinstance(node, (cst.Name, cst.Attribute)):
+        if scope is None or not dotted(node):
             return None
         found = list(scope.get_qualified_names_for(node))
         imports = {one.name for one in found if one.source is QualifiedNameSource.IMPORT}
