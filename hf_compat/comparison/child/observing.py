@@ -217,7 +217,7 @@ class Observer:
             self._end_update(handler, state, elapsed)
             self._stop_in_time(answer)
         flags = "".join(str(int(bool(getattr(answer, name, False)))) for name in _FLAGS)
-        self._write("event", state, event=event, epoch=state.epoch, flags=flags)
+        self._write("event", state, event=event, epoch=float(state.epoch or 0), flags=flags)
         return answer
 
     def _note_gradients(self, model: _Model | None) -> None:
