@@ -33,7 +33,7 @@ from hf_compat.preflight.checking import check
 from hf_compat.preflight.report import PreflightReport
 from hf_compat.preflight.subject import CheckedMethods
 from hf_compat.runtime.absent_ranks import naming_absent_ranks, telling_of_failure
-from hf_compat.runtime.background import BackgroundWriter
+from hf_compat.runtime.background import BackgroundWriter, CopyMemory
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.launch import launcher_variables
 from hf_compat.runtime.memory_tracker import TrainerMemoryTracker
@@ -170,6 +170,7 @@ class Trainer(
         self._is_prepared = False
         self._evaluation_averages = StepAverages()
         self._background = BackgroundWriter()
+        self._copy_memory = CopyMemory()
         self._run = TrainingRun(losses=LossLog(self.args.device, 0, self.args.logging_nan_inf_filter))
 
     @property

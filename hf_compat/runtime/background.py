@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 
 import torch
@@ -51,15 +52,58 @@ class BackgroundWriter:
         return error
 
 
-def frozen_copy(data: Nested) -> Nested:
-    """Copy nested tensors to the CPU; tensors that share their memory (tied weights) share their copy's."""
+class CopyMemory:
+    """Memory for copies of a state, kept from one save to the next: fresh memory costs more than the copy itself."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[object, ...], list[torch.Tensor]] = defaultdict(list)
+        self._used: list[torch.Tensor] = []
+
+    def begin(self) -> None:
+        """Take the memory of the copies before, which nobody reads any more."""
+        for tensor in self._used:
+            self._free[_form(tensor)].append(tensor)
+        self._used = []
+
+    def end(self) -> None:
+        """Give back what this save has not used: the state has another form now."""
+        self._free.clear()
+
+    def release(self) -> None:
+        """Give back all of it."""
+        self._free.clear()
+        self._used = []
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy on the CPU."""
+        tensor = tensor.detach()
+        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_quantized:
+            return tensor.to("cpu", copy=True)
+        free = self._free.get(_form(tensor))
+        copied = free.pop() if free else torch.empty_like(tensor, device="cpu")
+        self._used.append(copied)
+        return copied.copy_(tensor)
+
+
+def _form(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+def frozen_copy(data: Nested, memory: CopyMemory | None = None) -> Nested:
+    """Copy nested tensors to the CPU; tensors that share their memory (tied weights) share their copy's.
+
+    Args:
+        data: The nested data.
+        memory: Where the copies are to be; fresh memory where none is given.
+    """
     copies: dict[tuple[object, ...], torch.Tensor] = {}
+    copy_tensor = (memory or CopyMemory()).copy
 
     def on_tensor(tensor: torch.Tensor) -> torch.Tensor:
-        memory = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if memory not in copies or not tensor.numel():
-            copies[memory] = tensor.detach().to("cpu", copy=True)
-        return copies[memory]
+        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if place not in copies or not tensor.numel():
+            copies[place] = copy_tensor(tensor)
+        return copies[place]
 
     return map_nested(on_tensor, data, on_other=copy.deepcopy, rebuild=_with_plain_dicts)
 

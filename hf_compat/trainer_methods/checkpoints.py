@@ -15,6 +15,7 @@ import os
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import safetensors
@@ -25,6 +26,7 @@ from torch import nn
 from hf_compat.callbacks.lightning_states import ask_callbacks
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest, sealing
+from hf_compat.checkpoint.held_weights import holding
 from hf_compat.checkpoint.lightning_io import write_weights
 from hf_compat.checkpoint.reading import (
     COMPILED,
@@ -33,6 +35,7 @@ from hf_compat.checkpoint.reading import (
 )
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, RunState
 from hf_compat.checkpoint.saving_place import SavingPlace
+from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.engine.windows import as_plain
 from hf_compat.errors import CheckpointWriteError, HfCompatError, warn_once
 from hf_compat.hf.state import export_states, is_exportable
@@ -249,22 +252,24 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
 
     def _frozen_write(self) -> Callable[[str], None]:
         """Copy everything that a checkpoint holds, and return what writes the copy."""
-        weights = frozen_copy(self._other_weights or self._model_state.whole_weights())
+        self._copy_memory.begin()
+        weights = frozen_copy(self._other_weights or self._model_state.whole_weights(), self._copy_memory)
         files = {} if self.args.save_only_model else self._frozen_files()
+        self._copy_memory.end()
         self.state.stateful_callbacks = export_states(self._stateful())
         state = copy.deepcopy(self.state)
 
         def write(folder: str) -> None:
             self._save(folder, state_dict=weights)
             for name, content in files.items():
-                torch.save(content, os.path.join(folder, name))
+                save_torch(content, os.path.join(folder, name))
             state.save_to_json(os.path.join(folder, names.TRAINER_STATE_NAME))
 
         return write
 
     def _frozen_files(self) -> dict[str, object]:
         """Copy what it takes to resume, under the names of its files."""
-        files: dict[str, object] = {names.OPTIMIZER_NAME: frozen_copy(self.optimizer.state_dict())}
+        files: dict[str, object] = {names.OPTIMIZER_NAME: frozen_copy(self.optimizer.state_dict(), self._copy_memory)}
         files |= frozen_copy(self._schedule_file())
         if self.accelerator.scaler is not None:
             files[names.SCALER_NAME] = self.accelerator.scaler.state_dict()
@@ -275,17 +280,41 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
         return files
 
     def _write_checkpoint(self, folder: str) -> None:
-        with _holding(self.accelerator.unwrap_model(self.model), self._other_weights):
-            self.save_model(folder, _internal_call=True)
-        os.makedirs(folder, exist_ok=True)
+        if self._may_write_in_parallel():
+            self._write_model_and_optimizer(folder)
+        else:
+            self._write_model(folder)
+            if not self.args.save_only_model:
+                self._save_optimizer_and_scheduler(folder)
         if not self.args.save_only_model:
-            self._save_optimizer_and_scheduler(folder)
             self._save_scaler(folder)
             self._save_rng_state(folder)
             self._save_run_state(folder)
         if self.args.should_save:
             self.state.stateful_callbacks = export_states(self._stateful())
             self.state.save_to_json(os.path.join(folder, names.TRAINER_STATE_NAME))
+
+    def _write_model(self, folder: str) -> None:
+        with holding(self.accelerator.unwrap_model(self.model), self._other_weights):
+            self.save_model(folder, _internal_call=True)
+        os.makedirs(folder, exist_ok=True)
+
+    def _write_model_and_optimizer(self, folder: str) -> None:
+        """Write the model, and the optimizer's state beside it: both take their time outside Python."""
+        os.makedirs(folder, exist_ok=True)
+        with ThreadPoolExecutor(1, "hf_compat-optimizer") as beside:
+            written = beside.submit(self._save_optimizer_and_scheduler, folder)
+            self._write_model(folder)
+            written.result()
+
+    def _may_write_in_parallel(self) -> bool:
+        """Return whether nothing of the user's would run in another thread, and no process waits for another one."""
+        return (
+            self.args.world_size == 1
+            and not self.args.save_only_model
+            and self._model_state.can_be_copied
+            and not any(self._overrides_saving(name) for name in _WRITERS)
+        )
 
     def _save_run_state(self, output_dir: str) -> None:
         """Write `run_state.pt`: what it takes to go on as if the run had not stopped."""
@@ -415,24 +444,3 @@ def _not_written(final: str, cause: Exception) -> CheckpointWriteError:
     )
     error.__cause__ = cause
     return error
-
-
-@contextlib.contextmanager
-def _holding(model: nn.Module, weights: dict[str, Any] | None) -> Iterator[None]:
-    """Let a model hold other weights for a while: those that are to be written."""
-    if weights is None:
-        yield
-        return
-    own = {name: value.clone() for name, value in model.state_dict().items()}
-    if own.keys() != weights.keys():  # pruned weights, which the model holds as weights and masks
-        model.__dict__["state_dict"] = lambda *args, **kwargs: dict(weights)
-        try:
-            yield
-        finally:
-            del model.__dict__["state_dict"]
-        return
-    model.load_state_dict(weights)
-    try:
-        yield
-    finally:
-        model.load_state_dict(own)

@@ -112,6 +112,7 @@ class OutputFolderMethods(TrainerBase):
             lock.renew()
 
     def _give_back(self) -> None:
+        self._copy_memory.release()  # nothing is written any more
         locks, self._locks, self._owner = self._locks, {}, None
         for lock in locks.values():
             if lock is not None:

@@ -10,6 +10,7 @@ from torch import nn
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.model_state.base import OptimizerState, TorchState, WeightsWriter
 from hf_compat.checkpoint.reading import LoadResult, Weights, names_of
+from hf_compat.checkpoint.torch_writer import save_torch
 
 
 class PlainState(TorchState):
@@ -31,7 +32,7 @@ class PlainState(TorchState):
 
     def write_optimizer(self, folder: str, optimizer: torch.optim.Optimizer, is_writer: bool) -> None:
         if is_writer:
-            torch.save(optimizer.state_dict(), os.path.join(folder, names.OPTIMIZER_NAME))
+            save_torch(optimizer.state_dict(), os.path.join(folder, names.OPTIMIZER_NAME))
 
     def _set_weights(self, weights: Weights) -> LoadResult:
         model = self._uncompiled

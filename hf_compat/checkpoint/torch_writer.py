@@ -1,0 +1,161 @@
+"""Files as `torch.save` writes them, written by several threads. torch words only.
+
+`torch.save` computes the checksum of each tensor and writes it, one after the other, in one thread; for an
+optimizer's state that is most of what a save takes. Here the records are the same (`torch.serialization._save` makes
+them), and so is the file: a zip archive without compression whose records begin at multiples of 64 bytes.
+"""
+
+from __future__ import annotations
+
+import collections
+import inspect
+import os
+import pickle
+import struct
+import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_THREADS = 4
+_ALIGNMENT = 64
+_WRITTEN_AT_ONCE = 2**16  # smaller records, in bytes, are not worth a task of their own
+_UNDER_WAY = 2**29  # bytes of copies of a device's memory that may wait to be written
+_CHUNK = 2**24
+_LARGEST_32, _LARGEST_16 = 2**32 - 1, 2**16 - 1
+_PARAMETERS = ["obj", "zip_file", "pickle_module", "pickle_protocol", "_disable_byteorder_record"]
+
+
+def save_torch(data: object, path: str) -> None:
+    """Write tensors and plain containers as `torch.save` does.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    make_records: Any = getattr(torch.serialization, "_save", None)  # it is private: another release may have another one
+    can_write = make_records is not None and hasattr(os, "pwrite")  # Windows has no such call
+    if not can_write or list(inspect.signature(make_records).parameters) != _PARAMETERS:
+        torch.save(data, path)
+        return
+    with open(path, "wb") as file, ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
+        archive = _Archive(file.fileno(), Path(path).stem, threads)
+        make_records(data, archive, pickle, torch.serialization.DEFAULT_PROTOCOL, False)
+        archive.write_record("version", "3\n", 2)
+        archive.close()
+
+
+@dataclass(slots=True)
+class _Record:
+    """One file of an archive: its name, its size, where its header begins, and its checksum."""
+
+    name: bytes
+    size: int
+    offset: int
+    checksum: int = 0
+
+    @property
+    def header_size(self) -> int:
+        """Bytes up to its content, which begins at a multiple of 64."""
+        least = 30 + len(self.name) + len(self._sizes()) + 4
+        return least + -(self.offset + least) % _ALIGNMENT
+
+    def _sizes(self) -> bytes:
+        """Return the field that holds a size beyond 32 bits."""
+        return struct.pack("<HHQQ", 1, 16, self.size, self.size) if self.size >= _LARGEST_32 else b""
+
+    def header(self) -> bytes:
+        sizes, short = self._sizes(), _short(self.size)
+        filled = self.header_size - 30 - len(self.name) - len(sizes) - 4
+        extra = sizes + struct.pack("<2sH", b"FB", filled) + b"Z" * filled
+        needs = 45 if sizes else 20
+        fields = (b"PK\x03\x04", needs, 0, 0, 0, 0x21, self.checksum, short, short, len(self.name), len(extra))
+        return struct.pack("<4sHHHHHIIIHH", *fields) + self.name + extra
+
+    def entry(self) -> bytes:
+        """Return its entry in the archive's directory."""
+        large = [number for number in (self.size, self.size) if self.size >= _LARGEST_32]
+        large += [self.offset] if self.offset >= _LARGEST_32 else []
+        extra = struct.pack(f"<HH{len(large)}Q", 1, 8 * len(large), *large) if large else b""
+        short, needs = _short(self.size), 45 if large else 20
+        numbers = (needs, needs, 0, 0, 0, 0x21, self.checksum, short, short, len(self.name), len(extra), 0, 0, 0, 0)
+        return struct.pack("<4sHHHHHHIIIHHHHHII", b"PK\x01\x02", *numbers, _short(self.offset)) + self.name + extra
+
+
+def _short(number: int) -> int:
+    """Return a number for a field of 32 bits; all ones say that another field holds it."""
+    return 2**32 - 1 if number >= _LARGEST_32 else number
+
+
+class _Archive:
+    """What torch writes records to: it knows at once where each begins, and threads write them.
+
+    Args:
+        file: The descriptor of the file, which is empty.
+        root: Name of the folder that all records stand in.
+        threads: Compute checksums and write.
+    """
+
+    def __init__(self, file: int, root: str, threads: ThreadPoolExecutor) -> None:
+        self._file, self._root, self._threads = file, root, threads
+        self._records: list[_Record] = []
+        self._under_way: collections.deque[tuple[int, Future[None]]] = collections.deque()
+        self._bytes_under_way = 0
+        self._end = 0
+
+    def write_record(self, name: str, data: object, size: int) -> None:
+        """Write a record; torch calls this with texts, bytes and storages."""
+        record = _Record(f"{self._root}/{name}".encode(), size, self._end)
+        self._records.append(record)
+        self._end += record.header_size + size
+        content = _as_bytes(data)
+        if size <= _WRITTEN_AT_ONCE:
+            self._write(record, content)
+            return
+        self._under_way.append((size, self._threads.submit(self._write, record, content)))
+        self._bytes_under_way += size
+        while self._bytes_under_way > _UNDER_WAY:
+            self._wait_for_one()
+
+    def _wait_for_one(self) -> None:
+        size, written = self._under_way.popleft()
+        self._bytes_under_way -= size
+        written.result()
+
+    def _write(self, record: _Record, content: memoryview) -> None:
+        record.checksum = zlib.crc32(content)
+        self._write_at(record.offset, record.header())
+        self._write_at(record.offset + record.header_size, content)
+
+    def _write_at(self, offset: int, content: bytes | memoryview) -> None:
+        view = memoryview(content)
+        done = 0
+        while done < len(view):
+            done += os.pwrite(self._file, view[done : done + _CHUNK], offset + done)
+
+    def close(self) -> None:
+        """Wait for what is under way, and write the archive's directory."""
+        while self._under_way:
+            self._wait_for_one()
+        directory = b"".join(record.entry() for record in self._records)
+        self._write_at(self._end, directory + self._closing(len(directory)))
+
+    def _closing(self, size: int) -> bytes:
+        """Return what stands after the directory: where it is, in 64 bits where they are needed."""
+        start, count = self._end, len(self._records)
+        fields = (b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, size, start)
+        long = struct.pack("<4sQHHIIQQQQ", *fields) + struct.pack("<4sIQI", b"PK\x06\x07", 0, start + size, 1)
+        few = 2**16 - 1 if count >= _LARGEST_16 else count
+        closing = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, few, few, _short(size), _short(start), 0)
+        is_large = count >= _LARGEST_16 or max(start, size) >= _LARGEST_32
+        return (long if is_large else b"") + closing
+
+
+def _as_bytes(data: object) -> memoryview:
+    """Return what torch gives as a record: a text, bytes, or a storage on the CPU, whose memory is not copied."""
+    if isinstance(data, (str, bytes)):
+        return memoryview(data.encode() if isinstance(data, str) else data)
+    assert isinstance(data, torch.UntypedStorage)
+    return torch.empty(0, dtype=torch.uint8).set_(data).numpy().data
