@@ -35,7 +35,7 @@ def save_torch(data: object, path: str) -> None:
     Raises:
         OSError: They cannot be written.
     """
-    make_records: Any = getattr(torch.serialization, "_save", None)  # it is private: another release may have another one
+    make_records: Any = getattr(torch.serialization, "_save", None)  # private: another release may have another
     can_write = make_records is not None and hasattr(os, "pwrite")  # Windows has no such call
     if not can_write or list(inspect.signature(make_records).parameters) != _PARAMETERS:
         torch.save(data, path)
