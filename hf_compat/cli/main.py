@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _OF_THEIR_OWN = {
     "check": "find what would go wrong in a script's training, without training",
     "explain": "say what training arguments, or a script's, become, without training anything",
+    "eject": "write a script's run down as a plain Lightning project",
     "compare": "run a script under transformers and here, and say where they differ, if they do",
     "migrate": "rewrite scripts of any release of transformers: a diff, or --write",
 }

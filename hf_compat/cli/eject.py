@@ -1,0 +1,68 @@
+"""`hf-compat eject script.py ARGS… DIR`: the script's run as a plain Lightning project, without this package."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hf_compat.errors import ArgumentError, HfCompatError, ScriptError
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    parser = argparse.ArgumentParser(
+        prog="hf-compat eject",
+        description="Write the run of an HF script down as a plain Lightning project, without hf_compat.",
+    )
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as in `python -m`")
+    parser.add_argument("script", help="the script")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="ARGS… DIR", help="its arguments, then a new or empty folder"
+    )
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; returns the exit status."""
+    chosen = make_parser().parse_args(list(words))
+    try:
+        return _eject(chosen)
+    except ScriptError as error:
+        _say(str(error))
+        return error.status or 2
+    except HfCompatError as error:
+        _say(str(error))
+        return 2
+
+
+def _eject(chosen: argparse.Namespace) -> int:
+    from hf_compat.ejection.project import check_folder, eject
+    from hf_compat.ejection.recording import Recorder
+    from hf_compat.script_runs.until_train import UserScript, run_until_train
+
+    if not chosen.arguments:
+        raise ArgumentError("No folder was named.\n\nHint: `hf-compat eject SCRIPT [arguments] DIR`.")
+    *arguments, target = chosen.arguments
+    if target.startswith("-"):
+        raise ArgumentError(f"The last word is {target!r}, and no folder.\n\nHint: `hf-compat eject SCRIPT … DIR`.")
+    if not chosen.module and not Path(chosen.script).exists():
+        raise ArgumentError(f"There is no script {chosen.script}.\n\nHint: `hf-compat eject SCRIPT [arguments] DIR`.")
+    folder = Path(target).absolute()
+    check_folder(folder)
+    recorder = Recorder(Path(chosen.script).resolve().parent if not chosen.module else Path.cwd())
+    script = UserScript(path=chosen.script, arguments=tuple(arguments), is_module=chosen.module)
+    with recorder.listening():
+        ejected = run_until_train(script, lambda captured: eject(captured, recorder, chosen.script, folder))
+    print(f"written: {target}")  # noqa: T201 - the command's answer
+    for file in ejected.files:
+        print(f"  {file}")  # noqa: T201 - the command's answer
+    for note in ejected.notes:
+        print(f"note: {note}")  # noqa: T201 - the command's answer
+    print(f"run it: cd {target} && python main.py fit --config config.yaml")  # noqa: T201 - the command's answer
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)  # noqa: T201 - the command's answer

@@ -1,0 +1,178 @@
+"""Callbacks, loggers and checkpoints, as entries of `config.yaml`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import textwrap
+from dataclasses import dataclass, field
+
+from hf_compat.ejection.expressions import Expressions
+from hf_compat.ejection.findings import CannotBeWritten, Findings
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.builtin_callbacks import (
+    DefaultFlowCallback,
+    EarlyStoppingCallback,
+    PrinterCallback,
+    ProgressCallback,
+    eval_metric_name,
+)
+from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
+from hf_compat.trainer import Trainer
+
+_CALLBACKS = "lightning.pytorch.callbacks"
+_LOGGERS = "lightning.pytorch.loggers"
+# What `report_to` names, in Lightning.
+TRACKERS = {
+    "tensorboard": "TensorBoardLogger",
+    "wandb": "WandbLogger",
+    "mlflow": "MLFlowLogger",
+    "comet_ml": "CometLogger",
+    "neptune": "NeptuneLogger",
+}
+# Flags by which a callback steers the run; Lightning has a word for the first one only.
+_STEERING = ("should_epoch_stop", "should_save", "should_evaluate", "should_log")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An object that Lightning's command line makes: its class, and its arguments as JSON, which is YAML, too."""
+
+    class_path: str
+    init_args: str = ""
+
+
+@dataclass(slots=True)
+class CallbackPart:
+    """What stands under `trainer` in the configuration.
+
+    Args:
+        callbacks: Callbacks, the log of training left out.
+        loggers: Loggers.
+        checkpoints: Whether checkpoints are written.
+        best_metric: The metric of the best checkpoint that is loaded at the end; None where none is.
+        threshold: Whether early stopping has a threshold, which Lightning reads in another way.
+        own: Expressions of the script's own callbacks.
+        read_arguments: What these read of the arguments, by name.
+    """
+
+    callbacks: list[Entry] = field(default_factory=list)
+    loggers: list[Entry] = field(default_factory=list)
+    checkpoints: bool = False
+    best_metric: str | None = None
+    threshold: bool = False
+    own: list[str] = field(default_factory=list)
+    read_arguments: dict[str, str] = field(default_factory=dict)
+
+
+def describe_callbacks(trainer: Trainer, save_steps: int, write: Expressions, findings: Findings) -> CallbackPart:
+    """Return callbacks, loggers and checkpoints of the run in Lightning's words."""
+    part = CallbackPart()
+    args = trainer.args
+    _add_loggers(part, args, findings)
+    _add_checkpoints(part, args, save_steps)
+    for callback in trainer.callback_handler.callbacks:
+        _add(part, callback, args, write, findings)
+    for callback in trainer._lightning_callbacks:
+        findings.tell(f"The Lightning callback {type(callback).__name__} is left out: add it to `config.yaml`.")
+    return part
+
+
+def _monitored(args: TrainingArguments) -> dict[str, object]:
+    return {
+        "monitor": eval_metric_name(args.metric_for_best_model or "loss"),
+        "mode": "max" if args.greater_is_better else "min",
+    }
+
+
+def _add_loggers(part: CallbackPart, args: TrainingArguments, findings: Findings) -> None:
+    part.loggers.append(Entry(f"{_LOGGERS}.CSVLogger", json.dumps({"save_dir": "output", "name": "logs"})))
+    for tracker in args.report_to or ():
+        if tracker not in TRACKERS:
+            findings.tell(f"The tracker {tracker!r} is left out: Lightning has no logger for it.")
+            continue
+        options: dict[str, object] = {"save_dir": "output"}
+        if tracker == "wandb":
+            options |= {"project": "huggingface"} | ({"name": args.run_name} if args.run_name else {})
+        if tracker in ("comet_ml", "neptune"):
+            options = {}
+        part.loggers.append(Entry(f"{_LOGGERS}.{TRACKERS[tracker]}", json.dumps(options)))
+
+
+def _add_checkpoints(part: CallbackPart, args: TrainingArguments, save_steps: int) -> None:
+    """Write the checkpoints that the arguments ask for: by updates or epochs, and the best one."""
+    strategy = args.save_strategy
+    part.checkpoints = strategy != SaveStrategy.NO
+    if not part.checkpoints:
+        return
+    path = f"{_CALLBACKS}.ModelCheckpoint"
+    if strategy != SaveStrategy.BEST:
+        options: dict[str, object] = {"dirpath": "output/checkpoints", "filename": "{epoch}-{step}"}
+        by_step = strategy == SaveStrategy.STEPS
+        by_epoch = {"every_n_epochs": 1, "save_on_train_epoch_end": True}
+        options |= {"every_n_train_steps": save_steps} if by_step else by_epoch
+        # of several the newest stay, as with `save_total_limit`
+        limited = {"monitor": "step", "mode": "max", "save_top_k": args.save_total_limit}
+        options |= limited if args.save_total_limit else {"save_top_k": -1}
+        part.callbacks.append(Entry(path, json.dumps(options)))
+    if args.load_best_model_at_end or strategy == SaveStrategy.BEST:
+        best = {"dirpath": "output/checkpoints", "filename": "best", "save_top_k": 1, **_monitored(args)}
+        part.callbacks.append(Entry(path, json.dumps(best)))
+    if args.load_best_model_at_end:
+        part.best_metric = str(_monitored(args)["monitor"])
+
+
+def _add(part: CallbackPart, callback: object, args: TrainingArguments, write: Expressions, findings: Findings) -> None:
+    """Write one callback of the run."""
+    home = type(callback).__module__
+    if type(callback) is EarlyStoppingCallback:
+        _add_early_stopping(part, callback, args)
+    elif isinstance(callback, (DefaultFlowCallback, ProgressCallback, PrinterCallback)):
+        return
+    elif home.startswith(("hf_compat.", "transformers.")):
+        if "tracker" not in home and "integration" not in home:
+            findings.tell(f"The callback {type(callback).__name__} is left out.")
+    else:
+        _add_own(part, callback, args, write, findings)
+
+
+def _add_early_stopping(part: CallbackPart, callback: EarlyStoppingCallback, args: TrainingArguments) -> None:
+    options = {**_monitored(args), "patience": callback.early_stopping_patience}
+    if callback.early_stopping_threshold:
+        part.threshold = True
+        options["threshold"] = callback.early_stopping_threshold
+        part.callbacks.append(Entry("callbacks.EarlyStoppingByThreshold", json.dumps(options)))
+    else:
+        part.callbacks.append(Entry(f"{_CALLBACKS}.EarlyStopping", json.dumps(options)))
+
+
+def _add_own(
+    part: CallbackPart, callback: object, args: TrainingArguments, write: Expressions, findings: Findings
+) -> None:
+    """Take a callback of the script's own over; an adapter calls it at Lightning's hooks."""
+    kind = type(callback)
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+        steers = _read(tree, "control") & set(_STEERING)
+        if steers:
+            raise CannotBeWritten(f"it sets {', '.join(sorted(steers))}, and Lightning's loop has no such flag")
+        part.own.append(write.of(callback))
+        for name in sorted(_read(tree, "args")):
+            part.read_arguments[name] = write.of(getattr(args, name))
+    except (CannotBeWritten, OSError, AttributeError) as error:
+        findings.forbid(
+            f"The callback {kind.__name__} ({write.code.where(kind)}) cannot be taken over: {error}.",
+            "leave it out, or write it as a `lightning.pytorch.Callback`.",
+        )
+
+
+def _read(tree: ast.AST, name: str) -> set[str]:
+    """Return the attributes of a name that a piece of code reads or sets."""
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name))
+    return {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == name}
+
+
+def logs_by_epoch(args: TrainingArguments) -> bool:
+    """Return whether training is logged at the end of each epoch."""
+    return args.logging_strategy == IntervalStrategy.EPOCH

@@ -1,0 +1,117 @@
+"""How the objects of a script were made: the arguments of each constructor call, kept while the script runs.
+
+An instance does not know what it was made from. The project makes it again, so somebody has to have listened.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+
+from torch import nn
+
+# What a constructor was given, of whatever types.
+Given = tuple[tuple[object, ...], Mapping[str, object]]
+
+
+class Recorder:
+    """Keeps, for each instance of the script's own classes and for each module of torch, what it was made from.
+
+    Args:
+        folder: Where the script stands: classes of files in there are its own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._made: dict[int, tuple[object, Given]] = {}  # the instance is kept, so that its identity stays its own
+
+    def arguments_of(self, instance: object) -> Given | None:
+        """Return what an instance was made from; None where nobody has listened."""
+        found = self._made.get(id(instance))
+        return None if found is None else found[1]
+
+    def is_of_script(self, module: str) -> bool:
+        """Return whether a module is the script, or a file that stands beside it."""
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if module == "__main__":
+            return True
+        return file is not None and self.folder in Path(file).parents and "site-packages" not in Path(file).parts
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen to what is made within."""
+        build_class, init_module = builtins.__build_class__, nn.Module.__init__
+        builtins.__build_class__ = self._watching(build_class)
+        nn.Module.__init__ = self._watched_module_init(init_module)  # type: ignore[method-assign]  # given back below
+        try:
+            yield
+        finally:
+            builtins.__build_class__ = build_class
+            nn.Module.__init__ = init_module  # type: ignore[method-assign]  # as it was
+
+    def _keep(self, instance: object, positional: tuple[object, ...], named: Mapping[str, object]) -> None:
+        # a subclass's constructor calls that of its base: the first call is the instance's own
+        self._made.setdefault(id(instance), (instance, (positional, dict(named))))
+
+    def _watching(self, build_class: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(build_class)
+        def build(body: Callable[..., object], *words: object, **named: object) -> object:
+            made = build_class(body, *words, **named)
+            if isinstance(made, type) and "__init__" in vars(made) and self.is_of_script(made.__module__):
+                self._listen_to(made)
+            return made
+
+        return build
+
+    def _listen_to(self, made: type) -> None:
+        init = vars(made)["__init__"]
+        keep = self._keep
+
+        @functools.wraps(init)
+        def init_and_tell(self: object, *positional: object, **named: object) -> None:
+            keep(self, positional, named)
+            init(self, *positional, **named)
+
+        with contextlib.suppress(AttributeError, TypeError):  # a class may forbid changes; it is not listened to
+            made.__init__ = init_and_tell  # type: ignore[misc]  # of an instance's class, not of an instance
+
+    def _watched_module_init(self, init: Callable[..., None]) -> Callable[..., None]:
+        keep = self._keep
+
+        @functools.wraps(init)
+        def init_and_tell(self: nn.Module, *positional: object, **named: object) -> None:
+            kind = type(self).__module__
+            if kind.startswith("torch."):
+                given = _given_to(self, inspect.currentframe())
+                if given is not None:
+                    keep(self, *given)
+            init(self, *positional, **named)
+
+        return init_and_tell
+
+
+def _given_to(module: nn.Module, frame: FrameType | None) -> Given | None:
+    """Return what the outermost `__init__` of a module was called with, read from the frames under way."""
+    found: FrameType | None = None
+    while frame is not None:
+        frame = frame.f_back
+        if frame is None or frame.f_code.co_name != "__init__":
+            break
+        names = frame.f_code.co_varnames
+        if not names or frame.f_locals.get(names[0]) is not module:
+            break
+        found = frame
+    if found is None:
+        return None
+    arguments = inspect.getargvalues(found)
+    values = arguments.locals
+    named = {name: values[name] for name in arguments.args[1:] if name in values}
+    if arguments.varargs is not None:
+        return (*named.values(), *values[arguments.varargs]), dict(values.get(arguments.keywords or "", {}))
+    return (), named | dict(values.get(arguments.keywords or "", {}))

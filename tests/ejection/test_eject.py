@@ -1,0 +1,93 @@
+"""`hf-compat eject`: the project runs without hf_compat, and its numbers are the script's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ejection_outcomes import differences
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SCRIPTS = ROOT / "tests" / "scripts"
+OUTCOMES = HERE / "ejection_outcomes.py"
+# Each of these is the script's bit for bit on the CPU.
+SAME = ("classification", "custom_loss")
+MORE = ("language_model",)
+
+
+def run(*words, folder, hf_compat=True):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT) if hf_compat else "", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, *map(str, words)], cwd=folder, env=environment, capture_output=True, text=True, timeout=500
+    )
+
+
+def eject(script, *arguments, folder):
+    words = ("-m", "hf_compat", "eject", script, *arguments, folder / "project")
+    return run(*words, folder=folder)
+
+
+def outcomes(name, folder):
+    """Eject a script, run it and its project, and return how far they are apart."""
+    ejected = eject(SCRIPTS / f"{name}.py", "--output_dir", folder / "out", folder=folder)
+    assert ejected.returncode == 0, ejected.stderr
+    trained = run(OUTCOMES, "trained", SCRIPTS / f"{name}.py", "--output_dir", folder / "out", folder=folder)
+    assert trained.returncode == 0, trained.stderr
+    fitted = run(OUTCOMES, "ejected", folder=folder / "project", hf_compat=False)
+    assert fitted.returncode == 0, fitted.stderr
+    return differences(folder, folder / "project")
+
+
+def check_style(project):
+    for words in (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy", ".")):
+        checked = run("-m", *words, folder=project)
+        assert checked.returncode == 0, checked.stdout
+    for file in project.glob("*.py"):
+        assert "hf_compat" not in file.read_text().replace("`hf-compat eject`", "")
+
+
+def test_a_custom_loss_bit_for_bit_and_clean(tmp_path):
+    assert set(outcomes("custom_loss", tmp_path).values()) == {0.0}
+    check_style(tmp_path / "project")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", [*SAME, *MORE])
+def test_bit_for_bit_and_clean(name, tmp_path):
+    assert set(outcomes(name, tmp_path).values()) == {0.0}
+    check_style(tmp_path / "project")
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("raise KeyError('no data')", "KeyError: 'no data'"),
+        ("print('nothing')", "never called `train()`"),
+        ("import sys; sys.exit(3)", "left by `sys.exit` with status 3"),
+    ],
+)
+def test_a_script_that_does_not_train(script, says, tmp_path):
+    (tmp_path / "script.py").write_text(script)
+    told = eject(tmp_path / "script.py", folder=tmp_path)
+    assert told.returncode != 0 and says in told.stderr
+    assert not (tmp_path / "project").exists()
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "mine.txt").write_text("mine")
+    told = eject(SCRIPTS / "custom_loss.py", folder=tmp_path)
+    assert told.returncode == 2 and "is not an empty folder" in told.stderr
+    assert [path.name for path in (tmp_path / "project").iterdir()] == ["mine.txt"]
+
+
+def test_what_cannot_be_written_is_listed_at_once(tmp_path):
+    told = eject(SCRIPTS / "own_optimizer.py", "--output_dir", tmp_path / "out", folder=tmp_path)
+    assert told.returncode == 2
+    for problem in ("The schedule is a OneCycleLR", "The callback EvaluateOften", "own_optimizer.py:"):
+        assert problem in told.stderr
+    assert not (tmp_path / "project").exists()
