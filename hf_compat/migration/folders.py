@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hf_compat.migration.report import Passed
 
-SUFFIXES = (".py", ".ipynb")
+SUFFIXES = (".py", ".ipynb", ".sh")
 _FOLDERS = {
     "__pycache__": "a cache",
     "node_modules": "packages of others",

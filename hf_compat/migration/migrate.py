@@ -12,10 +12,12 @@ from hf_compat.migration.folders import found_in
 from hf_compat.migration.notebooks import rewrite_notebook
 from hf_compat.migration.python_source import rewrite_python
 from hf_compat.migration.report import FileChange, Migration, Passed, Rewritten, Target, unified_diff
+from hf_compat.migration.shell import rewrite_shell
 
 _REWRITINGS: dict[str, Callable[[str, Target], Rewritten]] = {
     ".py": rewrite_python,
     ".pyi": rewrite_python,
+    ".sh": rewrite_shell,
     ".ipynb": lambda text, target: rewrite_notebook(text, target, rewrite_python),
 }
 

@@ -1,0 +1,54 @@
+"""Options of an earlier release in shell scripts."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_compat.migration.report import Target
+from hf_compat.migration.shell import rewrite_shell
+
+HEAD = "python train.py --num_train_epochs 3 "
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("--evaluation_strategy epoch --no_cuda", "--eval_strategy epoch --use_cpu"),
+        ("--evaluation-strategy=epoch \\\n  --no_cuda True", "--eval_strategy=epoch \\\n  --use_cpu True"),
+        ("--per_gpu_train_batch_size $SIZE # note", "--per_device_train_batch_size $SIZE # note"),
+        ("--group_by_length --seed 1", "--train_sampling_strategy group_by_length --seed 1"),
+        ("--group_by_length True \\\r\n --seed 1", "--train_sampling_strategy group_by_length \\\r\n --seed 1"),
+        ("--evaluate_during_training", "--eval_strategy steps"),
+        ("--include_inputs_for_metrics", "--include_for_metrics inputs"),
+        ("--adafactor true;", "--optim adafactor;"),
+        ("--warmup_ratio 0.06", "--warmup_steps 0.06"),
+        ("--warmup_ratio=0.1", "--warmup_steps=0.1"),
+        ("--overwrite_output_dir --logging_dir x", "--overwrite_output_dir --logging_dir x"),
+    ],
+)
+def test_options(old, new):
+    result = rewrite_shell(f"#!/bin/sh\n{HEAD}{old}\n", Target.HF_COMPAT)
+    assert result.text == f"#!/bin/sh\n{HEAD}{new}\n" and result.findings == ()
+    again = rewrite_shell(result.text, Target.HF_COMPAT)
+    assert again == result
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{HEAD}--warmup_ratio 1.0",
+        f"{HEAD}--warmup_ratio $RATIO",
+        f"{HEAD}--group_by_length False",
+        f"{HEAD}--fp16_opt_level O1",
+        f"{HEAD}--overwrite_output_dir",
+        "python other.py --no_cuda",
+    ],
+)
+def test_what_a_person_decides_about(line):
+    result = rewrite_shell(f"\n{line}\n", Target.TRANSFORMERS_5)
+    assert result.text == f"\n{line}\n" and [one.line for one in result.findings] == [2]
+
+
+def test_what_is_no_command_of_python_stays():
+    text = "# python train.py --num_train_epochs 1 --no_cuda\necho --evaluation_strategy\ngrep -- --no_cuda x\n"
+    assert rewrite_shell(text, Target.HF_COMPAT).text == text
