@@ -14,7 +14,7 @@ from hf_compat.errors import warn_once
 from hf_compat.interop.edited_source import let_readers_be, watch_readers
 from hf_compat.interop.kinship import acknowledge, heirs, kin_of
 from hf_compat.interop.pickled_originals import leave_originals_to_pickle, let_originals_be_pickled
-from hf_compat.interop.releases import modules_there
+from hf_compat.interop.releases import modules_there, need_names
 from hf_compat.runtime.text import need
 
 # Where transformers defines what we replace; all of it is imported before anything is replaced, so that its own
@@ -46,6 +46,8 @@ _KEPT = frozenset(
 )  # fmt: skip
 # Who has imported or subclassed these of transformers before trains, or reads arguments, with transformers' own.
 _TELLTALES = ("Trainer", "Seq2SeqTrainer", "TrainingArguments", "Seq2SeqTrainingArguments", "HfArgumentParser")
+# Without these there is nothing to replace.
+_NEEDED = ("Trainer", "TrainingArguments", "TrainerCallback", "TrainerState", "HfArgumentParser")
 _ADVICE = (
     "These were imported from transformers, or made from what was, before `hf_compat.patch()`: {}. They stay "
     "transformers' own: trainers among them train there, as far as they do beside ours.\n\n"
@@ -127,9 +129,10 @@ def unpatch() -> None:
 def _begin() -> _Swap:
     """Import what is to be replaced, and return what stands for what."""
     # importing this one later would load the package again, and bring its own classes back
-    importlib.import_module("transformers.processing_utils")
+    modules_there(("transformers.processing_utils",))
     loaded_before = [(module, set(vars(module))) for module in _top_levels()]
     pairs = dict(_pairs(modules_there(HOMES)))
+    need_names(pairs, _NEEDED, "`hf_compat.patch()`")
     theirs, ours = pairs["TrainerCallback"]
     assert isinstance(theirs, type) and isinstance(ours, type)  # that name is a class on either side
     pairs = {**dict(heirs(theirs, ours, pairs)), **pairs}

@@ -1,6 +1,7 @@
 """What releases of `transformers` do differently, found out by asking the one that is installed. HF words only.
 
 No version is compared: a name that is there is used, and where it is absent, what the release does without it is done.
+Where nothing can be done without it, the error says which releases have it.
 """
 
 from __future__ import annotations
@@ -8,14 +9,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
+from collections.abc import Collection, Iterable
 from types import ModuleType, SimpleNamespace
 from typing import Protocol
 
 from torch import nn
 
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, MissingPackage
 from hf_compat.interop.kinship import kin_of
 from hf_compat.runtime.inspection import accepts_keyword
+
+# The oldest release that was run whole; older ones work as far as they have the names.
+OLDEST = "4.40.2"
+NEWEST = "5.23"
 
 
 class HasValidate(Protocol):
@@ -83,7 +89,38 @@ def _their_trainer() -> type:
 
 def modules_there(names: tuple[str, ...]) -> list[ModuleType]:
     """Import those of the modules that the installed release has."""
-    return [importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None]
+    return [importlib.import_module(name) for name in names if _is_there(name)]
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError as error:  # what is a folder of modules today was one module then, or was not there
+        if not str(error.name).startswith("transformers"):
+            raise
+        return False
+
+
+def need_names(there: Collection[str], names: Iterable[str], for_what: str) -> None:
+    """Refuse a release without names that nothing can be done without.
+
+    Args:
+        there: The names that the release has.
+        names: Those that are needed.
+        for_what: What needs them; the message begins with it.
+
+    Raises:
+        MissingPackage: It lacks one; the message says which releases have it.
+    """
+    lacking = [name for name in names if name not in there]
+    if lacking:
+        version = getattr(importlib.import_module("transformers"), "__version__", "without a version")
+        raise MissingPackage(
+            f"{for_what} needs {', '.join(lacking)} of transformers, and the one that is installed ({version}) has no "
+            f"such name: it is too old, or too new. Releases {OLDEST} to {NEWEST} were run.\n\n"
+            f"Hint: pip install 'transformers>={OLDEST}'",
+            name="transformers",
+        )
 
 
 def validate_strictly(config: HasValidate) -> None:

@@ -116,3 +116,25 @@ def test_an_old_field_without_effect_is_warned_about(tmp_path):
     with pytest.warns(InertArgumentWarning, match="save_safetensors=False"):
         Trainer(toy.Classifier(), args, train_dataset=toy.rows(8))
     assert args.warmup_steps == 3
+
+
+TOO_OLD = """
+from pathlib import Path
+import sys
+package = Path(sys.argv[1]) / "transformers"
+package.mkdir()
+(package / "__init__.py").write_text("__version__ = '4.1.0'\\n__all__ = []\\n")
+for module in ("trainer", "training_args", "integrations"):  # `integrations` became a folder later
+    (package / f"{module}.py").write_text("class Trainer: pass\\n" if module == "trainer" else "")
+sys.path.insert(0, sys.argv[1])
+import hf_compat
+hf_compat.patch()
+"""
+
+
+def test_a_release_without_what_is_needed_says_which_one_has_it(tmp_path):
+    """A stand-in for an ancient release: one error, which names the release, what it lacks, and the way out."""
+    done = subprocess.run([sys.executable, "-c", TOO_OLD, str(tmp_path)], capture_output=True, text=True, check=False)
+    said = done.stderr.partition("MissingPackage: ")[2]
+    assert "patch()` needs TrainingArguments, " in said and "4.1.0" in said, done.stderr[-2000:]
+    assert "Releases 4.40.2 to 5.23 were run" in said and "pip install 'transformers>=4.40.2'" in said

@@ -6,49 +6,35 @@ their own result.
 
 from __future__ import annotations
 
-import math
-
 from cases import CASES
 from compare import first_difference, same
 from differences import IN_ONE_PROCESS
-
-# A fix of transformers' since that release: these cases differ for it, whole.
-MENDED_SINCE = {
-    "label_smoothing_causal_lm": "it does not divide a smoothed loss by the micro-batches of an update",
-    "several_eval_sets": "it looks for the best evaluation only where it saves",
-    "optim_sgd": "it does not read `optim_args` for this optimizer",
-    "optim_adagrad": "it does not read `optim_args` for this optimizer",
-    "optim_rmsprop": "it does not read `optim_args` for this optimizer",
-}
+from mends import REASONS
 
 
-def compare(name: str, theirs: dict, ours: dict) -> tuple[str, str]:
-    """Return `equal`, `explained` with the reason, or `differs` with the first place."""
-    ours = as_the_release_writes(theirs, ours)
-    if same(theirs, ours):
+def compare(name: str, of_release: tuple[dict, dict | None], ours: dict, used: list[str]) -> tuple[str, str]:
+    """Return `equal`, `explained` with the reasons, or `differs` with the first place.
+
+    Args:
+        name: The case.
+        of_release: What the release's Trainer gave, and what it gave with 5.23's fixes (`mends.py`) where it was run.
+        ours: What ours gave.
+        used: The fixes that had something to do.
+    """
+    theirs, mended = of_release
+    if same(theirs, as_the_release_writes(theirs, ours)):
         return "equal", ""
-    if name in MENDED_SINCE:
-        return "explained", MENDED_SINCE[name]
+    reasons = [REASONS[one] for one in used]
+    for found in (mended, theirs) if mended is not None else (theirs,):
+        as_written = as_the_release_writes(found, ours)
+        known = IN_ONE_PROCESS.get(name)
+        if known is not None and same(known.expect(found, found), as_written):
+            return "explained", "; ".join([f"docs/differences.md, {known.heading!r}", *reasons])
+        if found is mended and same(found, as_written):
+            return "explained", "; ".join(reasons)
     if CASES[name]["args"].get("gradient_accumulation_steps", 1) > 1 and theirs["output"][0] < ours["output"][0]:
         return "explained", "it makes no update of an epoch's last micro-batches, where they are too few"
-    if _sums_micro_batches(name, theirs, ours):
-        return "explained", "it sums the losses of an update's micro-batches instead of taking their mean"
-    unrated = [{**side, **_logs_without(side, "learning_rate")} for side in (theirs, ours)]
-    if same(*unrated):
-        return "explained", "it logs the learning rate of the next update; all else is equal"
-    known = IN_ONE_PROCESS.get(name)
-    if known is not None and known.mended is None and same(known.expect(theirs, None), ours):
-        return "explained", f"docs/differences.md, {known.heading!r}"
-    return "differs", first_difference(theirs, ours)
-
-
-def _sums_micro_batches(name: str, theirs: dict, ours: dict) -> bool:
-    """Return whether the first gradient is as many times ours as an update has micro-batches."""
-    count = CASES[name]["args"].get("gradient_accumulation_steps", 1)
-    norms = [
-        next((log["grad_norm"] for log in side["first_log"] if "grad_norm" in log), 0.0) for side in (theirs, ours)
-    ]
-    return count > 1 and norms[0] > 0 and math.isclose(norms[0], count * norms[1], rel_tol=1e-3)
+    return "differs", first_difference(theirs if mended is None else mended, as_the_release_writes(theirs, ours))
 
 
 def _logs_without(side: dict, key: str) -> dict:

@@ -2,6 +2,7 @@
 
     python runner.py transformers|hf_compat FOLDER [CASE …]
     python runner.py --adopted …    # both take the arguments of the installed transformers, of whatever release
+    python runner.py --mended …     # as above, and an older release's Trainer gets what 5.23's does otherwise
 
 Started by a launcher (torchrun, `hf-compat run`), each of its processes takes part in every case. The process imports
 everything once and forks for each case: no case sees another one's seeds, caches or patches.
@@ -24,6 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import mends
 import releases
 import torch
 from cases import CASES
@@ -114,6 +116,13 @@ def run_case(api, case: dict, folder: Path) -> dict:
     }
 
 
+def written(result: dict, path: Path) -> None:
+    """Write what a case gave, and beside it which mends had something to do."""
+    path.write_bytes(pickle.dumps(result))
+    if mends.USED:
+        path.with_suffix(".mends").write_text("\n".join(sorted(mends.USED)))
+
+
 def run_in_this_process(api_name: str, name: str, folder: Path, place: str) -> None:
     """Run a case and write what it gave, or its error; the process ends here."""
     status = 1
@@ -121,7 +130,7 @@ def run_in_this_process(api_name: str, name: str, folder: Path, place: str) -> N
         warnings.simplefilter("ignore")
         api = api_of(api_name)
         result = run_case(api, {**CASES, **MENDED}[name], folder / name)
-        (folder / f"{name}{place}.pickle").write_bytes(pickle.dumps(result))
+        written(result, folder / f"{name}{place}.pickle")
         status = 0
     except BaseException:
         (folder / f"{name}{place}.error").write_text(traceback.format_exc())
@@ -158,14 +167,17 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("cases", nargs="*")
     parser.add_argument("--adopted", action="store_true")
+    parser.add_argument("--mended", action="store_true")
     chosen = parser.parse_args()
-    if chosen.adopted:
+    if chosen.adopted or chosen.mended:
         globals()["api_of"] = releases.Api
     api = api_of(chosen.api)
     for package in ("accelerate", "datasets", "deepspeed", "transformers"):  # loaded once, before forking
         if importlib.util.find_spec(package) is not None:
             importlib.import_module(package)
     _ = (api.Trainer, api.TrainingArguments, api.EarlyStoppingCallback)
+    if chosen.mended:
+        mends.mend()
     torch.set_num_threads(1)
     for number, name in enumerate(chosen.cases or CASES):
         (chosen.folder / name).mkdir(parents=True, exist_ok=True)
