@@ -61,8 +61,9 @@ def run_cases(python: Path, folder: Path, names: list[str], chosen: argparse.Nam
 
 def run_mended(python: Path, folder: Path, names: list[str], chosen: argparse.Namespace) -> None:
     """Run what differs under that release's Trainer with 5.23's fixes: what is equal then differs for them alone."""
-    differing = [name for name in names if verdict(folder, name)[0] in ("differs", "explained")]
-    left = prepared(folder / MENDED, [case_of(name) for name in differing], chosen.resume)
+    prepared(folder / MENDED, [case_of(name) for name in names], chosen.resume)
+    left = [case_of(name) for name in names if verdict(folder, name)[0] == "differs"]
+    left = [name for name in left if not has_run(folder / MENDED, name)]
     with tqdm(total=len(left), desc=f"{folder.name} mended", unit="case") as bar:
         if left:
             wait_for([started(python, folder, MENDED, left)], folder, {MENDED: left}, bar)
@@ -128,8 +129,10 @@ def read(folder: Path, side: str, name: str) -> dict | str:
 def verdict(folder: Path, name: str) -> tuple[str, str]:
     """Compare a case: `equal`, `explained` with the reason, `not applicable` with it, or `differs` with the place."""
     theirs, ours = (read(folder, side, name) for side in SIDES)
+    if "not run" in (theirs, ours):
+        return "not run", ""
     if isinstance(theirs, str):
-        return ("not run" if theirs == "not run" else "not applicable"), theirs
+        return "not applicable", theirs
     if isinstance(ours, str):
         return "differs", f"ours fails: {ours}"
     mended = read(folder, MENDED, case_of(name))

@@ -32,6 +32,11 @@ def compare(name: str, of_release: tuple[dict, dict | None], ours: dict, used: l
             return "explained", "; ".join([f"docs/differences.md, {known.heading!r}", *reasons])
         if found is mended and same(found, as_written):
             return "explained", "; ".join(reasons)
+    without_rates = [
+        {**side, **_logs_without(side, "learning_rate")} for side in (theirs, as_the_release_writes(theirs, ours))
+    ]
+    if same(*without_rates):
+        return "explained", REASONS["rate_of_this_update"]
     if CASES[name]["args"].get("gradient_accumulation_steps", 1) > 1 and theirs["output"][0] < ours["output"][0]:
         return "explained", "it makes no update of an epoch's last micro-batches, where they are too few"
     return "differs", first_difference(theirs if mended is None else mended, as_the_release_writes(theirs, ours))
