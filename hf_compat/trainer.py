@@ -47,7 +47,6 @@ from hf_compat.trainer_methods.hub import HubMethods
 from hf_compat.trainer_methods.lightning_options import CheckedOptions, LightningOptions, checked
 from hf_compat.trainer_methods.logs import LogMethods
 from hf_compat.trainer_methods.setup import SetupMethods
-from hf_compat.trainer_methods.steps import StepMethods
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.step_averages import StepAverages
@@ -56,7 +55,6 @@ from hf_compat.training_run.step_averages import StepAverages
 class Trainer(
     SetupMethods,
     ArgumentChecks,
-    StepMethods,
     CheckedMethods,
     LogMethods,
     CallbackMethods,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from hf_compat.preflight.data_checks import check_columns, check_training_data
 from hf_compat.preflight.evaluation import check_evaluation, check_metric_name
+from hf_compat.preflight.explaining import line_of
 from hf_compat.preflight.numbers import check_numbers
 from hf_compat.preflight.plan_checks import check_metric_followers, check_plan
 from hf_compat.preflight.report import PreflightReport
@@ -16,6 +17,7 @@ from hf_compat.preflight.space import check_space
 from hf_compat.preflight.subject import CheckedMethods, Train, place_for_scratch, weights_in_bytes
 from hf_compat.preflight.surroundings import check_devices, check_hub, check_trackers, tell_of_callbacks
 from hf_compat.preflight.update import check_resumption, check_update
+from hf_compat.runtime.absent_ranks import is_failed_exchange, naming_absent_ranks
 from hf_compat.runtime.collectives import broadcast_object
 
 # A checkpoint of the weights and two moments of each, and the model once more.
@@ -56,11 +58,24 @@ def check(
             trainer=trainer, train=train, folder=folder, output_dir=output_dir,
             resume_from_checkpoint=resume_from_checkpoint,
         )  # fmt: skip
-        for make in _CHECKS:
-            make(session)
-        return session.report()
+        with naming_absent_ranks():
+            for make in _CHECKS:
+                _guarded(make, session)
+            return session.report()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _guarded(make: Callable[[Session], None], session: Session) -> None:
+    """Make a check; where it fails by itself, say so, and let the others go on."""
+    try:
+        make(session)
+    except Exception as error:
+        if is_failed_exchange(error):  # the other processes are somewhere else: no check goes on from here
+            raise
+        session.leave_out(
+            make.__name__.removeprefix("check_").replace("_", " "), f"it failed by itself: {line_of(error)}"
+        )
 
 
 def _scratch_folder(trainer: CheckedMethods) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from hf_compat.data.types import Batch
 from hf_compat.hf.callbacks import Callback
+from hf_compat.plan.compilation import compilation_of
 from hf_compat.plan.run_counts import RunCounts
 from hf_compat.preflight.explaining import finding_of, line_of
 from hf_compat.preflight.report import Finding, PreflightReport, Severity, Unchecked
@@ -57,6 +58,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
+        self.compiles = compilation_of(self.trainer.args) is not None
         self._snapshot = Snapshot((self.trainer,), (self.trainer.train_dataset, self.trainer.eval_dataset))
 
     @contextlib.contextmanager

@@ -19,6 +19,7 @@ from hf_compat.hf.callbacks import Callback, CallbackHandler
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.hf.outputs import TrainOutput
 from hf_compat.trainer_methods.evaluation import EvaluationMethods
+from hf_compat.trainer_methods.steps import StepMethods
 from hf_compat.trainer_methods.training import TrainingMethods
 
 # Trains from a checkpoint, as the Trainer's own `train` does, whatever a subclass makes of that method.
@@ -41,7 +42,7 @@ _QUIET: Mapping[str, object] = {
 }
 
 
-class CheckedMethods(EvaluationMethods, TrainingMethods):
+class CheckedMethods(StepMethods, EvaluationMethods, TrainingMethods):
     """The methods of a Trainer that the checks call; every one may be a subclass's."""
 
 

@@ -15,6 +15,7 @@ from hf_compat.errors import CheckpointError, HfCompatError
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.preflight.data_checks import removed_column
+from hf_compat.preflight.explaining import line_of
 from hf_compat.preflight.session import Session
 from hf_compat.preflight.subject import without_evaluation
 from hf_compat.runtime.collectives import gather_objects
@@ -74,6 +75,9 @@ def check_update(session: Session) -> None:
         session.leave_out(UPDATE, reason or "another process cannot make it")
         _save_alone(session)
         return
+    if _fails_on_one_rank(session):
+        _save_alone(session)
+        return
     probe = Probe()
     with session.on_a_copy(probe) as place:
         without_evaluation(session.trainer.args)
@@ -83,10 +87,32 @@ def check_update(session: Session) -> None:
             _tell_of_error(session, probe, error)
         else:
             session.checked += [UPDATE, SAVE]
+            _tell_of_compilation(session)
             _load(session, names.checkpoint_path(place, 1))
     _judge(session, probe)
     if not probe.has_stepped:
         _save_alone(session)
+
+
+def _fails_on_one_rank(session: Session) -> bool:
+    """Return whether a process of several fails on its own part of the data: the others would wait for it in vain.
+
+    Each runs forward and backward by itself first, where nobody waits.
+    """
+    trainer, failed = session.trainer, ""
+    if trainer.args.world_size == 1:
+        return False
+    with session.on_a_copy(name="alone"):
+        try:
+            for inputs in session.batches:
+                trainer.training_step(trainer.model, inputs)
+        except Exception as error:
+            failed = line_of(error)
+            session.raised(error, UPDATE, "The first update fails", _way_out(session, error))
+    others = [f"rank {rank}: {told}" for rank, told in enumerate(gather_objects(failed)) if told]
+    if others and not failed:
+        session.leave_out(UPDATE, f"another process cannot make it ({'; '.join(others)})")
+    return bool(others)
 
 
 def _reason_to_leave_out(session: Session) -> str:
@@ -201,6 +227,11 @@ def _listed(found: list[str]) -> str:
     return ", ".join(found[:_MOST_NAMES]) + more
 
 
+def _tell_of_compilation(session: Session) -> None:
+    if session.compiles:
+        session.leave_out("compilation", "the update was made by the model as it is: compiling takes minutes")
+
+
 def _load(session: Session, checkpoint: str) -> None:
     """Measure a checkpoint, and load it: weights, optimizer, schedule."""
     trainer = session.trainer
@@ -220,7 +251,7 @@ def _load(session: Session, checkpoint: str) -> None:
 
 
 def _compare(session: Session, before: Mapping[str, torch.Tensor], model: nn.Module) -> None:
-    after = model.state_dict()
+    after: Mapping[str, torch.Tensor] = model.state_dict()
     changed = [name for name, tensor in before.items() if not _is_same(tensor, after[name])]
     lacking = list(session.trainer._weights_not_loaded)
     if lacking:
@@ -238,7 +269,10 @@ def _compare(session: Session, before: Mapping[str, torch.Tensor], model: nn.Mod
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.to(one.dtype).nan_to_num())
+    if one.shape != other.shape:
+        return False
+    same = one == other.to(one.dtype)
+    return bool((same | (one.isnan() & other.isnan())).all()) if one.is_floating_point() else bool(same.all())
 
 
 def _save_alone(session: Session) -> None:
