@@ -67,7 +67,7 @@ def seconds(api, make, variant: dict, updates: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         args = api.TrainingArguments(
             folder, per_device_train_batch_size=BATCH, max_steps=updates + first, save_strategy="no", logging_steps=50,
-            use_cpu=True, disable_tqdm=True, report_to="none", **variant,
+            disable_tqdm=True, report_to="none", **{"use_cpu": True, **variant},
         )  # fmt: skip
         api.Trainer(make(), args, train_dataset=data, callbacks=[Watch()]).train()
         took = time.perf_counter() - began[0]

@@ -1,0 +1,48 @@
+"""The checks for a GPU, as far as a machine without one can try them."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+RUN = Path(__file__).with_name("run.py")
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return runpy.run_path(str(RUN))
+
+
+def test_without_a_gpu_nothing_is_checked_and_nothing_is_good(run, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run["main"](["--only", "nccl"]) == run["NO_GPU"] == 2
+    assert "no GPU" in capsys.readouterr().err
+
+
+def test_an_unknown_check_is_refused():
+    done = subprocess.run([sys.executable, str(RUN), "--only", "speed"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "invalid choice: 'speed'" in done.stderr
+
+
+def test_waits_are_counted_in_a_trace(run):
+    with torch.profiler.profile() as profile:
+        for number in range(3):
+            (torch.ones(2).sum() + number).item()
+        torch.ones(2).mul(2)
+    found = run["count_synchronisations"](event.name for event in profile.events())
+    assert found["aten::item"] == found["aten::_local_scalar_dense"] == 3 and found["cudaStreamSynchronize"] == 0
+    names = ["cudaStreamSynchronize", "Memcpy DtoH (Device -> Pageable)", "Memcpy HtoD (Pageable -> Device)"]
+    assert run["count_synchronisations"](names) == {"cudaStreamSynchronize": 1, "Memcpy DtoH": 1}
+
+
+def test_the_losses_that_are_compared_are_those_that_were_logged(run):
+    import hf_compat
+
+    found = run["losses"](hf_compat, use_cpu=True)
+    assert len(found) == run["UPDATES"] and all(isinstance(loss, float) for loss in found)
