@@ -143,15 +143,10 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
 def _preflight(captured: CapturedTrain) -> PreflightReport:
     """Check a call of `train()` with the arguments as the script has written them."""
     trainer = captured.trainer
-    vars(trainer.args).update(written_values(trainer.args))
+    for name, value in vars(trainer.args).get("_as_written", {}).items():
+        setattr(trainer.args, name, value)  # None becomes the default again
     wanted = _checkpoint_of(captured.positional, captured.keywords)
     return trainer.preflight(wanted if isinstance(wanted, (str, bool)) else None)
-
-
-def written_values(args: object) -> Mapping[str, object]:
-    """Return the values of arguments that were put aside for those of the check."""
-    found = vars(args).get("_as_written", {})
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _checkpoint_of(positional: tuple[object, ...], keywords: Mapping[str, object]) -> object:

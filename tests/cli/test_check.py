@@ -32,7 +32,7 @@ def train(output_dir="made_by_nobody", **more):
 SCRIPTS = {
     "fine": ("train(save_strategy='no')", 0, "nothing found"),
     "wrong": (
-        "train(eval_strategy='steps', eval_steps=2, metric_for_best_model='f1', push_to_hub=True, save_steps=2, "
+        "train(None, eval_strategy='steps', eval_steps=2, metric_for_best_model='f1', push_to_hub=True, save_steps=2, "
         "warmup_steps=90, resume_from_checkpoint='not there')",
         1,
         "eval_f1",
@@ -81,6 +81,7 @@ def test_a_script_is_checked(name, tmp_path):
     assert files_below(tmp_path) == before
     if name == "wrong":
         assert {one["check"] for one in told["findings"]} == {"metric name", "hub", "plan"}
+        assert f"free in {tmp_path}" in found.stdout  # where the run's own folder will be
 
 
 @pytest.mark.matrix
