@@ -99,7 +99,8 @@ def _rewrite_of_trainer(node: cst.Attribute, source: Source) -> None:
 def _keeps_its_own_tokenizer(source: Source) -> bool:
     """Return whether a class of this source sets `self.tokenizer` itself."""
     targets = (one.target for one in source.of(cst.AssignTarget))
-    return any(dotted(target) == "self.tokenizer" for target in targets)
+    is_method = any(one.name.value == "tokenizer" for one in source.of(cst.FunctionDef))
+    return is_method or any(dotted(target) == "self.tokenizer" for target in targets)
 
 
 def _rewrite_of_arguments(node: cst.Attribute, source: Source, things: Things) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import libcst as cst
 from libcst.metadata import Access, Assignment
 
-from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
 from hf_compat.migration.elements import edited_dict
 from hf_compat.migration.old_arguments import Decision, Item, decide, is_renamed, read_constant
 from hf_compat.migration.source import Source
@@ -47,6 +47,8 @@ def rewrite_calls(source: Source, things: Things) -> None:
 def _makes(call: cst.Call, source: Source, things: Things) -> Thing | None:
     """Return what a call makes; for `super().__init__(…)` in a class, what the class makes."""
     made = things.of(call)
+    if source.imported(call.func) == "functools.partial" and call.args:
+        return instance_of(things.of(call.args[0].value))
     function = next((one for one in source.bound_nodes(call.func) if isinstance(one, cst.FunctionDef)), None)
     if function is not None:
         return Thing.ARGUMENTS if hands_keywords_on(function, source, things) else None
@@ -121,7 +123,7 @@ def _rewrite_arguments(call: cst.Call, source: Source, things: Things) -> None:
     given = {item.name: item.value for item in items}
     for display, entries in dicts:
         _rewrite_dict(display, entries, source, given)
-    if function is None:
+    if function is None and source.imported(call.func) != "functools.partial":
         _list_places(call, source)
 
 
@@ -211,8 +213,19 @@ def _rewrite_dict(
         source.change(display, change)
 
 
+def _list_keywords_of_dict(call: cst.Call, source: Source) -> None:
+    """List old names that a `dict(…)` is given: who takes it is not looked up."""
+    for argument in call.args:
+        name = "" if argument.keyword is None else argument.keyword.value
+        if name in OLD_NAMES and name not in ATTRIBUTES_ONLY:
+            reason = f"if it is for training arguments, this is {OLD_NAMES[name].means} today"
+            source.list(argument, f"dict({name}=…)", reason)
+
+
 def _list_unknown(call: cst.Call, source: Source, things: Things) -> None:
     """List old names that a class is given which this source does not know."""
+    if isinstance(call.func, cst.Name) and call.func.value == "dict":
+        _list_keywords_of_dict(call, source)
     name = source.imported(call.func)
     last = (name or "").rpartition(".")[2]
     if name is None or not last[:1].isupper():
