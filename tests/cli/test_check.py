@@ -103,6 +103,23 @@ def test_several_processes_check_together(tmp_path):
     assert "2 processes by ddp" in found.stdout and not (tmp_path / "out").exists()
 
 
+@pytest.mark.matrix
+def test_a_label_that_one_process_meets_does_not_let_the_other_wait(tmp_path):
+    (tmp_path / "home").mkdir()
+    lines = """
+rows = toy.rows()
+rows[5]["labels"] = 77  # of the second process's first batch
+more = {"per_device_train_batch_size": 4, "train_sampling_strategy": "sequential"}
+Trainer(toy.Classifier(), TrainingArguments("out", **options(**more)), train_dataset=rows).train()
+"""
+    (tmp_path / "labels.py").write_text(HEAD + lines)
+    found = run(tmp_path, "--devices", "2", "--json", "labels.py")
+    assert found.returncode == 1, found.stderr
+    told = json.loads(found.stdout)
+    errors = [one["problem"] for one in told["findings"] if one["severity"] == "error"]
+    assert len(errors) == 1 and errors[0].startswith("rank 1: ") and "out of bounds" in errors[0]
+
+
 def test_there_is_no_such_script(tmp_path):
     from hf_compat.cli.check import main
 
