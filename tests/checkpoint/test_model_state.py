@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import schedulefree
 import torch
 import toy
 from compare import same
@@ -128,6 +129,26 @@ def test_a_parameter_without_a_gradient_has_no_state_afterwards_either(group, tm
     assert make_model_state(other).load_optimizer(str(tmp_path / "it"), its_optimizer)
     assert same(whole(other, its_optimizer)[1], whole(model, optimizer)[1])
     assert its_optimizer.state.get(other.pooler.weight, {}) == {}
+
+
+@pytest.mark.parametrize("way", ["plain", "FSDP 2"])
+def test_a_schedule_free_state_is_read_but_for_a_sharded_model(group, tmp_path, way):
+    def made(seed):
+        model = fully_shard(classifier(seed)) if way == "FSDP 2" else classifier(seed)
+        optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.1)
+        optimizer.train()
+        loss_of(model).backward()
+        optimizer.step()
+        return model, optimizer
+
+    model, optimizer = made(1)
+    write(make_model_state(model), model, optimizer, tmp_path / "it")
+    other, its_optimizer = made(2)
+    if way == "plain":
+        assert make_model_state(other).load_optimizer(str(tmp_path / "it"), its_optimizer)
+        return
+    with pytest.raises(CheckpointError, match=r"(?s)AdamWScheduleFree cannot be loaded.*resume without `fsdp`"):
+        make_model_state(other).load_optimizer(str(tmp_path / "it"), its_optimizer)
 
 
 def test_a_sharded_model_saves_and_loads_itself_whole(group):
