@@ -6,7 +6,6 @@ in a format that holds no code.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import enum
 import functools
@@ -207,17 +206,9 @@ def _of_script(write: Expressions, value: type | FunctionType) -> str:
 
 
 def _lambda(write: Expressions, value: FunctionType) -> str:
-    module = write.code.module(value.__module__)
-    code = value.__code__
-    found = [
-        node
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno
-        and [argument.arg for argument in node.args.args] == list(code.co_varnames[: code.co_argcount])
-    ]  # fmt: skip
-    if len(found) != 1 or code.co_freevars or (not write.is_user_code and code.co_names):
-        raise CannotBeWritten(f"the lambda in line {code.co_firstlineno} of {module.file} cannot be read off it")
-    return f"({ast.unparse(found[0])})"
+    """Write a lambda as a function of the user's code, named by its line."""
+    name = write.code.add_lambda(value)
+    return name if write.is_user_code else write.of_user_code(name)
 
 
 def _call(write: Expressions, value: object) -> str | None:

@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import CellType, FunctionType
 
 from hf_compat.ejection.findings import CannotBeWritten
@@ -114,6 +115,24 @@ class UserCode:
         self._add_definition(module, node, cells)
         return node.name
 
+    def add_lambda(self, value: FunctionType) -> str:
+        """Take over a lambda as a function that its line names.
+
+        Raises:
+            CannotBeWritten: There are several like it in that line.
+        """
+        module, line = self.module(value.__module__), value.__code__.co_firstlineno
+        names = list(value.__code__.co_varnames[: value.__code__.co_argcount])
+        lambdas = [node for node in ast.walk(module.tree) if isinstance(node, ast.Lambda) and node.lineno == line]
+        found = [node for node in lambdas if [argument.arg for argument in node.args.args] == names]
+        if len(found) != 1:
+            raise CannotBeWritten(f"line {line} of {module.file} has {len(found)} lambdas like it")
+        name = f"function_of_line_{line}"
+        text = f"def {name}({ast.unparse(found[0].args)}):\n    return {ast.unparse(found[0].body)}"
+        used = {part.id for part in ast.walk(found[0]) if isinstance(part, ast.Name)} - set(names)
+        self._add_piece(module, name, line, text, used, closure_of(value))
+        return name
+
     def module(self, name: str) -> ModuleSource:
         """Return the source of a module.
 
@@ -122,12 +141,12 @@ class UserCode:
         """
         if name not in self._read:
             file = getattr(sys.modules.get(name), "__file__", None)
-            try:
-                text = inspect.cleandoc("") if file is None else open(file, encoding="utf-8").read()  # noqa: SIM115
-            except OSError as error:
-                raise CannotBeWritten(f"the source of {name} cannot be read ({error})") from error
             if file is None:
                 raise CannotBeWritten(f"{name} has no source file")
+            try:
+                text = Path(file).read_text(encoding="utf-8")
+            except OSError as error:
+                raise CannotBeWritten(f"the source of {name} cannot be read ({error})") from error
             self._read[name] = ModuleSource(name, file, text.splitlines(), ast.parse(text))
         return self._read[name]
 

@@ -1,0 +1,96 @@
+"""What is cut out of a script: functions, classes and lambdas, with what they use."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+
+from hf_compat.ejection.expressions import Expressions, ProjectFiles
+from hf_compat.ejection.findings import CannotBeWritten
+from hf_compat.ejection.recording import Recorder
+
+SCRIPT = """import numpy as np
+from math import sqrt
+
+# How large.
+SIZE = 3
+names = ["a", "b"]
+
+
+def helper(x):
+    return np.sqrt(x) * SIZE + len(names)
+
+
+def metrics(p):
+    return {"score": helper(p), "other": sqrt(2)}
+
+
+short = lambda p: {"size": SIZE}
+
+
+def make():
+    share = 0.5
+
+    def inner(p):
+        return share * helper(p)
+
+    return inner
+
+
+class Holder:
+    def __init__(self, size):
+        self.size = size
+
+    def __call__(self, p):
+        return self.size
+
+
+file = open(__file__)
+
+
+def reads(p):
+    return file.read()
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "user_script_of_a_test.py"
+    path.write_text(SCRIPT)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    recorder = Recorder(tmp_path)
+    with recorder.listening():
+        spec.loader.exec_module(module)
+        module.held = module.Holder(4)
+    yield module, Expressions(recorder, ProjectFiles())
+    module.file.close()
+    del sys.modules[path.stem]
+
+
+def made(write, expression):
+    namespace: dict[str, object] = {}
+    exec(write.code.text(), namespace)
+    return eval(expression, namespace)
+
+
+def test_a_function_brings_what_it_uses(script):
+    module, write = script
+    expression = write.of(module.metrics)
+    assert "# How large.\nSIZE = 3" in write.code.text() and "make" not in write.code.text()
+    assert made(write, expression)(4) == module.metrics(4)
+
+
+def test_a_lambda_a_closure_and_an_instance(script):
+    module, write = script
+    for value in (module.short, module.make(), module.held):
+        assert made(write, write.of(value))(4) == value(4)
+
+
+def test_what_cannot_be_made_again_is_named(script):
+    module, write = script
+    with pytest.raises(CannotBeWritten, match=r"'file' in .* is needed"):
+        write.of(module.reads)
