@@ -167,6 +167,8 @@ class Things:
         name = self._source.imported(node.func)
         if name in _COPIES and node.args:
             return self.of(node.args[0].value)
+        if name == "functools.partial" and node.args:
+            return self.of(node.args[0].value)
         called = self.of(node.func)
         return self._returned_by(node.func) if called is None else _INSTANCES.get(called)
 

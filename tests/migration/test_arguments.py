@@ -294,7 +294,9 @@ def test_classes_of_the_same_name_are_left_alone():
 
 def test_partials():
     source = f"import functools\n{HEAD}make = functools.partial(TrainingArguments, evaluation_strategy='no', seed=1)\n"
+    source += "print(make('o', no_cuda=True).no_cuda)\n"
     assert "functools.partial(TrainingArguments, eval_strategy='no', seed=1)" in today(source) and left(source) == []
+    assert "print(make('o', use_cpu=True).use_cpu)" in today(source)
 
 
 def test_keys_that_no_rule_deals_with_are_listed():
