@@ -199,8 +199,9 @@ class Block:
             if plan is None:
                 lines.append(_line(statement))
                 continue
-            new = [self._parsed(one, is_rest=False) for one in plan.new]
-            rest = [] if plan.rest is None else [self._parsed(plan.rest, is_rest=True)]
+            end = statement.trailing_whitespace
+            new = [self._parsed(one, end if plan.rest is None else None, is_rest=False) for one in plan.new]
+            rest = [] if plan.rest is None else [self._parsed(plan.rest, end, is_rest=True)]
             if is_sorted:
                 incoming += new
             else:
@@ -212,7 +213,9 @@ class Block:
         first = statements[0].leading_lines
         return [one.node.with_changes(leading_lines=() if n else first) for n, one in enumerate(merged)]
 
-    def _parsed(self, statement: FromImport | str, *, is_rest: bool) -> _Line:
+    def _parsed(
+        self, statement: FromImport | str, end: cst.TrailingWhitespace | None = None, *, is_rest: bool
+    ) -> _Line:
         newline = self._module.default_newline
         if isinstance(statement, str):
             code = statement if " " in statement or not statement else f"import {statement}"
@@ -221,6 +224,8 @@ class Block:
             code = statement.code(newline, exploded=statement.is_exploded(is_rest=is_rest))
         node = cst.parse_statement(code, config=self._module.config_for_parsing)
         assert isinstance(node, cst.SimpleStatementLine)
+        if isinstance(statement, str) and end is not None:
+            node = node.with_changes(trailing_whitespace=end)
         return _line(node)
 
     def _merged(self, lines: Sequence[_Line]) -> list[_Line]:

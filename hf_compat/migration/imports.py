@@ -171,6 +171,10 @@ def _rewrite_import(node: cst.Import, source: Source, blocks: _Blocks) -> None:
     ours = False
     for alias in node.names:
         module = dotted(alias.name)
+        if module in _MIRRORED and alias.asname is not None and len(node.names) == 1:
+            path = f"hf_compat.{module.removeprefix('transformers.')}"
+            blocks.replace(node, [f"import {path} as {_bound_name(alias.asname)}"], None)
+            return
         if module in _MIRRORED and alias.asname is not None:
             _import_mirror(alias, module, source)
             kept.append(alias)

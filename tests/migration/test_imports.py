@@ -160,6 +160,12 @@ def test_an_import_that_nothing_reads_any_longer_goes():
     assert today("import transformers\n") == "import transformers\n"
 
 
+def test_modules_by_another_name_are_put_where_isort_has_them():
+    source = "import torch\nimport transformers.trainer_utils as tu  # noqa: E402\n"
+    assert today(source) == "import hf_compat.trainer_utils as tu  # noqa: E402\nimport torch\n"
+    assert today("import transformers as t  # noqa\n\nt.Trainer\n") == "import hf_compat  # noqa\n\nhf_compat.Trainer\n"
+
+
 def test_renamed_names_and_their_uses():
     source = "from transformers import EvaluationStrategy as E\nfrom transformers import is_torch_tpu_available\nprint(E.NO, is_torch_tpu_available())\n"
     assert "import IntervalStrategy as E" in today(source) and "is_torch_xla_available())" in today(source)
