@@ -58,6 +58,16 @@ def test_a_name_that_nobody_has():
         getattr(hf_compat, transformers.AutoTokenizer.__name__)
 
 
+@pytest.mark.parametrize("first", ["", "import transformers\n"])
+def test_an_import_of_what_is_transformers_says_where_it_is(first):
+    code = first + "try: from hf_compat import Trainer, AutoTokenizer\nexcept ImportError as error: print(error)\n"
+    code += "try: from hf_compat import nonsense\nexcept ImportError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    known, unknown = done.stdout.splitlines()
+    assert known.endswith("; import it from transformers: `from transformers import AutoTokenizer`")
+    assert unknown == "cannot import name 'nonsense' from 'hf_compat'"
+
+
 def test_ours_come_without_transformers():
     code = (
         "import sys; sys.modules['transformers'] = None\nfrom hf_compat.trainer_utils import BestRun, HPSearchBackend\n"

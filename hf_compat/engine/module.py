@@ -20,8 +20,8 @@ from torchmetrics import Metric, MetricCollection
 
 from hf_compat.checkpoint.forms import check_weights
 from hf_compat.checkpoint.lightning_form import OWN_KEY
-from hf_compat.checkpoint.lightning_io import HFCheckpointIO
-from hf_compat.checkpoint.reading import COMPILED, names_of, plain_names
+from hf_compat.checkpoint.lightning_io import PREFIX, HFCheckpointIO
+from hf_compat.checkpoint.reading import COMPILED, Weights, names_of, plain_names
 from hf_compat.checkpoint.taken_over import check_optimizer_took_over, check_schedule_took_over
 from hf_compat.data.tree import find_batch_size
 from hf_compat.data.types import Batch
@@ -40,6 +40,7 @@ from hf_compat.engine.protocols import SilentObserver, TrainingSteps, UpdateObse
 from hf_compat.engine.strategies import wrapped_model
 from hf_compat.engine.update_mechanics import UpdateMechanics, make_update_mechanics
 from hf_compat.engine.windows import Window, Windows
+from hf_compat.interop.transformers_models import as_held
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.optim.stepping import Stepping, stepping_of_all
 from hf_compat.runtime.inspection import call_by_place
@@ -147,7 +148,7 @@ class WindowModule(pl.LightningModule):
         self.stepping.to_evaluation()  # what is loaded is not to be averaged with what an earlier fit has trained
         self._resume = checkpoint.get(OWN_KEY)
         self._lightning_resumes = "loops" in checkpoint
-        weights = plain_names(checkpoint["state_dict"])
+        weights = self._as_held(plain_names(checkpoint["state_dict"]))
         try:
             trainer = self.trainer
         except RuntimeError:  # a module is made of a checkpoint, without a trainer
@@ -158,6 +159,13 @@ class WindowModule(pl.LightningModule):
             if self._lightning_resumes and weights:
                 self._tell_of_missing(str(trainer.ckpt_path or "The checkpoint"), weights, own)
         checkpoint["state_dict"] = names_of(self, weights)
+
+    def _as_held(self, weights: Weights) -> Weights:
+        """Return weights as the model holds them: an HF folder may have other names for them."""
+        if not all(name.startswith(PREFIX) for name in weights):
+            return weights
+        held = as_held(self.model, {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()})
+        return {PREFIX + name: tensor for name, tensor in held.items()}
 
     def _tell_of_missing(self, where: str, weights: Mapping[str, object], own: Mapping[str, object]) -> None:
         """Warn of weights that a checkpoint lacks; a tied one may stand there once, under any of its names."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
+from typing import Any
 
+import torch
 from torch import nn
 
 from hf_compat.errors import ArgumentError, UnsupportedArgument
@@ -38,6 +40,39 @@ def is_transformers_model(model: nn.Module) -> bool:
 def is_pretrained_model(model: nn.Module) -> bool:
     """Return whether a model saves itself as `transformers` or `peft` models do."""
     return _is_instance(model, "transformers", "PreTrainedModel") or is_peft_model(model)
+
+
+def as_held(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights of a model's files under the names, and in the forms, in which the model holds them.
+
+    Since 5.0 some models of transformers hold other parameters than their files do: GPT-NeoX another name of its head,
+    mixtures of experts one tensor for all experts of a layer. `from_pretrained` knows how to read such files.
+
+    Args:
+        model: The model; any other than such a one gets the weights as they are.
+        weights: Whole tensors by their names in the files.
+
+    Differs:
+        `transformers.Trainer`, 5.23, leaves these parameters as they are when it resumes or loads the best model.
+    """
+    own = {name.replace("_orig_mod.", "") for name in model.state_dict()}
+    kind = _kind_with_other_names(model) if own - weights.keys() and weights.keys() - own else None
+    if kind is None:
+        return weights
+    with torch.random.fork_rng(devices=[]):  # it fills what is missing with random numbers
+        held, told = kind.from_pretrained(None, config=model.config, state_dict=dict(weights), output_loading_info=True)
+    missing, unknown = set(told["missing_keys"]), set(told["unexpected_keys"])
+    read = {name: tensor for name, tensor in held.state_dict().items() if name not in missing}
+    return {**read, **{name: tensor for name, tensor in weights.items() if name in unknown}}
+
+
+def _kind_with_other_names(model: nn.Module) -> Any:  # a class of transformers
+    """Return the class of transformers that reads the model's files, where these have names of their own."""
+    mappings = loaded("transformers.conversion_mapping")
+    if mappings is None or not is_transformers_model(model):
+        return None
+    kinds = (kind for kind in type(model).__mro__ if kind.__module__.startswith("transformers.models."))
+    return next(kinds, None) if mappings.get_model_conversion_mapping(model, add_legacy=False) else None
 
 
 def is_upstream_rebalance_sampler(sampler: object) -> bool:

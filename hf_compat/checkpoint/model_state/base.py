@@ -22,6 +22,7 @@ from hf_compat.checkpoint.model_state.shards import (
 from hf_compat.checkpoint.optimizer_types import follow_parameters
 from hf_compat.checkpoint.reading import LoadResult, Weights, read_torch_file, read_weights
 from hf_compat.checkpoint.taken_over import check_optimizer_took_over
+from hf_compat.interop.transformers_models import as_held
 
 OptimizerState = dict[str, Any]  # what `Optimizer.state_dict()` returns: each optimizer has its own values
 
@@ -87,7 +88,7 @@ class ModelState(abc.ABC):
         """
         if has_model_shards(folder):
             return read_model_shards(folder, self.model)
-        result = self._set_weights(read_weights(folder))
+        result = self._set_weights(as_held(self.model, read_weights(folder)))
         tie_weights = getattr(self.model, "tie_weights", None)  # transformers' models have it
         if callable(tie_weights):
             tie_weights()
