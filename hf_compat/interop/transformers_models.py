@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -66,13 +67,21 @@ def as_held(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, tor
     return {**read, **{name: tensor for name, tensor in weights.items() if name in unknown}}
 
 
-def _kind_with_other_names(model: nn.Module) -> Any:  # a class of transformers
+class _ReadsFiles(Protocol):
+    """A model class of transformers."""
+
+    def from_pretrained(self, path: None, **how: object) -> tuple[nn.Module, Mapping[str, Iterable[str]]]: ...
+
+
+def _kind_with_other_names(model: nn.Module) -> _ReadsFiles | None:
     """Return the class of transformers that reads the model's files, where these have names of their own."""
     mappings = loaded("transformers.conversion_mapping")
     if mappings is None or not is_transformers_model(model):
         return None
+    if not mappings.get_model_conversion_mapping(model, add_legacy=False):
+        return None
     kinds = (kind for kind in type(model).__mro__ if kind.__module__.startswith("transformers.models."))
-    return next(kinds, None) if mappings.get_model_conversion_mapping(model, add_legacy=False) else None
+    return next(kinds, None)  # type: ignore[return-value]  # each of them has `from_pretrained`
 
 
 def is_upstream_rebalance_sampler(sampler: object) -> bool:
