@@ -72,18 +72,18 @@ def _find_lines(part: EvaluationPart, trainer: Trainer, loss: LossPart, write: E
     if not trainer._has_loss(batch):
         raise CannotBeWritten(f"a batch has none of the labels {trainer.label_names}, so there is no loss")
     labels = _labels(trainer)
-    outputs = "outputs" if part.compute_metrics else "_"
+    part.generates = bool(getattr(trainer.args, "predict_with_generate", False)) and part.compute_metrics is not None
+    outputs = "outputs" if part.compute_metrics and not part.generates else "_"
     items = "count_targets(batch)" if loss.counts_items else ""
     if loss.own_class is not None:
         named = f", num_items_in_batch={items}" if items else ""
         call = f"loss, {outputs} = self.compute_loss(self.model, dict(batch), return_outputs=True{named})"
     else:
         call = f"loss, {outputs} = self.loss_and_outputs(batch{', ' if items else ''}{items})"
-    part.generates = bool(getattr(trainer.args, "predict_with_generate", False)) and part.compute_metrics is not None
     several = "[dataloader_idx]" if part.sets else ""
     kept = f"self.eval_losses{several}.append(loss.detach().repeat({_size(trainer, labels)}))"
     if part.generates:
-        part.lines = [*_generation_lines(part, trainer, batch, labels, write), call.replace("outputs", "_"), kept]
+        part.lines = [*_generation_lines(part, trainer, batch, labels, write), call, kept]
         predictions = "self.fill_up(tokens)"
         labels = f"self.fill_up({labels})"
     else:

@@ -76,7 +76,7 @@ def describe_model(
         return None
     if args.activation_checkpointing:
         options = write.of(args.activation_checkpointing_kwargs) if args.activation_checkpointing_kwargs else ""
-        lines.append(f"model.gradient_checkpointing_enable({options})  # type: ignore[operator]")
+        lines.append(f"model.gradient_checkpointing_enable({options})")
         if is_peft_model(model):
             lines.append("model.enable_input_require_grads()  # frozen embeddings would end the way back")
     return ModelPart(lines, trained)
@@ -90,7 +90,7 @@ def _pretrained(name: str, model: nn.Module, write: Expressions) -> list[str]:
         again = saved.from_pretrained(folder)
     _check_same(model, again)
     file = write.files.add("model", model, saved.save_pretrained)
-    return [f"{name}: nn.Module = {write.of(type(model))}.from_pretrained({write.here(file)})"]
+    return [f"{name} = {write.of(type(model))}.from_pretrained({write.here(file)})"]
 
 
 def _with_adapter(model: nn.Module, write: Expressions) -> list[str]:
@@ -106,7 +106,7 @@ def _with_adapter(model: nn.Module, write: Expressions) -> list[str]:
     _check_same(model, again)
     file = write.files.add("adapter", model, adapted.save_pretrained)
     name = write.named("peft", "PeftModel")
-    lines.append(f"model: nn.Module = {name}.from_pretrained(base, {write.here(file)}, is_trainable=True)")
+    lines.append(f"model = {name}.from_pretrained(base, {write.here(file)}, is_trainable=True)")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -132,6 +133,7 @@ class _Project:
     def _read(self) -> None:
         """Find out what the run consists of, part after part; the random states do not matter any more."""
         trainer, write, findings = self.trainer, self.write_of, self.findings
+        trainer.model.eval()  # what is tried below must not move the averages of normalisations
         self.model: ModelPart | None = describe_model(trainer.model, trainer.args, write["model"], findings)
         self.data: DataPart | None = describe_data(trainer, write["data"], findings)
         if self.data is None:
@@ -240,7 +242,7 @@ class _Project:
             "logging_steps": run.logging_steps,
             "logs_by_epoch": logs_by_epoch(args),
             "logs_first": args.logging_first_step,
-            "log_options": _yaml(options),
+            "log_options": as_yaml(options),
             "batch_size": args.train_batch_size,
             "eval_batch_size": args.eval_batch_size,
             "num_workers": args.dataloader_num_workers,
@@ -312,9 +314,9 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
-def _yaml(options: Values) -> str:
-    shown = {None: "null", True: "true", False: "false"}
-    return "{" + ", ".join(f"{name}: {shown.get(value, value)}" for name, value in options.items()) + "}"  # type: ignore[call-overload]  # plain values
+def as_yaml(options: Values) -> str:
+    """Return options as JSON, which is YAML, too."""
+    return json.dumps(options)
 
 
 def _saver_of(states: RandomStates) -> Save:

@@ -15,7 +15,10 @@ ROOT = HERE.parents[1]
 SCRIPTS = ROOT / "tests" / "scripts"
 OUTCOMES = HERE / "ejection_outcomes.py"
 # Each of these is the script's bit for bit on the CPU.
-SAME = ("classification", "custom_loss")
+SAME = (
+    "accumulation", "classification", "early_stopping", "language_model", "lora", "plain_module", "resumed", "seq2seq",
+    "token_classification", "two_processes",
+)  # fmt: skip
 
 
 def run(*words, folder, hf_compat=True):

@@ -9,6 +9,7 @@ import pytest
 
 from hf_compat.ejection.expressions import Expressions, ProjectFiles
 from hf_compat.ejection.findings import CannotBeWritten
+from hf_compat.ejection.project import as_yaml
 from hf_compat.ejection.recording import Recorder
 
 SCRIPT = """import numpy as np
@@ -94,3 +95,10 @@ def test_what_cannot_be_made_again_is_named(script):
     module, write = script
     with pytest.raises(CannotBeWritten, match=r"'file' in .* is needed"):
         write.of(module.reads)
+
+
+def test_the_number_1_is_no_truth_value_in_the_configuration():
+    assert (
+        as_yaml({"every_n_steps": 1, "first": True, "other": None})
+        == '{"every_n_steps": 1, "first": true, "other": null}'
+    )
