@@ -17,7 +17,7 @@ from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.preflight.data_checks import removed_column
 from hf_compat.preflight.explaining import line_of
 from hf_compat.preflight.session import Session
-from hf_compat.preflight.subject import without_evaluation
+from hf_compat.preflight.subject import without_evaluation, without_workers
 from hf_compat.runtime.collectives import gather_objects
 
 UPDATE, SAVE, LOAD = "update", "save", "load"
@@ -81,6 +81,8 @@ def check_update(session: Session) -> None:
     probe = Probe()
     with session.on_a_copy(probe) as place:
         without_evaluation(session.trainer.args)
+        if session.has_error("workers"):  # told already, and no reason to look no further
+            without_workers(session.trainer.args)
         try:
             session.train(None)
         except Exception as error:
@@ -122,8 +124,6 @@ def _reason_to_leave_out(session: Session) -> str:
         return "FSDP and DeepSpeed take the model apart, and it could not be put back as it was"
     if not session.batches:
         return "the first training batch cannot be made" if session.has_error("training data") else "no batch was read"
-    if session.has_error("workers"):
-        return "the workers that read the data cannot be started"
     if session.has_error("numbers") and trainer.args.device.type == "cuda":
         return "indices are out of range, with which a GPU would stop for good"
     if not any(parameter.requires_grad for parameter in trainer.model.parameters()) and trainer.model_init is None:
@@ -298,6 +298,9 @@ def check_resumption(session: Session) -> None:
     """Load the checkpoint that the run will go on from, and make the update after it."""
     wanted = session.resume_from_checkpoint
     if not wanted:
+        return
+    if isinstance(wanted, str) and not os.path.exists(wanted):
+        session.error("resume", f"There is no checkpoint {wanted}.", "name a `checkpoint-N` folder that is there")
         return
     if session.has_error("training data", UPDATE, "numbers") or not session.batches:
         session.leave_out("resume", "no update could be made, without a checkpoint either")

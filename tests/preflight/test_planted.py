@@ -92,10 +92,6 @@ def test_a_fine_run_has_no_finding(tmp_path):
     assert "nothing found" in str(report) and json.loads(report.to_json())["ok"] is True
 
 
-class Everything(planted.Weighted):
-    """Independent mistakes: none of them keeps the others from being found."""
-
-
 def test_independent_mistakes_are_found_in_one_run(tmp_path):
     """Fifteen at once: the data are read once, the failing evaluation hides nothing."""
     together = Planted(
@@ -104,20 +100,24 @@ def test_independent_mistakes_are_found_in_one_run(tmp_path):
             "metric_for_best_model": "f1", "report_to": "wandb", "warmup_steps": 10**13, "max_steps": 10**12,
             "save_steps": 1, "eval_steps": 10**13, "logging_steps": 10**13, "dataloader_drop_last": True,
             "per_device_train_batch_size": 15, "save_total_limit": None,
+            "dataloader_num_workers": 1, "dataloader_multiprocessing_context": "spawn",
         },
-        parts={"compute_metrics": None, "callbacks": [planted.EarlyStoppingCallback]},
+        parts={
+            "compute_metrics": None, "callbacks": [planted.EarlyStoppingCallback],
+            "train_dataset": planted.LocalData(toy.rows(24)),
+        },
     )  # fmt: skip
     trainer = made(together, tmp_path)
     trainer.args.push_to_hub = True
-    report = trainer.preflight()
+    report = trainer.preflight("not_there")
     checks = [(one.severity, one.check) for one in report.findings]
     for expected in (
         ("error", "trackers"), ("error", "hub"), ("error", "update"), ("error", "evaluation"),
         ("error", "metric name"), ("error", "disk space"), ("warning", "plan"), ("warning", "load"), ("note", "plan"),
-        ("note", "update"),
+        ("note", "update"), ("error", "workers"), ("error", "resume"),
     ):  # fmt: skip
         assert expected in checks, report
-    assert len(report.findings) >= 12, report
+    assert len(report.findings) >= 15, report
 
 
 class Patchwork(planted.SavesHalf):
