@@ -57,6 +57,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:.*smaller than the logging interval")
+@pytest.mark.filterwarnings("ignore:These were imported from transformers")  # by other tests of this process
 @pytest.mark.parametrize("name", CODE)
 def test_the_code_of_a_section_runs(name, folder):
     torch.manual_seed(0)

@@ -53,7 +53,24 @@ def words_of(name: str) -> list[str]:
     return [str(SCRIPTS / script), *words, "--output_dir", name, *COMMON.split()]
 
 
+def read_files_by_their_own_names() -> None:
+    """Let transformers' Trainer read weights as `from_pretrained` does: by itself it leaves a ViT's encoder as it is.
+
+    docs/differences.md has it: files of some models have other names than the model.
+    """
+
+    def load(model, weights, strict=True, **options):
+        if not strict and not set(weights) <= set(model.state_dict()):
+            with torch.random.fork_rng(devices=[]):
+                read = type(model).from_pretrained(None, config=model.config, state_dict=dict(weights))
+            weights = read.state_dict()
+        return torch.nn.Module.load_state_dict(model, weights, strict, **options)
+
+    transformers.PreTrainedModel.load_state_dict = load
+
+
 def run_under_python(script: str, *words: str) -> None:
+    read_files_by_their_own_names()
     sys.argv = [script, *words]
     runpy.run_path(script, run_name="__main__")
 
