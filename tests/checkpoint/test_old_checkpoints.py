@@ -71,7 +71,11 @@ def test_every_form_has_a_checkpoint():
 
 
 @pytest.mark.parametrize(
-    "form", [pytest.param(form, marks=pytest.mark.matrix) if form in ("ddp", "fsdp") else form for form in FORMS]
+    "form",
+    [
+        pytest.param(form, marks=pytest.mark.matrix) if form in ("ddp", "fsdp", "fsdp_sharded") else form
+        for form in FORMS
+    ],
 )
 def test_it_goes_on_to_the_end_of_the_uninterrupted_run(tmp_path, form):
     expected = EXPECTED[form]

@@ -60,6 +60,7 @@ def test_a_panel_without_a_finite_value(tmp_path):
     assert "(without 2 not finite)" in drawn(tmp_path, write_state(tmp_path / "run", logs))
 
 
+@pytest.mark.matrix
 def test_many_points_and_many_values(tmp_path, caplog):
     logs = [{"step": step, "loss": step % 7} for step in range(20_000)]
     logs.append({f"value_{number}": number for number in range(200)})

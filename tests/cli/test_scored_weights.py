@@ -80,6 +80,7 @@ def trained(project):
     return project / "out"
 
 
+@pytest.mark.matrix
 def test_fit_validate_test_and_predict_of_the_digits_give_the_same_numbers(tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
 

@@ -50,6 +50,7 @@ def test_a_script_is_equal_and_the_users_files_stay(tmp_path):
     assert (mine / "model.safetensors").read_text() == "mine"
 
 
+@pytest.mark.matrix
 def test_a_changed_collator_is_named_with_its_update(tmp_path):
     report, text = compared(tmp_path / "here", CHANGED, "--changed", "collator", status=1)
     assert_first(report, 5, "micro-batch losses")

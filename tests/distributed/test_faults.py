@@ -53,6 +53,7 @@ def test_a_rank_that_exits_ends_the_job_with_its_status(tmp_path):
     assert done.returncode == 7 and "Rank 1 has failed with status 7" in done.stderr
 
 
+@pytest.mark.matrix
 def test_a_job_that_is_started_again_goes_on_by_itself(tmp_path):
     words = ("save_steps=2", "resume=auto", "save_total_limit=2")
     whole = result(tmp_path / "whole", *words)

@@ -16,7 +16,8 @@ SLEEPING = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
 
 @pytest.mark.parametrize(
-    ("strategy", "kills"), [("DDP", 3), ("FSDP2", 2), pytest.param("ZeRO2", 2, marks=pytest.mark.matrix)]
+    ("strategy", "kills"),
+    [("DDP", 3), *(pytest.param(strategy, 2, marks=pytest.mark.matrix) for strategy in ("FSDP2", "ZeRO2"))],
 )
 def test_killed_jobs_end_and_resume_to_the_whole_run(strategy, kills):
     command = [sys.executable, str(HERE / "kill_strategies.py"), strategy, str(kills), "3"]

@@ -20,7 +20,10 @@ STRATEGIES = {"ddp": (), "fsdp 2": ("fsdp=full_shard", "fsdp_config={'version': 
 
 @pytest.mark.parametrize(
     ("strategy", "file", "place"),
-    [("ddp", "scheduler.pt", ("_last_lr",)), ("fsdp 2", "optimizer.pt", ("state", 0, "exp_avg"))],
+    [
+        pytest.param("ddp", "scheduler.pt", ("_last_lr",), marks=pytest.mark.matrix),
+        ("fsdp 2", "optimizer.pt", ("state", 0, "exp_avg")),
+    ],
 )
 def test_all_ranks_go_on_from_the_older_checkpoint(tmp_path, strategy, file, place):
     words = (*STRATEGIES[strategy], "samples=24", "num_train_epochs=1")

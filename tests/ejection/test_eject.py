@@ -68,8 +68,8 @@ def test_bit_for_bit_and_clean(name, tmp_path):
     ("script", "says"),
     [
         ("raise KeyError('no data')", "KeyError: 'no data'"),
-        ("print('nothing')", "never called `train()`"),
-        ("import sys; sys.exit(3)", "left by `sys.exit` with status 3"),
+        pytest.param("print('nothing')", "never called `train()`", marks=pytest.mark.matrix),
+        pytest.param("import sys; sys.exit(3)", "left by `sys.exit` with status 3", marks=pytest.mark.matrix),
     ],
 )
 def test_a_script_that_does_not_train(script, says, tmp_path):

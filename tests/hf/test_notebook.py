@@ -53,7 +53,14 @@ def cells(table, tag):
     return [part.partition("<")[0].strip() for part in table.split(f"<{tag}>")[1:]]
 
 
-@pytest.mark.parametrize("values", [{}, {"eval_strategy": "steps", "eval_steps": 2}, {"eval_strategy": "epoch"}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param({}, marks=pytest.mark.matrix),
+        {"eval_strategy": "steps", "eval_steps": 2},
+        pytest.param({"eval_strategy": "epoch"}, marks=pytest.mark.matrix),
+    ],
+)
 def test_the_table_is_upstreams(tmp_path, values):
     names, tables, printed = run("hf_compat", tmp_path, **values)
     their_names, theirs, _ = run("transformers", tmp_path, **values)

@@ -153,6 +153,7 @@ def test_explain_marks_where_defaults_differ(capsys):
     assert "compat" not in str(explain(TrainingArguments("out", use_cpu=True)))
 
 
+@pytest.mark.matrix
 def test_a_script_is_run_with_it(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
