@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from hf_compat.engine.evaluation import EvaluationBatch
-from hf_compat.engine.lean_loop import Hook, hooks_of, is_plain_run, overrides
+from hf_compat.engine.lean_loop import Hook, begin_batch, end_batch, hooks_of, is_plain_run, overrides
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import DirectStepsStrategy
@@ -119,32 +119,18 @@ class LeanEvaluationLoop(_EvaluationLoop):
         total: _ProcessedTracker = progress.total  # type: ignore[assignment]  # Lightning types the base class
         current: _ProcessedTracker = progress.current  # type: ignore[assignment]  # as above
         total.ready, current.ready = total.ready + 1, current.ready + 1
-        self._begin_batch(batch)
+        begin_batch(self.trainer, self._results, batch)
         self._call(listeners, listeners.before, names[0], batch, batch_idx)
         total.started, current.started = total.started + 1, current.started + 1
         output = self._predict(listeners, batch, batch_idx)
         total.processed, current.processed = total.processed + 1, current.processed + 1
         self._call(listeners, listeners.after, names[2], output, batch, batch_idx)
-        self._end_batch()
+        end_batch(self.trainer, self._results)
         total.completed, current.completed = total.completed + 1, current.completed + 1
         self._has_run = True
         self._count_for_loggers(dataloader_idx)
         if not progress.is_last_batch and self.trainer.received_sigterm:
             raise SIGTERMException
-
-    def _begin_batch(self, batch: object) -> None:
-        """Let metrics that are logged know the batch."""
-        connector, results = self.trainer._logger_connector, self._results
-        connector._first_loop_iter = connector._first_loop_iter is None
-        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
-
-    def _end_batch(self) -> None:
-        """Hand metrics that were logged to the callbacks, and forget the batch."""
-        results = self._results
-        if results:
-            self.trainer._logger_connector.on_batch_end()
-        else:
-            results.batch = results.batch_size = None
 
     def _count_for_loggers(self, dataloader_idx: int) -> None:
         if self._results:

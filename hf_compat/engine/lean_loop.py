@@ -26,6 +26,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from hf_compat.engine.internals import WRITTEN_FOR
@@ -152,6 +153,21 @@ def hooks_of(callbacks: list[pl.Callback], name: str) -> list[Hook]:
     return [getattr(callback, name) for callback in callbacks if overrides(callback, pl.Callback, name)]
 
 
+def begin_batch(trainer: pl.Trainer, results: _ResultCollection, batch: object) -> None:
+    """Let metrics that are logged know the batch."""
+    connector = trainer._logger_connector
+    connector._first_loop_iter = connector._first_loop_iter is None
+    results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+
+
+def end_batch(trainer: pl.Trainer, results: _ResultCollection) -> None:
+    """Hand metrics that were logged to the callbacks, and forget the batch."""
+    if results:
+        trainer._logger_connector.on_batch_end()
+    else:
+        results.batch = results.batch_size = None
+
+
 class LeanEpochLoop(_TrainingEpochLoop):
     """The epochs of a `WindowModule`, which optimizes by itself: a batch is a window, and an update."""
 
@@ -201,31 +217,17 @@ class LeanEpochLoop(_TrainingEpochLoop):
         index = current.ready
         progress.is_last_batch = data_fetcher.done
         total.ready, current.ready = total.ready + 1, current.ready + 1
-        self._begin_batch(batch)
+        begin_batch(self.trainer, self._results, batch)
         module = listeners.module
         self._call(listeners.batch_start, "on_train_batch_start", module, batch, index)
         total.started, current.started = total.started + 1, current.started + 1
         outputs = self._train(listeners, batch, index)
         total.processed, current.processed = total.processed + 1, current.processed + 1
         self._call(listeners.batch_end, "on_train_batch_end", module, outputs, batch, index)
-        self._end_batch()
+        end_batch(self.trainer, self._results)
         total.completed, current.completed = total.completed + 1, current.completed + 1
         if self._results:
             trainer._logger_connector.update_train_step_metrics()
-
-    def _begin_batch(self, batch: object) -> None:
-        """Let metrics that are logged know the batch."""
-        connector, results = self.trainer._logger_connector, self._results
-        connector._first_loop_iter = connector._first_loop_iter is None
-        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
-
-    def _end_batch(self) -> None:
-        """Hand metrics that were logged to the callbacks, and forget the batch."""
-        results = self._results
-        if results:
-            self.trainer._logger_connector.on_batch_end()
-        else:
-            results.batch = results.batch_size = None
 
     def _call(self, hooks: Sequence[Hook], name: str, module: pl.LightningModule, *args: object) -> None:
         """Call the callbacks' hooks; what is logged in them is theirs."""
