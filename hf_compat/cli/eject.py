@@ -14,6 +14,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
     parser = argparse.ArgumentParser(
         prog="hf-compat eject",
+        usage="hf-compat eject [-h] [-m] script [ARGS …] DIR",
         description="Write the run of an HF script down as a plain Lightning project, without hf_compat.",
     )
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as in `python -m`")
