@@ -72,15 +72,24 @@ def list_unflushed(folder: str, writer: Writer | None = None) -> None:
 def finish(folder: str) -> None:
     """Flush the files of a folder that `list_unflushed` has listed, and write its manifest with all hashes.
 
-    A file that somebody has changed or removed since keeps its entry, which says so to whoever reads the folder.
+    A file that somebody has changed or removed since keeps its entry, which says so to whoever reads the folder. A
+    folder that somebody removes or renames meanwhile is left alone.
 
     Raises:
         OSError: They could not be written to the disk, though the system had taken them.
     """
     root = Path(folder)
+    try:
+        _finish(root)
+    except FileNotFoundError:
+        if read_manifest(root) is not None:
+            raise
+
+
+def _finish(root: Path) -> None:
     listed = read_manifest(root)
     if listed is None:
-        return  # somebody has removed or renamed it
+        return
     finished = {name: _finished(root, name, facts) for name, facts in listed.items()}
     _replace_manifest(root, finished, read_writer(root))
     _flush_folders(root, finished)

@@ -267,6 +267,47 @@ def test_a_disk_that_fails_afterwards_ends_the_run_and_keeps_what_was_there(make
     assert not (tmp_path / "out" / "checkpoint-4").exists()
 
 
+@pytest.mark.parametrize("what", ["out", "checkpoint-2"])
+@pytest.mark.parametrize("name", ["open", "fsync", "replace"])
+def test_a_folder_may_be_removed_at_any_instant_of_the_flushing(make_args, tmp_path, monkeypatch, name, what):
+    out = tmp_path / "out"
+    removed = out if what == "out" else out / what
+    for instant in range(1, 100):
+        with monkeypatch.context() as patched:
+            count = remove_at(patched, instant, name, removed)
+            run(make_args, save_total_limit=1)
+        assert get_last_checkpoint(out) == str(out / "checkpoint-4") and unhashed(out / "checkpoint-4") == []
+        shutil.rmtree(out)
+        if count() < instant:
+            return
+    raise AssertionError("the instants have no end")
+
+
+def remove_at(patched, instant, name, removed):
+    """Remove a folder at the n-th call of one of the system's functions while checkpoint-2 is being flushed."""
+    calls, call, finish = [], getattr(os, name), sealing.finish
+
+    def count(*args, **kwargs):
+        if threading.current_thread() in flushing:
+            calls.append(args)
+            if len(calls) == instant:
+                flushing.clear()
+                shutil.rmtree(removed)
+        return call(*args, **kwargs)
+
+    def note(folder):
+        if folder.endswith("checkpoint-2"):
+            flushing.add(threading.current_thread())
+        finish(folder)
+        flushing.clear()
+
+    flushing = set()
+    patched.setattr(sealing, "_HASHED_AT_ONCE", -1)
+    patched.setattr(sealing, "finish", note)
+    patched.setattr(os, name, count)
+    return lambda: len(calls)
+
+
 @pytest.fixture
 def unfinished(make_args, tmp_path, monkeypatch):
     """A checkpoint as a kill leaves it: listed, not hashed."""
