@@ -12,6 +12,7 @@ import inspect
 import json
 import logging
 import os
+import re
 import sys
 import types
 import typing
@@ -27,6 +28,7 @@ from hf_compat.hf.option_values import read_options_file
 from hf_compat.hf.tracking import PACKAGES
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
+    NAME,
     NONE,
     OPTIONS,
     PATH,
@@ -208,6 +210,22 @@ def _read_optimizer(value: object) -> object:
     return member(OptimizerNames).read(value)
 
 
+_TARGETS = either((list_of(NAME), NAME))
+
+
+def _read_target_modules(value: object) -> object:
+    """Read a regular expression, or a list of parts of names and of regular expressions."""
+    targets = _TARGETS.read(value)
+    if not targets:
+        raise Unreadable("it names no module; 'all-linear' names every linear layer.")
+    for target in targets if isinstance(targets, list) else [targets]:
+        try:
+            re.compile(str(target))
+        except re.error as error:
+            raise Unreadable(f"{target!r} is no regular expression: {error}.") from error
+    return targets
+
+
 def _read_mesh(value: object) -> object:
     if not hasattr(type(value), "to_json"):
         raise Unreadable
@@ -278,8 +296,13 @@ TYPES: dict[str, ValueType] = {
     "save_strategy": _strategy(SaveStrategy),
     "include_num_input_tokens_seen": ValueType("known", _read_tokens_seen, takes_text=True),
     "include_for_metrics": ValueType("a list of 'inputs' and 'loss'", _read_metric_inputs),
-    "label_names": list_of(TEXT, 'write a list: `label_names=["labels"]`.'),
+    "label_names": list_of(NAME, 'write a list: `label_names=["labels"]`.'),
     "optim": ValueType("known", _read_optimizer, takes_text=True),
+    "optim_target_modules": either(
+        (NONE, ValueType("a list of names, or a regular expression", _read_target_modules, takes_text=True))
+    ),
+    **dict.fromkeys(("torch_compile_backend", "torch_compile_mode", "metric_for_best_model"), either((NONE, NAME))),
+    "length_column_name": NAME,
     "report_to": ValueType("known", _read_trackers, takes_text=True),
     "debug": ValueType("known", _read_debug, takes_text=True),
     "log_level": _log_level("passive"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -31,6 +32,8 @@ from hf_compat.runtime.launch import variable
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments  # which imports this module
 
+# How the Hub names a repository.
+_REPOSITORY = re.compile(r"([\w.-]+/)?[\w.-]+", re.ASCII)
 METRIC_SCHEDULES = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 
 
@@ -151,7 +154,7 @@ def check_again(args: TrainingArguments) -> None:
     Raises:
         ArgumentError: Fields contradict each other.
     """
-    problems = [*_intervals(args), *_workers(args)]
+    problems = [*_intervals(args), *_workers(args), *_repository(args)]
     if problems:
         raise ArgumentError("\n\n".join(problems))
 
@@ -168,6 +171,7 @@ def check_arguments(args: TrainingArguments) -> None:
         *_workers(args),
         *_precision(args),
         *_metric_schedule(args),
+        *_repository(args),
     ]
     if problems:
         raise ArgumentError("\n\n".join(problems))
@@ -235,6 +239,27 @@ def _workers(args: TrainingArguments) -> Iterator[str]:
         yield _problem(
             "`dataloader_persistent_workers=True` has no workers to keep.",
             "set `dataloader_num_workers` above 0.",
+        )
+
+    if args.dataloader_num_workers == 0 and args.dataloader_multiprocessing_context is not None:
+        yield _problem(
+            f"`dataloader_multiprocessing_context={args.dataloader_multiprocessing_context!r}` starts no workers.",
+            "set `dataloader_num_workers` above 0.",
+        )
+
+
+def _repository(args: TrainingArguments) -> Iterator[str]:
+    if not args.push_to_hub:
+        return
+    if args.hub_model_id is not None and _REPOSITORY.fullmatch(args.hub_model_id) is None:
+        yield _problem(
+            f"`hub_model_id={args.hub_model_id!r}` names no repository, and `push_to_hub=True` needs one.",
+            "write 'name' or 'owner/name', or leave it out: the last part of `output_dir` is meant then.",
+        )
+    if args.hub_revision is not None and not args.hub_revision.strip():
+        yield _problem(
+            f"`hub_revision={args.hub_revision!r}` names no branch, and `push_to_hub=True` pushes to one.",
+            "name it, or leave it out: the main one is meant then.",
         )
 
 

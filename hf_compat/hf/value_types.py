@@ -171,6 +171,12 @@ def _read_text(value: object) -> str:
     return value
 
 
+def _read_name(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise Unreadable
+    return _read_text(value)
+
+
 def _read_none(value: object) -> None:
     if value is not None:
         raise Unreadable
@@ -178,6 +184,7 @@ def _read_none(value: object) -> None:
 
 TRUTH_VALUE = ValueType("true or false", _read_truth)
 TEXT = ValueType("text", _read_text, takes_text=True)
+NAME = ValueType("a non-empty text", _read_name, takes_text=True)
 NONE = ValueType("None", _read_none)
 ANYTHING = ValueType("anything", lambda value: value, takes_text=True)
 
@@ -186,7 +193,7 @@ def _read_path(value: object) -> object:
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str):
         raise Unreadable
-    if not path:
+    if not path.strip():
         raise Unreadable("it names nothing.")
     return TEXT.read(path)
 
@@ -243,7 +250,7 @@ def list_of(element: ValueType, hint: str = "") -> ValueType:
             raise Unreadable(hint)
         return [element.read(item) for item in value]
 
-    return ValueType("a list of texts" if element is TEXT else f"a list, each {element.expected}", read)
+    return ValueType("a list of texts" if element in (TEXT, NAME) else f"a list, each {element.expected}", read)
 
 
 def _check_keys(options: Mapping[object, object], depth: int = 0) -> None:

@@ -21,6 +21,7 @@ from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.files import read_json
 from hf_compat.checkpoint.lightning_form import OWN_KEY, LightningCheckpoint
 from hf_compat.checkpoint.lightning_io import PREFIX, HFCheckpointIO
+from hf_compat.checkpoint.pickled_arguments import read_pickled_arguments
 from hf_compat.checkpoint.reading import COMPILED, read_torch_file, read_weights
 from hf_compat.engine.internals import given_hyperparameters, load_state, restricted_classmethod
 from hf_compat.engine.module import WindowModule
@@ -192,14 +193,11 @@ def _pretrained_model(folder: str) -> nn.Module | None:
 
 
 def _arguments_of(path: str) -> TrainingArguments | None:
-    """Return the arguments of a folder of ours, None where it has none that can be read without running them."""
+    """Return the arguments of a folder, None where it has none that can be read without running them."""
     found = Contents(path).find(names.TRAINING_ARGS_NAME) if os.path.isdir(path) else None
     if found is None:
         return None
-    try:
-        held = read_torch_file(found)
-    except CheckpointError:  # of transformers, which pickles its own class
-        held = None
+    held = _values_in(found)
     if isinstance(held, Mapping):
         return _as_arguments(path, held)
     warnings.warn(
@@ -208,6 +206,16 @@ def _arguments_of(path: str) -> TrainingArguments | None:
         HfCompatWarning,
         stacklevel=5,
     )
+    return None
+
+
+def _values_in(path: str) -> object:
+    """Read a file of arguments: ours holds plain values, that of transformers an object of its own class."""
+    try:
+        return read_torch_file(path)
+    except CheckpointError:
+        with contextlib.suppress(CheckpointError):  # damaged: as good as none
+            return read_pickled_arguments(path)
     return None
 
 

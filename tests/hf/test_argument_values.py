@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -43,6 +44,9 @@ READ = [
     ("max_grad_norm", None, 0.0),
     ("max_grad_norm", False, 0.0),
     ("run_name", 2024, "2024"),
+    ("hub_model_id", "", ""),  # scripts give it always, and push seldom
+    ("optim_target_modules", ("q", r"layers\.\d+"), ["q", r"layers\.\d+"]),
+    ("optim_target_modules", "[qk]_proj", "[qk]_proj"),
     ("eval_strategy", True, "steps"),
     ("optim", "sgd", "sgd"),
     ("label_names", ("labels",), ["labels"]),
@@ -106,8 +110,21 @@ REFUSED = [
     ("parallelism_config", {"dp_size": 2}),
     ("output_dir", "a\0b"),
     ("output_dir", ""),
+    ("output_dir", " "),
     ("run_name", ["a"]),
     ("async_save", "maybe"),
+    *(("optim_target_modules", value) for value in (3, "", " ", [], ["a", 3], [""], "(", ["a", "("])),
+    *((name, value) for name in ("torch_compile_backend", "torch_compile_mode") for value in (3, "", " ")),
+    *((name, value) for name in ("metric_for_best_model", "length_column_name") for value in (3, "", " ")),
+    ("label_names", [3]),
+    ("label_names", [""]),
+    ("dataloader_multiprocessing_context", ""),
+]
+# What is nonsense beside other arguments only: the argument that the error names, its value, the others.
+REFUSED_BESIDE = [
+    *(("hub_model_id", value, {"push_to_hub": True}) for value in ("", " ", "a b", "a/b/c", "/", "a/", "ü")),
+    ("hub_revision", "", {"push_to_hub": True}),
+    ("dataloader_multiprocessing_context", "fork", {}),
 ]
 
 
@@ -140,6 +157,18 @@ def test_values_are_read(way):
         read = getattr(WAYS[way](**({**values, "use_cpu": True} if way == "parser" else values)), name)
         assert (read, type(read) is bool) == (meant, type(meant) is bool), (name, given)
         assert not isinstance(read, (np.generic, torch.Tensor)), name
+
+
+@pytest.mark.parametrize(("name", "value", "others"), REFUSED_BESIDE)
+def test_nonsense_beside_other_arguments_is_refused_by_name(name, value, others, tmp_path):
+    message = rf"`{name}={re.escape(repr(value))}` (?s:.*)Hint: "
+    with pytest.raises(ArgumentError, match=message):
+        make(**{name: value}, **others)
+    args = make(output_dir=str(tmp_path), report_to="none")
+    for changed, given in {name: value, **others}.items():
+        setattr(args, changed, given)
+    with pytest.raises(ArgumentError, match=message):
+        Trainer(toy.Classifier(), args, train_dataset=toy.rows(8))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -180,14 +180,14 @@ def test_the_groups_of_target_modules(make_args, monkeypatch, caplog, optim, tar
         (None, "needs `optim_target_modules`"),
         ("q_proj", "matches no linear layer"),
         (["nothing"], "matches no linear layer"),
-        ([], "matches no linear layer"),
+        ([], "names no module"),
         ("embedding", "matches no linear layer"),
         ("(", r"'\(' is no regular expression"),
     ],
 )
 def test_target_modules_that_cannot_work_are_refused_when_a_trainer_is_made(make_args, monkeypatch, targets, text):
     optimizer_stand_ins.install(monkeypatch, "galore_adamw")
-    with pytest.raises(ArgumentError, match=text):
+    with pytest.raises(ArgumentError, match=text):  # of the arguments already, where they cannot fit any model
         Trainer(Model(), make_args(optim="galore_adamw", optim_target_modules=targets), train_dataset=[1, 2])
 
 
