@@ -117,6 +117,9 @@ class PreparedDataLoader(DataLoader[Batch]):
         `accelerate.data_loader.DataLoaderShard` and `DataLoaderDispatcher`, 1.15.
     """
 
+    # loaders that are being read, the last one last: whoever gathers asks it for the samples of its last round
+    passes: list[Iterable[Batch]] | None = None
+
     def __init__(
         self,
         dataset: DataSource,
@@ -241,10 +244,17 @@ class PreparedDataLoader(DataLoader[Batch]):
         # a generator: nothing above happens before the first batch is asked for, as in Accelerate
         try:
             signals.deliver()
+            self._note_pass(begins=True)
             yield from self._dispatched(batches, resume) if self.dispatches else self._read_ahead(batches, resume)
         except BaseException as error:
             self._end_workers(batches, is_failure=not isinstance(error, GeneratorExit))
             raise
+        finally:
+            self._note_pass(begins=False)
+
+    def _note_pass(self, begins: bool) -> None:
+        if self.passes is not None:
+            self.passes[:] = [one for one in self.passes if one is not self] + [self] * begins
 
     def _end_workers(self, batches: Iterator[Batch], is_failure: bool) -> None:
         """End the worker processes of a pass that is left: an error's traceback would keep them alive with it."""

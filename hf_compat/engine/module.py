@@ -227,12 +227,12 @@ class WindowModule(pl.LightningModule):
         if mechanics is not None:
             mechanics.end(self)
 
-    def run_backward(self, loss: torch.Tensor) -> None:
-        """Run a backward pass, through Lightning where somebody listens to it."""
+    def run_backward(self, loss: torch.Tensor, **options: object) -> None:
+        """Run a backward pass, through Lightning where somebody listens to it; the options are torch's."""
         if self.backward_is_plain:
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's
+            loss.backward(**options)  # type: ignore[no-untyped-call]  # torch's
         else:
-            self.manual_backward(loss)
+            self.manual_backward(loss, **options)
 
     def _has_zero_grad_hook(self) -> bool:
         """Return whether a callback, or this module, overrides `on_before_zero_grad`."""

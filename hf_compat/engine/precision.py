@@ -85,6 +85,7 @@ class ForwardPrecision(Precision):
         self.precision = precision
         self.scaler = scaler
         self.step_was_skipped = False
+        self._is_unscaled = False
 
     def train_step_context(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
@@ -96,9 +97,10 @@ class ForwardPrecision(Precision):
         return super().pre_backward(scaled, module)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take the scale out of the gradients before they are clipped."""
-        if self.scaler is not None:
+        """Take the scale out of the gradients before they are clipped, once an update: a script may have done so."""
+        if self.scaler is not None and not self._is_unscaled:
             self.scaler.unscale_(optimizer)
+            self._is_unscaled = True
 
     def optimizer_step(  # type: ignore[override]  # Lightning's parameter types differ from its base's as well
         self, optimizer: torch.optim.Optimizer, model: LightningModule, closure: Callable[[], object], **kwargs: Any
@@ -111,6 +113,7 @@ class ForwardPrecision(Precision):
         scale_before = self.scaler.get_scale()
         result: float | None = self.scaler.step(optimizer, **kwargs)
         self.scaler.update()
+        self._is_unscaled = False
         self.step_was_skipped = self.scaler.get_scale() < scale_before
         return result
 

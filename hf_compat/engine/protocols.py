@@ -42,7 +42,7 @@ class Gatherer(Protocol):
 class Accelerator(Gatherer, Protocol):
     """What a fit sets on it besides."""
 
-    run_backward: Callable[[torch.Tensor], None] | None
+    run_backward: Callable[..., None] | None  # of a loss, with options of torch's
     sync_gradients: bool
 
 

@@ -22,7 +22,7 @@ from hf_compat.interop.deepspeed import DeepSpeedEngine, is_deepspeed_engine
 from hf_compat.optim.stepping import Stepping
 from hf_compat.plan.translate import exchanges_every_micro_batch
 
-Backward = Callable[[torch.Tensor], None]
+Backward = Callable[..., None]  # of a loss, with options of torch's backward pass
 
 
 class UpdateMechanics:
@@ -168,8 +168,8 @@ class DeepSpeedMechanics(UpdateMechanics):
         super().__init__(steps, self._run_backward, precision)
         self._engine = engine
 
-    def _run_backward(self, loss: torch.Tensor) -> None:
-        self._engine.backward(loss, scale_wrt_gas=False)  # the loss is divided by the window already
+    def _run_backward(self, loss: torch.Tensor, **options: bool) -> None:
+        self._engine.backward(loss, scale_wrt_gas=False, **options)  # the loss is divided by the window already
 
     def begin_micro_batch(self, is_last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(is_last)

@@ -3,47 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 import safetensors.torch
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-from hf_compat.data.loader import LoaderOptions, PreparedDataLoader
+from hf_compat.checkpoint.model_state import make_model_state
 from hf_compat.data.rank_slices import RankSlice
 from hf_compat.data.tree import truncate_to
-from hf_compat.data.types import Batch, DataSource
-from hf_compat.errors import warn_once
+from hf_compat.data.types import Batch
+from hf_compat.engine.precision import unwrap_forward
+from hf_compat.errors import UnsupportedArgument, warn_once
 from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.process_state import ProcessMembers
+from hf_compat.optim.prepared import Prepared, unprepared
 from hf_compat.runtime import collectives as processes
 from hf_compat.runtime.nested import Nested
+from hf_compat.trainer_methods.accelerate_preparing import PreparingMembers, Unused
 from hf_compat.trainer_methods.accelerate_state import AcceleratorState, GradientState
 
-# What scripts hand to `prepare`: loaders, models, optimizers, schedules.
-Prepared: TypeAlias = Any
-# Options of Accelerate's that change nothing here.
-Unused: TypeAlias = Any
+# The engine's backward pass: of a loss, with options of torch's.
+Backward: TypeAlias = Callable[..., None]
 
 
 # Members of Accelerate's that would work beside Lightning's trainer: what does the same here.
 INSTEAD = {
-    "save_state": "`trainer._save_checkpoint(trainer.model, None)` writes a whole checkpoint",
-    "load_state": "`trainer.train(resume_from_checkpoint=…)` loads one",
-    "save_model": "use `trainer.save_model(…)`",
-    "register_for_checkpointing": "a callback that is an `ExportableState` keeps its state in checkpoints",
-    "unscale_gradients": "clip in `on_pre_optimizer_step`, where gradients are unscaled",
     "profile": 'pass a profiler: `lightning_options={"profiler": …}`',
-    "step": "the engine steps the optimizer",
+    "project_configuration": "pass the folder to `save_state` and `load_state`",
+    "maybe_context_parallel": "a sequence is never shared between devices here; leave the context manager out",
+    "ddp_handler": "set the arguments `ddp_find_unused_parameters`, `ddp_bucket_cap_mb` and `ddp_broadcast_buffers`",
+    "lomo_backward": "`optim='lomo'` has the engine do it",
+    **dict.fromkeys(
+        ("autocast_handler", "scaler_handler", "init_handler", "profile_handler"),
+        "the arguments `bf16`, `fp16` and `ddp_timeout`, and `lightning_options`, set what it would",
+    ),
 }
 
 
-class AcceleratorFacade(ProcessMembers):
+class AcceleratorFacade(PreparingMembers):
     """Answer like an `Accelerator` where subclasses of `transformers.Trainer` ask it something.
 
     It also says which slice of the data this rank gets.
@@ -58,14 +62,14 @@ class AcceleratorFacade(ProcessMembers):
 
     _args: TrainingArguments
 
-    # as upstream's Trainer sets its Accelerator up: the Trainer counts the micro-batches itself
-    gradient_accumulation_steps = 1
     device_placement = step_scheduler_with_optimizer = True
     is_composable_parallelism_enabled = has_lomo_optimizer = fp8_enabled = False
     project_dir = logging_dir = None
-    save_iteration = 0
+    use_stateful_dataloader = has_fp8_handler = delayed_fp8_autocast = False
+    fp8_backend = "NO"
+    flag_tensor: torch.Tensor | None = None
 
-    def __init__(self, args: TrainingArguments, run_backward: Callable[[torch.Tensor], None] | None = None) -> None:
+    def __init__(self, args: TrainingArguments, run_backward: Backward | None = None) -> None:
         self._args = args
         self.run_backward = run_backward
         self.even_batches = self.dataloader_config.even_batches
@@ -73,20 +77,20 @@ class AcceleratorFacade(ProcessMembers):
         self.sync_gradients = True
         self.state = AcceleratorState(args)
         self.rank_slice = self._rank_slice()
-        # the loader whose batches are gathered now: its last round may hold samples twice
-        self.loader: Iterable[Batch] | None = None
+        # the loader of an evaluation that is under way, and all loaders that are being read, the last one last
+        self.evaluated: Iterable[Batch] | None = None
+        self._passes: list[Iterable[Batch]] = []
         self.parallelism_config = args.parallelism_config
         self.torch_device_mesh = None
         self.scaler: torch.amp.GradScaler | None = None
         self.optimizer_step_was_skipped = False
-        # what a script has prepared, and what a fit trains
-        self._models: list[Prepared] = []
-        self._optimizers: list[Prepared] = []
-        self._schedulers: list[Prepared] = []
-        self._dataloaders: list[Prepared] = []
-        self._taken_up: tuple[object, ...] = ()
+        self._begin_unprepared()
+        self.unscale: Callable[[Prepared], None] | None = None  # of the trained optimizer's gradients, where scaled
+        self.step = 0  # how often `accumulate` was entered
+        self.log_with: list[object] = []
         self.trackers: list[object] = []
         self.gradient_state = GradientState(self)
+        self.gradient_state.plugin_kwargs.update(_accumulation_options(self.dataloader_config))
 
     def __getattr__(self, name: str) -> NoReturn:
         """Say what to use in the place of a member that is not here.
@@ -96,6 +100,11 @@ class AcceleratorFacade(ProcessMembers):
         """
         way_out = INSTEAD.get(name, "ask the Trainer, or Lightning's through `trainer.lightning_trainer`")
         raise AttributeError(f"The Accelerator here has no `{name}`: the engine is Lightning's.\n\nHint: {way_out}.")
+
+    @property
+    def loader(self) -> Iterable[Batch] | None:
+        """The loader whose batches are gathered now: its last round may hold samples twice."""
+        return self._passes[-1] if self.evaluated is None and self._passes else self.evaluated
 
     @property
     def distributed_type(self) -> str:
@@ -128,11 +137,6 @@ class AcceleratorFacade(ProcessMembers):
         return self.use_distributed
 
     @property
-    def split_batches(self) -> bool:
-        """Whether a loader's batch is split between the processes."""
-        return self.dataloader_config.split_batches
-
-    @property
     def dispatch_batches(self) -> bool | None:
         """Whether the first process reads the data for all."""
         return self.dataloader_config.dispatch_batches
@@ -147,11 +151,6 @@ class AcceleratorFacade(ProcessMembers):
         """Whether the order of samples depends on the seed and the epoch alone."""
         return self.dataloader_config.use_seedable_sampler
 
-    @property
-    def dataloader_config(self) -> AcceleratorConfig:
-        """How data is loaded across processes: `accelerator_config` of the arguments."""
-        return AcceleratorConfig.from_any(self._args.accelerator_config)
-
     def _rank_slice(self) -> RankSlice:
         config = self.dataloader_config
         return RankSlice(
@@ -162,101 +161,48 @@ class AcceleratorFacade(ProcessMembers):
             dispatch_batches=config.dispatch_batches,
         )
 
-    def backward(self, loss: torch.Tensor, **kwargs: Unused) -> None:
-        """Run the backward pass, through Lightning while it trains."""
-        if self.run_backward is not None:
-            self.run_backward(loss)
-        else:
-            loss.backward(**kwargs)  # type: ignore[no-untyped-call]  # torch's
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches of which `accumulate` makes an update: 1, as the Trainer counts them itself."""
+        return self.gradient_state.num_steps
 
-    def prepare(self, *objects: Prepared) -> Prepared:
-        """Prepare data loaders; put models on the device; the engine prepares what it trains, so that is returned."""
-        prepared = tuple(self._prepare_one(candidate) for candidate in objects)
-        return prepared if len(prepared) != 1 else prepared[0]
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, steps: int) -> None:
+        self.gradient_state.plugin_kwargs["num_steps"] = steps
 
-    def _prepare_one(self, candidate: Prepared) -> Prepared:
-        if isinstance(candidate, DataLoader):
-            return self.prepare_data_loader(candidate)
-        if isinstance(candidate, nn.Module):
-            return self.prepare_model(candidate)
-        if isinstance(candidate, torch.optim.Optimizer):
-            return self.prepare_optimizer(candidate)
-        return self.prepare_scheduler(candidate) if hasattr(candidate, "get_last_lr") else candidate
-
-    def prepare_model(self, model: nn.Module, device_placement: bool | None = None, **kwargs: Unused) -> nn.Module:
-        """Put a further model (a reference or reward model) on the device."""
-        self._note(self._models, model)
-        return model if device_placement is False else model.to(self.device)
-
-    def prepare_optimizer(self, optimizer: Prepared, **kwargs: Unused) -> Prepared:
-        """Return an optimizer of the script's own as it is."""
-        return self._note(self._optimizers, optimizer)
-
-    def prepare_scheduler(self, scheduler: Prepared) -> Prepared:
-        """Return a schedule of the script's own as it is."""
-        return self._note(self._schedulers, scheduler)
-
-    def take_up(self, model: nn.Module, optimizer: object, scheduler: object) -> None:
-        """List what a fit trains before what the script has prepared, as long as the fit lasts."""
-        self.give_back()
-        self._models.insert(0, model)
-        self._optimizers.insert(0, optimizer)
-        self._schedulers.insert(0, scheduler)
-        self._taken_up = (model, optimizer, scheduler)
-
-    def give_back(self) -> None:
-        """Take what a fit has trained off the lists."""
-        for held in (self._models, self._optimizers, self._schedulers):
-            held[:] = [one for one in held if not any(one is taken for taken in self._taken_up)]
-        self._taken_up = ()
-
-    @staticmethod
-    def _note(held: list[Prepared], candidate: Prepared) -> Prepared:
-        if not any(candidate is one for one in held):
-            held.append(candidate)
-        return candidate
-
-    def prepare_data_loader(self, loader: DataLoader[Batch], **kwargs: Unused) -> PreparedDataLoader:
-        """Make a loader like the Trainer's own: one batch ahead, on the device, seeded shuffling."""
-        if isinstance(loader, PreparedDataLoader):
-            return loader
-        chosen: dict[str, Any]
-        if isinstance(loader.dataset, IterableDataset):
-            chosen = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-        elif loader.batch_sampler is None:  # the data set is asked for a batch at a time
-            chosen = {"batch_size": None, "sampler": loader.sampler}
-        elif loader.batch_size is None:
-            chosen = {"batch_sampler": loader.batch_sampler}
-        else:
-            chosen = {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
-        return self.make_loader(loader.dataset, LoaderOptions.of(loader), **chosen)
-
-    def make_loader(self, dataset: DataSource, options: LoaderOptions, **chosen: Any) -> PreparedDataLoader:
-        """Make a loader for this process as the arguments ask for it.
+    def backward(self, loss: torch.Tensor, learning_rate: Unused = None, **options: object) -> None:
+        """Run the backward pass, through Lightning while it trains.
 
         Args:
-            dataset: Map-style or iterable.
-            options: How it reads.
-            chosen: Which samples it reads: `batch_size`, `sampler`, `drop_last`, `batch_sampler` of torch's loader.
+            loss: A scalar.
+            learning_rate: Of LOMO, whose rate the engine knows.
+            options: Of `torch.Tensor.backward`: `retain_graph`, `create_graph`, `inputs`, `gradient`.
         """
-        config = self.dataloader_config
-        return PreparedDataLoader(
-            dataset,
-            device=self.device,
-            non_blocking=config.non_blocking,
-            seed=self._args.data_seed,
-            use_seedable_sampler=config.use_seedable_sampler,
-            rank_slice=self.rank_slice,
-            **options.keywords(),
-            **chosen,
-        )
+        steps = self.gradient_state.num_steps
+        if steps != 1 and self.distributed_type != "DEEPSPEED":
+            loss = loss / steps
+        if self.run_backward is not None:
+            self.run_backward(loss, **options)
+        else:
+            loss.backward(**options)  # type: ignore[no-untyped-call]  # torch's
 
-    def unwrap_model(self, model: nn.Module, **kwargs: Unused) -> nn.Module:
-        """Return the model inside wrappers of compilation and parallelism."""
+    def unwrap_model(
+        self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: Unused = None
+    ) -> nn.Module:
+        """Return the model inside wrappers of compilation and parallelism.
+
+        Args:
+            model: The model.
+            keep_fp32_wrapper: False also takes its forward out of autocast.
+            keep_torch_compile: Changes nothing: the model is compiled in place, or is returned uncompiled.
+        """
         model = getattr(model, "_orig_mod", model)
         if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
             model = model.module
-        return getattr(model, "_orig_mod", model)
+        model = getattr(model, "_orig_mod", model)
+        if not keep_fp32_wrapper:
+            unwrap_forward(model)
+        return model
 
     def gather(self, tensor: Nested) -> Nested:
         """Return what all processes hold, joined along the first dimension."""
@@ -301,25 +247,88 @@ class AcceleratorFacade(ProcessMembers):
         with model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext():
             yield
 
+    @contextlib.contextmanager
+    def join_uneven_inputs(self, joinables: list[nn.Module], even_batches: bool | None = None) -> Iterator[None]:
+        """Let processes with fewer batches of the script's own wait for the others: DDP's `join`.
+
+        Raises:
+            UnsupportedArgument: `even_batches` is to change for loaders that are made.
+        """
+        if even_batches is not None and even_batches != self.even_batches:
+            raise UnsupportedArgument(
+                f"`join_uneven_inputs(even_batches={even_batches})` cannot change loaders that are made.\n\n"
+                'Hint: set `accelerator_config={"even_batches": …}`.'
+            )
+        with contextlib.ExitStack() as stack:
+            for model in joinables:
+                if isinstance(model, DistributedDataParallel):
+                    stack.enter_context(model.join())
+            yield
+
+    def trigger_sync_in_backward(self, model: nn.Module) -> None:
+        """Exchange the gradients in the next backward pass, though `no_sync` was in force in its forward."""
+        if isinstance(model, DistributedDataParallel):
+            model.require_backward_grad_sync = True
+            model.reducer.prepare_for_backward([])
+
+    def unscale_gradients(self, optimizer: Prepared = None) -> None:
+        """Take the scale of `fp16=True` out of gradients, once an update; without a scale do nothing."""
+        if self.scaler is None:
+            return
+        given = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+        for one in self._optimizers if optimizer is None else given:
+            if one is self._trained_optimizer and self.unscale is not None:
+                self.unscale(one)
+            elif one is not self._trained_optimizer:
+                self.scaler.unscale_(unprepared(one))
+
     def clip_grad_norm_(
         self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0
     ) -> torch.Tensor:
-        """Clip gradients by their global norm and return it."""
+        """Clip gradients by their global norm and return it; scaled ones lose their scale first."""
+        if self.unscale is not None:
+            self.unscale(self._trained_optimizer)
         norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
-        """Clip each entry of the gradients."""
+        """Clip each entry of the gradients; scaled ones lose their scale first."""
+        if self.unscale is not None:
+            self.unscale(self._trained_optimizer)
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     @contextlib.contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
-        """Leave the gradients of wrapped models unsynchronised until the update's last micro-batch."""
+        """Count a micro-batch of `gradient_accumulation_steps`, and exchange gradients in the last of them only.
+
+        With 1, which is the default, every micro-batch is the last: `sync_gradients` is True from there on, as under
+        transformers' Trainer.
+        """
+        state = self.gradient_state
+        ends = state.sync_with_dataloader and state.end_of_dataloader
+        self.step = 0 if ends else self.step + 1
+        self.sync_gradients = ends or self.step % state.num_steps == 0
         with contextlib.ExitStack() as stack:
-            if not self.sync_gradients:
+            if not (self.sync_gradients or state.plugin_kwargs.get("sync_each_batch", False)):
                 for model in models:
                     stack.enter_context(self.no_sync(model))
             yield
+
+    def set_trigger(self) -> None:
+        """Set a flag that `check_trigger` finds on all processes."""
+        self.flag_tensor = torch.tensor(1, device=self.device)
+
+    def check_trigger(self) -> bool:
+        """Return whether a process has set the flag, and take it back; every process calls it."""
+        flag = torch.tensor(0, device=self.device) if self.flag_tensor is None else self.flag_tensor
+        self.flag_tensor = torch.tensor(0, device=self.device)
+        return bool(processes.reduce(flag).item() >= 1)
+
+    def skip_first_batches(self, dataloader: DataLoader[Batch], num_batches: int = 0) -> DataLoader[Batch]:
+        """Return a loader that begins after so many batches, which are not read where the data set has places."""
+        loader = copy.copy(self.prepare_data_loader(dataloader))
+        loader.__dict__["skip_batches"] = loader.skip_batches + num_batches
+        return loader
 
     def log(self, values: Mapping[str, object], step: int | None = None, log_kwargs: Unused = None) -> None:
         """Log nothing, with a warning: the Accelerator has no trackers, as upstream's Trainer sets it up."""
@@ -336,22 +345,62 @@ class AcceleratorFacade(ProcessMembers):
         """
         raise ValueError(f"{name} is not a tracker of the Accelerator.\n\nHint: `report_to`, or a callback, logs here.")
 
+    @property
+    def should_save_model(self) -> bool:
+        """Whether this process writes models."""
+        return self.is_main_process
+
+    def save_model(
+        self,
+        model: nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Write a model's weights to a folder, in shards where they are larger; the first process writes.
+
+        Args:
+            model: Wrapped or not.
+            save_directory: The folder; made where it is not there.
+            max_shard_size: Largest file, bytes or a text such as `5GB`.
+            safe_serialization: Write with safetensors.
+        """
+        weights = self.get_state_dict(model)
+        if self.is_main_process:
+            from huggingface_hub import save_torch_state_dict
+
+            os.makedirs(save_directory, exist_ok=True)
+            save_torch_state_dict(
+                weights, str(save_directory), max_shard_size=max_shard_size, safe_serialization=safe_serialization
+            )
+
     def save(self, obj: Prepared, f: str, safe_serialization: bool = False) -> None:
         """Write an object with `torch.save`, or tensors with safetensors, from the first process."""
         if self.is_main_process:
             safetensors.torch.save_file(obj, f) if safe_serialization else torch.save(obj, f)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
-        """Return a model's weights."""
-        return self.unwrap_model(model).state_dict()
+        """Return a model's weights; those that are sharded are gathered, and the first process gets them."""
+        own = self.unwrap_model(model)
+        trained = self._trained_state
+        return (trained if trained is not None and trained.model is own else make_model_state(own)).whole_weights()
 
     def free_memory(self, *objects: Prepared) -> tuple[Prepared, ...]:
         """Forget prepared objects."""
         for held in (self._models, self._optimizers, self._schedulers, self._dataloaders):
             held.clear()
+        self._trained_optimizer = self._trained_schedule = self._trained_state = None
+        self.step = 0
         return tuple(None for _ in objects)
 
     clear = free_memory
 
     def end_training(self) -> None:
         """Finish trackers and process groups; Lightning owns both."""
+
+
+def _accumulation_options(config: AcceleratorConfig) -> dict[str, int]:
+    """Return the options of accumulation that are set, as Accelerate's plugin has them."""
+    usual = {"adjust_scheduler": True, "sync_with_dataloader": True, "sync_each_batch": False}
+    given = config.gradient_accumulation_kwargs or {}
+    return {"num_steps": 1} | {name: given[name] for name in usual if given.get(name, usual[name]) != usual[name]}

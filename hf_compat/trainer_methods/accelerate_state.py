@@ -19,7 +19,10 @@ class ReadingAccelerator(Protocol):
     """What the gradient state asks of the Accelerator."""
 
     sync_gradients: bool
-    loader: Iterable[Batch] | None
+
+    @property
+    def loader(self) -> Iterable[Batch] | None:
+        """The loader whose batches are gathered now."""
 
 
 class DeepSpeedPlugin:
@@ -88,19 +91,40 @@ class GradientState:
         `accelerate.state.GradientState`, 1.15.
     """
 
-    num_steps = 1
     initialized = True
-    sync_with_dataloader = True
-    adjust_scheduler = is_xla_gradients_synced = False
+    is_xla_gradients_synced = False
 
     def __init__(self, accelerator: ReadingAccelerator) -> None:
         self._accelerator = accelerator
-        self.plugin_kwargs: dict[str, object] = {}
+        self.plugin_kwargs: dict[str, int] = {}  # as Accelerate's plugin has them: numbers and truth values
+
+    @property
+    def num_steps(self) -> int:
+        """Micro-batches of which `accelerator.accumulate` makes an update."""
+        steps: int = self.plugin_kwargs.get("num_steps", 1)
+        return steps
+
+    @property
+    def adjust_scheduler(self) -> bool:
+        """Whether schedules that are prepared count micro-batches, too."""
+        return bool(self.plugin_kwargs.get("adjust_scheduler", False))
+
+    @property
+    def sync_with_dataloader(self) -> bool:
+        """Whether `accelerator.accumulate` ends an update with the data."""
+        return bool(self.plugin_kwargs.get("sync_with_dataloader", True))
 
     @property
     def sync_gradients(self) -> bool:
         """Whether this micro-batch is the update's last."""
         return self._accelerator.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, is_last: bool) -> None:
+        self._accelerator.sync_gradients = is_last
+
+    def _set_sync_gradients(self, sync_gradients: bool) -> None:
+        self._accelerator.sync_gradients = sync_gradients
 
     @property
     def active_dataloader(self) -> Iterable[Batch] | None:

@@ -169,6 +169,7 @@ class EvaluationMethods(UpstreamHooks):
         count = self.num_examples(dataloader) if has_length(dataloader) else None
         log_evaluation(description, count, self.args.eval_batch_size)
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        evaluated_before = self.accelerator.evaluated
         gather, drops = self._gather_of_evaluation(dataloader)
         run = EvaluationRun(
             self,
@@ -183,7 +184,10 @@ class EvaluationMethods(UpstreamHooks):
             self._evaluation_averages.take,
             drops,
         )
-        self._drive(run, plan)
+        try:
+            self._drive(run, plan)
+        finally:
+            self.accelerator.evaluated = evaluated_before
         output = run.output or run.finish()
         self._add_preparation_time(output, metric_key_prefix)
         return output
@@ -206,7 +210,7 @@ class EvaluationMethods(UpstreamHooks):
 
         Also returns whether samples that fill up the last batch are to be dropped: a subclass's way does that itself.
         """
-        self.accelerator.loader = loader
+        self.accelerator.evaluated = loader
         own = self.accelerator.gather_for_metrics
         chosen = self.__dict__.get("gather_function", own)
         if chosen != own:

@@ -20,6 +20,7 @@ from hf_compat.optim.greedy_lr import GreedyLR
 from hf_compat.optim.layerwise import LayerWiseDummyOptimizer
 from hf_compat.optim.low_bit import keep_embeddings_in_32_bit, wants_embeddings_in_32_bit
 from hf_compat.optim.lr_schedulers import follows_metric, get_scheduler, make_schedule
+from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.parameters import parameters_of
 from hf_compat.trainer_methods.base import TrainerBase
@@ -34,6 +35,7 @@ class OptimizationMethods(TrainerBase):
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Set `optimizer` and `lr_scheduler` where they are not set yet."""
         self.create_optimizer()
+        self.optimizer = unprepared(self.optimizer)
         self.create_scheduler(num_training_steps=num_training_steps)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:

@@ -61,6 +61,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
     ) -> TrainOutput:
         """Fit once: load data, plan, let Lightning train, finish."""
         args = self.args if args is None else args
+        self.accelerator.free_memory()
         if args.auto_find_batch_size and batch_size is not None:
             self._update_auto_batch_size(batch_size)
         self._check_evaluation_data()
@@ -108,9 +109,8 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
             module.leave_fit()
             run.module = run.lightning_trainer = None
             run.windows.close()
-            self.accelerator.run_backward = None
-            self.accelerator.give_back()
             self.model_wrapped = self._wrapped_between_runs()
+            self.accelerator.leave_fit()
             self._watch_outputs(False)
 
     def _log_as_upstream(self, run: TrainingRun, counts: RunCounts, parameters: int) -> None:
@@ -181,6 +181,8 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         start_from(trainer, run.start.epoch, self.state.global_step)
         precision = trainer.precision_plugin
         self.accelerator.scaler = precision.scaler if isinstance(precision, ForwardPrecision) else None
+        if isinstance(precision, ForwardPrecision) and precision.scaler is not None:
+            self.accelerator.unscale = precision.unscale
         return trainer
 
     def _with_model_options(self, plan: LightningPlan) -> LightningPlan:
@@ -211,7 +213,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         with failing_together(CheckpointError, self._is_loading):
             self._load_states(run)
         self._is_loading = False
-        self.accelerator.take_up(self.model_wrapped, self.optimizer, self.lr_scheduler)
+        self.accelerator.take_up(self._fit_model_state, self.optimizer, self.lr_scheduler)
         handler = self.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         handler.train_dataloader = run.loader

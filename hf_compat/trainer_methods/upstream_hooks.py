@@ -95,7 +95,11 @@ class UpstreamHooks(TrainerBase):
             `transformers.Trainer.create_accelerator_and_postprocess`, 5.23.
         """
         self.accelerator = AcceleratorFacade(self.args)
+        self.accelerator.is_trained_by_engine = self._is_own_model
         self.gather_function = self.accelerator.gather_for_metrics
+
+    def _is_own_model(self, model: nn.Module) -> bool:
+        return model is self.model or model is self.__dict__.get("model_wrapped")
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Loader | None = None) -> nn.Module:
         """Return the model that a fit or an evaluation runs: the same one, Lightning's strategy wraps it."""

@@ -16,16 +16,12 @@ import hf_compat
 from hf_compat import Trainer
 from hf_compat.hf.process_state import _part_of
 
-# What Accelerate alone is about: FP8, DeepSpeed's and FSDP's plugins, saving what it has prepared, its own profiler.
+# What Accelerate alone is about: FP8, its handlers, its own profiler, devices that share a tensor.
 NOT_HERE = {
-    "ao_recipe_handler", "autocast_handler", "check_trigger", "context_parallel_rank", "data_parallel_rank",
-    "data_parallel_shard_rank", "ddp_handler", "deepspeed_ulysses_dl_adapter", "delayed_fp8_autocast", "flag_tensor",
-    "fp8_backend", "fp8_recipe_handler", "has_fp8_handler", "init_handler", "join_uneven_inputs", "load_state",
-    "log_with", "lomo_backward", "maybe_context_parallel", "msamp_recipe_handler", "pipeline_parallel_rank", "profile",
-    "profile_handler", "project_configuration", "register_for_checkpointing", "register_load_state_pre_hook",
-    "register_save_state_pre_hook", "rng_types", "save_model", "save_state", "scaler_handler", "set_trigger",
-    "should_save_model", "skip_first_batches", "step", "te_recipe_handler", "tensor_parallel_rank",
-    "trigger_sync_in_backward", "unscale_gradients", "use_stateful_dataloader", "verify_device_map",
+    "ao_recipe_handler", "autocast_handler", "context_parallel_rank", "data_parallel_rank", "data_parallel_shard_rank",
+    "ddp_handler", "deepspeed_ulysses_dl_adapter", "fp8_recipe_handler", "init_handler", "lomo_backward",
+    "maybe_context_parallel", "msamp_recipe_handler", "pipeline_parallel_rank", "profile", "profile_handler",
+    "project_configuration", "rng_types", "scaler_handler", "te_recipe_handler", "tensor_parallel_rank",
 }  # fmt: skip
 
 
@@ -125,7 +121,7 @@ def test_what_is_prepared_and_what_is_trained(make_args):
     class Own(Trainer):
         def training_step(self, *args, **kwargs):
             accelerator = self.accelerator
-            seen.append((accelerator._models[0] is self.model_wrapped, accelerator._optimizers == [self.optimizer]))
+            seen.append((accelerator._models == [self.model], accelerator._optimizers == [self.optimizer]))
             with accelerator.accumulate(self.model):
                 return super().training_step(*args, **kwargs)
 
@@ -133,9 +129,10 @@ def test_what_is_prepared_and_what_is_trained(make_args):
     reference, loader = nn.Linear(2, 2), DataLoader(toy.rows(8), batch_size=2)
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     model, made, same = trainer.accelerator.prepare(reference, loader, optimizer)
-    assert model is reference and same is optimizer and len(made) == 4
+    assert model is reference and same.optimizer is optimizer and len(made) == 4
+    assert trainer.accelerator.prepare(same) is same and trainer.accelerator.prepare(made) is made
     trainer.train()
-    assert seen == [(True, False)] * 2 and trainer.accelerator._models == [reference]
+    assert seen == [(True, True)] * 2 and trainer.accelerator._models == [trainer.model]
     assert trainer.accelerator.free_memory(model) == (None,) and trainer.accelerator._models == []
     assert trainer.accelerator.unwrap_model(nn.DataParallel(reference)) is reference
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from hf_compat.checkpoint.model_state.shards import (
     read_optimizer_shards,
 )
 from hf_compat.checkpoint.optimizer_types import follow_parameters
-from hf_compat.checkpoint.reading import LoadResult, Weights, read_torch_file, read_weights
+from hf_compat.checkpoint.reading import LoadResult, Weights, fitting, read_torch_file, read_weights
 from hf_compat.checkpoint.taken_over import check_optimizer_took_over
 from hf_compat.interop.transformers_models import as_held
 
@@ -88,7 +88,7 @@ class ModelState(abc.ABC):
         """
         if has_model_shards(folder):
             return read_model_shards(folder, self.model)
-        result = self._set_weights(as_held(self.model, read_weights(folder)))
+        result = self.set_weights(as_held(self.model, read_weights(folder)))
         tie_weights = getattr(self.model, "tie_weights", None)  # transformers' models have it
         if callable(tie_weights):
             tie_weights()
@@ -106,8 +106,8 @@ class ModelState(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _set_weights(self, weights: Weights) -> LoadResult:
-        """Load whole weights, which every process has."""
+    def set_weights(self, weights: Weights) -> LoadResult:
+        """Load whole weights, which every process has, under the names of `whole_weights`."""
 
 
 class TorchState(ModelState):
@@ -121,12 +121,32 @@ class TorchState(ModelState):
         path = Contents(folder).find(names.OPTIMIZER_NAME)
         if path is None:
             return False
-        content = read_torch_file(path)
+        self.set_optimizer_state(path, read_torch_file(path), optimizer)
+        return True
+
+    def set_optimizer_state(self, path: str, content: object, optimizer: torch.optim.Optimizer) -> None:
+        """Load the state of an optimizer of a whole model, which every process has.
+
+        Args:
+            path: Where it comes from.
+            content: What was read there.
+            optimizer: The optimizer.
+
+        Raises:
+            CheckpointError: It is no state, or does not fit.
+        """
         check_optimizer(path, content)
-        self._set_optimizer_state(optimizer, content)
+        with fitting(path):
+            self._set_optimizer_state(optimizer, cast(OptimizerState, content))
         follow_parameters(optimizer)
         check_optimizer_took_over(path, optimizer)
-        return True
+
+    @abc.abstractmethod
+    def whole_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OptimizerState:
+        """Return the state as an optimizer of a whole model has it.
+
+        Where it is gathered, the first process gets it.
+        """
 
     @abc.abstractmethod
     def _set_optimizer_state(self, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:

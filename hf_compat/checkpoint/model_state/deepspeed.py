@@ -84,7 +84,7 @@ class DeepSpeedState(ModelState):
             self.engine.load_checkpoint(folder, tag=name, load_lr_scheduler_states=False)
         return True
 
-    def _set_weights(self, weights: Weights) -> LoadResult:
+    def set_weights(self, weights: Weights) -> LoadResult:
         named = names_of(self.model, weights)
         if not self.engine.zero_optimization_partition_weights():
             return self.model.load_state_dict(named, strict=False)

@@ -82,7 +82,7 @@ class FSDP2State(TorchState):
         groups = [{**group, "params": [index[name] for name in group["params"]]} for group in named["param_groups"]]
         return {"state": {index[name]: state for name, state in named["state"].items()}, "param_groups": groups}
 
-    def _set_weights(self, weights: Weights) -> LoadResult:
+    def set_weights(self, weights: Weights) -> LoadResult:
         result: LoadResult = set_model_state_dict(self.model, dict(weights), options=_FROM_WHOLE)
         return result
 

@@ -34,7 +34,10 @@ class PlainState(TorchState):
         if is_writer:
             save_torch(optimizer.state_dict(), os.path.join(folder, names.OPTIMIZER_NAME))
 
-    def _set_weights(self, weights: Weights) -> LoadResult:
+    def whole_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OptimizerState:
+        return optimizer.state_dict()
+
+    def set_weights(self, weights: Weights) -> LoadResult:
         model = self._uncompiled
         return model.load_state_dict(names_of(model, weights), strict=False)
 
