@@ -142,9 +142,10 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
 
 def _preflight(captured: CapturedTrain) -> PreflightReport:
     """Check a call of `train()` with the arguments as the script has written them."""
+    from hf_compat.script_runs.until_train import restore_as_written
+
     trainer = captured.trainer
-    for name, value in vars(trainer.args).get("_as_written", {}).items():
-        setattr(trainer.args, name, value)  # None becomes the default again
+    restore_as_written(trainer.args)
     wanted = _checkpoint_of(captured.positional, captured.keywords)
     return trainer.preflight(wanted if isinstance(wanted, (str, bool)) else None)
 

@@ -120,7 +120,7 @@ def _leave(folder: Path, clean: bool, is_new: bool) -> None:
     if not clean:
         print(f"kept: {folder} (each side's log.txt, output/, files/, record/)", file=sys.stderr)  # noqa: T201 - as above
         return
-    for side in ("transformers", "hf_compat"):
+    for side in ("transformers", "hf_compat", "again"):
         shutil.rmtree(folder / side, ignore_errors=True)
     if is_new:
         folder.rmdir()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,8 +56,13 @@ def _eject(chosen: argparse.Namespace) -> int:
     check_folder(folder)
     recorder = Recorder(Path(chosen.script).resolve().parent if not chosen.module else Path.cwd())
     script = UserScript(path=chosen.script, arguments=tuple(arguments), is_module=chosen.module)
-    with recorder.listening():
-        ejected = run_until_train(script, lambda captured: eject(captured, recorder, chosen.script, folder))
+    # what the script prints is no part of the answer, and its own output folder is not made
+    with tempfile.TemporaryDirectory() as scratch, recorder.listening(), contextlib.redirect_stdout(sys.stderr):
+        ejected = run_until_train(
+            script,
+            lambda captured: eject(captured, recorder, chosen.script, folder),
+            {"output_dir": f"{scratch}/output", "push_to_hub": False},
+        )
     print(f"written: {target}")  # noqa: T201 - the command's answer
     for file in ejected.files:
         print(f"  {file}")  # noqa: T201 - the command's answer

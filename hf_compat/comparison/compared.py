@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hf_compat.comparison.contents import KeptTensors, files_under, verdict_on_files
 from hf_compat.comparison.reading import End, Findings, read_records
+from hf_compat.comparison.repeating import UNREPEATABLE, can_be_asked, limits_up_to, repeats
 from hf_compat.comparison.running import Limits, Progress, SideRun, run_side
 from hf_compat.comparison.sides import Side, other_side, own_side
 from hf_compat.comparison.verdicts import Difference, Verdict, first_of, verdicts_of
@@ -49,6 +50,7 @@ class Comparison:
         complaints: Why it is not, or not wholly, a comparison; empty where it is.
         status: The exit status: 0 equal, 1 different, 2 not compared.
         compat: Generation of transformers whose defaults counted here, where it was not the newest.
+        is_repeatable: Whether transformers alone gives the same twice; asked only where the sides differ.
     """
 
     theirs: SideReport
@@ -57,6 +59,7 @@ class Comparison:
     complaints: tuple[str, ...]
     status: int
     compat: str | None = None
+    is_repeatable: bool = True
 
     @property
     def first(self) -> Difference | None:
@@ -115,8 +118,24 @@ def compare(
             break
     if len(reports) < len(sides):
         reports.append(_not_run(sides[1], folder))
-    theirs, ours = reports
-    return judge(theirs, ours, compat=compat)
+    found = judge(*reports, compat=compat)
+    return found if _repeats(found, request, progress) else _unrepeatable(found)
+
+
+def _repeats(found: Comparison, request: Request, progress: Progress | None) -> bool:
+    """Return whether transformers, run again up to the first difference, gives the same there."""
+    first, theirs = found.first, found.theirs
+    if first is None or not can_be_asked(first) or not theirs.end.is_whole:
+        return True
+    ran = run_side(
+        theirs.side, request.script, theirs.folder.with_name("again"), limits_up_to(first, request.limits),
+        allowed=request.allowed, progress=progress,
+    )  # fmt: skip
+    return repeats(first, theirs.found, _report(ran).found)
+
+
+def _unrepeatable(found: Comparison) -> Comparison:
+    return replace(found, complaints=(*found.complaints, UNREPEATABLE), status=2, is_repeatable=False)
 
 
 def judge(theirs: SideReport, ours: SideReport, compat: str | None = None) -> Comparison:

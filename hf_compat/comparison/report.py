@@ -25,11 +25,11 @@ def as_text(comparison: Comparison, limits: Limits) -> str:
     explained = [reason for verdict in comparison.verdicts for reason in verdict.explained]
     if explained:
         parts += ["", "explained, not counted:", *_shortened(explained)]
-    for complaint in comparison.complaints:
-        parts += ["", complaint.rstrip()]
     first = comparison.first
     if first is not None:
         parts += ["", f"first difference: {_place(first)}", *_both(first)]
+    for complaint in comparison.complaints:
+        parts += ["", complaint.rstrip()]
     return "\n".join([*parts, "", _conclusion(comparison)])
 
 
@@ -48,6 +48,7 @@ def as_json(comparison: Comparison, limits: Limits) -> str:
         "compat": comparison.compat,
         "sides": [_side(one) for one in (comparison.theirs, comparison.ours)],
         "quantities": [{**asdict(verdict), "equal": verdict.is_equal} for verdict in comparison.verdicts],
+        "repeatable": comparison.is_repeatable,
         "first_difference": None if first is None else asdict(first),
         "complaints": list(comparison.complaints),
     }
@@ -144,5 +145,7 @@ def _conclusion(comparison: Comparison) -> str:
         return "Equal, bit for bit."
     if comparison.status == 1:
         return "Different."
+    if not comparison.is_repeatable:
+        return "Not compared: a script that does not repeat itself cannot be."
     is_part = " What is above was compared until then." if comparison.verdicts else ""
     return f"Not compared to the end.{is_part}" if comparison.verdicts else "Nothing was compared."

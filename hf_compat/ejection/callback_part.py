@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from hf_compat.ejection.expressions import Expressions
 from hf_compat.ejection.findings import CannotBeWritten, Findings
+from hf_compat.ejection.run_part import RunPart
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.builtin_callbacks import (
     DefaultFlowCallback,
@@ -66,12 +67,12 @@ class CallbackPart:
     read_arguments: dict[str, str] = field(default_factory=dict)
 
 
-def describe_callbacks(trainer: Trainer, save_steps: int, write: Expressions, findings: Findings) -> CallbackPart:
+def describe_callbacks(trainer: Trainer, run: RunPart, write: Expressions, findings: Findings) -> CallbackPart:
     """Return callbacks, loggers and checkpoints of the run in Lightning's words."""
     part = CallbackPart()
     args = trainer.args
     _add_loggers(part, args, findings)
-    _add_checkpoints(part, args, save_steps)
+    _add_checkpoints(part, args, run, findings)
     for callback in trainer.callback_handler.callbacks:
         _add(part, callback, args, write, findings)
     for callback in trainer._lightning_callbacks:
@@ -100,22 +101,27 @@ def _add_loggers(part: CallbackPart, args: TrainingArguments, findings: Findings
         part.loggers.append(Entry(f"{_LOGGERS}.{TRACKERS[tracker]}", json.dumps(options)))
 
 
-def _add_checkpoints(part: CallbackPart, args: TrainingArguments, save_steps: int) -> None:
-    """Write the checkpoints that the arguments ask for: by updates or epochs, and the best one."""
+def _add_checkpoints(part: CallbackPart, args: TrainingArguments, run: RunPart, findings: Findings) -> None:
+    """Write the checkpoints that the arguments ask for: by updates or epochs, that of the end, and the best one."""
     strategy = args.save_strategy
     part.checkpoints = strategy != SaveStrategy.NO
     if not part.checkpoints:
         return
     path = f"{_CALLBACKS}.ModelCheckpoint"
+    place: dict[str, object] = {"dirpath": "output/checkpoints", "filename": "{epoch}-{step}"}
     if strategy != SaveStrategy.BEST:
-        options: dict[str, object] = {"dirpath": "output/checkpoints", "filename": "{epoch}-{step}"}
         by_step = strategy == SaveStrategy.STEPS
         by_epoch = {"every_n_epochs": 1, "save_on_train_epoch_end": True}
-        options |= {"every_n_train_steps": save_steps} if by_step else by_epoch
         # of several the newest stay, as with `save_total_limit`
         limited = {"monitor": "step", "mode": "max", "save_top_k": args.save_total_limit}
+        options = {**place, **({"every_n_train_steps": run.save_steps} if by_step else by_epoch)}
         options |= limited if args.save_total_limit else {"save_top_k": -1}
         part.callbacks.append(Entry(path, json.dumps(options)))
+    if run.saves_at_end:
+        # a multiple of the last update's number is that one alone
+        part.callbacks.append(Entry(path, json.dumps({**place, "every_n_train_steps": run.counts.max_updates})))
+        if args.save_total_limit:
+            findings.tell("The last update's checkpoint is kept besides those that `save_total_limit` leaves.")
     if args.load_best_model_at_end or strategy == SaveStrategy.BEST:
         best = {"dirpath": "output/checkpoints", "filename": "best", "save_top_k": 1, **_monitored(args)}
         part.callbacks.append(Entry(path, json.dumps(best)))

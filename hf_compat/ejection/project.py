@@ -34,12 +34,11 @@ from hf_compat.ejection.run_part import (
 from hf_compat.ejection.sources import UserCode
 from hf_compat.ejection.supported import check_arguments
 from hf_compat.errors import ArgumentError, OutputFolderError, UnsupportedArgument
-from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.interop.transformers_models import is_pretrained_model
 from hf_compat.plan.lightning_equivalents import lightning_precision
 from hf_compat.runtime.rng import RandomStates, unpack_rng
-from hf_compat.script_runs.until_train import CapturedTrain
+from hf_compat.script_runs.until_train import CapturedTrain, restore_as_written
 from hf_compat.trainer import Trainer
 
 Values = dict[str, object]
@@ -88,6 +87,7 @@ def eject(captured: CapturedTrain, recorder: Recorder, script: str, folder: Path
         UnsupportedArgument: Something of the run cannot be written in plain Lightning; all of it is listed.
     """
     check_folder(folder)
+    restore_as_written(captured.trainer.args)
     findings = Findings()
     check_arguments(captured.trainer.args, findings)
     check_overrides(captured.trainer, findings)
@@ -146,7 +146,7 @@ class _Project:
         self.optimizer: OptimizerPart = describe_optimizer(
             trainer, self.run.counts.max_updates, write["module"], findings
         )
-        self.callbacks: CallbackPart = describe_callbacks(trainer, self.run.save_steps, write["callbacks"], findings)
+        self.callbacks: CallbackPart = describe_callbacks(trainer, self.run, write["callbacks"], findings)
 
     def write(self, folder: Path) -> Ejected:
         """Write the project aside, and put it in its place when it is whole."""
@@ -236,7 +236,6 @@ class _Project:
             "windows": run.windows,
             "accumulates": run.window > 1 and not run.windows,
             "deterministic": args.full_determinism,
-            "strategy": _strategy(args, self.findings),
             "eval_every": interval,
             "evaluates_at_end": at_end,
             "logging_steps": run.logging_steps,
@@ -325,23 +324,12 @@ def _saver_of(states: RandomStates) -> Save:
     return lambda path: torch.save(kept, path)
 
 
-def _strategy(args: TrainingArguments, findings: Findings) -> str | None:
-    """Return Lightning's strategy for several devices, where the arguments ask for one."""
-    if args.deepspeed:
-        findings.tell("`deepspeed`: the configuration has Lightning's DeepSpeedStrategy; set `devices`, and test it.")
-        return "deepspeed"
-    if args.fsdp:
-        findings.tell("`fsdp`: the configuration has Lightning's FSDPStrategy; set `devices`, and test it.")
-        return "fsdp"
-    return None
-
-
 def _format(folder: Path) -> None:
     """Let ruff format the files, where it is installed: lines that a template fills may be longer than it allows."""
     ruff = [sys.executable, "-m", "ruff"]
     if subprocess.run([*ruff, "--version"], capture_output=True, check=False).returncode:
         return
     for words in (["check", "--fix", "--select", "F401,I", "--quiet"], ["format", "--quiet"]):
-        found = subprocess.run([*ruff, *words, str(folder)], capture_output=True, text=True, check=False)
+        found = subprocess.run([*ruff, *words, "--no-cache", str(folder)], capture_output=True, text=True, check=False)
         if found.returncode:
             raise ArgumentError(f"ruff cannot read what was written: {found.stdout}{found.stderr}")

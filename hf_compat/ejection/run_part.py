@@ -35,6 +35,7 @@ class RunPart:
         logging_steps: Updates between logs.
         eval_steps: Updates between evaluations.
         save_steps: Updates between checkpoints.
+        saves_at_end: Whether the last update has a checkpoint besides those at regular intervals.
     """
 
     counts: RunCounts
@@ -43,6 +44,7 @@ class RunPart:
     logging_steps: int
     eval_steps: int
     save_steps: int
+    saves_at_end: bool
 
     @property
     def whole_epochs(self) -> int | None:
@@ -89,13 +91,16 @@ def describe_run(trainer: Trainer, data: DataPart | None, loss: LossPart) -> Run
     even = not counts.is_endless and counts.micro_batches_per_epoch % window == 0
     exact = even and loss.divides and not loss.counts_items
     reads_random = data is not None and data.reads_random
+    save_steps = int(trainer.state.save_steps or 0)
+    is_saved_by_step = trainer.args.save_strategy == SaveStrategy.STEPS and save_steps > 0
     return RunPart(
         counts=counts,
         window=window,
         windows=window > 1 and (not exact or reads_random),
         logging_steps=int(trainer.state.logging_steps or 1),
         eval_steps=int(trainer.state.eval_steps or 0),
-        save_steps=int(trainer.state.save_steps or 0),
+        save_steps=save_steps,
+        saves_at_end=is_saved_by_step and counts.max_updates % save_steps != 0,
     )
 
 
@@ -106,9 +111,3 @@ def evaluation_interval(trainer: Trainer, run: RunPart) -> tuple[int | None, boo
         per_update = 1 if run.windows else run.window
         return run.eval_steps * per_update, updates % run.eval_steps != 0
     return None, strategy == IntervalStrategy.EPOCH and updates % run.counts.updates_per_epoch != 0
-
-
-def saves_at_end(trainer: Trainer, run: RunPart) -> bool:
-    """Return whether the last update has a checkpoint besides those at regular intervals."""
-    is_by_step = trainer.args.save_strategy == SaveStrategy.STEPS
-    return is_by_step and run.save_steps > 0 and run.counts.max_updates % run.save_steps != 0

@@ -36,7 +36,7 @@ WITHOUT_EFFECT = frozenset(
         "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor",
         "dataloader_multiprocessing_context", "dataloader_in_order", "torch_empty_cache_steps", "ignore_data_skip",
         "eval_use_gather_object", "restore_callback_states_from_checkpoint", "skip_memory_metrics",
-        "overwrite_output_dir", "eval_do_concat_batches",
+        "overwrite_output_dir", "eval_do_concat_batches", "accelerator_config", "fsdp_config",
     )
 )  # fmt: skip
 # Arguments that are left out, and what the user does in their place.
@@ -61,8 +61,9 @@ REFUSED = {
     "fp16_full_eval": "evaluations in float16",
     "debug": "hooks that watch for NaN",
     "parallelism_config": "a mesh of devices",
-    "accelerator_config": "options of Accelerate",
 }
+# Arguments that spread the weights over devices, and Lightning's strategy for each.
+SHARDING = {"fsdp": "FSDPStrategy", "deepspeed": "DeepSpeedStrategy"}
 
 
 def check_arguments(args: TrainingArguments, findings: Findings) -> None:
@@ -71,9 +72,16 @@ def check_arguments(args: TrainingArguments, findings: Findings) -> None:
         told = shown(name, getattr(args, name))
         if name in REFUSED:
             findings.forbid(f"`{told}`: {REFUSED[name]} cannot be written in plain Lightning here.", "leave it out.")
+        elif name in SHARDING:
+            findings.forbid(
+                f"`{told}` spreads the weights over devices, and the project clips gradients, chooses parameter groups "
+                "and saves the model by whole weights.",
+                f"leave it out; Lightning's {SHARDING[name]} goes into `config.yaml` afterwards, with its own clipping "
+                "in the place of the project's.",
+            )
         elif name in LEFT_OUT:
             findings.tell(f"`{told}` is left out: {LEFT_OUT[name]}.")
-        elif not name.startswith(_FOLLOWS) and name not in ("fsdp", "fsdp_config", "deepspeed"):
+        elif not name.startswith(_FOLLOWS):
             findings.tell(f"`{told}` is left out: the project has no word for it.")
 
 
@@ -84,7 +92,5 @@ def _set_away_from_default(args: TrainingArguments) -> Iterator[str]:
         if not field.init or field.name in known or not is_of_hf:
             continue
         default, value = default_of(field), getattr(args, field.name)
-        if field.name == "accelerator_config":
-            continue
         if (value is not None) if default is None else bool(value != default):
             yield field.name

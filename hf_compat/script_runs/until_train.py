@@ -190,6 +190,12 @@ def arguments_overridden(values: Mapping[str, object]) -> Iterator[None]:
         TrainingArguments.__post_init__ = finish  # type: ignore[method-assign]
 
 
+def restore_as_written(args: TrainingArguments) -> None:
+    """Give overridden arguments the values that the script has written; None becomes the default again."""
+    for name, value in vars(args).get("_as_written", {}).items():
+        setattr(args, name, value)
+
+
 @contextlib.contextmanager
 def _no_input() -> Iterator[None]:
     """Answer whoever reads from the standard input with its end, as a job without a terminal does."""

@@ -58,6 +58,14 @@ def test_a_changed_collator_is_named_with_its_update(tmp_path):
     assert "first difference: update 5, micro-batch losses, micro-batch 0" in text and "Different." in text
 
 
+@pytest.mark.matrix  # three processes
+def test_a_script_that_does_not_repeat_itself_says_nothing_of_the_engines(tmp_path):
+    report, text = compared(tmp_path / "here", "--max-steps", "2", CHANGED, "--changed", "unseeded", status=2)
+    assert report["repeatable"] is False and report["equal"] is False
+    assert "run under transformers a second time" in text and "set_seed(…)" in text and "Different." not in text
+    assert "Not compared: a script that does not repeat itself cannot be." in text
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("changed", "update", "quantity"), [("seed", 1, "micro-batch losses"), ("rate", 5, "learning rates")]

@@ -11,6 +11,7 @@ import torch
 from hf_compat.comparison.compared import SideReport, judge
 from hf_compat.comparison.contents import files_under, first_difference, verdict_on_files
 from hf_compat.comparison.reading import End, read_records
+from hf_compat.comparison.repeating import limits_up_to, repeats
 from hf_compat.comparison.report import as_json, as_text
 from hf_compat.comparison.running import Limits
 from hf_compat.comparison.sides import Side
@@ -156,3 +157,15 @@ def test_a_file_that_differs_is_named_with_its_place(tmp_path):
     assert "output/only.txt" in {found.first.name, "output/only.txt"} and found.first.name == "output/manifest.txt"
     where = first_difference({"a": [torch.ones(3)]}, {"a": [changed]})
     assert where == ("['a'][0][1]", 1.0, 1 + 2**-20)
+
+
+def test_a_difference_that_transformers_has_with_itself_is_told_from_one_of_the_engines(judged, tmp_path):
+    found = judged(lines_of(), lines_of(loss_2={"value": 0.25}))
+    once = found.theirs.found
+    alike = report_of(tmp_path / "1", "again", lines_of(2, event_2={"flags": "10000"})).found
+    assert repeats(found.first, once, alike)
+    other = report_of(tmp_path / "2", "again", lines_of(2, loss_1={"value": 0.75})).found
+    assert not repeats(found.first, once, other)
+    later = report_of(tmp_path / "3", "again", lines_of(3, loss_3={"value": 0.75})).found
+    assert repeats(found.first, once, later)
+    assert [limits_up_to(found.first, Limits(max_steps=n)).max_steps for n in (2, 3, 20, 0)] == [2, 3, 3, 3]

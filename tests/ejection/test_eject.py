@@ -37,11 +37,20 @@ def outcomes(name, folder):
     """Eject a script, run it and its project, and return how far they are apart."""
     ejected = eject(SCRIPTS / f"{name}.py", "--output_dir", folder / "out", folder=folder)
     assert ejected.returncode == 0, ejected.stderr
+    assert os.listdir(folder) == ["project"]  # nothing else was written
     trained = run(OUTCOMES, "trained", SCRIPTS / f"{name}.py", "--output_dir", folder / "out", folder=folder)
     assert trained.returncode == 0, trained.stderr
     fitted = run(OUTCOMES, "ejected", folder=folder / "project", hf_compat=False)
     assert fitted.returncode == 0, fitted.stderr
+    check_last_checkpoint(folder)
     return differences(folder, folder / "project")
+
+
+def check_last_checkpoint(folder):
+    """The update of the script's last checkpoint has one in the project, too."""
+    last = max((int(path.name.partition("-")[2]) for path in (folder / "out").glob("checkpoint-*")), default=None)
+    made = [path.name for path in (folder / "project").rglob("*.ckpt")]
+    assert last is None or any(name.endswith(f"step={last}.ckpt") for name in made), (last, made)
 
 
 def check_style(project):

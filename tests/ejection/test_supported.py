@@ -1,0 +1,29 @@
+"""Which training arguments an ejected project can have."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_compat import TrainingArguments
+from hf_compat.ejection.findings import Findings
+from hf_compat.ejection.supported import check_arguments
+
+
+@pytest.mark.parametrize(
+    ("argument", "strategy"),
+    [
+        ({"fsdp": "full_shard"}, "FSDPStrategy"),
+        ({"deepspeed": {"zero_optimization": {"stage": 2}}}, "DeepSpeedStrategy"),
+    ],
+)
+def test_weights_spread_over_devices_are_refused(argument, strategy, tmp_path):
+    findings = Findings()
+    check_arguments(TrainingArguments(tmp_path, **argument), findings)
+    (problem,) = findings.problems
+    assert strategy in problem and next(iter(argument)) in problem and not findings.notes
+
+
+def test_options_of_one_process_say_nothing(tmp_path):
+    findings = Findings()
+    check_arguments(TrainingArguments(tmp_path, accelerator_config={"split_batches": True}), findings)
+    assert findings.problems == [] and findings.notes == []
