@@ -118,7 +118,8 @@ def compare(
             break
     if len(reports) < len(sides):
         reports.append(_not_run(sides[1], folder))
-    found = judge(*reports, compat=compat)
+    theirs, ours = reports
+    found = judge(theirs, ours, compat=compat)
     return found if _repeats(found, request, progress) else _unrepeatable(found)
 
 

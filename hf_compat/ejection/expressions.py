@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from hf_compat.ejection.findings import CannotBeWritten
-from hf_compat.ejection.recording import Given, Recorder
+from hf_compat.ejection.library_calls import Call, Given
+from hf_compat.ejection.recording import Recorder
 from hf_compat.ejection.sources import STAND_INS, Import, UserCode
 
 _LARGEST_WRITTEN_TENSOR = 64
@@ -107,9 +108,12 @@ class Expressions:
 
     def call(self, made: type, given: Given) -> str:
         """Return the call of a class with what it was given."""
+        return f"{self.of(made)}({self.words(given)})"
+
+    def words(self, given: Given) -> str:
+        """Return what a call is given, as it stands between its brackets."""
         positional, named = given
-        words = [*map(self.of, positional), *(f"{name}={self.of(value)}" for name, value in named.items())]
-        return f"{self.of(made)}({', '.join(words)})"
+        return ", ".join([*map(self.of, positional), *(f"{name}={self.of(value)}" for name, value in named.items())])
 
     def import_(self, wanted: Import) -> None:
         for other in self.imports | (self.code.imports if self.is_user_code else set()):
@@ -235,8 +239,14 @@ def _saved_pretrained(write: Expressions, value: object) -> str | None:
 
 
 def _recorded(write: Expressions, value: object) -> str | None:
-    given = write.recorder.arguments_of(value)
-    return None if given is None else write.call(type(value), given)
+    origin = write.recorder.origin_of(value)
+    if origin is None or not isinstance(origin, Call):
+        return None if origin is None else write.call(type(value), origin)
+    if isinstance(origin.of, str):
+        return f"{write.named(origin.of, origin.name)}({write.words(origin.given)})"
+    if origin.name == "[]":
+        return f"{write.of(origin.of)}[{write.words(origin.given)}]"
+    return f"{write.of(origin.of)}.{origin.name}({write.words(origin.given)})"
 
 
 def _dataclass(write: Expressions, value: object) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.ejection.expressions import Expressions
 from hf_compat.ejection.findings import CannotBeWritten, Findings
@@ -67,11 +68,8 @@ def describe_optimizer(trainer: Trainer, updates: int, write: Expressions, findi
             f"The optimizer, a {type(optimizer).__name__}, cannot be written: {error}.",
             "choose one by `optim`, or make one of `torch.optim`.",
         )
-    overridden = type(trainer).create_scheduler is not OptimizationMethods.create_scheduler
-    if own_schedule:
-        _given_schedule(part, trainer, write, findings)
-    elif overridden:
-        findings.forbid("`create_scheduler` is overridden.", "choose a schedule by `lr_scheduler_type`.")
+    if own_schedule or type(trainer).create_scheduler is not OptimizationMethods.create_scheduler:
+        _made_schedule(part, trainer, optimizer, updates, write, findings)
     else:
         part.schedule = _schedule(trainer.args, updates, write, findings)
     return part
@@ -148,7 +146,9 @@ def _as_given(part: OptimizerPart, model: nn.Module, optimizer: torch.optim.Opti
         if not all(id(p) in names for p in group["params"]):
             raise CannotBeWritten("it steps parameters that the model does not have")
         members = [names[id(p)] for p in group["params"]]
-        told = {name: value for name, value in group.items() if name in defaults and value != defaults[name]}
+        # a schedule that is made already has set the rate of the first update
+        begun = {**group, "lr": group.get("initial_lr", group["lr"])}
+        told = {name: value for name, value in begun.items() if name in defaults and value != defaults[name]}
         options = "".join(f', "{name}": {write.of(value)}' for name, value in told.items())
         chosen_names = f'"params": [named[name] for name in {write.of(members)}]'
         part.group_lines += ["    {", f"        {chosen_names}{options}", "    },"]
@@ -164,12 +164,41 @@ def _as_given(part: OptimizerPart, model: nn.Module, optimizer: torch.optim.Opti
     part.call = f"{_named_optimizer(optimizer, write)}({', '.join(words)})"
 
 
-def _given_schedule(part: OptimizerPart, trainer: Trainer, write: Expressions, findings: Findings) -> None:
-    kind = type(trainer.lr_scheduler).__name__
-    findings.forbid(
-        f"The schedule is a {kind} that the script has made: it does not say what it was made from.",
-        "choose one by `lr_scheduler_type`, or write it into the project's `configure_optimizers`.",
-    )
+def _made_schedule(
+    part: OptimizerPart,
+    trainer: Trainer,
+    optimizer: torch.optim.Optimizer,
+    updates: int,
+    write: Expressions,
+    findings: Findings,
+) -> None:
+    """Write a schedule that the script has made, or its `create_scheduler` makes: by the call that made it."""
+    schedule = trainer.lr_scheduler or trainer.create_scheduler(updates, optimizer) or trainer.lr_scheduler
+    write.known[id(optimizer)] = "optimizer"
+    try:
+        _check_schedule(schedule, optimizer)
+        part.schedule = SchedulePart([f"scheduler = {write.of(schedule)}"])
+    except CannotBeWritten as error:
+        findings.forbid(
+            f"The schedule is a {type(schedule).__name__} that the script has made, and cannot be written: {error}.",
+            "choose one by `lr_scheduler_type`, or write it into the project's `configure_optimizers`.",
+        )
+    finally:
+        del write.known[id(optimizer)]
+
+
+def _check_schedule(schedule: object, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse a schedule whose state is not the one that it was made with.
+
+    Raises:
+        CannotBeWritten: It is none of torch's, follows a metric, sets other rates, or has been stepped.
+    """
+    if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
+        raise CannotBeWritten("it follows a metric, or is no `LRScheduler` of torch")
+    if getattr(schedule, "optimizer", optimizer) is not optimizer:
+        raise CannotBeWritten("it sets the rates of another optimizer")
+    if getattr(schedule, "last_epoch", 0) != 0:
+        raise CannotBeWritten(f"it has been stepped {schedule.last_epoch} times before `train()`")
 
 
 # A schedule's factor as statements of a function of `step`; `warmup` and `total` are counts of updates.

@@ -10,14 +10,13 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 from torch import nn
 
-# What a constructor was given, of whatever types.
-Given = tuple[tuple[object, ...], Mapping[str, object]]
+from hf_compat.ejection.library_calls import Call, Given, schedules_watched
 
 
 class Recorder:
@@ -29,12 +28,18 @@ class Recorder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._made: dict[int, tuple[object, Given]] = {}  # the instance is kept, so that its identity stays its own
+        # the instance is kept, so that its identity stays its own
+        self._made: dict[int, tuple[object, Given | Call]] = {}
 
-    def arguments_of(self, instance: object) -> Given | None:
-        """Return what an instance was made from; None where nobody has listened."""
+    def origin_of(self, instance: object) -> Given | Call | None:
+        """Return what an instance's class was given, or the call that made it; None where nobody has listened."""
         found = self._made.get(id(instance))
         return None if found is None else found[1]
+
+    def arguments_of(self, instance: object) -> Given | None:
+        """Return what an instance's class was given; None where nobody has listened."""
+        origin = self.origin_of(instance)
+        return None if isinstance(origin, Call) else origin
 
     def is_of_script(self, module: str) -> bool:
         """Return whether a module is the script, or a file that stands beside it."""
@@ -50,14 +55,15 @@ class Recorder:
         builtins.__build_class__ = self._watching(build_class)
         nn.Module.__init__ = self._watched_module_init(init_module)  # type: ignore[method-assign]  # given back below
         try:
-            yield
+            with schedules_watched(self._keep):
+                yield
         finally:
             builtins.__build_class__ = build_class
             nn.Module.__init__ = init_module  # type: ignore[method-assign]  # as it was
 
-    def _keep(self, instance: object, positional: tuple[object, ...], named: Mapping[str, object]) -> None:
+    def _keep(self, instance: object, origin: Given | Call) -> None:
         # a subclass's constructor calls that of its base: the first call is the instance's own
-        self._made.setdefault(id(instance), (instance, (positional, dict(named))))
+        self._made.setdefault(id(instance), (instance, origin))
 
     def _watching(self, build_class: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(build_class)
@@ -75,7 +81,7 @@ class Recorder:
 
         @functools.wraps(init)
         def init_and_tell(self: object, *positional: object, **named: object) -> None:
-            keep(self, positional, named)
+            keep(self, (positional, named))
             init(self, *positional, **named)
 
         with contextlib.suppress(AttributeError, TypeError):  # a class may forbid changes; it is not listened to
@@ -90,7 +96,7 @@ class Recorder:
             if kind.startswith("torch."):
                 given = _given_to(self, inspect.currentframe())
                 if given is not None:
-                    keep(self, *given)
+                    keep(self, given)
             init(self, *positional, **named)
 
         return init_and_tell

@@ -35,10 +35,14 @@ def eject(script, *arguments, folder):
 
 def outcomes(name, folder):
     """Eject a script, run it and its project, and return how far they are apart."""
-    ejected = eject(SCRIPTS / f"{name}.py", "--output_dir", folder / "out", folder=folder)
+    return outcomes_of(SCRIPTS / f"{name}.py", "--output_dir", folder / "out", folder=folder)
+
+
+def outcomes_of(script, *words, folder):
+    ejected = eject(script, *words, folder=folder)
     assert ejected.returncode == 0, ejected.stderr
     assert os.listdir(folder) == ["project"]  # nothing else was written
-    trained = run(OUTCOMES, "trained", SCRIPTS / f"{name}.py", "--output_dir", folder / "out", folder=folder)
+    trained = run(OUTCOMES, "trained", script, *words, folder=folder)
     assert trained.returncode == 0, trained.stderr
     fitted = run(OUTCOMES, "ejected", folder=folder / "project", hf_compat=False)
     assert fitted.returncode == 0, fitted.stderr
@@ -73,6 +77,15 @@ def test_bit_for_bit_and_clean(name, tmp_path):
     check_style(tmp_path / "project")
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["sequence", "one_cycle", "lambda", "own", "cosine", "polynomial", "overridden"])
+def test_a_schedule_of_the_scripts_own_bit_for_bit(kind, tmp_path):
+    assert set(outcomes_of(HERE / "scripts" / "schedules.py", kind, tmp_path / "out", folder=tmp_path).values()) == {
+        0.0
+    }
+    check_style(tmp_path / "project")
+
+
 @pytest.mark.parametrize(
     ("script", "says"),
     [
@@ -97,8 +110,12 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path):
 
 
 def test_what_cannot_be_written_is_listed_at_once(tmp_path):
-    told = eject(SCRIPTS / "own_optimizer.py", "--output_dir", tmp_path / "out", folder=tmp_path)
+    text = (SCRIPTS / "own_optimizer.py").read_text()
+    follows_metric = "scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)"
+    lines = [follows_metric if line.startswith("scheduler =") else line for line in text.splitlines()]
+    (tmp_path / "own_optimizer.py").write_text("\n".join(lines))
+    told = eject(tmp_path / "own_optimizer.py", "--output_dir", tmp_path / "out", folder=tmp_path)
     assert told.returncode == 2
-    for problem in ("The schedule is a OneCycleLR", "The callback EvaluateOften", "own_optimizer.py:"):
+    for problem in ("The schedule is a ReduceLROnPlateau", "The callback EvaluateOften", "own_optimizer.py:"):
         assert problem in told.stderr
     assert not (tmp_path / "project").exists()
