@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from hf_compat.data.batch_rebalance import knows_its_rank
 from hf_compat.data.checks import end_in_silence, stopped_by_code
+from hf_compat.data.open_passes import OpenPasses
 from hf_compat.data.rank_slices import BatchSamplerSlice, IterableDatasetSlice, RankSlice, dispatched, set_epoch_of
 from hf_compat.data.samplers import SeededRandomSampler, SkipFirstBatches
 from hf_compat.data.tree import find_batch_size, move_to_device
@@ -111,14 +112,12 @@ class PreparedDataLoader(DataLoader[Batch]):
         seed: Seed of shuffling; None takes torch's seed in force.
         use_seedable_sampler: Give a random sampler a generator of its own.
         rank_slice: Which part of the data this rank gets; None gives all of it.
+        passes: Is told when a pass begins, and when it is read to its end.
         options: Keywords of `torch.utils.data.DataLoader`.
 
     Mirrors:
         `accelerate.data_loader.DataLoaderShard` and `DataLoaderDispatcher`, 1.15.
     """
-
-    # loaders that are being read, the last one last: whoever gathers asks it for the samples of its last round
-    passes: list[Iterable[Batch]] | None = None
 
     def __init__(
         self,
@@ -129,8 +128,10 @@ class PreparedDataLoader(DataLoader[Batch]):
         seed: int | None = None,
         use_seedable_sampler: bool = True,
         rank_slice: RankSlice | None = None,
+        passes: OpenPasses | None = None,
         **options: Any,
     ) -> None:
+        self.passes = passes or OpenPasses()
         self._shuffler = _seed_shuffling(options, seed) if use_seedable_sampler else None
         self.rank_slice = rank_slice or RankSlice()
         self.dispatches = self.rank_slice.dispatches(isinstance(dataset, IterableDataset))
@@ -237,6 +238,7 @@ class PreparedDataLoader(DataLoader[Batch]):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # a generator instead of torch's iterator class
         self.end_of_dataloader = False
         self.remainder = self._remainder()
+        self.passes.begin(self)
         self.set_epoch(self.iteration)
         resume, self._resume = self._resume, None
         with HeldChildSignals() as signals:
@@ -244,17 +246,11 @@ class PreparedDataLoader(DataLoader[Batch]):
         # a generator: nothing above happens before the first batch is asked for, as in Accelerate
         try:
             signals.deliver()
-            self._note_pass(begins=True)
             yield from self._dispatched(batches, resume) if self.dispatches else self._read_ahead(batches, resume)
+            self.passes.end(self)
         except BaseException as error:
             self._end_workers(batches, is_failure=not isinstance(error, GeneratorExit))
             raise
-        finally:
-            self._note_pass(begins=False)
-
-    def _note_pass(self, begins: bool) -> None:
-        if self.passes is not None:
-            self.passes[:] = [one for one in self.passes if one is not self] + [self] * begins
 
     def _end_workers(self, batches: Iterator[Batch], is_failure: bool) -> None:
         """End the worker processes of a pass that is left: an error's traceback would keep them alive with it."""

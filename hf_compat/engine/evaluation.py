@@ -437,6 +437,8 @@ class EvaluationRun:
 
     def finish(self) -> EvalLoopOutput:
         """Join what was kept and compute the metrics."""
+        if isinstance(self.loader, PreparedDataLoader):  # Lightning does not ask for what comes after the last batch
+            self.loader.passes.end(self.loader)
         kept = (self.losses, self.predictions, self.labels, self.inputs)
         losses, predictions, labels, inputs = (batches.result(self.settings.join) for batches in kept)
         metrics = plain_metrics(self._metrics(predictions, labels, losses, inputs), "compute_metrics")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn, TypeAlias
 
 import safetensors.torch
@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from hf_compat.checkpoint.model_state import make_model_state
+from hf_compat.data.open_passes import OpenPasses
 from hf_compat.data.rank_slices import RankSlice
 from hf_compat.data.tree import truncate_to
 from hf_compat.data.types import Batch
@@ -25,7 +26,7 @@ from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.optim.prepared import Prepared, unprepared
 from hf_compat.runtime import collectives as processes
-from hf_compat.runtime.nested import Nested
+from hf_compat.runtime.nested import Nested, leaves
 from hf_compat.trainer_methods.accelerate_preparing import PreparingMembers, Unused
 from hf_compat.trainer_methods.accelerate_state import AcceleratorState, GradientState
 
@@ -77,9 +78,7 @@ class AcceleratorFacade(PreparingMembers):
         self.sync_gradients = True
         self.state = AcceleratorState(args)
         self.rank_slice = self._rank_slice()
-        # the loader of an evaluation that is under way, and all loaders that are being read, the last one last
-        self.evaluated: Iterable[Batch] | None = None
-        self._passes: list[Iterable[Batch]] = []
+        self.passes = OpenPasses()
         self.parallelism_config = args.parallelism_config
         self.torch_device_mesh = None
         self.scaler: torch.amp.GradScaler | None = None
@@ -104,7 +103,7 @@ class AcceleratorFacade(PreparingMembers):
     @property
     def loader(self) -> Iterable[Batch] | None:
         """The loader whose batches are gathered now: its last round may hold samples twice."""
-        return self._passes[-1] if self.evaluated is None and self._passes else self.evaluated
+        return self.passes.innermost
 
     @property
     def distributed_type(self) -> str:
@@ -208,17 +207,25 @@ class AcceleratorFacade(PreparingMembers):
         """Return what all processes hold, joined along the first dimension."""
         return processes.gather(tensor)
 
-    def gather_for_metrics(self, tensor: Nested, use_gather_object: bool = False) -> Nested:
-        """Return what all processes hold, without samples that were repeated to fill a batch."""
-        if use_gather_object:
-            gathered: Nested = [item for part in processes.gather_objects(tensor) for item in part]
-        else:
-            gathered = processes.gather(tensor)
-        # asked for by name: Accelerate's own loaders have these too
-        remainder = getattr(self.loader, "remainder", -1)
-        if not processes.is_distributed() or not getattr(self.loader, "end_of_dataloader", False) or remainder <= 0:
+    def gather_for_metrics(self, input_data: Nested, use_gather_object: bool = False) -> Nested:
+        """Return what all processes hold, without samples that were repeated to fill a batch.
+
+        Args:
+            input_data: Nested tensors, or anything else.
+            use_gather_object: Gather as objects: a list on every process becomes one list.
+
+        Mirrors:
+            `accelerate.Accelerator.gather_for_metrics`, 1.15: at the end of the loader that is read now, a training's
+            too, all that is longer than the last round's samples is cut.
+        """
+        as_objects = use_gather_object or not all(isinstance(leaf, torch.Tensor) for leaf in leaves(input_data))
+        gathered = _gathered_objects(input_data) if as_objects else processes.gather(input_data)
+        state = self.gradient_state
+        if not state.end_of_dataloader or state.remainder <= 0:
             return gathered
-        return gathered[:remainder] if use_gather_object else truncate_to(gathered, remainder)
+        if as_objects:
+            return gathered[: state.remainder] if isinstance(gathered, Sequence) else gathered
+        return truncate_to(gathered, state.remainder)
 
     def reduce(self, tensor: Nested, reduction: str = "sum", scale: float = 1.0) -> Nested:
         """Sum (or average) over the processes."""
@@ -404,3 +411,8 @@ def _accumulation_options(config: AcceleratorConfig) -> dict[str, int]:
     usual = {"adjust_scheduler": True, "sync_with_dataloader": True, "sync_each_batch": False}
     given = config.gradient_accumulation_kwargs or {}
     return {"num_steps": 1} | {name: given[name] for name in usual if given.get(name, usual[name]) != usual[name]}
+
+
+def _gathered_objects(data: Nested) -> Nested:
+    """Return what all processes hold as one list; what the only process holds, as it is."""
+    return [item for part in processes.gather_objects(data) for item in part] if processes.is_distributed() else data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hf_compat.checkpoint.model_state import ModelState
 from hf_compat.data.loader import LoaderOptions, PreparedDataLoader
+from hf_compat.data.open_passes import OpenPasses
 from hf_compat.data.rank_slices import RankSlice
 from hf_compat.data.types import Batch, DataSource
 from hf_compat.engine.precision import wrap_forward
@@ -31,7 +32,7 @@ class PreparingMembers(StateMembers):
     mixed_precision: str
     rank_slice: RankSlice
     sync_gradients: bool
-    _passes: list[Iterable[Batch]]
+    passes: OpenPasses
     run_backward: Callable[..., None] | None
     unscale: Callable[[Prepared], None] | None
 
@@ -166,15 +167,14 @@ class PreparingMembers(StateMembers):
             chosen: Which samples it reads: `batch_size`, `sampler`, `drop_last`, `batch_sampler` of torch's loader.
         """
         config = self.dataloader_config
-        loader = PreparedDataLoader(
+        return PreparedDataLoader(
             dataset,
             device=self.device,
             non_blocking=config.non_blocking,
             seed=self._args.data_seed,
             use_seedable_sampler=config.use_seedable_sampler,
             rank_slice=self.rank_slice,
+            passes=self.passes,
             **options.keywords(),
             **chosen,
         )
-        loader.passes = self._passes
-        return loader

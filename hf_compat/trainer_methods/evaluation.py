@@ -169,8 +169,7 @@ class EvaluationMethods(UpstreamHooks):
         count = self.num_examples(dataloader) if has_length(dataloader) else None
         log_evaluation(description, count, self.args.eval_batch_size)
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        evaluated_before = self.accelerator.evaluated
-        gather, drops = self._gather_of_evaluation(dataloader)
+        gather, drops = self._gather_of_evaluation()
         run = EvaluationRun(
             self,
             model,
@@ -184,10 +183,8 @@ class EvaluationMethods(UpstreamHooks):
             self._evaluation_averages.take,
             drops,
         )
-        try:
+        with self.accelerator.passes.reading(dataloader):
             self._drive(run, plan)
-        finally:
-            self.accelerator.evaluated = evaluated_before
         output = run.output or run.finish()
         self._add_preparation_time(output, metric_key_prefix)
         return output
@@ -205,12 +202,11 @@ class EvaluationMethods(UpstreamHooks):
             return self.compute_metrics.get(str(self._evaluated_name))
         return self.compute_metrics
 
-    def _gather_of_evaluation(self, loader: Loader) -> tuple[Callable[[Nested], Nested], bool]:
+    def _gather_of_evaluation(self) -> tuple[Callable[[Nested], Nested], bool]:
         """Return how results are gathered: tensors, objects where the arguments ask for it, or as a subclass says.
 
         Also returns whether samples that fill up the last batch are to be dropped: a subclass's way does that itself.
         """
-        self.accelerator.evaluated = loader
         own = self.accelerator.gather_for_metrics
         chosen = self.__dict__.get("gather_function", own)
         if chosen != own:

@@ -71,6 +71,7 @@ NAMES = [
     "stop_within_a_window",
     "early_stopping",
     "weighted_loss",
+    "gathered_in_the_loss",
     "own_prepared_loader",
     "seq2seq_t5",
     "seq2seq_marian_beams",

@@ -1,10 +1,10 @@
-"""Configurations that change the model: noise, half precision on the CPU, compiling. `cases.py` says what a case is."""
+"""Cases of models that change (noise, bfloat16, compiling), and of what accelerators gather; `cases.py` says more."""
 
 from __future__ import annotations
 
 import torch
 import toy
-from cases import EVAL, LM, SAVE, callback, case
+from cases import EVAL, LM, METRICS, SAVE, callback, case, subclass
 
 # NEFTune -------------------------------------------------------------------------------------------------------------
 NOISE = {"neftune_noise_alpha": 5.0, **EVAL}
@@ -100,3 +100,28 @@ case("compiled_model_init", EAGER, **MADE, before=_forms, after=_train_once_more
 case("compiled_lora", {**EAGER, **SAVE}, **{**LM, "model": lora}, after=_forms)
 case("compiled_neftune", {**EAGER, **NOISE}, **LM, after=_forms)
 case("compiled_by_nothing", {"torch_compile_backend": "no"}, after=_forms)
+
+# The accelerator -----------------------------------------------------------------------------------------------------
+
+
+def _gathering_loss(api):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = api.Trainer.compute_loss(self, model, inputs, return_outputs=True)
+        accelerator, state = self.accelerator, self.accelerator.gradient_state
+        kinds = (outputs["logits"].detach().argmax(-1), loss.detach(), ["a", "b", "c"])
+        self.__dict__.setdefault("gathered", []).append(
+            [model.training, state.in_dataloader, state.end_of_dataloader, state.remainder]
+            + [accelerator.gather_for_metrics(kind) for kind in kinds]
+        )
+        return (loss, outputs) if return_outputs else loss
+
+    return compute_loss
+
+
+case(
+    "gathered_in_the_loss",  # as libraries count what is right while they train
+    {**EVAL, "gradient_accumulation_steps": 2},
+    trainer=subclass(compute_loss=_gathering_loss),
+    extra=lambda api: METRICS,
+    after=lambda trainer: [trainer.evaluate(), trainer.predict(toy.rows(6)).metrics, trainer.gathered],
+)
