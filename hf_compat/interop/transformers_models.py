@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterable, Mapping
 from types import ModuleType
@@ -41,6 +42,21 @@ def is_transformers_model(model: nn.Module) -> bool:
 def is_pretrained_model(model: nn.Module) -> bool:
     """Return whether a model saves itself as `transformers` or `peft` models do."""
     return _is_instance(model, "transformers", "PreTrainedModel") or is_peft_model(model)
+
+
+def takes_loss_keywords(model: nn.Module) -> bool | None:
+    """Return whether a model's forward counts the items of an update, where its release says so by a parameter's name.
+
+    Up to 4.46 that is `**loss_kwargs`: models with other keywords of any name (`EncoderDecoderModel`) pass them on to
+    modules that do not know `num_items_in_batch`.
+
+    Returns:
+        None where the release has no such rule, or where the model is none of transformers.
+    """
+    utils = loaded("transformers.utils") if is_transformers_model(model) else None
+    if utils is None or hasattr(utils, "TransformersKwargs") or hasattr(utils, "LossKwargs"):
+        return None
+    return "loss_kwargs" in inspect.signature(model.forward).parameters
 
 
 def as_held(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

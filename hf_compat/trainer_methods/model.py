@@ -8,7 +8,7 @@ from torch import nn
 
 from hf_compat.engine.compilation import compiled, uncompiled
 from hf_compat.errors import ArgumentError
-from hf_compat.interop.transformers_models import loss_shifts_labels, unwrap_peft
+from hf_compat.interop.transformers_models import loss_shifts_labels, takes_loss_keywords, unwrap_peft
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.plan.compilation import compilation_of
 from hf_compat.runtime.inspection import can_return_loss, find_labels, has_var_keyword
@@ -22,6 +22,7 @@ class ModelMethods(TrainerBase):
         """Find out what the model takes and returns."""
         model = unwrap_peft(self.accelerator.unwrap_model(self.model))
         accepts = getattr(model, "accepts_loss_kwargs", None)
+        accepts = takes_loss_keywords(model) if accepts is None else accepts
         self.model_accepts_loss_kwargs = has_var_keyword(model.forward) if accepts is None else accepts
         labels = self.args.label_names
         self.label_names = find_labels(type(model)) if labels is None else labels

@@ -14,7 +14,7 @@ import pytest
 import toy
 import transformers
 
-from hf_compat import Trainer
+from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import InertArgumentWarning
 from hf_compat.interop import releases
 
@@ -64,6 +64,21 @@ def test_tokens_are_aligned_as_the_release_does(older, monkeypatch):
     monkeypatch.setattr(transformers.Trainer, "_align_special_tokens", of_4_57, raising=False)
     releases.align_tokens(model, tokenizer)
     assert model.config.pad_token_id == tokenizer.pad_token_id == 0
+
+
+def test_only_models_that_say_so_get_the_items_of_an_update_under_4_46(monkeypatch, tmp_path):
+    class Counting(type(toy.tiny_gpt2())):
+        def forward(self, input_ids=None, labels=None, **loss_kwargs):
+            return super().forward(input_ids, labels=labels, **loss_kwargs)
+
+    def accepts(model):
+        args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+        return Trainer(model, args, train_dataset=toy.blocks(4)).model_accepts_loss_kwargs
+
+    other, counting = toy.tiny_gpt2(), Counting(toy.tiny_gpt2().config)
+    assert accepts(other) and accepts(counting)
+    monkeypatch.delattr("transformers.utils.TransformersKwargs")
+    assert not accepts(other) and accepts(counting)
 
 
 def test_a_warning_of_an_older_release_refuses_a_generation_config():

@@ -32,10 +32,15 @@ def _own_loader_mended(api):
             state = self.accelerator.gradient_state
             loaders = state.dataloader_references
             state.dataloader_references = [*loaders, None]
+            held = vars(state).get("active_dataloader")  # of an older Accelerate; today's reads the last reference
+            if held is not None:
+                state.active_dataloader = None
             try:
                 return super().evaluation_loop(*args, **kwargs)
             finally:
                 state.dataloader_references = loaders
+                if held is not None:
+                    state.active_dataloader = held
 
     return Mended
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
+import mends_of_4_46
 import torch
 
 REASONS = {
     "grouped_evaluation": "it draws the order of a grouped evaluation from the random numbers of the training",
     "best_update": '`save_strategy="best"` does not note the best update in its state',
-    "best_evaluation": "it looks for the best evaluation only where it saves",
     "smoothed_loss": "it divides a smoothed loss by each micro-batch's own labels, not by those of the update",
     "optimizer_options": "it does not read `optim_args` for SGD, Adagrad and RMSprop",
-    "rate_of_this_update": "it logs the learning rate of the next update",
-    "mean_of_micro_batches": "it adds up the losses of an update's micro-batches instead of taking their mean",
+    **mends_of_4_46.REASONS,
 }
 USED: set[str] = set()
 
@@ -28,8 +27,8 @@ def mend() -> None:
     for change in (_grouped_evaluation, _best_update, _smoothed_loss, _optimizer_options):
         change(trainer)
     if not hasattr(trainer, "_determine_best_metric"):  # before 4.47
-        for change in (_best_evaluation, _rate_of_this_update, _mean_of_micro_batches):
-            change(trainer)
+        for change in mends_of_4_46.CHANGES:
+            change(trainer, USED)
 
 
 def _grouped_evaluation(trainer: type) -> None:
@@ -69,23 +68,6 @@ def _best_update(trainer: type) -> None:
     trainer._determine_best_metric, trainer._save_checkpoint = _determine_best_metric, _save_checkpoint
 
 
-def _best_evaluation(trainer: type) -> None:
-    as_it_was = trainer._evaluate
-
-    def _evaluate(self, *args, **kwargs):
-        metrics = as_it_was(self, *args, **kwargs)
-        name = self.args.metric_for_best_model
-        if name is not None and not self.control.should_save:
-            found = metrics[name if name.startswith("eval_") else f"eval_{name}"]
-            best = self.state.best_metric
-            if best is None or (found > best if self.args.greater_is_better else found < best):
-                self.state.best_metric = found
-                USED.add("best_evaluation")
-        return metrics
-
-    trainer._evaluate = _evaluate
-
-
 def _smoothed_loss(trainer: type) -> None:
     from hf_compat.trainer_pt_utils import LabelSmoother
 
@@ -122,57 +104,3 @@ def _optimizer_options(trainer: type) -> None:
         return kind, options
 
     trainer.get_optimizer_cls_and_kwargs = staticmethod(get_optimizer_cls_and_kwargs)
-
-
-def _rate_of_this_update(trainer: type) -> None:
-    rate_now, step_as_it_was, log_as_it_was = (
-        trainer._get_learning_rate, trainer.training_step, trainer._maybe_log_save_evaluate,
-    )  # fmt: skip
-
-    def training_step(self, *args, **kwargs):
-        self._rate_of_update = rate_now(self)
-        return step_as_it_was(self, *args, **kwargs)
-
-    def _maybe_log_save_evaluate(self, *args, **kwargs):
-        self._is_logging = True
-        log_as_it_was(self, *args, **kwargs)
-        self._is_logging = False
-
-    def _get_learning_rate(self):
-        found = rate_now(self)
-        if not getattr(self, "_is_logging", False):
-            return found
-        if found != self._rate_of_update:
-            USED.add("rate_of_this_update")
-        return self._rate_of_update
-
-    trainer.training_step, trainer._get_learning_rate = training_step, _get_learning_rate
-    trainer._maybe_log_save_evaluate = _maybe_log_save_evaluate
-
-
-def _mean_of_micro_batches(trainer: type) -> None:
-    batches_as_it_was, step_as_it_was = trainer.get_batch_samples, trainer.training_step
-
-    def get_batch_samples(self, *args, **kwargs):
-        batches, count = batches_as_it_was(self, *args, **kwargs)
-        self._micro_batches = len(batches)
-        return batches, count
-
-    def training_step(self, model, inputs, num_items_in_batch=None):
-        if num_items_in_batch is not None or self.args.gradient_accumulation_steps == 1:
-            return step_as_it_was(self, model, inputs, num_items_in_batch)
-        backward, losses = self.accelerator.backward, []
-
-        def of_the_mean(loss, **kwargs):
-            losses.append(loss / self._micro_batches)
-            backward(losses[0], **kwargs)
-
-        self.accelerator.backward = of_the_mean
-        try:
-            step_as_it_was(self, model, inputs)
-        finally:
-            self.accelerator.backward = backward
-        USED.add("mean_of_micro_batches")
-        return losses[0].detach()
-
-    trainer.get_batch_samples, trainer.training_step = get_batch_samples, training_step

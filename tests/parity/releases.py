@@ -41,7 +41,12 @@ def make_arguments(kind: type, **chosen):
     fields = {field.name: field for field in dataclasses.fields(kind)}
     given: dict = {}
     for name, value in chosen.items():
-        given |= {name: value} if _takes(fields.get(name), value) else old_spelling(name, value, fields)
+        field = fields.get(name)
+        if name == "include_num_input_tokens_seen" and field is not None and field.type in (bool, "bool"):
+            if value == "non_padding":
+                raise NotInThisRelease(f"{name}={value!r}")
+            value = value != "no"
+        given |= {name: value} if _takes(field, value) else old_spelling(name, value, fields)
     return kind(**given)
 
 
