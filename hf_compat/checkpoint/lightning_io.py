@@ -10,6 +10,8 @@ callbacks, hf_compat        run_state.pt (rng_state.pth where a folder has no mo
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 from typing import Any
 
@@ -35,7 +37,7 @@ from hf_compat.checkpoint.run_state import RUN_STATE_NAME, DataPosition, Moment,
 from hf_compat.checkpoint.sealing import seal
 from hf_compat.checkpoint.trainer_state import read_trainer_state
 from hf_compat.errors import ArgumentError, CheckpointError
-from hf_compat.hf.state import TrainerControl, TrainerState
+from hf_compat.hf.state import INTERVALS, TrainerControl, TrainerState
 from hf_compat.runtime.rng import legacy_globals, pack_legacy_rng, unpack_rng
 
 PREFIX = "model."
@@ -137,11 +139,18 @@ def _write_files(checkpoint: LightningCheckpoint, weights: Weights, folder: str)
         train_batch_size=(data.micro_batch_size if data is not None else None) or 0,
         stateful_callbacks=[TrainerControl()],
     )
-    state.save_to_json(os.path.join(folder, names.TRAINER_STATE_NAME))
+    _write_state(state, os.path.join(folder, names.TRAINER_STATE_NAME))
     if data is not None:
         _run_state(checkpoint, data).save(folder)
         if data.rng is not None:
             torch.save(unpack_rng(data.rng), os.path.join(folder, names.RNG_STATE_NAME))
+
+
+def _write_state(state: TrainerState, path: str) -> None:
+    """Write a state without intervals, which a Lightning trainer has none of: the arguments of who resumes count."""
+    stated = {name: value for name, value in dataclasses.asdict(state).items() if name not in INTERVALS}
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(json.dumps(stated, indent=2, sort_keys=True) + "\n")
 
 
 def _position_of_lightning(checkpoint: LightningCheckpoint) -> DataPosition | None:

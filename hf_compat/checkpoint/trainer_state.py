@@ -12,8 +12,12 @@ from hf_compat.errors import CheckpointError
 from hf_compat.hf.state import TrainerState
 
 
-def read_trainer_state(path: str | os.PathLike[str]) -> TrainerState:
+def read_trainer_state(path: str | os.PathLike[str], where_missing: Mapping[str, float] | None = None) -> TrainerState:
     """Read a state that this package or `transformers` wrote.
+
+    Args:
+        path: The file.
+        where_missing: Values of fields that the file may leave open, as one that was made of a `.ckpt` does.
 
     Raises:
         CheckpointError: The file cannot be read, or a field has a value that no run writes, or is missing; the message
@@ -30,7 +34,7 @@ def read_trainer_state(path: str | os.PathLike[str]) -> TrainerState:
     wrong = wrong_field(values, _KINDS) or next(iter(missing), None)
     if wrong is not None:
         raise _wrong(path, wrong)
-    return TrainerState(**values)
+    return TrainerState(**{**(where_missing or {}), **values})
 
 
 def _wrong(path: str | os.PathLike[str], what: str) -> CheckpointError:

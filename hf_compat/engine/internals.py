@@ -24,6 +24,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.core.saving import _load_state
+from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
@@ -319,6 +320,51 @@ def place_at(trainer: Trainer, epoch: int, updates: int) -> None:
     """Set the progress of a trainer that will not run. Remove it with `stand_beside`."""
     start_from(trainer, epoch, updates)
     trainer.fit_loop.epoch_loop.batch_progress.current.ready = updates + 1
+
+
+class _WindowFetcher(_PrefetchDataFetcher):
+    """Fetches each window when it is trained; the windows say which is the last."""
+
+    def __init__(self, is_at_end: Callable[[], bool]) -> None:
+        super().__init__(prefetch_batches=0)
+        self.is_at_end = is_at_end
+
+    def __next__(self) -> tuple[object, int, int]:
+        fetched: tuple[object, int, int] = super().__next__()
+        self.done = self.is_at_end()
+        return fetched
+
+
+def fetch_when_due(trainer: Trainer, is_at_end: Callable[[], bool]) -> None:
+    """Let a fit read each window when it is trained: a checkpoint then says what is left to read.
+
+    Lightning reads one ahead where a loader has no length. Remove it when a loader can say that it knows its end.
+    """
+    loop = trainer.fit_loop
+    if loop._data_fetcher is None or loop._data_fetcher.length is not None:  # there is a limit, which is a length
+        return
+    assert loop._combined_loader is not None
+    loop._data_fetcher = _WindowFetcher(is_at_end)
+    loop._data_fetcher.setup(loop._combined_loader)
+    iter(loop._data_fetcher)
+
+
+def start_within_epoch(trainer: Trainer, updates: int, done: int) -> None:
+    """Let the epoch that a fit begins with count the updates that are done: its intervals and limits go by them.
+
+    Lightning takes them from its own checkpoints only. Remove it when `fit` can begin within an epoch.
+
+    Args:
+        trainer: The counts of whole epochs are set already.
+        updates: Of the whole run.
+        done: Of this epoch.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    for name in ("ready", "started", "processed", "completed"):
+        setattr(loop.batch_progress.total, name, updates)
+        setattr(loop.batch_progress.current, name, done)
+    loop._restarting = True  # of this loop alone: the epoch itself begins as usual
+    loop._batches_that_stepped = updates - 1  # a restart counts the last one once more
 
 
 def start_from(trainer: Trainer, epoch: int, updates: int) -> None:

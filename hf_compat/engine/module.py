@@ -34,6 +34,7 @@ from hf_compat.engine.internals import (
     keep_loaded_data,
     load_waiting_data_states,
     start_from,
+    start_within_epoch,
     warn_of_newer_lightning,
 )
 from hf_compat.engine.protocols import SilentObserver, TrainingSteps, UpdateObserver
@@ -189,6 +190,8 @@ class WindowModule(pl.LightningModule):
         keep_loaded_data(self.trainer)
         if not self._lightning_resumes:
             start_from(self.trainer, windows.next_epoch, int(resume["updates"]))
+            if windows.updates_to_skip:
+                start_within_epoch(self.trainer, int(resume["updates"]), windows.updates_to_skip)
         elif self.trainer.current_epoch > windows.next_epoch:
             windows.finish_epoch()  # behind an epoch's last update Lightning goes on with the next one
 

@@ -121,6 +121,16 @@ class Windows:
         """Whether no pass has begun, and the first one is to begin with the first epoch."""
         return self._start is not None and self._start.epoch == 0 and self._start.position is None
 
+    @property
+    def updates_to_skip(self) -> int:
+        """Updates of the first epoch that are done already, where more of it are to come."""
+        start = self._start
+        if start is None or start.epoch_is_over:
+            return 0
+        is_open = start.position is not None and start.position.is_open
+        done = start.position.micro_batches_done if is_open and start.position else start.skip_micro_batches
+        return done // self.window_size
+
     def start_at(self, start: ResumePoint) -> None:
         """Begin the next pass at a point of a run."""
         self._start: ResumePoint | None = start
@@ -384,10 +394,23 @@ def _two_parts(window: tuple[list[Batch], NumItems]) -> tuple[list[Batch], NumIt
 
 
 class WindowsWithoutLength(Windows):
-    """Windows of data without a length, for a Lightning trainer that ends the run by itself."""
+    """Windows of data without a length, for a Lightning trainer that ends the run by itself.
+
+    Attributes:
+        is_held: Nothing is read yet, whoever asks: a fit that is being set up asks for a window ahead of its time.
+    """
+
+    is_held = False
 
     def __len__(self) -> int:
         raise TypeError("the training data has no length")
+
+    def __iter__(self) -> Iterator[Window]:
+        return iter((Window([], None, False, 0.0),)) if self.is_held else super().__iter__()
+
+    def is_at_end(self) -> bool:
+        """Whether the window that was given last is the last of its epoch."""
+        return self._is_at_end_of_data
 
 
 def _state_of(loader: Any) -> Any:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Of a callback or the control: `args` and `attributes`, or a list of several; all of it JSON.
 ExportedState: TypeAlias = dict[str, Any]
+#: Fields that say after how many updates a run logs, evaluates and saves.
+INTERVALS = ("logging_steps", "eval_steps", "save_steps")
 
 
 @runtime_checkable
@@ -203,7 +205,7 @@ class TrainerState:
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
         """Take the three intervals from the arguments; shares below 1 become updates, rounded up."""
-        for name in ("logging_steps", "eval_steps", "save_steps"):
+        for name in INTERVALS:
             steps = getattr(args, name)
             if steps is not None:
                 setattr(self, name, math.ceil(max_steps * steps) if steps < 1 else steps)

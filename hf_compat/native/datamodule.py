@@ -16,6 +16,7 @@ from hf_compat.errors import DataError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.native.agreement import share_arguments
 from hf_compat.native.configured import made
+from hf_compat.native.limits import hold_windows
 from hf_compat.native.module import HFModule
 from hf_compat.native.prediction import PredictionBatches
 from hf_compat.native.schedules import NO_END
@@ -104,7 +105,10 @@ class HFDataModule(pl.LightningDataModule):
         steps = self._enter()
         loader = self._loader_of(steps)
         counts = steps.set_initial_training_values(self._planned(steps.args, loader), loader)
-        return steps._make_windows(loader, counts, kind=Windows if has_length(loader) else WindowsWithoutLength)
+        windows = steps._make_windows(loader, counts, kind=Windows if has_length(loader) else WindowsWithoutLength)
+        if self.trainer is not None and isinstance(self.trainer.lightning_module, HFModule):
+            hold_windows(windows)
+        return windows
 
     def _loader_of(self, steps: NativeSteps) -> Loader:
         """Return the training loader; one that is to be overfitted gives the same batches every epoch."""

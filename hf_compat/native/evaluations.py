@@ -29,13 +29,24 @@ class NativeEvaluations:
     def __init__(self, steps: NativeSteps, compute_metrics: Metrics) -> None:
         self.steps = steps
         self.compute_metrics = compute_metrics
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: an error may have ended the last evaluation."""
         self._runs: dict[int, EvaluationRun] = {}
+        self._metrics: dict[str, float] = {}
 
     def run_of(self, trainer: pl.Trainer, dataloader_idx: int) -> EvaluationRun:
         """Return what collects the batches of a loader."""
         if dataloader_idx not in self._runs:
+            self._finish_open()  # a torchmetrics object counts for one loader at a time
             self._runs[dataloader_idx] = self._begin(trainer, dataloader_idx)
         return self._runs[dataloader_idx]
+
+    def _finish_open(self) -> None:
+        for run in self._runs.values():
+            self._metrics |= run.finish().metrics or {}
+        self._runs = {}
 
     def _begin(self, trainer: pl.Trainer, dataloader_idx: int) -> EvaluationRun:
         loaders = named_loaders(trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders)
@@ -56,8 +67,10 @@ class NativeEvaluations:
 
     def finish(self) -> dict[str, float]:
         """Return the metrics of all loaders, and begin anew."""
-        runs, self._runs = self._runs, {}
-        return {name: value for run in runs.values() for name, value in (run.finish().metrics or {}).items()}
+        self._finish_open()
+        metrics = self._metrics
+        self.forget()
+        return metrics
 
 
 def named_loaders(loaders: object) -> Loaders:

@@ -8,7 +8,8 @@ import lightning.pytorch as pl
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 
 from hf_compat.checkpoint.run_state import ResumePoint
-from hf_compat.engine.windows import Windows
+from hf_compat.engine.internals import fetch_when_due
+from hf_compat.engine.windows import Windows, WindowsWithoutLength
 from hf_compat.errors import UnsupportedArgument
 
 # Trainers that were told how many of their batches make an update, for one fit.
@@ -44,6 +45,20 @@ def begin_at_epoch(data: object, epoch: int) -> None:
     """Let windows that were loaded within a fit (`reload_dataloaders_every_n_epochs`) give the order of that epoch."""
     if isinstance(data, Windows) and data.is_new and epoch:
         data.start_at(ResumePoint(epoch=epoch))
+
+
+def hold_windows(data: object) -> None:
+    """Let nothing be read while a fit is being set up."""
+    if isinstance(data, WindowsWithoutLength):
+        data.is_held = True
+
+
+def read_when_due(trainer: pl.Trainer) -> None:
+    """Let windows of data without a length be read from now on, each when it is trained."""
+    data = trainer.train_dataloader
+    if isinstance(data, WindowsWithoutLength) and data.is_held:
+        data.is_held = False
+        fetch_when_due(trainer, data.is_at_end)
 
 
 def leave_epoch(data: object) -> None:

@@ -31,7 +31,14 @@ from hf_compat.native.evaluations import NativeEvaluations
 from hf_compat.native.expected_warnings import leave_out_expected, show_expected
 from hf_compat.native.kept_hooks import keep_hooks, note_hooks
 from hf_compat.native.learning_log import LastUpdate
-from hf_compat.native.limits import begin_at_epoch, check_strategy, count_updates, forget_updates, leave_epoch
+from hf_compat.native.limits import (
+    begin_at_epoch,
+    check_strategy,
+    count_updates,
+    forget_updates,
+    leave_epoch,
+    read_when_due,
+)
 from hf_compat.native.loading import LoadableModule
 from hf_compat.native.own_steps import leave_own_step, serve_own_step
 from hf_compat.native.plain_batches import PlainBatches
@@ -130,6 +137,7 @@ class HFModule(LoadableModule):
         super().setup(stage)
 
     def _set_up_native(self, steps: NativeSteps, stage: str) -> None:
+        self._evaluations.forget()
         datamodule = getattr(self.trainer, "datamodule", None)
         data = getattr(datamodule, "steps", None)
         if datamodule is not None and isinstance(data, NativeSteps):
@@ -211,9 +219,15 @@ class HFModule(LoadableModule):
         if type(self).training_step is not HFModule.training_step:
             serve_own_step(self, self.stepping)
 
+    def on_train_start(self) -> None:
+        """Begin to read; continue where the run of a checkpoint ended."""
+        read_when_due(self.trainer)
+        super().on_train_start()
+
     def on_train_epoch_start(self) -> None:
         """Begin an epoch of plain batches."""
         if self._own_steps is not None:
+            read_when_due(self.trainer)
             self._plain_batches.start_epoch()
             begin_at_epoch(self.trainer.train_dataloader, self.trainer.current_epoch)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -182,13 +182,13 @@ class CheckpointLoadingMethods(TrainerBase):
         callbacks.append(restored)
 
 
-def read_state(checkpoint: str) -> TrainerState:
-    """Read a checkpoint's state.
+def read_state(checkpoint: str, where_missing: Mapping[str, float] | None = None) -> TrainerState:
+    """Read a checkpoint's state; `where_missing` has the values of fields that it may leave open.
 
     Raises:
         CheckpointError: There is none, or it is no state.
     """
-    return read_trainer_state(Contents(checkpoint).need(names.TRAINER_STATE_NAME))
+    return read_trainer_state(Contents(checkpoint).need(names.TRAINER_STATE_NAME), where_missing)
 
 
 def _aliases(model: nn.Module) -> set[str]:

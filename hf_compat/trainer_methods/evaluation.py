@@ -5,6 +5,7 @@ Every method is an override point of `transformers.Trainer` under its own name a
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -251,6 +252,8 @@ class EvaluationMethods(UpstreamHooks):
         bridge = HFBridge(self, self._run)
         callbacks = bridge.lightning_callback_list(self._lightning_callbacks, self._callback_order)
         options = self._lightning_options.of_trainers()
+        if self.args.eval_strategy != "no":  # EarlyStopping decides once, when it is set up, what it looks at
+            plan = dataclasses.replace(plan, validate_every_updates=1)
         trainer = build_trainer(plan, callbacks, self._loggers(), self.args._launch, **options)
         if self._run.module is None:
             self.lightning_trainer = trainer

@@ -21,7 +21,7 @@ from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.checkpoint.run_state import ResumePoint, RunState, resume_point
 from hf_compat.errors import CheckpointError, HfCompatError
 from hf_compat.hf.outputs import TrainOutput
-from hf_compat.hf.state import TrainerState, is_exportable
+from hf_compat.hf.state import INTERVALS, TrainerState, is_exportable
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.plan.run_counts import RunCounts
 from hf_compat.runtime import slurm
@@ -179,7 +179,7 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
         self.state.compute_steps(self.args, max_steps)
         if checkpoint is not None:
             intervals = (self.state.logging_steps, self.state.eval_steps, self.state.save_steps)
-            self.state = read_state(checkpoint)
+            self.state = read_state(checkpoint, dict(zip(INTERVALS, intervals, strict=True)))
             self._compare_with_checkpoint(intervals)
             self.state.best_model_checkpoint = self._best_of_resumed_state(checkpoint)
             self._load_callback_state()
