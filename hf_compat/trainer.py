@@ -279,6 +279,7 @@ class Trainer(
                     ignore_keys_for_eval=ignore_keys_for_eval,
                 )
 
+        self._refuse_late_overrides()
         self._compare_ranks(wanted)
         is_of_search = trial is not None and self.hp_search_backend is not None
         with self._output_folder_taken(at_once=not is_of_search):  # a trial's folder is another one

@@ -103,12 +103,16 @@ class ArgumentViews:
     @property
     def train_batch_size(self) -> int:
         """Samples of a training micro-batch of this process."""
-        return self.per_device_train_batch_size
+        return self.per_device_train_batch_size * self._devices_of_override()
 
     @property
     def eval_batch_size(self) -> int:
         """Samples of an evaluation batch of this process."""
-        return self.per_device_eval_batch_size
+        return self.per_device_eval_batch_size * self._devices_of_override()
+
+    def _devices_of_override(self) -> int:
+        """Return by what a subclass's own `n_gpu` multiplies the batch, as upstream; ours is never above 1."""
+        return 1 if type(self).n_gpu is ArgumentViews.n_gpu else max(1, self.n_gpu)
 
     @property
     def ddp_timeout_delta(self) -> timedelta:

@@ -5,6 +5,7 @@ Under HF's names. What has no machinery here does nothing by itself; an override
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TypeAlias
 
 from torch import nn
@@ -75,18 +76,16 @@ class UpstreamHooks(TrainerBase):
             OverrideError: The message names the method and the way out.
         """
         super().__init_subclass__(**kwargs)
-        for name, way_out in REFUSED_OVERRIDES.items():
-            if hasattr(cls, name):
-                raise OverrideError(
-                    f"{cls.__name__} overrides `{name}`, which nothing calls here: the engine is Lightning's.\n\n"
-                    f"Hint: {way_out}."
-                )
-        for name in FORMER_METHODS.keys() & vars(cls).keys():
-            warn_once(
-                f"{cls.__name__} has a method `{name}`, which an older release of transformers called for each run; "
-                "neither 5.23 nor hf_compat calls it.\n\n"
-                f"Hint: {FORMER_METHODS[name]}; if your own code calls it, all is well."
-            )
+        _look_for_overrides(cls, cls.__name__, vars(cls))
+
+    def _refuse_late_overrides(self) -> None:
+        """Refuse what was put on this Trainer, or on a class that was made before, and would silently not be called.
+
+        Raises:
+            OverrideError: The message names the method and the way out.
+        """
+        ours = [kind for kind in type(self).__mro__ if kind.__module__.partition(".")[0] == "hf_compat"]
+        _look_for_overrides(self, type(self).__name__, {name for one in (self, *ours) for name in vars(one)})
 
     def create_accelerator_and_postprocess(self) -> None:
         """Make `self.accelerator`; called by the constructor when the model and the arguments are there.
@@ -139,3 +138,17 @@ class UpstreamHooks(TrainerBase):
     def _update_auto_batch_size(self, batch_size: int) -> None:
         """Take the micro-batch that `auto_find_batch_size` tries next."""
         self._train_batch_size = batch_size
+
+
+def _look_for_overrides(holder: object, called: str, own: Collection[str]) -> None:
+    for name, way_out in REFUSED_OVERRIDES.items():
+        if hasattr(holder, name):
+            raise OverrideError(
+                f"{called} overrides `{name}`, which nothing calls here: the engine is Lightning's.\n\nHint: {way_out}."
+            )
+    for name in (name for name in FORMER_METHODS if name in own):
+        warn_once(
+            f"{called} has a method `{name}`, which an older release of transformers called for each run; "
+            "neither 5.23 nor hf_compat calls it.\n\n"
+            f"Hint: {FORMER_METHODS[name]}; if your own code calls it, all is well."
+        )

@@ -15,7 +15,7 @@ from transformers import trainer_callback
 
 import hf_compat
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.errors import ArgumentError, OverrideError
+from hf_compat.errors import ArgumentError, HfCompatWarning, OverrideError
 from hf_compat.hf import callbacks, state
 from hf_compat.trainer_methods.upstream_hooks import REFUSED_OVERRIDES
 
@@ -149,6 +149,29 @@ def test_a_class_with_an_override_that_nothing_calls_is_refused(name):
     mixin = type("Mixin", (), {name: lambda self, *args: None})
     with pytest.raises(OverrideError, match="Hint: "):
         type("Own", (mixin, Trainer), {})
+
+
+@pytest.mark.parametrize("where, former", [("instance", "_log"), ("class", "_training_step")])
+def test_an_override_that_nothing_calls_is_refused_wherever_it_is_put(make_args, where, former, monkeypatch):
+    trainer = Trainer(toy.Classifier(), make_args(max_steps=1), train_dataset=toy.rows(8))
+    holder = trainer if where == "instance" else Trainer
+    monkeypatch.setattr(holder, former, lambda *args: None, raising=False)
+    with pytest.warns(HfCompatWarning, match=f"Trainer has a method `{former}`"):
+        trainer.train()
+    monkeypatch.setattr(holder, "_run_epoch", lambda *args: None, raising=False)
+    with pytest.raises(OverrideError, match="Trainer overrides `_run_epoch`"):
+        trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_devices_that_arguments_claim_make_the_batch_larger(tmp_path):
+    class Own(TrainingArguments):
+        @property
+        def n_gpu(self):
+            return 2
+
+    args = Own(str(tmp_path), per_device_train_batch_size=3, per_device_eval_batch_size=5, use_cpu=True)
+    assert (args.train_batch_size, args.eval_batch_size) == (6, 10)
 
 
 def test_a_model_that_is_wrapped_is_refused(make_args):
