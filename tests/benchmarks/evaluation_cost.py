@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader
 import hf_compat
 
 warnings.filterwarnings("ignore")
-torch.set_num_threads(1)
 
 
 class Lookup(nn.Module):

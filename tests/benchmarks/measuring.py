@@ -6,9 +6,11 @@ import contextlib
 import dataclasses
 import gc
 import io
+import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 
+import torch
 from tqdm import tqdm
 
 Contestant = Callable[[], float]  # one measurement; smaller is better
@@ -26,6 +28,7 @@ class Benchmark:
         goal: The ratio that hf_compat is to reach.
         floor: A contestant whose median is subtracted from all before ratios are taken: what is left is overhead.
         rounds: Measurements of each contestant.
+        threads: torch's threads meanwhile. One: two wait for each other where other work takes one's turn.
     """
 
     name: str
@@ -35,6 +38,7 @@ class Benchmark:
     goal: float = 1.0
     floor: str | None = None
     rounds: int = 5
+    threads: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,12 +54,13 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """A benchmark's rows, in the order of its contestants."""
+    """A benchmark's rows, in the order of its contestants, and the machine's load in the minutes before."""
 
     name: str
     unit: str
     goal: float
     rounds: int
+    load: float
     rows: list[Row]
 
     def as_text(self) -> str:
@@ -70,6 +75,8 @@ def measure(benchmark: Benchmark, rounds: int | None = None) -> Result:
     """Measure: each contestant once for nothing (imports, caches, allocators), then in turn, round by round."""
     rounds = rounds or benchmark.rounds
     found: dict[str, list[float]] = {name: [] for name in benchmark.contestants}
+    load, threads = os.getloadavg()[1], torch.get_num_threads()
+    torch.set_num_threads(benchmark.threads)
     for round_number in tqdm(range(-1, rounds), desc=benchmark.name, leave=False):
         for name, contestant in benchmark.contestants.items():
             gc.collect()
@@ -77,10 +84,11 @@ def measure(benchmark: Benchmark, rounds: int | None = None) -> Result:
                 value = contestant()
             if round_number >= 0:
                 found[name].append(value)
-    return _result(benchmark, rounds, found)
+    torch.set_num_threads(threads)
+    return _result(benchmark, rounds, load, found)
 
 
-def _result(benchmark: Benchmark, rounds: int, found: dict[str, list[float]]) -> Result:
+def _result(benchmark: Benchmark, rounds: int, load: float, found: dict[str, list[float]]) -> Result:
     medians = {name: statistics.median(values) for name, values in found.items()}
     floor = medians[benchmark.floor] if benchmark.floor else 0.0
     whole = medians[benchmark.reference] - floor
@@ -91,7 +99,9 @@ def _result(benchmark: Benchmark, rounds: int, found: dict[str, list[float]]) ->
         )
         for name, values in found.items()
     ]  # fmt: skip
-    return Result(name=benchmark.name, unit=benchmark.unit, goal=benchmark.goal, rounds=rounds, rows=rows)
+    return Result(
+        name=benchmark.name, unit=benchmark.unit, goal=benchmark.goal, rounds=rounds, load=load, rows=rows
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -27,7 +27,6 @@ import hf_compat
 
 warnings.filterwarnings("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-torch.set_num_threads(1)
 BATCH = 4
 
 
