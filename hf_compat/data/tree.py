@@ -58,6 +58,10 @@ def find_batch_size(batch: Nested) -> int | None:
     Mirrors:
         `transformers.trainer_pt_utils.find_batch_size`, 5.23.
     """
+    if type(batch) is dict:  # a batch is a dict of tensors mostly: these are found without a generator
+        first = next(iter(batch.values()), None)
+        if isinstance(first, torch.Tensor) and first.ndim:
+            return len(first)
     arrays = (leaf for leaf in leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray)))
     return next((int(array.shape[0]) for array in arrays if array.ndim), None)
 

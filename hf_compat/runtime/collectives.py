@@ -27,6 +27,7 @@ from hf_compat.runtime.process_exit import destroy_at_exit, leave_at_exit
 
 Object = TypeVar("Object")
 
+_IS_AVAILABLE = distributed.is_available()  # asked several times a batch
 # How long the first process waits for a port that a job which has just ended still holds.
 PORT_WAIT_SECONDS = 20.0
 
@@ -52,7 +53,7 @@ class GroupArguments(Protocol):
 
 def is_distributed() -> bool:
     """Return whether several processes train together and have a process group."""
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    return _IS_AVAILABLE and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def start_processes(args: GroupArguments) -> None:

@@ -240,8 +240,7 @@ class StepMethods(TrainerBase):
                     logits = _outputs_without(call_model(model, inputs), ignored)
         if prediction_loss_only:
             return loss, None, None
-        logits = nested_detach(logits)
-        return loss, logits[0] if len(logits) == 1 else logits, labels
+        return loss, nested_detach(logits[0] if len(logits) == 1 else logits), labels
 
     def _has_loss(self, inputs: Inputs) -> bool:
         if self.label_names:
@@ -256,8 +255,8 @@ class StepMethods(TrainerBase):
         return getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]) if config is not None else []
 
     def _labels_of(self, inputs: Inputs) -> Nested:
-        labels = nested_detach(tuple(inputs.get(name) for name in self.label_names))
-        return labels[0] if len(labels) == 1 else labels
+        labels = tuple(inputs.get(name) for name in self.label_names)
+        return nested_detach(labels[0] if len(labels) == 1 else labels)
 
     def _predict_with_loss(self, model: nn.Module, inputs: Inputs, ignored: list[str]) -> tuple[torch.Tensor, Nested]:
         num_items = self._get_num_items_in_batch([inputs], self.args.device)
@@ -265,10 +264,10 @@ class StepMethods(TrainerBase):
             loss, outputs = call_with_optional(
                 self.compute_loss, model, inputs, optional={"return_outputs": True, "num_items_in_batch": num_items}
             )
+        loss = loss.detach()
+        loss = loss.mean() if loss.ndim else loss
         named = _as_mapping(outputs)
-        if named is not None:
-            return loss.detach().mean(), _outputs_without(named, [*ignored, "loss"])
-        return loss.detach().mean(), outputs[1:]
+        return loss, outputs[1:] if named is None else _outputs_without(named, [*ignored, "loss"])
 
     def _track_num_input_tokens(self, inputs: Inputs) -> None:
         """Add a micro-batch's tokens to `state.num_input_tokens_seen`, where the arguments ask for it."""
