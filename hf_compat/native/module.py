@@ -40,7 +40,7 @@ from hf_compat.native.limits import (
     read_when_due,
 )
 from hf_compat.native.loading import LoadableModule
-from hf_compat.native.own_steps import leave_own_step, serve_own_step
+from hf_compat.native.own_steps import leave_own_step, refuse_unused_hooks, serve_own_step
 from hf_compat.native.plain_batches import PlainBatches
 from hf_compat.native.schedules import adopt_optimizer, keep_monitor, step_plateau, updates_of_fit
 from hf_compat.native.seeding import seed_from
@@ -122,6 +122,8 @@ class HFModule(LoadableModule):
             leave_out_expected()
         if self._own_steps is not None and not self.automatic_optimization:
             forget_updates(self.trainer)
+            if self.trainer.state.fn == "fit":
+                refuse_unused_hooks(self)
             check_mechanics(self._own_steps.args, self.trainer)
             refuse_native(self.trainer.callbacks, self.model)  # type: ignore[attr-defined]  # set by a connector
             check_strategy(self.trainer.strategy)

@@ -8,8 +8,17 @@ from __future__ import annotations
 import lightning.pytorch as pl
 
 from hf_compat.data.types import Batch
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, OverrideError
 from hf_compat.optim.stepping import Stepping
+
+# Hooks that Lightning calls in automatic optimization only, and what does the same in an HFModule.
+_OF_AUTOMATIC_OPTIMIZATION = {
+    "optimizer_step": "change gradients or rates in `on_before_optimizer_step`, or the optimizer in "
+    "`configure_optimizers`",
+    "optimizer_zero_grad": "use `on_before_zero_grad`",
+    "configure_gradient_clipping": "set `max_grad_norm` in the arguments, or clip in `on_before_optimizer_step`",
+    "lr_scheduler_step": "return a schedule with its `interval` and `frequency` from `configure_optimizers`",
+}
 
 
 def serve_own_step(module: pl.LightningModule, stepping: Stepping) -> None:
@@ -22,6 +31,21 @@ def serve_own_step(module: pl.LightningModule, stepping: Stepping) -> None:
         _refuse_gradients(module.trainer)
     if stepping.switches:
         _switch_before_batches(module, stepping)
+
+
+def refuse_unused_hooks(module: pl.LightningModule) -> None:
+    """Refuse hooks of a subclass that take a part of the update: Lightning calls them in automatic optimization only.
+
+    Raises:
+        OverrideError: One is overridden; the message names it and what does the same.
+    """
+    for name, hint in _OF_AUTOMATIC_OPTIMIZATION.items():
+        hook = getattr(module, name)
+        if getattr(hook, "__func__", hook) is not getattr(pl.LightningModule, name):
+            raise OverrideError(
+                f"`{name}` of {type(module).__name__} would never be called: an HFModule makes its updates itself.\n\n"
+                f"Hint: {hint}; or override `training_step` with `automatic_optimization = True`."
+            )
 
 
 def leave_own_step(module: pl.LightningModule) -> None:

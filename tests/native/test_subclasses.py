@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import BaseFinetuning, EarlyStopping, ModelChec
 from toy import Classifier, rows, weights
 
 from hf_compat import HFDataModule, HFModule, TrainingArguments
+from hf_compat.errors import OverrideError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -99,6 +100,30 @@ def test_overrides_without_super_change_no_number_and_resume(args, lightning, tm
     assert any(isinstance(callback, EarlyStopping) for callback in its.callbacks)
     again, _ = train(kind, ckpt_path=str(tmp_path / "step=3.ckpt"), saver=saver)
     assert torch.equal(weights(again), weights(plain)) and "on_load_checkpoint" in again.called
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("optimizer_step", "on_before_optimizer_step"),
+        ("optimizer_zero_grad", "on_before_zero_grad"),
+        ("configure_gradient_clipping", "max_grad_norm"),
+        ("lr_scheduler_step", "configure_optimizers"),
+    ],
+)
+def test_hooks_that_would_never_be_called_are_refused_before_training(args, lightning, name, hint):
+    called = []
+
+    def hook(self, *given, **named):
+        called.append(name)
+        return getattr(pl.LightningModule, name)(self, *given, **named)
+
+    module = type("Mine", (HFModule,), {name: hook})(Classifier(), args)
+    before = weights(module)
+    with pytest.raises(OverrideError, match=rf"`{name}` of Mine(.|\n)*{hint}"):
+        lightning().fit(module, HFDataModule(None, rows(16)))
+    assert torch.equal(weights(module), before) and not called
+    lightning().validate(module, HFDataModule(None, None, rows(8)), verbose=False)  # no update is made there
 
 
 def test_two_optimizers_of_a_training_step_of_ones_own(args, lightning):
