@@ -349,19 +349,20 @@ def fetch_when_due(trainer: Trainer, is_at_end: Callable[[], bool]) -> None:
     iter(loop._data_fetcher)
 
 
-def start_within_epoch(trainer: Trainer, updates: int, done: int) -> None:
-    """Let the epoch that a fit begins with count the updates that are done: its intervals and limits go by them.
+def start_within_epoch(trainer: Trainer, updates: int, done: int, batches: int) -> None:
+    """Let the epoch that a fit begins with count the batches that are done: its intervals and limits go by them.
 
     Lightning takes them from its own checkpoints only. Remove it when `fit` can begin within an epoch.
 
     Args:
         trainer: The counts of whole epochs are set already.
         updates: Of the whole run.
-        done: Of this epoch.
+        done: Batches of this epoch; a window is one.
+        batches: Of the whole run.
     """
     loop = trainer.fit_loop.epoch_loop
     for name in ("ready", "started", "processed", "completed"):
-        setattr(loop.batch_progress.total, name, updates)
+        setattr(loop.batch_progress.total, name, batches)
         setattr(loop.batch_progress.current, name, done)
     loop._restarting = True  # of this loop alone: the epoch itself begins as usual
     loop._batches_that_stepped = updates - 1  # a restart counts the last one once more

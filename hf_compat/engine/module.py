@@ -22,6 +22,7 @@ from hf_compat.checkpoint.forms import check_weights
 from hf_compat.checkpoint.lightning_form import OWN_KEY
 from hf_compat.checkpoint.lightning_io import PREFIX, HFCheckpointIO
 from hf_compat.checkpoint.reading import COMPILED, Weights, names_of, plain_names
+from hf_compat.checkpoint.run_state import DataPosition
 from hf_compat.checkpoint.taken_over import check_optimizer_took_over, check_schedule_took_over
 from hf_compat.data.tree import find_batch_size
 from hf_compat.data.types import Batch
@@ -184,16 +185,31 @@ class WindowModule(pl.LightningModule):
         self._check_what_was_taken_over()
         resume, self._resume = self._resume, None
         windows = self.trainer.train_dataloader
-        if resume is None or not isinstance(windows, Windows):
+        if resume is None:
+            return
+        if not isinstance(windows, Windows):
+            if not self._lightning_resumes:
+                self._start_plain_loader(DataPosition.from_plain(resume["windows"]), int(resume["updates"]))
             return
         windows.load_state_dict(resume["windows"])
         keep_loaded_data(self.trainer)
         if not self._lightning_resumes:
             start_from(self.trainer, windows.next_epoch, int(resume["updates"]))
             if windows.updates_to_skip:
-                start_within_epoch(self.trainer, int(resume["updates"]), windows.updates_to_skip)
+                updates = int(resume["updates"])
+                start_within_epoch(self.trainer, updates, windows.updates_to_skip, updates)
         elif self.trainer.current_epoch > windows.next_epoch:
             windows.finish_epoch()  # behind an epoch's last update Lightning goes on with the next one
+
+    def _start_plain_loader(self, position: DataPosition, updates: int) -> None:
+        """Count on from an HF folder with a loader that cannot be moved: Lightning warns where that is in an epoch."""
+        in_epoch = position.micro_batches_done or position.updates_done * self.steps.args.gradient_accumulation_steps
+        batches = self.trainer.num_training_batches
+        is_over = position.is_over or in_epoch >= batches
+        epoch, done = (position.epoch + 1, 0) if is_over else (position.epoch, in_epoch)
+        start_from(self.trainer, epoch, updates)
+        if done:
+            start_within_epoch(self.trainer, updates, done, int(epoch * batches) + done if epoch else done)
 
     def _check_what_was_taken_over(self) -> None:
         """Look at what Lightning has handed the states of a checkpoint to: a step would fail, or go wrong, on less."""

@@ -6,6 +6,7 @@ import warnings
 
 import lightning.pytorch as pl
 import pytest
+import torch
 import toy
 from compare import same
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -57,3 +58,25 @@ def test_goes_on_from_every_checkpoint(tmp_path, by_epoch, accumulation, at, sto
     found, weights = fit(tmp_path / "again", accumulation, by_epoch, str(written / f"step={at}.ckpt"))
     assert found == updates
     assert same(expected, weights)
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.parametrize(("accumulation", "at"), [(1, 3), (1, 4), (2, 3)])
+def test_a_folder_of_hf_goes_on_with_a_plain_loader(make_args, tmp_path, lightning, accumulation, at):
+    given = {"gradient_accumulation_steps": accumulation, "learning_rate": 0.01}
+    args = make_args(**given, num_train_epochs=3, save_strategy="steps", save_steps=at)
+    hf_compat.Trainer(toy.Classifier(), args, train_dataset=toy.rows(16)).train()
+    loader = torch.utils.data.DataLoader(toy.rows(16), 4, collate_fn=hf_compat.default_data_collator)
+    rates, module = [], hf_compat.HFModule(toy.Classifier(), hf_compat.TrainingArguments(str(tmp_path), **given))
+
+    class Rates(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    trainer = lightning(max_epochs=3, callbacks=[Rates()])
+    trainer.fit(module, loader, ckpt_path=f"{args.output_dir}/checkpoint-{at}")
+    updates = 12 // accumulation
+    assert (trainer.global_step, trainer.current_epoch) == (updates, 3)
+    assert len(rates) == (updates - at) * accumulation
+    assert rates[-1] == 0  # the schedule ends with the run
