@@ -123,7 +123,8 @@ def read(folder: Path, side: str, name: str) -> dict | str:
     result, error = (folder / side / f"{name}.{ending}" for ending in ("pickle", "error"))
     if result.is_file():
         return pickle.loads(result.read_bytes())
-    return error.read_text().strip().splitlines()[-1] if error.is_file() else "not run"
+    last = error.read_text().strip().splitlines()[-1] if error.is_file() else "not run"
+    return last.replace(f"{folder / side}{os.sep}", "")
 
 
 def verdict(folder: Path, name: str) -> tuple[str, str]:

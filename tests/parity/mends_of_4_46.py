@@ -18,6 +18,7 @@ REASONS = {
     "rate_of_tokens": "it logs no rate of tokens",
     "kept_eval_loader": "it begins persistent workers anew for each evaluation, which draws a random number",
     "nine_tenths": "its Accelerate halves the batch size where memory is too small; later ones take a tenth off",
+    "tokenizer_of_collator": "it does not save the tokenizer of the data collator",
     "labels_of_peft": "it looks for the labels of a PEFT model in the wrapper, and finds none",
 }
 
@@ -107,6 +108,19 @@ def _nine_tenths(trainer: type, used: set[str]) -> None:
     )
     for module in (memory, importlib.import_module("accelerate.utils")):
         module.find_executable_batch_size = mended
+
+
+def _tokenizer_of_collator(trainer: type, used: set[str]) -> None:
+    as_it_was = trainer._save
+
+    def _save(self, output_dir=None, state_dict=None):
+        as_it_was(self, output_dir, state_dict)
+        tokenizer = getattr(self.data_collator, "tokenizer", None)
+        if self.processing_class is None and tokenizer is not None:
+            tokenizer.save_pretrained(output_dir or self.args.output_dir)
+            used.add("tokenizer_of_collator")
+
+    trainer._save = _save
 
 
 def _labels_of_peft(trainer: type, used: set[str]) -> None:
@@ -206,5 +220,6 @@ CHANGES = (
     _rate_of_tokens,
     _kept_eval_loader,
     _nine_tenths,
+    _tokenizer_of_collator,
     _labels_of_peft,
 )

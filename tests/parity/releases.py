@@ -42,7 +42,7 @@ def make_arguments(kind: type, **chosen):
     given: dict = {}
     for name, value in chosen.items():
         field = fields.get(name)
-        if name == "include_num_input_tokens_seen" and field is not None and field.type in (bool, "bool"):
+        if name == "include_num_input_tokens_seen" and field is not None and "str" not in str(field.type):
             if value == "non_padding":
                 raise NotInThisRelease(f"{name}={value!r}")
             value = value != "no"
