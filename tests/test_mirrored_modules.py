@@ -42,6 +42,14 @@ def test_names_are_imported_as_people_do(name):
     assert {one.strip() for one in IMPORTS[name].split(",")} <= set(namespace)
 
 
+@pytest.mark.parametrize("module", ["integrations", "integrations.integration_utils"])
+def test_callbacks_are_imported_from_where_transformers_has_them(module):
+    namespace = {}
+    exec(f"from hf_compat.{module} import MLflowCallback, TensorBoardCallback, WandbCallback", namespace)
+    assert namespace["TensorBoardCallback"] is hf_compat.TensorBoardCallback
+    assert namespace["MLflowCallback"] is transformers.integrations.MLflowCallback
+
+
 def test_one_class_under_all_names():
     from hf_compat.trainer_callback import TrainerCallback
     from hf_compat.trainer_utils import EvalPrediction

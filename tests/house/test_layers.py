@@ -16,6 +16,7 @@ MIRRORS = (
     "trainer_callback",
     "trainer_pt_utils",
     "debug_utils",
+    "integrations",
     "trainer_seq2seq",
     "training_args",
     "training_args_seq2seq",
