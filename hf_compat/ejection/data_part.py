@@ -18,10 +18,15 @@ from hf_compat.data.types import DataSource
 from hf_compat.ejection.expressions import Expressions
 from hf_compat.ejection.findings import CannotBeWritten, Findings
 from hf_compat.ejection.sources import Import
-from hf_compat.interop.transformers_models import is_datasets_dataset
+from hf_compat.interop.transformers_models import is_datasets_dataset, is_datasets_stream
 from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.rng import RandomStates, read_rng
 from hf_compat.trainer import Trainer
+
+_SHORT_STREAM = (
+    "Where a stream ends within an update, Hugging Face goes on with that update in the next epoch; here it is a short "
+    "update of its own."
+)
 
 
 @dataclass(slots=True)
@@ -35,6 +40,7 @@ class DataPart:
         shuffles: Whether each epoch is shuffled by a seed of its own; `seed` is that of the first one.
         groups: Samples that are of like length, where the order goes by length.
         reads_random: Whether reading a batch draws random numbers.
+        streams: Whether a set is a stream, which Lightning has to tell the epoch itself.
         copies: Whether samples are copied before the collator gets them.
         lengths: The expression of the samples' lengths, where the order goes by length.
         length_key: The key or column that they are taken from.
@@ -47,6 +53,7 @@ class DataPart:
     seed: int = 0
     groups: int | None = None
     reads_random: bool = False
+    streams: bool = False
     copies: bool = False
     lengths: str = ""
     length_key: str = ""
@@ -126,8 +133,10 @@ def _data_set(
     before = read_rng()
     try:
         if isinstance(dataset, IterableDataset):
-            part.reads_random = True
-            return write.of(dataset)
+            part.reads_random = part.streams = True
+            if trainer.args.gradient_accumulation_steps > 1 and name == "train":
+                findings.tell(_SHORT_STREAM)
+            return _stream(dataset, collate, write)
         if is_datasets_dataset(dataset):
             expression = _table(name, dataset, write)
             _collated(dataset, loader, before, part, name)
@@ -136,10 +145,26 @@ def _data_set(
     except CannotBeWritten as error:
         findings.forbid(
             f"The {name} set, a {type(dataset).__name__}, cannot be written down: {error}.",
-            "give the Trainer a `datasets.Dataset`, a list of samples, or a set whose class is made from numbers "
-            "and texts.",
+            "give the Trainer a `datasets.Dataset`, a list of samples, or a set or stream that is made from numbers, "
+            "texts and functions of the script.",
         )
         return "None"
+
+
+def _stream(dataset: IterableDataset[object], collate: object, write: Expressions) -> str:
+    """Return the expression for a stream, without the columns that the model does not take."""
+    expression, before = write.of(dataset), read_rng()
+    sample = next(iter(dataset), None)
+    if not _same(before, read_rng()):
+        raise CannotBeWritten("reading it draws random numbers, and Hugging Face's loader draws them at other moments")
+    if not isinstance(collate, RemoveColumnsCollator) or not isinstance(sample, Mapping):
+        return expression
+    unread = [name for name in sample if name not in collate.signature_columns]
+    if not unread:
+        return expression
+    if not is_datasets_stream(dataset):
+        raise CannotBeWritten(f"its samples have {', '.join(map(repr, unread))}, which the model does not take")
+    return f"{expression}.remove_columns({write.of(unread)})"
 
 
 def _table(name: str, dataset: DataSource, write: Expressions) -> str:

@@ -23,6 +23,7 @@ from hf_compat.ejection.findings import CannotBeWritten
 from hf_compat.ejection.library_calls import Call, Given
 from hf_compat.ejection.recording import Recorder
 from hf_compat.ejection.sources import STAND_INS, Import, UserCode
+from hf_compat.interop.transformers_models import is_datasets_dataset
 
 _LARGEST_WRITTEN_TENSOR = 64
 Save = Callable[[Path], object]
@@ -238,14 +239,22 @@ def _saved_pretrained(write: Expressions, value: object) -> str | None:
     return f"{write.of(kind)}.from_pretrained({write.here(file)})"
 
 
+def _table(write: Expressions, value: object) -> str | None:
+    """Write a table of `datasets`, that a stream is made of: saved in that package's own format."""
+    if not is_datasets_dataset(value):
+        return None
+    save: Save = value.save_to_disk  # type: ignore[attr-defined]  # a table
+    return f"{write.named('datasets', 'load_from_disk')}({write.here(write.files.add('data/table', value, save))})"
+
+
 def _recorded(write: Expressions, value: object) -> str | None:
     origin = write.recorder.origin_of(value)
     if origin is None or not isinstance(origin, Call):
         return None if origin is None else write.call(type(value), origin)
     if isinstance(origin.of, str):
-        return f"{write.named(origin.of, origin.name)}({write.words(origin.given)})"
-    if origin.name == "[]":
-        return f"{write.of(origin.of)}[{write.words(origin.given)}]"
+        made = f"{write.named(origin.of, origin.name)}({write.words(origin.given)})"
+        is_one_of_several = origin.name == "load_dataset" and "split" not in origin.given[1]
+        return f'{made}["{value.split}"]' if is_one_of_several else made  # type: ignore[attr-defined]  # a stream
     return f"{write.of(origin.of)}.{origin.name}({write.words(origin.given)})"
 
 
@@ -270,7 +279,7 @@ def _is_same(value: object, other: object) -> bool:
 
 
 _FORMS: tuple[Callable[[Expressions, object], str | None], ...] = (
-    _plain, _container, _array, _path, _member, _code, _call, _saved_pretrained, _recorded, _dataclass,
+    _plain, _container, _array, _path, _member, _code, _call, _saved_pretrained, _table, _recorded, _dataclass,
 )  # fmt: skip
 
 

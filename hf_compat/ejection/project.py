@@ -207,6 +207,7 @@ class _Project:
             "groups": self.data.groups,
             "data_seed": self.data.seed,
             "reads_ahead": self.data.reads_random,
+            "streams": self.data.streams,
             "copies": self.data.copies,
             "lengths": self.data.lengths,
             "length_key": self.data.length_key,

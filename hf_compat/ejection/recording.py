@@ -16,7 +16,10 @@ from types import FrameType
 
 from torch import nn
 
-from hf_compat.ejection.library_calls import Call, Given, schedules_watched
+from hf_compat.ejection.library_calls import Call, Given, schedules_watched, stream_methods
+
+# Classes that make streams; they are listened to as soon as somebody has imported them.
+_STREAM_CLASSES = {"datasets.iterable_dataset": "IterableDataset", "datasets.arrow_dataset": "Dataset"}
 
 
 class Recorder:
@@ -30,6 +33,7 @@ class Recorder:
         self.folder = folder
         # the instance is kept, so that its identity stays its own
         self._made: dict[int, tuple[object, Given | Call]] = {}
+        self._given_back = contextlib.ExitStack()
 
     def origin_of(self, instance: object) -> Given | Call | None:
         """Return what an instance's class was given, or the call that made it; None where nobody has listened."""
@@ -55,7 +59,9 @@ class Recorder:
         builtins.__build_class__ = self._watching(build_class)
         nn.Module.__init__ = self._watched_module_init(init_module)  # type: ignore[method-assign]  # given back below
         try:
-            with schedules_watched(self._keep):
+            with self._given_back, schedules_watched(self._keep):
+                for home, name in _STREAM_CLASSES.items():
+                    self._watch_streams(getattr(sys.modules.get(home), name, None))
                 yield
         finally:
             builtins.__build_class__ = build_class
@@ -65,12 +71,23 @@ class Recorder:
         # a subclass's constructor calls that of its base: the first call is the instance's own
         self._made.setdefault(id(instance), (instance, origin))
 
+    def _keep_last(self, instance: object, origin: Given | Call) -> None:
+        self._made[id(instance)] = (instance, origin)
+
+    def _watch_streams(self, kind: object) -> None:
+        if not isinstance(kind, type) or _STREAM_CLASSES.get(kind.__module__) != kind.__name__:
+            return
+        for name, method in stream_methods(kind, self._keep, self._keep_last).items():
+            self._given_back.callback(setattr, kind, name, vars(kind)[name])
+            setattr(kind, name, method)
+
     def _watching(self, build_class: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(build_class)
         def build(body: Callable[..., object], *words: object, **named: object) -> object:
             made = build_class(body, *words, **named)
             if isinstance(made, type) and "__init__" in vars(made) and self.is_of_script(made.__module__):
                 self._listen_to(made)
+            self._watch_streams(made)
             return made
 
         return build

@@ -56,7 +56,12 @@ class RunPart:
 def prepare(captured: CapturedTrain, findings: Findings) -> RandomStates | None:
     """Bring the model to where training would begin; return the random states then, where no seed says them."""
     trainer = captured.trainer
-    if captured.positional or {name for name, value in captured.keywords.items() if value}:
+    if captured.keywords.get("trial") is not None:
+        findings.forbid(
+            "The script searches for hyperparameters, and a project is one run.",
+            "write the values that were found into the arguments, and call `train()`.",
+        )
+    elif captured.positional or {name for name, value in captured.keywords.items() if value}:
         findings.tell("The script resumes a checkpoint; the project begins with the weights of a new run.")
     trainer._set_use_cache()
     trainer._prepare_model_for_training(None, None)

@@ -17,7 +17,7 @@ OUTCOMES = HERE / "ejection_outcomes.py"
 # Each of these is the script's bit for bit on the CPU.
 SAME = (
     "accumulation", "classification", "early_stopping", "language_model", "lora", "plain_module", "resumed", "seq2seq",
-    "token_classification", "two_processes",
+    "streaming", "token_classification", "two_processes",
 )  # fmt: skip
 
 
@@ -84,6 +84,21 @@ def test_a_schedule_of_the_scripts_own_bit_for_bit(kind, tmp_path):
         0.0
     }
     check_style(tmp_path / "project")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["json", "mixed", "table"])
+def test_a_stream_bit_for_bit(kind, tmp_path):
+    found = outcomes_of(HERE / "scripts" / "streams.py", kind, tmp_path / "out", folder=tmp_path)
+    assert set(found.values()) == {0.0}
+    check_style(tmp_path / "project")
+
+
+@pytest.mark.matrix
+def test_a_stream_that_draws_random_numbers_is_refused(tmp_path):
+    told = eject(HERE / "scripts" / "streams.py", "own", tmp_path / "out", folder=tmp_path)
+    assert told.returncode == 2 and "reading it draws random numbers" in told.stderr
+    assert not (tmp_path / "project").exists()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 
 import pytest
+import torch
 
 from hf_compat.ejection.expressions import Expressions, ProjectFiles
 from hf_compat.ejection.findings import CannotBeWritten
@@ -102,3 +103,37 @@ def test_the_number_1_is_no_truth_value_in_the_configuration():
         as_yaml({"every_n_steps": 1, "first": True, "other": None})
         == '{"every_n_steps": 1, "first": true, "other": null}'
     )
+
+
+def test_a_stream_is_written_by_the_calls_that_made_it(tmp_path):
+    from datasets import Dataset, IterableDataset
+
+    recorder = Recorder(tmp_path)
+    with recorder.listening():
+        table = Dataset.from_list([{"x": number} for number in range(6)])
+        stream = table.to_iterable_dataset(num_shards=2).shuffle(seed=1, buffer_size=3).take(4)
+    write = Expressions(recorder, ProjectFiles())
+    written = write.of(stream)
+    assert written == (
+        'load_from_disk(Path(__file__).parent / "data/table").to_iterable_dataset(num_shards=2)'
+        ".shuffle(seed=1, buffer_size=3).take(4)"
+    )
+    later = stream.skip(1)  # nobody listens any more
+    assert recorder.origin_of(later) is None and "wraps" not in repr(IterableDataset.skip)
+
+
+def test_a_schedule_is_written_by_the_call_that_made_it(tmp_path):
+    from transformers import get_linear_schedule_with_warmup
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    recorder = Recorder(tmp_path)
+    with recorder.listening():
+        made = [
+            torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5),
+            get_linear_schedule_with_warmup(optimizer, 2, num_training_steps=9),
+        ]
+    write = Expressions(recorder, ProjectFiles(), known={id(optimizer): "optimizer"})
+    assert [write.of(schedule) for schedule in made] == [
+        "StepLR(optimizer, 3, gamma=0.5)",
+        "get_linear_schedule_with_warmup(optimizer=optimizer, num_warmup_steps=2, num_training_steps=9)",
+    ]
