@@ -280,6 +280,10 @@ def loss_of(outputs: STEP_OUTPUT) -> torch.Tensor | None:
     return loss if isinstance(loss, torch.Tensor) else None
 
 
+# Epochs of a run that updates or a time limit end: as many as arguments take.
+_NO_END = 10**6
+
+
 def arguments_of(trainer: pl.Trainer) -> TrainingArguments:
     """Make HF arguments that say what a Lightning trainer does."""
     epochs = trainer.max_epochs or -1
@@ -289,7 +293,7 @@ def arguments_of(trainer: pl.Trainer) -> TrainingArguments:
     return TrainingArguments(
         output_dir=trainer.default_root_dir,
         max_steps=trainer.max_steps,
-        num_train_epochs=epochs if epochs > 0 else sys.maxsize,
+        num_train_epochs=epochs if epochs > 0 else _NO_END,
         gradient_accumulation_steps=trainer.accumulate_grad_batches,
         logging_steps=max(trainer.log_every_n_steps, 1),  # type: ignore[attr-defined]  # set by a connector
         eval_strategy=IntervalStrategy.EPOCH if steps is None else IntervalStrategy.STEPS,
