@@ -461,6 +461,19 @@ def note_metrics(trainer: Trainer, metrics: Mapping[str, object]) -> None:
     connector._progress_bar_metrics.update({name: float(n) for name, n in numbers.items() if name.endswith("loss")})
 
 
+def replace_optimizer(trainer: Trainer, optimizer: Optimizer) -> None:
+    """Let a trainer that fits step another optimizer from now on, and go on counting its steps.
+
+    The strategy wraps what it is given; the loop has put its counting on the wrappers of the batch that is under way.
+    Remove it when a strategy hands that on.
+    """
+    strategy = trainer.strategy
+    before = strategy._lightning_optimizers
+    strategy.optimizers = [optimizer]
+    for old, new in zip(before, strategy._lightning_optimizers, strict=False):
+        new._on_before_step, new._on_after_step = old._on_before_step, old._on_after_step
+
+
 def before_zero_grad(trainer: Trainer, optimizer: Optimizer) -> None:
     """Call `on_before_zero_grad`: Lightning does so in automatic optimization only.
 

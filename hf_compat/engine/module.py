@@ -34,6 +34,7 @@ from hf_compat.engine.internals import (
     is_training_batch,
     keep_loaded_data,
     load_waiting_data_states,
+    replace_optimizer,
     start_from,
     start_within_epoch,
     warn_of_newer_lightning,
@@ -69,8 +70,9 @@ class WindowModule(pl.LightningModule):
 
     # whether the metrics of an evaluation go to Lightning's loggers from here; a Trainer logs them itself
     logs_to_lightning = False
-    # chosen when a fit starts
+    # chosen when a fit starts; and the steps' optimizer and schedule that it works with
     _mechanics: UpdateMechanics
+    _in_force: tuple[object, object]
     # set by `LeanEpochLoop`: whether a backward pass is the loss's own, and what makes a step in Lightning's place
     backward_is_plain = False
     take_step: Callable[[], None] | None = None
@@ -229,6 +231,7 @@ class WindowModule(pl.LightningModule):
         wrapper = self.trainer.strategy.model
         self._mechanics = make_update_mechanics(steps, self.run_backward, self.trainer.precision_plugin, wrapper)
         self._mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
+        self._in_force = steps.optimizer, steps.lr_scheduler
         steps.model_wrapped = steps.compiled(steps.model_wrapped)
         steps.accelerator.run_backward = self._mechanics.backward
         self._calls_before_zero_grad = self._has_zero_grad_hook()
@@ -289,6 +292,8 @@ class WindowModule(pl.LightningModule):
 
     def _update(self, model: nn.Module, window: Window) -> None:
         steps, observer, mechanics = self.steps, self.observer, self._mechanics
+        if self._in_force[0] is not steps.optimizer or self._in_force[1] is not steps.lr_scheduler:
+            self._take_over_replaced()
         grad_norm = mechanics.step(model, self.take_step or self._step_through_lightning)
         window.is_trained = True
         observer.optimizer_stepped(grad_norm)
@@ -300,6 +305,18 @@ class WindowModule(pl.LightningModule):
         if self._calls_before_zero_grad:
             before_zero_grad(self.trainer, steps.optimizer)
         forget_gradients(model)
+
+    def _take_over_replaced(self) -> None:
+        """Go on with the optimizer, or the schedule, that a callback has put in the place of the steps' own."""
+        (optimizer, schedule), steps = self._in_force, self.steps
+        self._in_force = steps.optimizer, steps.lr_scheduler
+        if steps.optimizer is not optimizer:
+            replace_optimizer(self.trainer, steps.optimizer)
+            self._mechanics.end(self)
+            self._mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
+        for config in self.trainer.lr_scheduler_configs:
+            if config.scheduler is schedule and steps.lr_scheduler is not None:
+                config.scheduler = steps.lr_scheduler
 
     def _rate_of_update(self) -> float:
         """Return the learning rate, for an optimizer that has to know it in the backward pass."""
@@ -345,7 +362,13 @@ class WindowModule(pl.LightningModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowModule:
         """Copy the model, which callbacks that average weights do; the owner of steps and data is not copied."""
-        for shared in (self.steps, self.observer, self.evaluation, self.__dict__.get("_mechanics")):
+        for shared in (
+            self.steps,
+            self.observer,
+            self.evaluation,
+            self.__dict__.get("_mechanics"),
+            self.__dict__.get("_in_force"),
+        ):
             memo[id(shared)] = shared
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied

@@ -15,7 +15,7 @@ from torch import nn
 from hf_compat.callbacks.loggers import LoggerCallback
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME
 from hf_compat.engine.internals import note_metrics
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, warn_once
 from hf_compat.hf.metrics import loggable, metrics_format, speed_metrics
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.runtime.inspection import call_by_place, needs_parameter
@@ -73,10 +73,21 @@ class LogMethods(SearchMethods):
         start_time: float,
         learning_rate: float | None,
     ) -> None:
+        self._tell_of_changed_accumulation()
         rate = self._get_learning_rate() if learning_rate is None else learning_rate
         logs = self._run.losses.take(self.state.global_step, grad_norm, rate, self.accelerator.gather, summed=tr_loss)
         self.store_flos()
         call_by_place(self.log, ("logs", "start_time"), (logs, start_time))
+
+    def _tell_of_changed_accumulation(self) -> None:
+        """Warn where a callback has set another accumulation: a run cuts its data into updates when it begins."""
+        windows, accumulation = self._run.windows, self.args.gradient_accumulation_steps
+        if windows is not None and windows.window_size != accumulation:
+            warn_once(
+                f"`gradient_accumulation_steps` was set to {accumulation} within the training, which goes on with "
+                f"{windows.window_size}: the data are cut into updates when it begins.\n\n"
+                "Hint: end the training (`control.should_training_stop`) and call `train()` again."
+            )
 
     def _evaluate(
         self, trial: Trial, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False

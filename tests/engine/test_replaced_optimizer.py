@@ -1,0 +1,79 @@
+"""What a callback puts in the place of the optimizer, or of the schedule, within a training."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+import toy
+
+from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat.errors import HfCompatWarning
+
+
+def trained(tmp_path, act, event: str = "on_step_end", more: tuple = (), **arguments):
+    """Train ten updates; after the fourth `act` gets the trainer. Returns it and the weights of each update."""
+    weights: list[torch.Tensor] = []
+
+    def acts(self, args, state, control, **kwargs):
+        if state.global_step == 4:
+            act(trainer)
+
+    def looks(self, args, state, control, **kwargs):
+        weights.append(torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()]))
+
+    acting = type("Acting", (TrainerCallback,), {event: acts})
+    looking = type("Looking", (TrainerCallback,), {"on_step_end": looks})
+    args = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=10, logging_steps=1, save_strategy="no", learning_rate=0.1,
+        use_cpu=True, disable_tqdm=True, report_to="none", lr_scheduler_type="constant", **arguments,
+    )  # fmt: skip
+    model = toy.Classifier()
+    trainer = Trainer(model=model, args=args, train_dataset=toy.rows(), callbacks=[looking(), acting(), *more])
+    trainer.train()
+    return trainer, weights
+
+
+def stop_moving(trainer):
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.0)
+
+
+@pytest.mark.parametrize("event", ["on_step_end", "on_step_begin", "on_substep_end"])
+def test_an_optimizer_that_a_callback_puts_in_place_steps_from_then_on(tmp_path, event):
+    trainer, weights = trained(tmp_path, stop_moving, event, gradient_accumulation_steps=2)
+    moved = [not torch.equal(a, b) for a, b in pairwise(weights)]
+    assert moved == [True] * 3 + [False] * 6
+    assert trainer.state.global_step == trainer.lightning_trainer.global_step == 10
+    assert isinstance(trainer.optimizer, torch.optim.SGD)
+
+
+def test_it_steps_where_lightning_callbacks_listen_too(tmp_path):
+    import lightning.pytorch as pl
+
+    class Listens(pl.Callback):
+        seen: list = []
+
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            self.seen.append(type(optimizer).__name__)
+
+    trained(tmp_path, stop_moving, more=(Listens(),))
+    assert Listens.seen == ["AdamW"] * 4 + ["SGD"] * 6
+
+
+def test_a_schedule_that_a_callback_puts_in_place_is_stepped(tmp_path):
+    def halve(trainer):
+        trainer.lr_scheduler = torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.5)
+
+    trainer, _ = trained(tmp_path, halve)
+    rates = [log["learning_rate"] for log in trainer.state.log_history if "learning_rate" in log]
+    assert rates == [0.1] * 5 + [0.1 * 0.5**n for n in range(1, 6)]
+
+
+def test_another_accumulation_within_a_training_is_warned_of(tmp_path):
+    def accumulate(trainer):
+        trainer.args.gradient_accumulation_steps = 2
+
+    with pytest.warns(HfCompatWarning, match="`gradient_accumulation_steps` was set to 2 within the training"):
+        trainer, _ = trained(tmp_path, accumulate)
+    assert trainer.state.global_step == 10

@@ -1,0 +1,64 @@
+"""Which rows differ for a reason of docs/differences.md, and what exactly is left out of the comparison for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from combination_calls import CALLS
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A heading of the differences page, and which rows it explains."""
+
+    heading: str
+    applies: Callable[[object, dict, dict], bool]
+
+
+def _resumes(row) -> bool:
+    return CALLS[row.calls].family in RESUMING
+
+
+RESUMING = (
+    "killed", "killed_by_name", "same", "finished", "changed", "stopped", "resumed_twice", "resumed_then_more",
+    "evaluated_then_resumed",
+)  # fmt: skip
+# What is drawn from torch's global generator: the uninterrupted run is what counts then.
+DRAWING = {"not_seedable", "rows_noisy", "tags_masked", "train_loader", "train_loader_prepared", "train_sampler_random"}
+
+
+def _is_named_earlier(row, theirs: dict, ours: dict) -> bool:
+    """Return whether both fail, and ours says what is wrong: at the same call, or before anything was done."""
+    (name, what, kinds, _), found = ours["said"][-1], theirs["said"]
+    if "HfCompatError" not in kinds:
+        return False
+    if found[-1][1] == "breaks":  # theirs goes on and on without an update
+        return what == "raises"
+    both = what == found[-1][1] == "raises"
+    return both and (name == "constructor" or len(found) == len(ours["said"]))
+
+
+RULES: list[Rule] = [
+    Rule("Values of arguments", _is_named_earlier),
+    Rule("The order of samples in a resumed run", lambda row, t, o: _resumes(row) and bool(DRAWING & {*row.features})),
+]
+
+
+def expected(row, theirs: dict, ours: dict) -> tuple[dict, dict]:
+    """Return both sides as they have to be equal: errors by their kinds, none of what the page leaves out."""
+    theirs, ours = dict(theirs), dict(ours)
+    theirs["said"], ours["said"] = _kinds(theirs["said"], ours["said"])
+    theirs.pop("begun"), ours.pop("begun")
+    if any(what == "raises" for _, what, *_ in ours["said"]) and "modes" in theirs:
+        theirs["modes"], ours["modes"] = theirs["modes"][:1], ours["modes"][:1]  # `is_in_train` stays there
+    return theirs, ours
+
+
+def _kinds(theirs: list, ours: list) -> tuple[list, list]:
+    """Return what calls gave; an error of ours is one of theirs where it inherits from it."""
+    left, right = [list(s[:3]) for s in theirs], [list(s[:3]) for s in ours]
+    for one, other, full in zip(left, right, theirs, strict=False):
+        if one[1] == other[1] == "raises" and full[2][0] in other[2]:
+            other[2] = one[2]
+    return left, right

@@ -1,0 +1,161 @@
+"""Runs rows of `combinations.py` under one api, each in a forked process, as lines on its input ask for.
+
+    python combination_runner.py transformers|hf_compat
+
+A line is `{"features": […], "calls": …, "folder": …, "interrupts": …}`; the answer, a line, says that the row is done.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import pickle
+import random
+import signal
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+
+import combination_calls
+import numpy as np
+import torch
+from combination_calls import CALLS, Ended, Session, plain
+from combination_features import FEATURES
+from runner import OWN_FILES, STATE
+
+LIMIT_SECONDS = 90
+NOT_COMPARED = (*OWN_FILES, "exact.json", "training_args.bin", "hf_compat.lock", "trackers.json")
+# Our checkpoints' state has one more entry here and there: a row of docs/differences.md.
+
+
+def files_of(folder: Path) -> dict[str, object]:
+    """Return what is in a folder's files, by their names; of those that are not compared the name at most."""
+    found: dict[str, object] = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        if path.name in (*OWN_FILES, "exact.json", "hf_compat.lock", "trackers.json"):
+            continue
+        found[str(path.relative_to(folder))] = _content(path, folder)
+    return found
+
+
+def _content(path: Path, folder: Path) -> object:
+    if path.name == "training_args.bin":
+        return None
+    if path.suffix == ".json":
+        return _relative(plain(json.loads(path.read_text())), folder)
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    if path.suffix in (".pt", ".pth", ".bin"):
+        return torch.load(path, weights_only=False)
+    return path.read_bytes() if path.suffix == ".txt" else None
+
+
+def _relative(value, folder: Path):
+    """Return a value with the paths in the folder as they are within it."""
+    if isinstance(value, dict):
+        return {key: _relative(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_relative(item, folder) for item in value]
+    return value.replace(str(folder), "OUT") if isinstance(value, str) else value
+
+
+def seen(session: Session) -> dict:
+    """Return all that a session has left."""
+    trainer = session.trainer
+    result = {"said": session.said, "trace": session.trace, "begun": session.begun, "found": plain(session.found)}
+    if trainer is not None:
+        state, optimizer, schedule = trainer.state, trainer.optimizer, trainer.lr_scheduler
+        result |= {
+            "log_history": plain(state.log_history),
+            "weights": {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()},
+            "optimizer": optimizer and optimizer.state_dict(),
+            "schedule": schedule and {k: v for k, v in schedule.state_dict().items() if not callable(v)},
+            "state": {name: getattr(state, name) for name in (*STATE, "logging_steps", "eval_steps", "save_steps")},
+            "best": _relative(state.best_model_checkpoint, session.folder),
+            "stateful": dict(state.stateful_callbacks),
+            "flags": {name: bool(getattr(trainer.control, name)) for name in combination_calls.FLAGS},
+            "modes": [trainer.model.training, trainer.is_in_train],
+            "random": [torch.random.get_rng_state(), np.random.get_state()[1], random.random()],
+        }
+    return result | {"files": files_of(session.folder)}
+
+
+def run(api_name: str, asked: dict) -> dict:
+    api = importlib.import_module(api_name)
+    chosen = [FEATURES[name] for name in asked["features"]]
+    if api_name == "hf_compat" and any(one.name == "patched" for one in chosen):
+        api.patch()
+        api = importlib.import_module("transformers")
+    calls = CALLS[asked["calls"]]
+    args = {}
+    if calls.saves and not any("save" in one.places for one in chosen):
+        args = {"save_strategy": "steps", "save_steps": 4}
+    folder = Path(asked["folder"]) / "out"
+    session = Session(api, chosen, folder, api_name == "transformers", asked.get("interrupts", True), args)
+    try:
+        calls.run(session)
+    except Exception as error:
+        if not isinstance(error, Ended):  # it is the constructor's: what a call raises is kept already
+            kinds = [kind.__name__ for kind in type(error).__mro__ if kind not in (object, BaseException)]
+            session.said.append(("constructor", "raises", kinds, str(error)))
+    return seen(session)
+
+
+def run_in_this_process(api_name: str, asked: dict, answer: Path) -> None:
+    status = 1
+    try:
+        warnings.simplefilter("ignore")
+        log = os.open(answer.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1), os.dup2(log, 2)
+        answer.write_bytes(pickle.dumps(run(api_name, asked)))
+        status = 0
+    except BaseException:
+        answer.with_suffix(".error").write_text(traceback.format_exc())
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def wait_for(pid: int, error: Path) -> None:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not os.waitpid(pid, os.WNOHANG)[0]:
+        if time.monotonic() > deadline:
+            error.write_text("the process did not end")
+            os.kill(pid, signal.SIGKILL)
+            deadline = float("inf")
+        time.sleep(0.005)
+
+
+def main() -> None:
+    api_name = sys.argv[1]
+    api = importlib.import_module(api_name)
+    for package in ("accelerate", "datasets", "peft", "transformers"):  # loaded once, before forking
+        if importlib.util.find_spec(package) is not None:
+            importlib.import_module(package)
+    _ = (api.Trainer, api.TrainingArguments, api.EarlyStoppingCallback)
+    if api_name == "transformers":
+        import exact_resume
+
+        exact_resume.mend()
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        answer = Path(asked["folder"]) / "answer.pickle"
+        answer.parent.mkdir(parents=True, exist_ok=True)
+        pid = os.fork()
+        if pid == 0:
+            run_in_this_process(api_name, asked, answer)
+        wait_for(pid, answer.with_suffix(".error"))
+        print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
