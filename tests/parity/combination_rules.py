@@ -31,7 +31,7 @@ DRAWING = {"not_seedable", "rows_noisy", "tags_masked", "train_loader", "train_l
 def _is_named_earlier(row, theirs: dict, ours: dict) -> bool:
     """Return whether both fail, and ours says what is wrong: at the same call, or before anything was done."""
     (name, what, kinds, _), found = ours["said"][-1], theirs["said"]
-    if "HfCompatError" not in kinds:
+    if what != "raises" or "HfCompatError" not in kinds:
         return False
     if found[-1][1] == "breaks":  # theirs goes on and on without an update
         return what == "raises"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 from combination_calls import CALLS
 from combination_features import FEATURES
 from combination_rules import RULES
-from combinations import Table, drawn, parse
 
+# by its path: tests/native has a command of the same name
+SPEC = importlib.util.spec_from_file_location("parity_combinations", Path(__file__).with_name("combinations.py"))
+combinations = sys.modules[SPEC.name] = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(combinations)
+Table, drawn, parse = combinations.Table, combinations.drawn, combinations.parse
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "differences.md"
 # Each of these has differed once, or is of a kind in which faults were found.
 SAMPLE = [
@@ -38,7 +44,7 @@ def test_a_combination_is_equal_under_both_trainers(table, row):
 
 
 def test_a_difference_is_found_and_named(table, monkeypatch):
-    monkeypatch.setattr("combinations.RULES", [])
+    monkeypatch.setattr(combinations, "RULES", [])
     # a resumed run there draws other noise, which a rule explains
     assert ".said[1]" in table.verdict(parse("rows_noisy,killed_on_step_end_5")).fault
 
