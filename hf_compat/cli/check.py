@@ -78,11 +78,10 @@ def _checked_in_ranks(chosen: argparse.Namespace, scratch: str) -> Outcome | Non
     """Check in several processes; None where this one is enough, or is one of them."""
     from hf_compat.cli.run import number_of, supervised
     from hf_compat.runtime.launch import read_launch
+    from hf_compat.script_runs.user_script import require_script
 
-    if not chosen.module and not os.path.exists(chosen.script):
-        raise ArgumentError(
-            f"There is no script {chosen.script}.\n\nHint: `hf-compat check [options] SCRIPT [arguments]`."
-        )
+    if not chosen.module:
+        require_script(chosen.script, "hf-compat check [options] SCRIPT [arguments]")
     processes = number_of(chosen.devices)
     if processes == 1:
         return None

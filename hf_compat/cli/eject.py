@@ -44,14 +44,15 @@ def _eject(chosen: argparse.Namespace) -> int:
     from hf_compat.ejection.project import check_folder, eject
     from hf_compat.ejection.recording import Recorder
     from hf_compat.script_runs.until_train import UserScript, run_until_train
+    from hf_compat.script_runs.user_script import require_script
 
     if not chosen.arguments:
         raise ArgumentError("No folder was named.\n\nHint: `hf-compat eject SCRIPT [arguments] DIR`.")
     *arguments, target = chosen.arguments
     if target.startswith("-"):
         raise ArgumentError(f"The last word is {target!r}, and no folder.\n\nHint: `hf-compat eject SCRIPT … DIR`.")
-    if not chosen.module and not Path(chosen.script).exists():
-        raise ArgumentError(f"There is no script {chosen.script}.\n\nHint: `hf-compat eject SCRIPT [arguments] DIR`.")
+    if not chosen.module:
+        require_script(chosen.script, "hf-compat eject SCRIPT [arguments] DIR")
     folder = Path(target).absolute()
     check_folder(folder)
     recorder = Recorder(Path(chosen.script).resolve().parent if not chosen.module else Path.cwd())

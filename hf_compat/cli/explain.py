@@ -68,11 +68,13 @@ def _is_script(chosen: argparse.Namespace) -> bool:
     Raises:
         ArgumentError: The first is named as a script is, and there is none.
     """
+    from hf_compat.script_runs.user_script import require_script
+
     first = chosen.words[0] if chosen.words else ""
     if chosen.module or "=" in first or not first or first.startswith("-"):
         return bool(chosen.module)
-    if not os.path.exists(first) and first.endswith(".py"):
-        raise ArgumentError(f"There is no script {first}.\n\nHint: `hf-compat explain SCRIPT [arguments]`.")
+    if first.endswith((".py", ".ipynb")):
+        require_script(first, "hf-compat explain SCRIPT [arguments]")
     return os.path.exists(first)
 
 

@@ -19,7 +19,7 @@ from hf_compat.errors import ArgumentError, HfCompatError
 from hf_compat.hf.profiles import PROFILES, VARIABLE
 from hf_compat.interop import child_site, patching
 from hf_compat.runtime.launch import end_with_launcher, let_children_import_from, read_launch, set_for_children
-from hf_compat.script_runs.user_script import run_module, run_script
+from hf_compat.script_runs.user_script import require_script, run_module, run_script
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -64,10 +64,8 @@ def _checked_number_of_processes(chosen: argparse.Namespace) -> int:
     Raises:
         ArgumentError: There is no such script, or the processes were started already.
     """
-    if not chosen.module and not os.path.exists(chosen.script):
-        raise ArgumentError(
-            f"There is no script {chosen.script}.\n\nHint: `hf-compat run [options] SCRIPT [arguments]`."
-        )
+    if not chosen.module:
+        require_script(chosen.script, "hf-compat run [options] SCRIPT [arguments]")
     processes = number_of(chosen.devices)
     launched = read_launch().world_size
     if launched > 1 and processes * chosen.nodes > 1:

@@ -16,6 +16,7 @@ from hf_compat.comparison.sides import Side, other_side, own_side
 from hf_compat.comparison.verdicts import Difference, Verdict, first_of, verdicts_of
 from hf_compat.errors import ArgumentError
 from hf_compat.script_runs.until_train import UserScript
+from hf_compat.script_runs.user_script import require_script
 
 _KEPT_LINES = 12  # of what a failed side has printed
 
@@ -271,10 +272,8 @@ def _not_run(side: Side, folder: Path) -> SideReport:
 
 
 def _check_script(script: UserScript) -> None:
-    if not script.is_module and not os.path.exists(script.path):
-        raise ArgumentError(
-            f"There is no script {script.path}.\n\nHint: `hf-compat compare [options] SCRIPT [arguments]`."
-        )
+    if not script.is_module:
+        require_script(script.path, "hf-compat compare [options] SCRIPT [arguments]")
 
 
 def _make_folder(output: str | None) -> Path:

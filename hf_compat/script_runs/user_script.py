@@ -13,6 +13,28 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType, TracebackType
 
+from hf_compat.errors import ArgumentError
+
+
+def require_script(path: str, usage: str) -> None:
+    """Check a path before anything is run.
+
+    Args:
+        path: What the user named.
+        usage: How the command is called.
+
+    Raises:
+        ArgumentError: There is nothing, or it is a notebook.
+    """
+    if not os.path.exists(path):
+        raise ArgumentError(f"There is no script {path}.\n\nHint: `{usage}`.")
+    if path.endswith(".ipynb") and not os.path.isdir(path):
+        raise ArgumentError(
+            f"{path} is a notebook, no script: `{usage}`.\n\nHint: `jupyter nbconvert --to script {path}` makes a "
+            "script of it. To train in the notebook itself, begin it with `import hf_compat; hf_compat.patch()`; "
+            "`hf-compat migrate` rewrites notebooks as they are."
+        )
+
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
     """Run a script, or a folder or archive that holds a `__main__.py`, as this process's `__main__`.

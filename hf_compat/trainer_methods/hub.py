@@ -14,6 +14,7 @@ from hf_compat.checkpoint.run_lock import LOCK_NAME
 from hf_compat.checkpoint.saving_place import PLACE_PREFIX
 from hf_compat.errors import HubError
 from hf_compat.hf.enums import HubStrategy, SaveStrategy
+from hf_compat.hf.state import TrainerState
 from hf_compat.runtime.collectives import agree
 from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.trainer_methods.hub_client import Commit, HubClient, Token, hub_error
@@ -322,7 +323,11 @@ class HubMethods(TrainerBase):
         if self.args.save_strategy == SaveStrategy.STEPS:
             update = names.checkpoint_step(checkpoint)
             return f"Training in progress, step {self.state.global_step if update is None else update}"
-        return f"Training in progress, epoch {int(self.state.epoch or 0)}"
+        return f"Training in progress, epoch {int(self._epoch_of(checkpoint) or 0)}"
+
+    def _epoch_of(self, checkpoint: str) -> float | None:
+        path = os.path.join(checkpoint, names.TRAINER_STATE_NAME)
+        return TrainerState.load_from_json(path).epoch if os.path.isfile(path) else self.state.epoch
 
     def _push_when_written(self, folder: str) -> None:
         """Note a checkpoint that was written in the background: what is overridden runs in the main thread alone."""

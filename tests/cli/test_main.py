@@ -58,6 +58,16 @@ def test_mistakes_end_with_a_message_and_the_status_2(words, message, capsys):
     assert message in captured.err and not captured.out
 
 
+@pytest.mark.parametrize("command", ["run", "check", "compare", "eject", "explain"])
+def test_a_notebook_is_named_with_what_can_be_done(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.ipynb").write_text('{"cells": []}')
+    assert main([command, "train.ipynb", *(["folder"] if command == "eject" else [])]) == 2
+    said = "".join(capsys.readouterr())
+    assert "train.ipynb is a notebook" in said and "jupyter nbconvert --to script train.ipynb" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["train.ipynb"]
+
+
 @pytest.mark.parametrize("words", [[], ["nonsense"], ["convert", "one"]])
 def test_words_that_are_no_command_show_the_usage(words, capsys):
     with pytest.raises(SystemExit) as ended:

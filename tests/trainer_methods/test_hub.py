@@ -222,6 +222,12 @@ def test_what_rotation_removes_arrives_whole(tmp_path, hub, values):
     assert list(Path(trainer.args.output_dir).glob("_hub_push*")) == []
 
 
+def test_a_commit_names_the_epoch_of_the_checkpoint_that_was_written_in_the_background(tmp_path, hub):
+    values = {"save_strategy": "epoch", "async_save": True, "hub_strategy": "every_save", "hub_always_push": True}
+    make(tmp_path, max_steps=-1, num_train_epochs=3, **values).train()
+    assert hub.messages() == [f"Training in progress, epoch {epoch}" for epoch in (1, 2, 3)]
+
+
 def test_overrides_are_called_when_upstream_calls_them(tmp_path, monkeypatch):
     names = ("init_hf_repo", "create_model_card", "push_to_hub", "_push_from_checkpoint", "_finish_current_push")
 
