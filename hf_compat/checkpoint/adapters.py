@@ -15,7 +15,7 @@ from torch import nn
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.files import read_json
-from hf_compat.checkpoint.headers import misfitting_weights, missing_adapter_weights
+from hf_compat.checkpoint.headers import misfitting_weights, missing_adapter_weights, stored_names
 from hf_compat.checkpoint.reading import read_weights_file
 from hf_compat.errors import CheckpointError
 
@@ -72,6 +72,15 @@ def holds_adapters(folder: str) -> bool:
     has_root = contents.find(names.ADAPTER_CONFIG_NAME) is not None
     has_weights = any(os.path.lexists(contents.folder / name) for name in names.WHOLE_WEIGHTS)
     return has_root or (not has_weights and bool(_subfolders_with_adapters(contents)))
+
+
+def holds_whole_model(folder: str, model: nn.Module) -> bool:
+    """Return whether a folder holds a model's base and its adapters in one piece, as a Lightning checkpoint does."""
+    if holds_adapters(folder):
+        return False
+    adapters = [f".{name}." for name in cast(_PeftModel, model).peft_config]
+    own = {name for name in model.state_dict() if any(adapter in name for adapter in adapters)}
+    return bool(own) and own <= stored_names(folder)
 
 
 def misfitting_adapters(folder: str, model: nn.Module) -> Iterator[str]:

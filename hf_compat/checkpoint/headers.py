@@ -64,6 +64,12 @@ def misfitting_weights(
         yield first_line(error).removesuffix(".")
 
 
+def stored_names(folder: str) -> set[str]:
+    """Return the names of the weights in a folder's safetensors."""
+    contents = Contents(folder)
+    return {key for name in _files(contents, None, "") for key in weight_shapes(contents.need(name))}
+
+
 def missing_adapter_weights(folder: str, model: torch.nn.Module, adapter: str, subfolder: str = "") -> list[str]:
     """List an adapter's weights that a folder does not hold: PEFT leaves them as they are and says nothing."""
     contents = Contents(folder)

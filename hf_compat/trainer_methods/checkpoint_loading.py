@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint.adapters import load_adapters
+from hf_compat.checkpoint.adapters import holds_whole_model, load_adapters
 from hf_compat.checkpoint.contents import Contents, is_read_as_it_is
 from hf_compat.checkpoint.forms import check_schedule
 from hf_compat.checkpoint.judging import has_weights
@@ -77,7 +77,7 @@ class CheckpointLoadingMethods(TrainerBase):
         given = self.model if model is None else model
         target = self.accelerator.unwrap_model(given)
         folder = str(resume_from_checkpoint)
-        if is_peft_model(target):
+        if is_peft_model(target) and not holds_whole_model(folder, target):
             self._weights_not_loaded = load_adapters(target, folder)
             return
         is_own = given is self.model or given is self.model_wrapped

@@ -12,7 +12,7 @@ from typing import cast
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.adapters import misfitting_adapters
+from hf_compat.checkpoint.adapters import holds_whole_model, misfitting_adapters
 from hf_compat.checkpoint.edits import problems_of_named, reading_edited, warn_of, way_out
 from hf_compat.checkpoint.files import first_line, naming
 from hf_compat.checkpoint.headers import misfitting_weights
@@ -143,7 +143,7 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
         """Yield which weights of a checkpoint the model cannot take."""
         model = self.accelerator.unwrap_model(self.model) if self.model is not None else None
         if model is not None:
-            is_adapter = is_peft_model(model)
+            is_adapter = is_peft_model(model) and not holds_whole_model(checkpoint, model)
             yield from misfitting_adapters(checkpoint, model) if is_adapter else misfitting_weights(checkpoint, model)
 
     def _zero_intervals(self, checkpoint: str) -> Iterator[str]:

@@ -19,6 +19,7 @@ ROWS = {
     "intervals are the arguments' after a .ckpt": {"resume": "to trainer", "length": "5 updates"},
     "a metric object counts for each set": {"metrics": "torchmetrics", "sets": "two", "length": "1 epochs"},
     "an evaluation before a fit": {"validation": "2 epochs", "around": "validate", "stopping": "lightning"},
+    "a .ckpt holds adapters and what they stand on": {"resume": "to trainer", "task": "lora"},
     "HF callbacks in a run that updates end": {"length": "17 updates", "spies": True},
     "everything is overridden": {"module": "hooks", "spies": True, "yaml": True, "checkpoints": "best", "bar": True},
 }
