@@ -32,7 +32,14 @@ from hf_compat.checkpoint.files import first_line, is_inside, open_regular
 from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
 from hf_compat.checkpoint.run_lock import Owner, is_in_use
 from hf_compat.checkpoint.saving_place import PLACE_PREFIX, land_left_over, places
-from hf_compat.checkpoint.sealing import difference_unflushed, entries, finish, flush, is_unfinished
+from hf_compat.checkpoint.sealing import (
+    difference_unflushed,
+    entries,
+    finish,
+    flush,
+    is_unfinished,
+    remove_half_written,
+)
 from hf_compat.checkpoint.sealing import seal as seal
 from hf_compat.errors import CheckpointError
 
@@ -165,6 +172,7 @@ def tidy(run_dir: str) -> None:
     for place, run in places(run_dir):
         if _is_over(place, run):
             _remove_tree(place, ignore_errors=True)
+    remove_half_written(run_dir)
 
 
 def recover(run_dir: str) -> None:

@@ -42,6 +42,10 @@ def entries(folder: Path) -> Iterator[Path]:
     return (path for path in below if path.is_symlink() or not path.is_dir())
 
 
+def _half_written() -> str:
+    return f"{_WRITTEN_FIRST}{os.getpid()}"
+
+
 def _is_manifest(path: Path) -> bool:
     """Return whether a file is a manifest, or one that a kill has left half written."""
     return path.name == MANIFEST_NAME or path.name.startswith(_WRITTEN_FIRST)
@@ -54,7 +58,7 @@ def seal(folder: str, writer: Writer | None = None) -> None:
     for name in _own_files(root):
         flush(root / name)
         listed[name] = {"bytes": (root / name).stat().st_size, "sha256": _sha256(root / name)}
-    _replace_manifest(root, listed, writer)
+    _replace_manifest(root, listed, writer, root / _half_written())
     _flush_folders(root, listed)
 
 
@@ -66,7 +70,7 @@ def list_unflushed(folder: str, writer: Writer | None = None) -> None:
         stat = (root / name).stat()
         digest = {"sha256": _sha256(root / name)} if stat.st_size <= _HASHED_AT_ONCE else {}
         listed[name] = {"bytes": stat.st_size, "boot": this_boot(), "mtime_ns": stat.st_mtime_ns, **digest}
-    _replace_manifest(root, listed, writer, is_durable=False)
+    _replace_manifest(root, listed, writer, root / _half_written(), is_durable=False)
 
 
 def finish(folder: str) -> None:
@@ -91,7 +95,8 @@ def _finish(root: Path) -> None:
     if listed is None:
         return
     finished = {name: _finished(root, name, facts) for name, facts in listed.items()}
-    _replace_manifest(root, finished, read_writer(root))
+    # beside the folder: who copies it, or removes it, meanwhile finds no file that comes and goes
+    _replace_manifest(root, finished, read_writer(root), root.parent / f".{root.name}{_half_written()}")
     _flush_folders(root, finished)
     flush(root.parent)
 
@@ -156,11 +161,19 @@ def _flush_folders(root: Path, listed: Listed) -> None:
             flush(folder)
 
 
-def _replace_manifest(root: Path, listed: Listed, writer: Writer | None, is_durable: bool = True) -> None:
-    """Write a manifest; a folder that has one has the old one or the new one at every instant."""
+def remove_half_written(run_dir: str) -> None:
+    """Remove the manifests that a run which was killed has left half written beside its checkpoints."""
+    for path in Path(run_dir).glob(f".*{_WRITTEN_FIRST}*"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _replace_manifest(
+    root: Path, listed: Listed, writer: Writer | None, written: Path, is_durable: bool = True
+) -> None:
+    """Write a manifest, elsewhere at first: a folder that has one has the old one or the new one at every instant."""
     by = {} if writer is None else asdict(writer)
     text = json.dumps({"kind": MANIFEST_KIND, "version": 1, **by, "files": listed}, indent=1)
-    written = root / f"{_WRITTEN_FIRST}{os.getpid()}"
     try:
         with open(written, "w", encoding="utf-8") as file:
             file.write(text)

@@ -24,7 +24,13 @@ from hf_compat.trainer_methods.model_card import Facts, card_of, keep_written_ca
 logger = logging.getLogger(__name__)
 
 # What a push of the output folder leaves out: upstream's two, and what a run under way has there.
-IGNORED = ["_*", f"{names.PREFIX_CHECKPOINT_DIR}-*", f"{LOCK_NAME}*", f"{PLACE_PREFIX}*"]
+IGNORED = [
+    "_*",
+    f"{names.PREFIX_CHECKPOINT_DIR}-*",
+    f".{names.PREFIX_CHECKPOINT_DIR}-*",
+    f"{LOCK_NAME}*",
+    f"{PLACE_PREFIX}*",
+]
 _MODEL_FILES = [
     "config.json",
     "generation_config.json",

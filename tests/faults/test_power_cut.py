@@ -309,6 +309,38 @@ def remove_at(patched, instant, name, removed):
     return lambda: len(calls)
 
 
+def test_who_copies_a_folder_while_it_is_flushed_finds_no_file_that_comes_and_goes(make_args, tmp_path, monkeypatch):
+    checkpoint, fsync, found = tmp_path / "out" / "checkpoint-2", os.fsync, []
+
+    def look(descriptor):
+        if checkpoint.is_dir():
+            found.append({path.name for path in checkpoint.iterdir()})
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    run(make_args)
+    assert len(found) > 5 and all(names == found[-1] for names in found)
+
+
+def test_a_manifest_that_a_kill_has_left_half_written_is_removed(make_args, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched, pytest.raises(CheckpointWriteError):
+        patched.setattr(os, "replace", fail_to_name_manifests(os.replace))
+        patched.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+        run(make_args)
+    assert [path.name for path in (tmp_path / "out").glob(".*.manifest.json.*")]
+    run(make_args)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"checkpoint-2", "checkpoint-4"}
+
+
+def fail_to_name_manifests(replace):
+    def fail(source, target):
+        if Path(source).parent.name == "out" and Path(target).name == "manifest.json":
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    return fail
+
+
 @pytest.fixture
 def unfinished(make_args, tmp_path, monkeypatch):
     """A checkpoint as a kill leaves it: listed, not hashed."""
