@@ -1,4 +1,4 @@
-"""Models, metrics, callbacks and modules of `combinations.py`; a YAML names them by class path."""
+"""Models, metrics, callbacks and modules of `native_combinations.py`; a YAML names them by class path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of `combinations.py`: which settings there are, how a row is drawn, what it says to each door."""
+"""Rows of `native_combinations.py`: which settings there are, how a row is drawn, what it says to each door."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""A sample of `combinations.py`: rows that differed once, and the machine's own judgement."""
+"""A sample of `native_combinations.py`: rows that differed once, and the machine's own judgement."""
 
 from __future__ import annotations
 
 import random
 
 import combination_rows
-import combinations
 import lightning.pytorch as pl
+import native_combinations
 import pytest
 import toy
 from combination_parts import metric
@@ -27,12 +27,12 @@ ROWS = {
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_both_doors_do_the_same(row):
-    assert combinations.try_row(row) == "equal"
+    assert native_combinations.try_row(row) == "equal"
 
 
 def test_what_differs_is_found(monkeypatch):
     monkeypatch.setattr(combination_rows, "native_arguments", lambda row: {"label_smoothing_factor": 0.4})
-    assert combinations.try_row({"length": "5 updates"}).startswith("DIFFERS updates")
+    assert native_combinations.try_row({"length": "5 updates"}).startswith("DIFFERS updates")
 
 
 def test_what_is_drawn_can_be_compared_and_covers_everything():

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
+import combinations
 import pytest
 from combination_calls import CALLS
 from combination_features import FEATURES
 from combination_rules import RULES
+from combinations import Table, drawn, parse
 
-# by its path: tests/native has a command of the same name
-SPEC = importlib.util.spec_from_file_location("parity_combinations", Path(__file__).with_name("combinations.py"))
-combinations = sys.modules[SPEC.name] = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(combinations)
-Table, drawn, parse = combinations.Table, combinations.drawn, combinations.parse
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "differences.md"
 # Each of these has differed once, or is of a kind in which faults were found.
 SAMPLE = [

@@ -1,8 +1,8 @@
 """Random combinations of settings, each through our Trainer, in a bare `lightning.Trainer`, and from a YAML.
 
-    python tests/native/combinations.py 200 0                 # 200 rows of seed 0
-    python tests/native/combinations.py 200 0 --only 17       # that row again, with the whole traceback
-    python tests/native/combinations.py --only '{"accumulation": 2, "resume": "native"}'
+    python tests/native/native_combinations.py 200 0                 # 200 rows of seed 0
+    python tests/native/native_combinations.py 200 0 --only 17       # that row again, with the whole traceback
+    python tests/native/native_combinations.py --only '{"accumulation": 2, "resume": "native"}'
 
 A row is 2 to 5 features (`combination_rows.py`). Losses, gradient norms, rates, weights, metrics, events, hooks, logs
 and checkpoints are compared, bit for bit where both doors compute them alike. The status is 1 where a row differs.
