@@ -175,6 +175,7 @@ def test_wandb_has_the_same_history_summary_and_configuration(tmp_path):
     assert set(ours[4]) == set(theirs[4])
 
 
+@pytest.mark.matrix
 def test_wandb_uploads_the_model_where_the_variable_asks(tmp_path):
     for mode, aliases in (("end", ["final_model"]), ("checkpoint", ["checkpoint_global_step_5", "epoch_0.83"])):
         run("hf_compat", tmp_path / mode, "wandb", WANDB_LOG_MODEL=mode)
@@ -182,6 +183,7 @@ def test_wandb_uploads_the_model_where_the_variable_asks(tmp_path):
         assert ("model", ["base_model"]) in logged and ("model", aliases) in logged
 
 
+@pytest.mark.matrix
 def test_a_resumed_run_goes_on_in_tensorboard_without_a_step_backwards(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run("hf_compat", whole, "tensorboard")

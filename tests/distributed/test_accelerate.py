@@ -136,6 +136,7 @@ def test_deepspeed_flags_and_file(tmp_path):
     assert ours["config"]["train_batch_size"] == 16
 
 
+@pytest.mark.matrix
 def test_a_run_under_accelerate_is_the_run_under_torchrun(tmp_path):
     words = ("model=gpt2", "samples=16", "num_train_epochs=1")
     launch(tmp_path, FSDP_FLAGS["as it is"][:3], str(JOB), str(tmp_path / "accelerate"), *words)

@@ -18,6 +18,7 @@ def ranks(folder: Path, api: str, what: str) -> list[dict]:
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.matrix
 def test_two_processes_search_as_those_of_transformers(tmp_path):
     theirs, ours = ranks(tmp_path / "theirs", "transformers", "plain"), ranks(tmp_path / "ours", "hf_compat", "plain")
     assert ours == theirs

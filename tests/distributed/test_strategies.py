@@ -124,9 +124,8 @@ def test_zero_with_another_number_of_processes_is_refused(tmp_path):
     assert done.returncode != 0 and "optimizer states of 2 processes; there are 1" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "name", ["DeepSpeed ZeRO 3", pytest.param("FSDP 2, sharded checkpoints", marks=pytest.mark.matrix)]
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", ["DeepSpeed ZeRO 3", "FSDP 2, sharded checkpoints"])
 def test_the_best_model_is_loaded_into_one_that_is_in_parts(name, tmp_path):
     best = ("load_best_model_at_end=True", "metric_for_best_model=loss")
     often = ("eval_strategy=steps", "eval_steps=2", "save_steps=2", "max_steps=4")
