@@ -51,10 +51,10 @@ def outcomes_of(script, *words, folder):
 
 
 def check_last_checkpoint(folder):
-    """The update of the script's last checkpoint has one in the project, too."""
+    """The update of the script's last checkpoint has one in the project; where it is the best, under that name."""
     last = max((int(path.name.partition("-")[2]) for path in (folder / "out").glob("checkpoint-*")), default=None)
     made = [path.name for path in (folder / "project").rglob("*.ckpt")]
-    assert last is None or any(name.endswith(f"step={last}.ckpt") for name in made), (last, made)
+    assert last is None or any(name == "best.ckpt" or name.endswith(f"step={last}.ckpt") for name in made), (last, made)
 
 
 def check_style(project):
