@@ -189,7 +189,7 @@ def _log_level(of_minus_1: str) -> ValueType:
     by_number = {getattr(logging, name.upper()): name for name in LOG_LEVELS[1:-1]} | {-1: of_minus_1}
 
     def read(value: object) -> str:
-        is_number = isinstance(value, str) and value.removeprefix("-").isdecimal()
+        is_number = isinstance(value, str) and re.fullmatch(r"-?\d{1,9}", value) is not None
         number = int(str(value)) if is_number else value
         return by_number[number] if type(number) is int and number in by_number else read_choice(value, LOG_LEVELS)
 

@@ -91,6 +91,7 @@ REFUSED = [
     ("optim", "adamw"),
     ("lr_scheduler_type", None),
     ("log_level", 25),
+    ("log_level", "9" * 5000),
     ("report_to", "tensor_board"),
     ("report_to", [3]),
     ("fsdp", "full_shart"),
