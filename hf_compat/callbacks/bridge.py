@@ -88,6 +88,8 @@ class BridgedTrainer(Protocol):
 
     def _watch_outputs(self, wanted: bool) -> None: ...
 
+    def _refuse_late_overrides(self) -> None: ...
+
     def _give_back_callback_states(self) -> None: ...
 
     def _take_up_optimizer(self) -> None: ...
@@ -201,6 +203,7 @@ class HFBridge(pl.Callback):
         """Begin the run."""
         hf_trainer, run = self.hf_trainer, self.run
         self.fire_for_hook("on_train_start", self._last_segment)
+        hf_trainer._refuse_late_overrides()  # a callback may have put one in place
         if hf_trainer.args.eval_on_start:
             hf_trainer._evaluate(run.trial, run.ignore_keys_for_eval, skip_scheduler=True)
         if run.start.is_finished or self._stops_at_start:

@@ -79,7 +79,7 @@ def describe_loss(trainer: Trainer, batch: Batch, write: Expressions, findings: 
 
 
 def _overrides(trainer: Trainer, name: str) -> bool:
-    return not getattr(type(trainer), name).__module__.startswith("hf_compat.")
+    return name in vars(trainer) or not getattr(type(trainer), name).__module__.startswith("hf_compat.")
 
 
 def _outputs(trainer: Trainer, batch: Batch) -> ModelOutput:
@@ -145,6 +145,8 @@ def _smoothed(part: LossPart, trainer: Trainer, write: Expressions, items: str) 
 
 def _take_over(part: LossPart, trainer: Trainer, write: Expressions) -> None:
     """Take the script's own `compute_loss` over, with the methods and attributes that it reads."""
+    if "compute_loss" in vars(trainer):
+        raise CannotBeWritten("`compute_loss` was put on the Trainer object, and is in no class of the script")
     owner = next(kind for kind in type(trainer).__mro__ if "compute_loss" in vars(kind))
     if not write.recorder.is_of_script(owner.__module__):
         raise CannotBeWritten(f"`compute_loss` is that of {owner.__module__}.{owner.__name__}, no class of the script")

@@ -14,6 +14,7 @@ from hf_compat.ejection.findings import CannotBeWritten, Findings
 from hf_compat.ejection.sources import Import
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import SchedulerType
+from hf_compat.runtime.inspection import is_replaced
 from hf_compat.trainer import Trainer
 from hf_compat.trainer_methods.optimization import OptimizationMethods
 
@@ -68,7 +69,7 @@ def describe_optimizer(trainer: Trainer, updates: int, write: Expressions, findi
             f"The optimizer, a {type(optimizer).__name__}, cannot be written: {error}.",
             "choose one by `optim`, or make one of `torch.optim`.",
         )
-    if own_schedule or type(trainer).create_scheduler is not OptimizationMethods.create_scheduler:
+    if own_schedule or is_replaced(trainer, "create_scheduler", OptimizationMethods):
         _made_schedule(part, trainer, optimizer, updates, write, findings)
     else:
         part.schedule = _schedule(trainer.args, updates, write, findings)

@@ -73,12 +73,12 @@ def prepare(captured: CapturedTrain, findings: Findings) -> RandomStates | None:
 
 
 def check_overrides(trainer: Trainer, findings: Findings) -> None:
-    """Refuse what a subclass does otherwise and no file of the project could do."""
-    for kind in type(trainer).__mro__:
-        if kind.__module__.startswith(("hf_compat.", "transformers.")) or kind is object:
-            continue
-        for name, value in vars(kind).items():
-            if callable(value) and hasattr(Trainer, name) and name not in _READ_OFF and not name.startswith("__"):
+    """Refuse what a subclass, or this object, does otherwise and no file of the project could do."""
+    kinds = [kind for kind in type(trainer).__mro__ if not kind.__module__.startswith("transformers.")]
+    for owner in (trainer, *kinds[:-1]):  # the last one is `object`
+        kind = owner if isinstance(owner, type) else type(owner)
+        for name, value in vars(owner).items():
+            if _is_users(value) and hasattr(Trainer, name) and name not in _READ_OFF and not name.startswith("__"):
                 line = getattr(getattr(value, "__code__", None), "co_firstlineno", "?")
                 file = getattr(getattr(value, "__code__", None), "co_filename", kind.__module__)
                 findings.forbid(
@@ -86,6 +86,11 @@ def check_overrides(trainer: Trainer, findings: Findings) -> None:
                     "LightningModule.",
                     "leave the override out, and write its work into the project afterwards.",
                 )
+
+
+def _is_users(value: object) -> bool:
+    """Return whether a value can be called and is none of ours, put wherever: a method, a function, a mock."""
+    return callable(value) and not str(getattr(value, "__module__", "")).startswith("hf_compat.")
 
 
 def describe_run(trainer: Trainer, data: DataPart | None, loss: LossPart) -> RunPart:

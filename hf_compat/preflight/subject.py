@@ -47,8 +47,8 @@ class CheckedMethods(StepMethods, EvaluationMethods, TrainingMethods):
 
 
 def overrides(trainer: CheckedMethods, name: str) -> bool:
-    """Return whether a subclass of the user's has a method of its own."""
-    return not str(getattr(type(trainer), name).__module__).startswith("hf_compat.")
+    """Return whether a method is the user's: in a subclass, on this object, or in the place of one of our class."""
+    return name in vars(trainer) or not getattr(type(trainer), name).__module__.startswith("hf_compat.")
 
 
 def enter_scratch(trainer: CheckedMethods, folder: str, callbacks: list[Callback]) -> None:

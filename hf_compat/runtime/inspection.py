@@ -37,6 +37,17 @@ def can_return_loss(model_class: type[nn.Module]) -> bool:
     return parameter is not None and parameter.default is True
 
 
+def is_replaced(owner: object, name: str, original: type) -> bool:
+    """Return whether something stands in the place of a class's own method or property.
+
+    Args:
+        owner: An object whose class, or which itself, may have another one: a subclass, a monkeypatch, an attribute.
+        name: The method's name.
+        original: The class that has it.
+    """
+    return name in vars(owner) or getattr(type(owner), name) is not getattr(original, name)
+
+
 def has_var_keyword(function: Callable[..., object]) -> bool:
     """Return whether a function takes `**kwargs`."""
     kinds = (parameter.kind for parameter in inspect.signature(function).parameters.values())
@@ -145,19 +156,22 @@ class PassingWay(NamedTuple):
 
 
 def passing_way(parameters: list[inspect.Parameter], names: tuple[str, ...], last_by_keyword: int) -> PassingWay:
-    """Return how a user's override gets what upstream passes positionally under `names`.
+    """Return how a user's override gets what upstream passes under `names`, positionally but for the last ones.
 
     Positionally, as far as the override's parameters stand in upstream's order (names of its own included) and it takes
     as many. An override of an older release, which lacks one in the middle, gets by keyword what it names.
     """
     places = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    by_name = len(names) - last_by_keyword
+    # a wrapper of the same signature looks for them among its keywords
+    most = by_name if takes_any or named.issuperset(names[by_name:]) else len(names)
     positional = 0
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        positional = len(names) - (last_by_keyword if takes_any else 0)
+        positional = most
     elif all(place == name or place not in names for place, name in zip(places, names, strict=False)):
-        positional = min(len(places), len(names))
-    named = {p.name for p in parameters}
+        positional = min(len(places), most)
     rest = enumerate(names[positional:], start=positional)
     return PassingWay(positional, tuple((index, name) for index, name in rest if takes_any or name in named))
 

@@ -15,7 +15,7 @@ from hf_compat.hf.option_values import read_options
 from hf_compat.hf.value_types import ANYTHING, NONE, TRUTH_VALUE, ValueType, either
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.optimization_checks import check_optimizer, check_schedule
-from hf_compat.runtime.inspection import has_length
+from hf_compat.runtime.inspection import has_length, is_replaced
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.model_setup import ModelSetupMethods
 from hf_compat.trainer_methods.optimization import OptimizationMethods
@@ -52,13 +52,13 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
 
     def _can_train(self) -> bool:
         """Return whether there is training data, or a method of a subclass that brings it."""
-        own_loader = type(self).get_train_dataloader is not DataloaderMethods.get_train_dataloader
+        own_loader = is_replaced(self, "get_train_dataloader", DataloaderMethods)
         return self.train_dataset is not None or own_loader
 
     def _check_strategies(self) -> None:
         args = self.args
         evaluates = args.eval_strategy != IntervalStrategy.NO
-        own_loader = type(self).get_eval_dataloader is not DataloaderMethods.get_eval_dataloader
+        own_loader = is_replaced(self, "get_eval_dataloader", DataloaderMethods)
         if evaluates and self.eval_dataset is None and not own_loader:
             raise ArgumentError(
                 f"You have set `args.eval_strategy` to {IntervalStrategy(args.eval_strategy).value!r} but you didn't "
@@ -102,7 +102,7 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
         self._check_optimization()
 
     def _overrides(self, *names: str) -> bool:
-        return any(getattr(type(self), name) is not getattr(OptimizationMethods, name) for name in names)
+        return any(is_replaced(self, name, OptimizationMethods) for name in names)
 
     def _check_activation_checkpointing(self) -> None:
         """Refuse options that torch's checkpoint, which a model of transformers runs, would refuse in a forward."""
@@ -114,7 +114,7 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
     def _check_generation(self) -> None:
         """Warn where the arguments ask for generations, and nothing generates."""
         asks = isinstance(self.args, Seq2SeqTrainingArguments) and self.args.predict_with_generate
-        if asks and type(self).prediction_step is StepMethods.prediction_step:
+        if asks and not is_replaced(self, "prediction_step", StepMethods):
             warnings.warn(
                 f"`predict_with_generate=True` has no effect: a {type(self).__name__} does not generate. Use a "
                 "Seq2SeqTrainer, or override `prediction_step`.",
@@ -125,7 +125,7 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
     def _check_data(self) -> None:
         if not callable(self.data_collator):
             raise TypeError("The `data_collator` should be a simple callable (function, class with `__call__`).")
-        own_loader = type(self).get_train_dataloader is not DataloaderMethods.get_train_dataloader
+        own_loader = is_replaced(self, "get_train_dataloader", DataloaderMethods)
         if self.train_dataset is not None and not own_loader:
             check_length("train_dataset", self.train_dataset)
         if self.train_dataset is not None and not has_length(self.train_dataset) and self.args.max_steps <= 0:

@@ -44,7 +44,7 @@ from hf_compat.interop.upstream_log import log_line
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.background import frozen_copy
 from hf_compat.runtime.collectives import agree
-from hf_compat.runtime.inspection import reads_parameter
+from hf_compat.runtime.inspection import is_replaced, reads_parameter
 from hf_compat.runtime.rng import read_rng, unpack_rng
 from hf_compat.trainer_methods.base import Trial
 from hf_compat.trainer_methods.checkpoint_loading import CheckpointLoadingMethods
@@ -198,7 +198,7 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
         )
 
     def _overrides_saving(self, name: str) -> bool:
-        return getattr(type(self), name) is not getattr(CheckpointMethods, name)
+        return is_replaced(self, name, CheckpointMethods)
 
     def _write_into(self, place: SavingPlace, write: Callable[[str], None], final: str) -> None:
         os.makedirs(place.path, exist_ok=True)  # this process may have a disk of its own

@@ -25,7 +25,7 @@ from hf_compat.data.types import Batch, Collator, DataSource
 from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.interop.transformers_models import is_datasets_dataset, unwrap_peft
-from hf_compat.runtime.inspection import fitting_arguments, has_length
+from hf_compat.runtime.inspection import fitting_arguments, has_length, is_replaced
 from hf_compat.runtime.seeding import seed_worker
 from hf_compat.runtime.text import shown
 from hf_compat.trainer_methods.base import TrainerBase
@@ -119,7 +119,7 @@ class DataloaderMethods(TrainerBase):
             DataError: One of them is no data set.
         """
         evaluates = self.args.eval_strategy != IntervalStrategy.NO or self.args.eval_on_start
-        if not evaluates or type(self).get_eval_dataloader is not DataloaderMethods.get_eval_dataloader:
+        if not evaluates or is_replaced(self, "get_eval_dataloader", DataloaderMethods):
             return
         given = self.eval_dataset
         parts = given if isinstance(given, dict) else {None: given}

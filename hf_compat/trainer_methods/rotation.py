@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.interop.upstream_log import log_line
+from hf_compat.runtime.inspection import is_replaced
 from hf_compat.trainer_methods.output_folder import OutputFolderMethods
 from hf_compat.training_run.rotation import (
     checkpoints_to_delete,
@@ -95,10 +96,7 @@ class RotationMethods(OutputFolderMethods):
 
     def _overrides_rotation(self, *names_of_methods: str) -> bool:
         """Return whether a subclass, or the user of this instance, has put something in the place of these."""
-        return any(
-            getattr(getattr(self, name), "__func__", None) is not getattr(RotationMethods, name)
-            for name in names_of_methods
-        )
+        return any(is_replaced(self, name, RotationMethods) for name in names_of_methods)
 
 
 def _own_checkpoints(run_dir: str) -> dict[str, int]:

@@ -18,7 +18,7 @@ from hf_compat.data.tree import move_to_device, nested_detach
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.errors import DataError, LossError, warn_once
 from hf_compat.interop.transformers_models import is_causal_lm
-from hf_compat.runtime.inspection import accepts_keyword, call_with_optional, takes_place
+from hf_compat.runtime.inspection import accepts_keyword, call_with_optional, is_replaced, takes_place
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.base import TrainerBase
 
@@ -141,7 +141,7 @@ class StepMethods(TrainerBase):
 
     def _prepare_input(self, data: Nested) -> Nested:
         """Put nested tensors on this process's device; an override is asked about every part, as upstream."""
-        if type(self)._prepare_input is StepMethods._prepare_input:
+        if not is_replaced(self, "_prepare_input", StepMethods):
             return move_to_device(data, self.args.device)
         if isinstance(data, Mapping):
             return type(data)({key: self._prepare_input(part) for key, part in data.items()})  # type: ignore[call-arg]  # of the batch's own type
