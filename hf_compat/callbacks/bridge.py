@@ -375,7 +375,10 @@ class HFBridge(pl.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Fire `on_prediction_step`: a batch was predicted."""
-        self.fire_for_hook("on_validation_batch_end", self._last_segment, batch, outputs)
+        if self._order is None and not self._requested_kwargs:  # as `fire_for_hook`, at every batch
+            self._fire("on_prediction_step")
+        else:
+            self.fire_for_hook("on_validation_batch_end", self._last_segment, batch, outputs)
 
     on_test_batch_end = on_validation_batch_end
 

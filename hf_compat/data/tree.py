@@ -39,7 +39,8 @@ def _numpify(tensor: torch.Tensor) -> Array:
 
 def move_to_device(data: Nested, device: torch.device, non_blocking: bool = False) -> Nested:
     """Move the tensors of nested data; other leaves stay as they are."""
-    return map_nested(methodcaller("to", device, non_blocking=non_blocking), data)
+    options = {"non_blocking": True} if non_blocking else {}  # a keyword costs at every tensor
+    return map_nested(methodcaller("to", device, **options), data)
 
 
 def truncate_to(data: Nested, limit: int) -> Nested:
@@ -61,7 +62,7 @@ def find_batch_size(batch: Nested) -> int | None:
     if type(batch) is dict:  # a batch is a dict of tensors mostly: these are found without a generator
         first = next(iter(batch.values()), None)
         if isinstance(first, torch.Tensor) and first.ndim:
-            return len(first)
+            return int(first.shape[0])
     arrays = (leaf for leaf in leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray)))
     return next((int(array.shape[0]) for array in arrays if array.ndim), None)
 

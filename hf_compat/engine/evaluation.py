@@ -300,6 +300,11 @@ class EvaluationRun:
         self.logged_values = logged_values or dict
         self.drops_fillers = drops_fillers
         self.torch_metrics = torch_metrics(compute_metrics, steps.args.device)
+        by_batch = settings.batch_metrics or self.torch_metrics is not None
+        self._keeps_predictions = not by_batch or settings.is_prediction
+        # predictions leave their process; metrics that are updated batch by batch do without
+        self._gathers_predictions = self.torch_metrics is None or settings.is_prediction
+        self._ends_batches = settings.batch_metrics or settings.to_cpu_every_batches is not None
         self.losses = KeptBatches() if self.torch_metrics is None else RunningMean(settings.skip_non_finite)
         self.predictions, self.labels, self.inputs = KeptBatches(), KeptBatches(), KeptBatches()
         self.observed_samples = 0
@@ -308,29 +313,20 @@ class EvaluationRun:
         self.output: EvalLoopOutput | None = None
         self._pending: Callable[[], None] | None = None
 
-    @property
-    def _gathers_predictions(self) -> bool:
-        """Whether predictions leave their process: metrics that are updated batch by batch do without."""
-        return self.torch_metrics is None or self.settings.is_prediction
-
-    @property
-    def _keeps_predictions(self) -> bool:
-        by_batch = self.settings.batch_metrics or self.torch_metrics is not None
-        return not by_batch or self.settings.is_prediction
-
     def step(self, batch: EvaluationBatch) -> torch.Tensor | None:
         """Predict one batch and keep what is needed; returns its loss."""
+        settings = self.settings
         samples = find_batch_size(batch.inputs)
         self.observed_samples += samples or 0
         loss, logits, labels = _three_parts(
             self.steps.prediction_step(
-                self.model, batch.inputs, self.settings.prediction_loss_only, ignore_keys=self.settings.ignore_keys
+                self.model, batch.inputs, settings.prediction_loss_only, ignore_keys=settings.ignore_keys
             )
         )
         results = BatchResults()
         if loss is not None:
-            results.losses = self._of_all(loss.repeat(self.settings.batch_size), batch)
-        if self.settings.keep_inputs:
+            results.losses = self._of_all(_repeated(loss, settings.batch_size), batch)
+        if settings.keep_inputs:
             results.inputs = self._of_all(self._padded(self._main_input(batch.inputs)), batch)
         logits, labels = self._prepared(logits, labels)
         if self.torch_metrics is not None:
@@ -338,13 +334,14 @@ class EvaluationRun:
         if self._gathers_predictions:
             results.predictions, results.labels = self._of_all(logits, batch), self._of_all(labels, batch)
         self._keep(results)
-        self._pending = lambda: self._after_batch(batch, results)
+        if self._ends_batches:
+            self._pending = lambda: self._after_batch(batch, results)
         return loss
 
     def end_batch(self) -> None:
         """Do what follows a batch's events: metrics of the batch, or the move to the CPU."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
             pending()
 
     def _main_input(self, inputs: Batch) -> Nested:
@@ -366,7 +363,7 @@ class EvaluationRun:
         if data is None:
             return None
         gathered = self.gather(data)
-        return batch.trim(gathered) if self.drops_fillers else gathered
+        return batch.trim(gathered) if self.drops_fillers and batch.is_last else gathered
 
     def _prepared(self, logits: Nested | None, labels: Nested | None) -> tuple[Nested | None, Nested | None]:
         """Pad logits and labels to the longest of all processes, and apply `preprocess_logits`."""
@@ -401,11 +398,14 @@ class EvaluationRun:
             self.losses.add(results.losses)
         if not self._keeps_predictions:
             return
-        values = (results.predictions, results.labels, results.inputs)
-        for kept, value in zip((self.predictions, self.labels, self.inputs), values, strict=True):
-            if value is not None:
-                kept.add(value)
+        if results.predictions is not None:
+            self.predictions.add(results.predictions)
+        if results.labels is not None:
+            self.labels.add(results.labels)
+        if results.inputs is not None:
+            self.inputs.add(results.inputs)
         if self.batches_seen == 1:
+            values = (results.predictions, results.labels, results.inputs)
             warn_of_memory(values, self.loader, self.settings.to_cpu_every_batches)
 
     def _after_batch(self, batch: EvaluationBatch, results: BatchResults) -> None:
@@ -485,6 +485,13 @@ def _three_parts(predicted: Predicted) -> Predicted:
             "be None."
         ) from error
     return loss, logits, labels
+
+
+def _repeated(loss: torch.Tensor, samples: int) -> torch.Tensor:
+    """Return a loss once for each sample; filling new memory with a number costs a third of torch's `repeat`."""
+    if type(loss) is not torch.Tensor or loss.ndim:  # of a subclass's own prediction step
+        return loss.repeat(samples)
+    return loss.expand(samples).clone(memory_format=torch.contiguous_format)
 
 
 def warn_of_memory(batch: Nested, loader: Iterable[Batch], to_cpu_every: int | None) -> None:

@@ -103,39 +103,37 @@ class LeanEvaluationLoop(_EvaluationLoop):
     def _current_listeners(self) -> EvaluationListeners | None:
         found = self._listeners
         if found is None or self.trainer.callbacks != found.callbacks:  # type: ignore[attr-defined]  # as above
-            found = self._listeners = find_evaluation_listeners(self.trainer)
+            is_usual = self.num_dataloaders == 1 and not self.trainer.sanity_checking
+            found = self._listeners = find_evaluation_listeners(self.trainer) if is_usual else None
         return found
 
     def _evaluation_step(
         self, batch: object, batch_idx: int, dataloader_idx: int, dataloader_iter: Iterator[object] | None
     ) -> None:
         """Evaluate one batch."""
-        is_ours = type(batch) is EvaluationBatch and self.num_dataloaders == 1
-        listeners = self._current_listeners() if is_ours and not self.trainer.sanity_checking else None
+        listeners = self._current_listeners() if type(batch) is EvaluationBatch else None
         if listeners is None:
             super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
             return
-        progress, names = self.batch_progress, listeners.names
+        trainer, progress, names = self.trainer, self.batch_progress, listeners.names
         total: _ProcessedTracker = progress.total  # type: ignore[assignment]  # Lightning types the base class
         current: _ProcessedTracker = progress.current  # type: ignore[assignment]  # as above
         total.ready, current.ready = total.ready + 1, current.ready + 1
-        begin_batch(self.trainer, self._results, batch)
+        begin_batch(trainer, self._results, batch)
         self._call(listeners, listeners.before, names[0], batch, batch_idx)
         total.started, current.started = total.started + 1, current.started + 1
         output = self._predict(listeners, batch, batch_idx)
         total.processed, current.processed = total.processed + 1, current.processed + 1
         self._call(listeners, listeners.after, names[2], output, batch, batch_idx)
-        end_batch(self.trainer, self._results)
+        end_batch(trainer, self._results)
         total.completed, current.completed = total.completed + 1, current.completed + 1
         self._has_run = True
-        self._count_for_loggers(dataloader_idx)
-        if not progress.is_last_batch and self.trainer.received_sigterm:
-            raise SIGTERMException
-
-    def _count_for_loggers(self, dataloader_idx: int) -> None:
+        seen = self._seen_batches_per_dataloader
         if self._results:
-            self.trainer._logger_connector.update_eval_step_metrics(self._seen_batches_per_dataloader[dataloader_idx])
-        self._seen_batches_per_dataloader[dataloader_idx] += 1
+            trainer._logger_connector.update_eval_step_metrics(seen[dataloader_idx])
+        seen[dataloader_idx] += 1
+        if trainer._signal_connector.received_sigterm and not progress.is_last_batch:
+            raise SIGTERMException
 
     def _call(
         self,

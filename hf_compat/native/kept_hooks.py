@@ -38,7 +38,7 @@ def keep_hooks(subclass: type[pl.LightningModule], base: type[pl.LightningModule
 def _noting(name: str, hook: Hook) -> Hook:
     @functools.wraps(hook)
     def run(self: pl.LightningModule, *args: object, **kwargs: object) -> object:
-        _hooks_run(self).add(name)
+        self.__dict__.setdefault("_hooks_run", set()).add(name)  # as `_hooks_run`, at every batch of an evaluation
         return hook(self, *args, **kwargs)
 
     return run

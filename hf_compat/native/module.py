@@ -322,8 +322,8 @@ class HFModule(LoadableModule):
         return logits
 
     def _running_evaluation(self, dataloader_idx: int = 0) -> EvaluationRun:
-        if self._own_steps is None or self.evaluation is not None:
-            return super()._running_evaluation(dataloader_idx)
+        if self.evaluation is not None:
+            return self.evaluation
         return self._evaluations.run_of(self.trainer, dataloader_idx)
 
     def _evaluated_metrics(self) -> Mapping[str, object]:
@@ -341,6 +341,9 @@ note_hooks(HFModule)
 
 class TrainerModule(HFModule):
     """The module that a Trainer of ours trains: a step sets the mode of its model itself."""
+
+    # what the module of somebody's own trainer does first is done already
+    validation_step = test_step = LoadableModule.validation_step
 
     def on_validation_model_train(self) -> None:
         """Stay in eval mode: values that steps log in eval mode are the evaluation's."""

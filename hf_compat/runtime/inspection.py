@@ -106,7 +106,12 @@ def call_with_optional(method: Callable[..., Answer], *args: object, optional: d
         args: Positional arguments that every era has.
         optional: Keyword arguments that came with later releases.
     """
-    return method(*args, **{name: value for name, value in optional.items() if accepts_keyword(method, name)})
+    accepted = _accepted_by(method)
+    if accepted is None:
+        return method(*args)
+    if accepted.takes_any_keyword or accepted.names.issuperset(optional):
+        return method(*args, **optional)
+    return method(*args, **{name: value for name, value in optional.items() if name in accepted.names})
 
 
 def _accepted_by(method: Callable[..., object]) -> AcceptedParameters | None:

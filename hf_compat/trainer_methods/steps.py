@@ -25,6 +25,7 @@ from hf_compat.trainer_methods.base import TrainerBase
 # A micro-batch by the names of the forward's parameters: tensors, mostly.
 Inputs: TypeAlias = dict[str, Any]
 ITEMS = "num_items_in_batch"
+_NO_CONTEXT = contextlib.nullcontext()  # may be entered again, and within itself
 
 
 class StepMethods(TrainerBase):
@@ -137,7 +138,7 @@ class StepMethods(TrainerBase):
         self, cache_enabled: bool | None = True
     ) -> contextlib.AbstractContextManager[None]:
         """Return a context that does nothing, as upstream's does since Accelerate wraps the forward."""
-        return contextlib.nullcontext()
+        return _NO_CONTEXT
 
     def _prepare_input(self, data: Nested) -> Nested:
         """Put nested tensors on this process's device; an override is asked about every part, as upstream."""
@@ -222,7 +223,7 @@ class StepMethods(TrainerBase):
         Mirrors:
             `transformers.Trainer.prediction_step`, 5.23.
         """
-        if not isinstance(inputs, Mapping):
+        if type(inputs) is not dict and not isinstance(inputs, Mapping):
             name_bad_batch(inputs, "`prediction_step`")
         with_loss = self._has_loss(inputs)
         inputs = self._prepare_inputs(inputs)
@@ -243,8 +244,11 @@ class StepMethods(TrainerBase):
         return loss, nested_detach(logits[0] if len(logits) == 1 else logits), labels
 
     def _has_loss(self, inputs: Inputs) -> bool:
+        for name in self.label_names:  # written out, as below: this runs at every batch
+            if inputs.get(name) is None:
+                return False
         if self.label_names:
-            return all(inputs.get(name) is not None for name in self.label_names)
+            return True
         return_loss = inputs.get("return_loss")
         return bool(self.can_return_loss if return_loss is None else return_loss)
 
@@ -255,8 +259,8 @@ class StepMethods(TrainerBase):
         return getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]) if config is not None else []
 
     def _labels_of(self, inputs: Inputs) -> Nested:
-        labels = tuple(inputs.get(name) for name in self.label_names)
-        return nested_detach(labels[0] if len(labels) == 1 else labels)
+        names = self.label_names
+        return nested_detach(inputs.get(names[0]) if len(names) == 1 else tuple(inputs.get(name) for name in names))
 
     def _predict_with_loss(self, model: nn.Module, inputs: Inputs, ignored: list[str]) -> tuple[torch.Tensor, Nested]:
         num_items = self._get_num_items_in_batch([inputs], self.args.device)
@@ -367,7 +371,7 @@ def first_loss(outputs: ModelOutput, inputs: Inputs) -> torch.Tensor:
     Raises:
         LossError: There is none.
     """
-    if isinstance(outputs, Mapping):
+    if type(outputs) is dict or isinstance(outputs, Mapping):  # an abstract class's question costs a call
         return _loss_of_mapping(outputs, inputs)
     if isinstance(outputs, torch.Tensor):
         return outputs
@@ -395,7 +399,7 @@ def _loss_of_mapping(outputs: Mapping[str, Nested], inputs: Inputs) -> torch.Ten
 
 def _as_mapping(outputs: ModelOutput) -> Mapping[str, Nested] | None:
     """Return outputs that have names, as a mapping: a dict, or an object with a `loss` attribute."""
-    if isinstance(outputs, Mapping):
+    if type(outputs) is dict or isinstance(outputs, Mapping):
         return outputs
     if not isinstance(outputs, (tuple, list, torch.Tensor)) and hasattr(outputs, "__dict__"):
         return vars(outputs)
