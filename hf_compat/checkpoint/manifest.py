@@ -30,7 +30,7 @@ from hf_compat.checkpoint.contents import (
 )
 from hf_compat.checkpoint.files import first_line, is_inside, open_regular
 from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
-from hf_compat.checkpoint.run_lock import Owner, is_in_use
+from hf_compat.checkpoint.run_lock import Owner, is_in_use, remove_ended_lock
 from hf_compat.checkpoint.saving_place import PLACE_PREFIX, land_left_over, places
 from hf_compat.checkpoint.sealing import (
     difference_unflushed,
@@ -293,8 +293,9 @@ def compare(root: Path, name: str, facts: object) -> str | None:
 def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     """Return the newest whole checkpoint of a folder, or None.
 
-    A save that was killed after everything was on disk is finished first, unless a run is saving there. Newer
-    checkpoints that are incomplete or damaged are skipped; a warning names each of them and what is wrong.
+    Unless a run is saving there, what killed runs have left is seen to first: a save of which everything was on disk
+    is finished, one that was not is removed, and so is a lock. Newer checkpoints that are incomplete or damaged are
+    skipped; a warning names each of them and what is wrong.
 
     Raises:
         FileNotFoundError: `folder` does not exist.
@@ -310,6 +311,9 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
         raise FileNotFoundError(f"No such directory: {os.fspath(folder)!r}")
     if not is_in_use(folder):
         recover(os.fspath(folder))
+        if remove_ended_lock(folder):
+            # scripts take an output folder with no checkpoint and something else for somebody's, and end
+            tidy(os.fspath(folder))
     return newest_checkpoint(folder, problems)
 
 

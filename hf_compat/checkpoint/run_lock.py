@@ -344,3 +344,32 @@ def is_in_use(folder: str | os.PathLike[str]) -> bool:
     """Return whether a run that is alive on this host saves into a folder."""
     owner = _read_owner(os.path.join(folder, LOCK_NAME))
     return owner is not None and owner.is_alive() is True
+
+
+def remove_ended_lock(folder: str | os.PathLike[str]) -> bool:
+    """Remove the lock of a run that has ended without giving it back, as one that was killed.
+
+    That of another machine's run, which cannot be asked, counts as such once it is silent. Nothing waits for that.
+
+    Returns:
+        Whether the folder has no lock now.
+    """
+    path = os.path.join(folder, LOCK_NAME)
+    with contextlib.suppress(OSError):  # another process sees to it, or the folder is read-only
+        if _is_left(path):
+            turnstile = f"{path}.takeover"
+            os.mkdir(turnstile)
+            try:
+                if _is_left(path):  # still: a run that takes it over goes through here, too
+                    os.unlink(path)
+            finally:
+                os.rmdir(turnstile)
+    return not os.path.lexists(path)
+
+
+def _is_left(path: str) -> bool:
+    """Return whether there is a lock, and its run surely has ended."""
+    touched, owner = _changed(path), _read_owner(path)
+    alive = None if owner is None else owner.is_alive()
+    silent = touched is not None and time.time() - touched > SILENCE_SECONDS
+    return touched is not None and (silent if alive is None else not alive)

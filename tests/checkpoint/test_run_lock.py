@@ -248,6 +248,22 @@ def test_what_is_no_file_in_the_place_of_a_lock_does_not_hang(tmp_path, make):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_look_for_the_last_checkpoint_removes_what_killed_runs_left(tmp_path):
+    """Scripts end where a folder holds no checkpoint, and something else: a run killed early would start no more."""
+    ended = Owner(pid=ended_process())
+    lock_of(tmp_path, pid=ended.pid)
+    (tmp_path / f".saving-{ended.id}" / "checkpoint-2").mkdir(parents=True)
+    assert manifest.get_last_checkpoint(tmp_path) is None and list(tmp_path.iterdir()) == []
+
+
+def test_a_look_for_the_last_checkpoint_leaves_a_lock_of_a_run_that_may_live(tmp_path, other_process):
+    for facts in ({"pid": other_process.pid}, {"host": "elsewhere"}):
+        lock_of(tmp_path, **facts)
+        assert manifest.get_last_checkpoint(tmp_path) is None and (tmp_path / LOCK_NAME).exists()
+    os.utime(tmp_path / LOCK_NAME, (0, 0))  # that of elsewhere has been silent for long
+    assert manifest.get_last_checkpoint(tmp_path) is None and list(tmp_path.iterdir()) == []
+
+
 def test_a_lock_of_another_is_not_given_back(tmp_path, other_process):
     lock = RunLock(str(tmp_path))
     lock.acquire()
