@@ -23,6 +23,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.outputs import TrainOutput
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.interop.edited_source import refuse_edited_methods
+from hf_compat.interop.replaced_globals import tell_of_unread_globals
 from hf_compat.interop.upstream_log import follow_level, log_line
 from hf_compat.native.module import make_module
 from hf_compat.plan.argument_support import check_supported
@@ -116,6 +117,7 @@ class Trainer(
     ) -> None:
         with telling_of_failure():
             refuse_edited_methods(type(self))
+            tell_of_unread_globals()
             processing_class = _accept_old_names(old_names, processing_class)
             self.lightning_options = {} if lightning_options is None else lightning_options
             self._set_up_process(TrainingArguments("tmp_trainer") if args is None else adopt_arguments(args))

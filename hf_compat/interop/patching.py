@@ -15,6 +15,7 @@ from hf_compat.interop.edited_source import let_readers_be, watch_readers
 from hf_compat.interop.kinship import acknowledge, heirs, kin_of
 from hf_compat.interop.pickled_originals import leave_originals_to_pickle, let_originals_be_pickled
 from hf_compat.interop.releases import modules_there, need_names
+from hf_compat.interop.replaced_globals import forget_globals, remember_globals
 from hf_compat.runtime.text import need
 
 # Where transformers defines what we replace; all of it is imported before anything is replaced, so that its own
@@ -108,6 +109,7 @@ def patch() -> None:
         _exchange(vars(module), swap.forth())
     for module, name in swap.not_loaded:
         setattr(module, name, swap.pairs[name][1])
+    remember_globals()
     holders = _holders(swap)
     if holders:
         warn_once(_ADVICE.format(", ".join(holders)))
@@ -119,6 +121,7 @@ def unpatch() -> None:
         return
     let_readers_be()
     leave_originals_to_pickle()
+    forget_globals()
     swap = _in_force.pop()
     for module in _modules_of_transformers():
         _exchange(vars(module), swap.back())

@@ -20,6 +20,7 @@ from hf_compat.hf.callbacks import CallbackHandler, callback_kind
 from hf_compat.hf.notebook import NotebookProgressCallback, in_notebook
 from hf_compat.hf.state import TrainerState, is_exportable
 from hf_compat.interop.callback_classes import known_to_transformers
+from hf_compat.interop.replaced_globals import global_of_trainer
 from hf_compat.trainer_methods.base import AnyCallback, ModelOutput, TrainerBase
 
 logger = logging.getLogger(__name__)
@@ -40,13 +41,12 @@ class CallbackMethods(TrainerBase):
         )
         self.callback_handler.requestable_kwargs["trainer"] = self
         given = [callback() if isinstance(callback, type) else callback for callback in callbacks or []]
-        flow = known_to_transformers(DefaultFlowCallback)
-        for callback in [flow, *_not_among(given, reporting_callbacks(self.args)), *given]:
+        for callback in [*_default_callbacks(), *_not_among(given, reporting_callbacks(self.args)), *given]:
             self._take_callback(callback)
-        bars = NotebookProgressCallback if in_notebook() else ProgressCallback
-        shows = PrinterCallback if self.args.disable_tqdm else bars
-        if shows is PrinterCallback or not self._has_lightning_bar():
-            self.add_callback(known_to_transformers(shows))
+        if self.args.disable_tqdm:
+            self.add_callback(known_to_transformers(PrinterCallback))
+        elif not self._has_lightning_bar():
+            self.add_callback(_progress_callback())
         stateful = [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
         self.state.stateful_callbacks = TrainerState(stateful_callbacks=stateful).stateful_callbacks
 
@@ -129,6 +129,19 @@ class CallbackMethods(TrainerBase):
 
     def _experiment(self) -> object:
         return experiment_of(self.callback_handler.callbacks, self.args, self.state)
+
+
+def _default_callbacks() -> list[AnyCallback]:
+    """Return what every Trainer has first: ours, or what a script has made of transformers' list of them."""
+    wanted = global_of_trainer("DEFAULT_CALLBACKS")
+    kinds: list[AnyCallback] = list(wanted) if isinstance(wanted, (list, tuple)) else [DefaultFlowCallback]
+    return [known_to_transformers(DefaultFlowCallback) if kind is DefaultFlowCallback else kind for kind in kinds]
+
+
+def _progress_callback() -> AnyCallback:
+    """Return what shows a bar: ours, or what a script has put in the place of transformers'."""
+    own = global_of_trainer("DEFAULT_PROGRESS_CALLBACK")
+    return own or known_to_transformers(NotebookProgressCallback if in_notebook() else ProgressCallback)
 
 
 def _not_among(given: list[AnyCallback], added: Iterable[AnyCallback]) -> list[AnyCallback]:

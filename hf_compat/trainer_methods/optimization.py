@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hf_compat.errors import warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
+from hf_compat.interop.replaced_globals import global_of_trainer
 from hf_compat.optim import optimizers
 from hf_compat.optim.entries import ClassAndKeywords
 from hf_compat.optim.greedy_lr import GreedyLR
@@ -81,7 +82,8 @@ class OptimizationMethods(TrainerBase):
                 self._tell_of_constant_rates()
             # given an optimizer, each parameter of a layerwise one gets a schedule, as upstream
             make = make_schedule if optimizer is None else get_scheduler
-            self.lr_scheduler = make(
+            own = global_of_trainer("get_scheduler")
+            self.lr_scheduler = (own if callable(own) else make)(
                 self.args.lr_scheduler_type,
                 optimizer=self.optimizer if optimizer is None else optimizer,
                 num_warmup_steps=self.args.get_warmup_steps(num_training_steps),

@@ -193,7 +193,10 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         return dataclasses.replace(plan, strategy_options={**plan.strategy_options, "find_unused_parameters": unused})
 
     def _checkpoints_activations(self) -> bool:
-        return bool(getattr(self.model, "is_gradient_checkpointing", False) or self.args.activation_checkpointing)
+        known = getattr(self.model, "is_activation_checkpointing", None)
+        if known is None:  # its older name, which warns in transformers 5
+            known = getattr(self.model, "is_gradient_checkpointing", False)
+        return bool(known or self.args.activation_checkpointing)
 
     def _give_back_callback_states(self) -> None:
         """Give Lightning callbacks the states of the checkpoint; optimizers may be built on them."""
