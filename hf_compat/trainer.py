@@ -36,6 +36,7 @@ from hf_compat.preflight.subject import CheckedMethods
 from hf_compat.runtime.absent_ranks import naming_absent_ranks, telling_of_failure
 from hf_compat.runtime.background import BackgroundWriter, CopyMemory
 from hf_compat.runtime.collectives import start_processes
+from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import launcher_variables
 from hf_compat.runtime.memory_tracker import TrainerMemoryTracker
 from hf_compat.runtime.out_of_memory import run_with_fitting_batch_size
@@ -120,6 +121,8 @@ class Trainer(
             tell_of_unread_globals()
             processing_class = _accept_old_names(old_names, processing_class)
             self.lightning_options = {} if lightning_options is None else lightning_options
+            if args is None:
+                log_line("No `TrainingArguments` passed, using `output_dir=tmp_trainer`.")
             self._set_up_process(TrainingArguments("tmp_trainer") if args is None else adopt_arguments(args))
             self.model_init = model_init
             self.model = model  # type: ignore[assignment]  # None until `model_init` is called, as upstream
@@ -151,8 +154,10 @@ class Trainer(
         check_supported(args)
         compilation_of(args)  # refuses what torch does not know
         parallel_sizes(args, launcher_variables())
+        args._refuse_claims()
         start_processes(args)
-        passive = args.log_level == "passive" and args.should_log
+        own_level = is_replaced(args, "get_process_log_level", TrainingArguments)
+        passive = args.log_level == "passive" and args.should_log and not own_level
         level = None if passive else args.get_process_log_level()
         show_logs(level)
         follow_level(level)

@@ -12,6 +12,7 @@ import torch
 from hf_compat.data.checks import end_in_silence, name_bad_samples, name_samples_without_names
 from hf_compat.data.types import Batch, Collator, Sample
 from hf_compat.errors import DataError
+from hf_compat.interop.upstream_log import log_ignored_columns
 
 logger = logging.getLogger(__name__)
 
@@ -158,10 +159,7 @@ class RemoveColumnsCollator:
             return feature
         kept = {key: value for key, value in feature.items() if key in self.signature_columns}
         if len(kept) < len(feature) and not self.message_logged:
-            dropped = ", ".join(sorted(set(feature) - set(kept)))
-            logger.info(
-                "%s: dropped columns that %s.forward does not take: %s", self.description, self.model_name, dropped
-            )
+            log_ignored_columns(set(feature) - set(kept), self.description, self.model_name, logger)
             self.message_logged = True
         if feature and not kept:
             raise_no_columns(list(feature), self.signature_columns, self.description, self.model_name)

@@ -45,6 +45,7 @@ from hf_compat.engine.update_mechanics import UpdateMechanics, make_update_mecha
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.interop.transformers_models import as_held
 from hf_compat.optim.lr_schedulers import follows_metric
+from hf_compat.optim.prepared import HeldOptimizer
 from hf_compat.optim.stepping import Stepping, stepping_of_all
 from hf_compat.runtime.inspection import call_by_place
 from hf_compat.runtime.nested import Nested
@@ -76,6 +77,7 @@ class WindowModule(pl.LightningModule):
     # set by `LeanEpochLoop`: whether a backward pass is the loss's own, and what makes a step in Lightning's place
     backward_is_plain = False
     take_step: Callable[[], None] | None = None
+    _held: HeldOptimizer | None = None  # the steps' optimizer, for a fit with several micro-batches an update
 
     def __init__(
         self,
@@ -232,6 +234,7 @@ class WindowModule(pl.LightningModule):
         self._mechanics = make_update_mechanics(steps, self.run_backward, self.trainer.precision_plugin, wrapper)
         self._mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
         self._in_force = steps.optimizer, steps.lr_scheduler
+        self._hold_optimizer()
         steps.model_wrapped = steps.compiled(steps.model_wrapped)
         steps.accelerator.run_backward = self._mechanics.backward
         self._calls_before_zero_grad = self._has_zero_grad_hook()
@@ -248,6 +251,18 @@ class WindowModule(pl.LightningModule):
         mechanics = self.__dict__.get("_mechanics")
         if mechanics is not None:
             mechanics.end(self)
+        if self._held is not None:
+            self._held.release()
+            self._held = None
+
+    def _hold_optimizer(self) -> None:
+        """Let a script's own calls of `optimizer.step()` wait for an update's last micro-batch, as under upstream."""
+        optimizer: object = self.steps.optimizer
+        if self._held is not None:
+            self._held.release()
+            self._held = None
+        if self.steps.args.gradient_accumulation_steps > 1 and isinstance(optimizer, Optimizer):
+            self._held = HeldOptimizer(optimizer, self.steps.accelerator)
 
     def run_backward(self, loss: torch.Tensor, **options: object) -> None:
         """Run a backward pass, through Lightning where somebody listens to it; the options are torch's."""
@@ -294,7 +309,12 @@ class WindowModule(pl.LightningModule):
         steps, observer, mechanics = self.steps, self.observer, self._mechanics
         if self._in_force[0] is not steps.optimizer or self._in_force[1] is not steps.lr_scheduler:
             self._take_over_replaced()
-        grad_norm = mechanics.step(model, self.take_step or self._step_through_lightning)
+        take_step = self.take_step or self._step_through_lightning
+        if self._held is None:
+            grad_norm = mechanics.step(model, take_step)
+        else:
+            with self._held.stepping():
+                grad_norm = mechanics.step(model, take_step)
         window.is_trained = True
         observer.optimizer_stepped(grad_norm)
         replaced = self._replaced_schedule()
@@ -314,6 +334,7 @@ class WindowModule(pl.LightningModule):
             replace_optimizer(self.trainer, steps.optimizer)
             self._mechanics.end(self)
             self._mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
+            self._hold_optimizer()
         for config in self.trainer.lr_scheduler_configs:
             if config.scheduler is schedule and steps.lr_scheduler is not None:
                 config.scheduler = steps.lr_scheduler

@@ -16,6 +16,7 @@ from typing import cast
 
 import torch
 
+from hf_compat.errors import ArgumentError
 from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.enums import ParallelMode
 from hf_compat.hf.legacy import ArgumentValue
@@ -84,6 +85,23 @@ class ArgumentViews:
     def local_process_index(self) -> int:
         """Rank of this process on its machine."""
         return self._launch.local_process_index
+
+    def _refuse_claims(self) -> None:
+        """Refuse a subclass's own count of processes, or rank among several: the others would be waited for in vain.
+
+        Raises:
+            ArgumentError: The launcher has started others than a property says.
+        """
+        names = ("world_size", "process_index", "local_process_index")
+        for name in names if self._launch.world_size > 1 else names[:1]:
+            claimed, started = getattr(self, name), getattr(self._launch, name)
+            if claimed != started:
+                raise ArgumentError(
+                    f"{type(self).__name__}.{name} is {claimed}, and the launcher has started this process with "
+                    f"{started}: processes would wait for each other in vain.\n\n"
+                    "Hint: leave the property out, and start the processes by `torchrun --nproc-per-node`, or by "
+                    "`hf-compat run --devices`."
+                )
 
     @property
     def parallel_mode(self) -> ParallelMode:
@@ -163,6 +181,7 @@ class ArgumentViews:
             local: First on each machine, else first of all.
             desc: What is done, for logs.
         """
+        self._refuse_claims()
         start_processes(self)
         waits = self.world_size > 1
         first = (self.local_process_index if local else self.process_index) == 0

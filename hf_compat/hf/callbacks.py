@@ -353,7 +353,7 @@ class CallbackHandler(TrainerCallback):
         """Call one event of every callback, a script's own too, and return the control that holds afterwards."""
         empty = _EMPTY.get(event)
         visible: dict[str, Kwarg] | None = None
-        for callback in list(self.callbacks):
+        for callback in self.callbacks:  # the list itself, as upstream: one that an event adds hears the event
             if self.active_ids is not None and id(callback) not in self.active_ids:
                 continue
             method = getattr(callback, event, None)

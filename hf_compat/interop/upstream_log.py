@@ -6,6 +6,7 @@ They follow `transformers.utils.logging`: `set_verbosity_info()` shows them, the
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from hf_compat.interop.patching import is_patched
 
@@ -17,6 +18,26 @@ def log_line(line: str, otherwise: logging.Logger | None = None) -> None:
     logger = _logger if is_patched() else otherwise
     if logger is not None:
         logger.info(line)
+
+
+def log_ignored_columns(
+    columns: Iterable[str], description: str | None, model: str | None, ours: logging.Logger
+) -> None:
+    """Log which columns of a data set the model does not take; outside of a patched process on a logger of ours.
+
+    Args:
+        columns: The names.
+        description: Which data set it is.
+        model: The name of the model's class.
+        ours: Logs the line where transformers' logger does not.
+    """
+    where = "" if description is None else f"in the {description} set "
+    names = ", ".join(sorted(columns))
+    log_line(
+        f"The following columns {where}don't have a corresponding argument in `{model}.forward` and have been ignored: "
+        f"{names}.",
+        ours,
+    )
 
 
 def follow_level(level: int | None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -127,6 +129,47 @@ class PreparedScheduler:
         for _ in range(1 if self._rhythm.split_batches else self._rhythm.num_processes):
             if end is None or self.scheduler._step_count <= end:
                 self.scheduler.step(*args, **kwargs)
+
+
+class HeldOptimizer:
+    """The engine's optimizer, whose `step` and `zero_grad` a script may call: nothing before the last micro-batch.
+
+    Args:
+        optimizer: What the engine steps.
+        rhythm: Says which micro-batch is the last.
+    """
+
+    def __init__(self, optimizer: Optimizer, rhythm: UpdateRhythm) -> None:
+        self.optimizer = optimizer
+        self._rhythm = rhythm
+        self._is_stepping = False  # whether it is the engine that calls
+        self._own = {name: vars(optimizer)[name] for name in ("step", "zero_grad") if name in vars(optimizer)}
+        self._held = {name: self._hold(getattr(optimizer, name)) for name in ("step", "zero_grad")}
+        vars(optimizer).update(self._held)
+
+    def _hold(self, method: Callable[..., Prepared]) -> Callable[..., Prepared]:
+        @functools.wraps(method)  # a schedule has marked `step`
+        def held(*args: Prepared, **kwargs: Prepared) -> Prepared:
+            return method(*args, **kwargs) if self._is_stepping or self._rhythm.sync_gradients else None
+
+        return held
+
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Let the engine step, whatever the script has made of the rhythm."""
+        self._is_stepping = True
+        try:
+            yield
+        finally:
+            self._is_stepping = False
+
+    def release(self) -> None:
+        """Give the optimizer its own methods back; what a schedule has wrapped since stays."""
+        for name, held in self._held.items():
+            if vars(self.optimizer).get(name) is held:
+                del vars(self.optimizer)[name]
+                vars(self.optimizer).update({name: self._own[name]} if name in self._own else {})
+        self._is_stepping = True  # what stays wrapped steps as before
 
 
 def unprepared(optimizer: Prepared) -> Prepared:

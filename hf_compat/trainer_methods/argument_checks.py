@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from hf_compat.data.checks import check_dataset, check_length
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
@@ -13,6 +14,7 @@ from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.option_values import read_options
 from hf_compat.hf.value_types import ANYTHING, NONE, TRUTH_VALUE, ValueType, either
+from hf_compat.interop.upstream_log import log_line
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.optimization_checks import check_optimizer, check_schedule
 from hf_compat.runtime.inspection import has_length, is_replaced
@@ -128,6 +130,9 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
         own_loader = is_replaced(self, "get_train_dataloader", DataloaderMethods)
         if self.train_dataset is not None and not own_loader:
             check_length("train_dataset", self.train_dataset)
+        if isinstance(self.train_dataset, IterableDataset):
+            strategy = self.args.train_sampling_strategy
+            log_line(f"The `train_sampling_strategy='{strategy}'` option is ignored when using an `IterableDataset`.")
         if self.train_dataset is not None and not has_length(self.train_dataset) and self.args.max_steps <= 0:
             if not own_loader:
                 check_dataset("train_dataset", self.train_dataset)

@@ -402,6 +402,8 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
         self._save_weights_and_config(folder, state_dict)
         processor = self.processing_class or getattr(self.data_collator, "tokenizer", None)
         if processor is not None and hasattr(processor, "save_pretrained"):
+            if self.processing_class is None:
+                log_line("Saving Trainer.data_collator.tokenizer by default as Trainer.processing_class is `None`")
             processor.save_pretrained(folder)
         torch.save(
             _with_attributes(json.loads(self.args.to_json_string())), os.path.join(folder, names.TRAINING_ARGS_NAME)
@@ -418,6 +420,7 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
                 state_dict = plain_names(weights)
             model.save_pretrained(folder, state_dict=state_dict)  # type: ignore[operator]  # transformers' or peft's
         else:
+            log_line("Trainer.model is not a `PreTrainedModel`, only saving its state dict.")
             write_weights(state_dict or model.state_dict(), os.path.join(folder, names.SAFE_WEIGHTS_NAME))
 
 

@@ -25,6 +25,7 @@ from hf_compat.data.types import Batch, Collator, DataSource
 from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.interop.transformers_models import is_datasets_dataset, unwrap_peft
+from hf_compat.interop.upstream_log import log_ignored_columns
 from hf_compat.runtime.inspection import fitting_arguments, has_length, is_replaced
 from hf_compat.runtime.seeding import seed_worker
 from hf_compat.runtime.text import shown
@@ -293,12 +294,7 @@ class DataloaderMethods(TrainerBase):
         if len(dropped) == len(dataset.column_names):
             raise_no_columns(dropped, columns, description, type(self.model).__name__)
         if dropped:
-            logger.info(
-                "%s set: dropped columns that %s.forward does not take: %s",
-                description,
-                type(self.model).__name__,
-                ", ".join(dropped),
-            )
+            log_ignored_columns(dropped, description, type(self.model).__name__, logger)
         return dataset.remove_columns(dropped)
 
     def _get_collator_with_removed_columns(self, data_collator: Collator, description: str | None = None) -> Collator:

@@ -11,7 +11,8 @@ from typing import TypeAlias
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hf_compat.errors import OverrideError, warn_once
+from hf_compat.errors import CallbackError, OverrideError, warn_once
+from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.runtime.memory_tracker import TrainerMemoryTracker
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
@@ -83,7 +84,17 @@ class UpstreamHooks(TrainerBase):
 
         Raises:
             OverrideError: The message names the method and the way out.
+            CallbackError: The handler of callbacks is none of ours.
         """
+        handler: object = self.callback_handler
+        if not isinstance(handler, CallbackHandler):
+            kind = type(handler)
+            raise CallbackError(
+                f"`trainer.callback_handler` is a {kind.__module__}.{kind.__qualname__}, made from another class than "
+                "ours.\n\nHint: inherit `hf_compat.trainer_callback.CallbackHandler`, or start the script by "
+                "`hf-compat run`."
+            )
+        handler.requestable_kwargs["trainer"] = self  # a handler of the script's own knows no Trainer
         ours = [kind for kind in type(self).__mro__ if kind.__module__.partition(".")[0] == "hf_compat"]
         _look_for_overrides(self, type(self).__name__, {name for one in (self, *ours) for name in vars(one)})
 
