@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint.contents import Contents
+from hf_compat.checkpoint.contents import MANIFEST_NAME, Contents
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, check_values, open_dcp
 from hf_compat.checkpoint.files import STATE_FILE_BYTES, check_regular, open_regular, read_json
 from hf_compat.checkpoint.forms import check_optimizer, check_random_states, check_schedule
@@ -165,6 +165,19 @@ def has_weights(root: Path) -> bool:
     found = [root / name for name in (*names.WHOLE_WEIGHTS, *names.ADAPTER_WEIGHTS, LATEST_NAME)]
     found += [place / name for place in places[1:] for name in (*names.ADAPTER_WEIGHTS, METADATA_NAME)]
     return any(os.path.lexists(path) and not os.path.isdir(path) for path in found)
+
+
+def holds_model_alone(root: Path) -> bool:
+    """Return whether a folder is a model that somebody has saved: no checkpoint of a training, nor what is left of one.
+
+    Scripts of `transformers` before 4.31 hand the folder of a pretrained model to `train`.
+    """
+    if not root.is_dir() or names.checkpoint_step(root) is not None:
+        return False
+    of_training = (names.TRAINER_STATE_NAME, names.OPTIMIZER_NAME, names.SCHEDULER_NAME, MANIFEST_NAME, LATEST_NAME)
+    if any(path.name in of_training or path.name.startswith(("rng_state", "run_state")) for path in root.iterdir()):
+        return False
+    return any((root / name).is_file() for name in (*names.WHOLE_WEIGHTS, *names.ADAPTER_WEIGHTS))
 
 
 def _and_contents(root: Path, damaged: list[str]) -> Iterator[str]:

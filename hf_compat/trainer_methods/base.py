@@ -112,6 +112,7 @@ class TrainerBase:
     _fit_model_state: ModelState | None = None  # of the last fit: DeepSpeed's engine goes on holding the weights
     _compiled_model: nn.Module | None = None  # the last one, so that a second `train()` finds what is compiled
     _is_loading = False  # whether a checkpoint is being loaded: nothing of this call is trained yet
+    _model_to_begin_with: str | None = None  # a folder of weights alone that this call of `train` was given
 
     def _taking_whole_weights(self) -> AbstractContextManager[None]:
         raise NotImplementedError

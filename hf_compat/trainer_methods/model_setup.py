@@ -109,12 +109,13 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
         align_special_tokens(self.model, self.processing_class)
         self._add_neftune_noise()
         self._hp_search_setup(trial)  # after the model is made, as upstream: a trial's seed is the next trial's model's
-        if checkpoint is not None:
+        weights = self._model_to_begin_with if checkpoint is None else checkpoint
+        if weights is not None:
             with failing_together(CheckpointError), self._taking_whole_weights():
-                log_line(f"Loading model from {checkpoint}.")
-                self._load_from_checkpoint(checkpoint)
-            if self.args.auto_find_batch_size:
-                self._train_batch_size = read_state(checkpoint).train_batch_size or self._train_batch_size
+                log_line(f"Loading model from {weights}.")
+                self._load_from_checkpoint(weights)
+        if checkpoint is not None and self.args.auto_find_batch_size:
+            self._train_batch_size = read_state(checkpoint).train_batch_size or self._train_batch_size
 
     def _add_neftune_noise(self) -> None:
         """Put NEFTune's noise on the embeddings; it is there until the end of this `train()`."""

@@ -7,6 +7,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import cast
 
@@ -16,6 +17,7 @@ from hf_compat.checkpoint.adapters import holds_whole_model, misfitting_adapters
 from hf_compat.checkpoint.edits import problems_of_named, reading_edited, warn_of, way_out
 from hf_compat.checkpoint.files import first_line, naming
 from hf_compat.checkpoint.headers import misfitting_weights
+from hf_compat.checkpoint.judging import holds_model_alone
 from hf_compat.checkpoint.lightning_io import read_lightning, to_hf
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.checkpoint.run_state import ResumePoint, RunState, resume_point
@@ -44,6 +46,7 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
     def _with_checkpoint(self, wanted: str | bool | None, train: Callable[[str | None], TrainOutput]) -> TrainOutput:
         """Train from a checkpoint; the automatic resume goes on with an older one where one turns out not to load."""
         is_automatic, given_optimizer = wanted is True or not wanted, self.optimizer
+        self._model_to_begin_with = None
         unloadable: dict[str, str] = {}
         while True:
             with self._resolved_checkpoint(wanted, unloadable) as checkpoint:
@@ -90,6 +93,11 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
             return None
         if wanted is True:
             return self._newest_checkpoint(str(self.args.output_dir), unloadable)
+        if holds_model_alone(Path(wanted)):
+            agree(_error_of(lambda: self._refuse_misfits(str(wanted))))
+            logger.warning("%s holds a model and no state of a training: training begins with its weights.", wanted)
+            self._model_to_begin_with = str(wanted)
+            return None
         agree(_error_of(lambda: self._check_checkpoint(str(wanted), reading)))
         return str(wanted)
 

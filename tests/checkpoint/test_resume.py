@@ -6,8 +6,10 @@ import pytest
 import torch
 import toy
 from compare import same
+from safetensors.torch import load_file, save_file
 
 from hf_compat import Trainer, TrainerState, get_last_checkpoint
+from hf_compat.errors import CheckpointError
 
 TIMED = ("_runtime", "_per_second")
 
@@ -118,3 +120,41 @@ def test_random_states_of_python_and_numpy_are_restored(make_args, tmp_path):
 
     whole = draws(tmp_path / "a")
     assert draws(tmp_path / "b", str(tmp_path / "a" / "checkpoint-5")) == whole[5:]
+
+
+def saved_model(folder):
+    torch.manual_seed(11)
+    folder.mkdir()
+    save_file(toy.Classifier().state_dict(), folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("word", ["model_path", "resume_from_checkpoint"])
+def test_a_folder_that_holds_a_model_alone_is_trained_from_the_start(make_args, tmp_path, word, caplog):
+    """Scripts of 3.x, and examples until 4.31, hand the folder of a pretrained model to `train`."""
+    folder = saved_model(tmp_path / "pretrained")
+    found = []
+    for give_weights in (False, True):
+        model = toy.Classifier()
+        if not give_weights:
+            model.load_state_dict(load_file(folder / "model.safetensors"))
+        trainer = Trainer(model, make_args(max_steps=3, save_strategy="no"), train_dataset=toy.rows(20))
+        trainer.train(**({word: str(folder)} if give_weights else {}))
+        found.append((trainer.state.global_step, model.state_dict()))
+        trainer.train()  # once is once: this goes on with the weights as they are
+        found.append(model.state_dict())
+    assert same(found[:2], found[2:]) and "no state of a training" in caplog.text
+
+
+def test_what_is_left_of_a_checkpoint_is_no_model_to_begin_with(make_args, tmp_path):
+    trainer = Trainer(toy.Classifier(), make_args(max_steps=1), train_dataset=toy.rows(8))
+    half = saved_model(tmp_path / "checkpoint-4")
+    rest = saved_model(tmp_path / "rest")
+    torch.save({}, rest / "optimizer.pt")
+    for folder in (half, rest):
+        with pytest.raises(CheckpointError, match=r"trainer_state\.json is missing"):
+            trainer.train(resume_from_checkpoint=str(folder))
+    (saved_model(tmp_path / "other") / "model.safetensors").unlink()
+    save_file({"inner.weight": torch.zeros(1, 1)}, tmp_path / "other" / "model.safetensors")
+    with pytest.raises(CheckpointError, match="Hint: name a checkpoint of this model"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "other"))
