@@ -13,9 +13,7 @@ import json
 import os
 import pickle
 import random
-import signal
 import sys
-import time
 import traceback
 import warnings
 from pathlib import Path
@@ -27,7 +25,7 @@ import numpy as np
 import torch
 from combination_calls import CALLS, Ended, Session, plain
 from combination_features import FEATURES
-from runner import OWN_FILES, STATE
+from runner import OWN_FILES, STATE, wait_for
 
 LIMIT_SECONDS = 90
 NOT_COMPARED = (*OWN_FILES, "exact.json", "training_args.bin", "hf_compat.lock", "trackers.json")
@@ -124,16 +122,6 @@ def run_in_this_process(api_name: str, asked: dict, answer: Path) -> None:
         os._exit(status)
 
 
-def wait_for(pid: int, error: Path) -> None:
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not os.waitpid(pid, os.WNOHANG)[0]:
-        if time.monotonic() > deadline:
-            error.write_text("the process did not end")
-            os.kill(pid, signal.SIGKILL)
-            deadline = float("inf")
-        time.sleep(0.005)
-
-
 def main() -> None:
     api_name = sys.argv[1]
     api = importlib.import_module(api_name)
@@ -153,7 +141,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             run_in_this_process(api_name, asked, answer)
-        wait_for(pid, answer.with_suffix(".error"))
+        wait_for(pid, answer.with_suffix(".error"), LIMIT_SECONDS)
         print("done", flush=True)
 
 

@@ -151,8 +151,8 @@ def run_forked(api_name: str, name: str, folder: Path, number: int) -> None:
     wait_for(pid, folder / f"{name}.error")
 
 
-def wait_for(child: int, error: Path) -> None:
-    deadline = time.monotonic() + 120
+def wait_for(child: int, error: Path, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
     while not os.waitpid(child, os.WNOHANG)[0]:
         if time.monotonic() > deadline:
             error.write_text("the process did not end")
