@@ -39,7 +39,18 @@ def _is_named_earlier(row, theirs: dict, ours: dict) -> bool:
     return both and (name == "constructor" or len(found) == len(ours["said"]))
 
 
+# Calls that evaluate or predict outside a training, and then train.
+EVALUATED = ("evaluate_around", "predict_around", "evaluate_named_around", "evaluated_then_resumed",
+             "then_evaluate_then_train", "then_predict_then_train", "resumed_then_more")  # fmt: skip
+
+
+def _trains_apart(row, theirs: dict, ours: dict) -> bool:
+    """Return whether their processes no longer exchange gradients."""
+    return row.devices > 1 and row.calls in EVALUATED
+
+
 RULES: list[Rule] = [
+    Rule("Evaluating before training, in several processes", _trains_apart),
     Rule("Values of arguments", _is_named_earlier),
     Rule("The order of samples in a resumed run", lambda row, t, o: _resumes(row) and bool(DRAWING & {*row.features})),
 ]
@@ -50,6 +61,8 @@ def expected(row, theirs: dict, ours: dict) -> tuple[dict, dict]:
     theirs, ours = dict(theirs), dict(ours)
     theirs["said"], ours["said"] = _kinds(theirs["said"], ours["said"])
     theirs.pop("begun"), ours.pop("begun")
+    if row.devices > 1:  # a row of the page: where its evaluations say how long they have prepared the model
+        theirs, ours = _without_preparation(theirs), _without_preparation(ours)
     if any(what == "raises" for _, what, *_ in ours["said"]) and "modes" in theirs:
         theirs["modes"], ours["modes"] = theirs["modes"][:1], ours["modes"][:1]  # `is_in_train` stays there
     return theirs, ours
@@ -62,3 +75,11 @@ def _kinds(theirs: list, ours: list) -> tuple[list, list]:
         if one[1] == other[1] == "raises" and full[2][0] in other[2]:
             other[2] = one[2]
     return left, right
+
+
+def _without_preparation(value):
+    if isinstance(value, dict):
+        return {key: _without_preparation(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_preparation(item) for item in value if not str(item).endswith("_model_preparation_time")]
+    return value

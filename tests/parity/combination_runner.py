@@ -1,8 +1,9 @@
-"""Runs rows of `combinations.py` under one api, each in a forked process, as lines on its input ask for.
+"""Runs rows of `combinations.py` under one api, each in forked processes, as lines on its input ask for.
 
     python combination_runner.py transformers|hf_compat
 
-A line is `{"features": […], "calls": …, "folder": …, "interrupts": …}`; the answer, a line, says that the row is done.
+A line is `{"features": […], "calls": …, "folder": …, "interrupts": …, "devices": …}`; the answer, a line, says that the
+row is done. Each process of the row leaves `answer.RANK.pickle`; what is then in the output folder, `files.pickle`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import pickle
 import random
+import socket
 import sys
 import traceback
 import warnings
@@ -83,7 +85,7 @@ def seen(session: Session) -> dict:
             "modes": [trainer.model.training, trainer.is_in_train],
             "random": [torch.random.get_rng_state(), np.random.get_state()[1], random.random()],
         }
-    return result | {"files": files_of(session.folder)}
+    return result
 
 
 def run(api_name: str, asked: dict) -> dict:
@@ -96,6 +98,8 @@ def run(api_name: str, asked: dict) -> dict:
     args = {}
     if calls.saves and not any("save" in one.places for one in chosen):
         args = {"save_strategy": "steps", "save_steps": 4}
+    if asked["devices"] > 1:
+        args["ddp_backend"] = "gloo"
     folder = Path(asked["folder"]) / "out"
     session = Session(api, chosen, folder, api_name == "transformers", asked.get("interrupts", True), args)
     try:
@@ -122,6 +126,36 @@ def run_in_this_process(api_name: str, asked: dict, answer: Path) -> None:
         os._exit(status)
 
 
+def place_in_the_row(rank: int, devices: int, port: int) -> None:
+    """Say which process of a row this one is, as torchrun does."""
+    said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": devices, "LOCAL_WORLD_SIZE": devices, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in said.items()}, MASTER_ADDR="127.0.0.1")
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def run_forked(api_name: str, asked: dict) -> None:
+    """Run a row, each of its processes a fork of this one, and keep what it leaves."""
+    folder, devices, port = Path(asked["folder"]), asked["devices"], free_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    forked = {}
+    for rank in range(devices):
+        answer = folder / f"answer.{rank}.pickle"
+        pid = os.fork()
+        if pid == 0:
+            if devices > 1:
+                place_in_the_row(rank, devices, port)
+            run_in_this_process(api_name, asked, answer)
+        forked[pid] = answer.with_suffix(".error")
+    for pid, error in forked.items():
+        wait_for(pid, error, LIMIT_SECONDS)
+    (folder / "files.pickle").write_bytes(pickle.dumps(files_of(folder / "out")))
+
+
 def main() -> None:
     api_name = sys.argv[1]
     api = importlib.import_module(api_name)
@@ -135,13 +169,7 @@ def main() -> None:
         exact_resume.mend()
     torch.set_num_threads(1)
     for line in sys.stdin:
-        asked = json.loads(line)
-        answer = Path(asked["folder"]) / "answer.pickle"
-        answer.parent.mkdir(parents=True, exist_ok=True)
-        pid = os.fork()
-        if pid == 0:
-            run_in_this_process(api_name, asked, answer)
-        wait_for(pid, answer.with_suffix(".error"), LIMIT_SECONDS)
+        run_forked(api_name, json.loads(line))
         print("done", flush=True)
 
 

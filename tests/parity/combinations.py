@@ -1,6 +1,6 @@
 """Draws combinations of features and of calls, and runs each under transformers' Trainer and under ours.
 
-    python tests/parity/combinations.py COUNT SEED [--only ROW] [--features A,B,CALLS] [--shrink]
+    python tests/parity/combinations.py COUNT SEED [--only ROW] [--features A,B,CALLS] [--shrink] [--devices 2]
 
 A row is a task, two to six features and a sequence of calls. Everything that a run leaves is compared to the last bit:
 logs, weights, states of optimizer and schedule, events, files and their contents, returned values, kinds of errors,
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
@@ -36,10 +36,11 @@ RARE = {"workers": 0.1, "memory": 0.3, "auto_batch": 0.5, "patched": 0.3}
 
 @dataclass(frozen=True)
 class Row:
-    """A combination: the names of its features, the task first, and of its calls."""
+    """A combination: the names of its features, the task first, and of its calls; how many processes run it."""
 
     features: tuple[str, ...]
     calls: str
+    devices: int = 1
 
     def __str__(self) -> str:
         return ",".join([*self.features, self.calls])
@@ -84,17 +85,25 @@ class Side:
     def ask(self, row: Row, interrupts: bool = True) -> None:
         self.place = self.folder / "row"
         shutil.rmtree(self.place, ignore_errors=True)
-        asked = {"features": row.features, "calls": row.calls, "folder": str(self.place), "interrupts": interrupts}
+        asked = {"features": row.features, "calls": row.calls, "folder": str(self.place), "interrupts": interrupts,
+                 "devices": row.devices}  # fmt: skip
+        self.devices = row.devices
         self.process.stdin.write(json.dumps(asked) + "\n")
         self.process.stdin.flush()
 
-    def answer(self) -> dict:
+    def answers(self) -> list[dict]:
+        """Return what each of the row's processes has left; the files are the first one's."""
         if not self.process.stdout.readline():
             raise RuntimeError((self.folder / "side.log").read_text()[-3000:])
-        error = self.place / "answer.error"
+        found = [self._answer(rank) for rank in range(self.devices)]
+        found[0]["files"] = pickle.loads((self.place / "files.pickle").read_bytes())
+        return found
+
+    def _answer(self, rank: int) -> dict:
+        error = self.place / f"answer.{rank}.error"
         if error.exists():
             return {"said": [("process", "breaks", [], error.read_text())], "trace": [], "begun": 0}
-        return pickle.loads((self.place / "answer.pickle").read_bytes())
+        return pickle.loads((self.place / f"answer.{rank}.pickle").read_bytes())
 
     def close(self) -> None:
         self.process.stdin.close()
@@ -120,14 +129,15 @@ class Table:
     def verdict(self, row: Row) -> Verdict:
         for side in self.sides.values():
             side.ask(row)
-        theirs, ours = (side.answer() for side in self.sides.values())
-        against = self._against_theirs(row, theirs, ours)
-        if against.fault or not _has_a_whole(row, ours):
-            return against
+        theirs, ours = (side.answers() for side in self.sides.values())
+        against = [self._against_theirs(row, *answers) for answers in zip(theirs, ours, strict=True)]
+        first = next((found for found in against if found.fault), against[0])
+        if first.fault or not _has_a_whole(row, ours[0]):
+            return first
         self.sides["hf_compat"].ask(row, interrupts=False)
-        whole = self.sides["hf_compat"].answer()
-        where = unlike_the_whole(ours, whole)
-        return Verdict(fault=f"resumed: {where}") if where else against
+        wholes = self.sides["hf_compat"].answers()
+        where = "".join(map(unlike_the_whole, ours, wholes))
+        return Verdict(fault=f"resumed: {where}") if where else first
 
     def _against_theirs(self, row: Row, theirs: dict, ours: dict) -> Verdict:
         for rule in RULES:
@@ -154,7 +164,8 @@ def _has_a_whole(row: Row, ours: dict) -> bool:
 def unlike_the_whole(ours: dict, whole: dict) -> str:
     """Return where a resumed run is not the uninterrupted one."""
     left, right = ({k: r[k] for k in ("log_history", "weights", "optimizer", "schedule", "state", "best", "flags",
-                                      "modes", "random", "files")} for r in (whole, ours))  # fmt: skip
+                                      "modes", "random", "files") if k in r}
+                   for r in (whole, ours))  # fmt: skip
     left["gives"], right["gives"] = whole["said"][-1][2], ours["said"][-1][2]
     ends, resumed = (_training_events(r["trace"][r["begun"] :]) for r in (whole, ours))
     left["events"], right["events"] = ends[len(ends) - len(resumed) :], resumed
@@ -170,11 +181,11 @@ def _training_events(trace: list) -> list:
 def shrunk(table: Table, row: Row) -> Row:
     """Leave out features, as long as the row still shows a fault."""
     for name in row.features[1:]:
-        fewer = Row(tuple(n for n in row.features if n != name), row.calls)
+        fewer = replace(row, features=tuple(n for n in row.features if n != name))
         if table.verdict(fewer).fault:
             return shrunk(table, fewer)
     for calls in ("train", "train_twice"):
-        fewer = Row(row.features, calls)
+        fewer = replace(row, calls=calls)
         if row.calls not in ("train", calls) and table.verdict(fewer).fault:
             return fewer
     return row
@@ -193,10 +204,12 @@ def main() -> int:
     parser.add_argument("--features", type=parse, help="run this combination: the task, features, the calls")
     parser.add_argument("--shrink", action="store_true", help="leave out of each fault what it does not need")
     parser.add_argument("--folder", type=Path, help="where the sides work; it stays")
+    parser.add_argument("--devices", type=int, default=1, help="how many processes train each row together")
     chosen = parser.parse_args()
     rows = {n: drawn(chosen.seed, n) for n in ([chosen.only] if chosen.only is not None else range(chosen.count))}
     if chosen.features:
         rows = {0: chosen.features}
+    rows = {number: replace(row, devices=chosen.devices) for number, row in rows.items()}
     folder = chosen.folder or Path(tempfile.mkdtemp(prefix="hf_compat_combinations_"))
     table = Table(folder)
     try:
