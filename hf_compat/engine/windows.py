@@ -163,11 +163,15 @@ class Windows:
                 trained again.
             epoch_is_over: With the last window, though there may be more data.
         """
-        last = self._last
-        if not is_in_update or last is None or last.is_trained:
-            return self.position(epoch_is_over)
+        is_to_come = is_in_update and self._last is not None and not self._last.is_trained
+        return self.position_before_last() if is_to_come else self.position(epoch_is_over)
+
+    def position_before_last(self) -> DataPosition:
+        """Return where the data stood before the last window, which is to be trained again."""
+        if self._last is None:
+            return self.position()
         done, is_rewound = self._done, self._is_rewound
-        self.rewind(last)
+        self.rewind(self._last)
         try:
             return self.position()
         finally:

@@ -168,7 +168,7 @@ class LogMethods(SearchMethods):
         """Move the operations counted since the last call into the state."""
         flos = self.current_flos
         if self.args.world_size > 1:
-            flos = self.accelerator.reduce(torch.tensor(float(flos), device=self.args.device)).item()
+            flos = self.accelerator.reduce(torch.tensor(flos, device=self.args.device)).item()
         self.state.total_flos += flos
         self.current_flos = 0
 

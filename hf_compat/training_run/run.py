@@ -16,8 +16,8 @@ import lightning.pytorch as pl
 import torch
 
 from hf_compat.checkpoint.plain_values import readable_states
-from hf_compat.checkpoint.run_state import Moment, PlainState, ResumePoint, RunState
-from hf_compat.engine.internals import loops_state
+from hf_compat.checkpoint.run_state import DataPosition, Moment, PlainState, ResumePoint, RunState
+from hf_compat.engine.internals import is_training_batch, loops_state
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Loader, Windows
 from hf_compat.plan.run_counts import RunCounts
@@ -105,7 +105,7 @@ class TrainingRun:
         if self.lightning_trainer is None or self.windows is None:
             return None
         return RunState(
-            data=self.windows.position(epoch_is_over),
+            data=self._position(self.windows, self.lightning_trainer, epoch_is_over),
             moment=self.moment,
             world_size=world_size,
             samples_per_micro_batch=samples_per_micro_batch,
@@ -118,3 +118,8 @@ class TrainingRun:
             current_epoch=self.lightning_trainer.current_epoch,
             lightning_version=lightning.__version__,
         )
+
+    @staticmethod
+    def _position(windows: Windows, trainer: pl.Trainer, epoch_is_over: bool) -> DataPosition:
+        """Return where the data stands after the updates that the state counts: one in the middle is made again."""
+        return windows.position_before_last() if is_training_batch(trainer) else windows.position(epoch_is_over)

@@ -117,6 +117,27 @@ def run_whole(case: dict, folder) -> dict:
 WHERE = ((transformers, "theirs"), (hf_compat, "ours"))
 
 
+@pytest.mark.parametrize("updates", [4, 7])  # within an epoch, and before the first update of the second one
+@pytest.mark.parametrize("event", ["on_step_begin", "on_pre_optimizer_step", "on_optimizer_step"])
+def test_an_update_that_a_callback_saves_in_the_middle_of_is_made_again(tmp_path, event, updates):
+    """Its window counted as trained: the resumed run passed over it, and made one update fewer."""
+
+    def save(self, args, state, control, **kwargs):
+        if state.global_step == updates:
+            self.trainer._save_checkpoint(self.trainer.model, trial=None)
+
+    saver = type("Saver", (hf_compat.TrainerCallback,), {event: save})()
+    run = Run(hf_compat, tmp_path / "whole", lambda api: [saver], save_strategy="steps", save_steps=100)
+    saver.trainer = run.trainer
+    whole = run.train()
+    resumed = Run(hf_compat, tmp_path / "resumed").train(run.checkpoint(updates))
+    assert names(resumed["events"]).count("on_step_end") == 14 - updates
+    assert resumed["state"] == whole["state"]
+    if event == "on_step_begin":  # later the random states, and on_optimizer_step the weights, have moved on
+        assert_same(whole["weights"], resumed["weights"], "weights")
+        assert_same(whole["log"], resumed["log"], "log")
+
+
 @pytest.mark.parametrize("evaluate", ["no", "epoch"])
 @pytest.mark.parametrize("log", ["epoch", 2])
 def test_resumed_twice_in_a_row(tmp_path, evaluate, log):

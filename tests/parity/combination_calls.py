@@ -393,9 +393,9 @@ def _resumed_twice(s: Session):
     s.train()
     if s.interrupts:
         s.make(s.interrupting("on_step_end", 10))
-        s.train("resumed", resume_from_checkpoint=True)
-        s.make()
-        s.train("resumed again", resume_from_checkpoint=True)
+        if s.train("resumed", resume_from_checkpoint=True) is None:  # else it has ended of itself
+            s.make()
+            s.train("resumed again", resume_from_checkpoint=True)
 
 
 def _resumed_then_more(s: Session):

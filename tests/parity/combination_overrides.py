@@ -137,6 +137,16 @@ def _old_log(api):
     return log
 
 
+def _old_log_under_theirs(api):
+    """As of today: 5.23 passes the run's start."""
+
+    def log(self, logs, start_time=None):
+        logs["old"] = 1
+        api.Trainer.log(self, logs)
+
+    return log
+
+
 def _silent_log(api):
     def log(self, logs, *args, **kwargs):
         self.state.log_history.append({**logs, "step": self.state.global_step})
@@ -293,7 +303,7 @@ override("evaluate_alone", "evaluate", _evaluation_without_super)
 override("evaluation_loop", "evaluation_loop", _own_loop)
 override("prediction_step", "prediction_step", _own_prediction, tasks=PLAIN)
 override("log_own", "log", _own_log)
-override("log_old", "log", _old_log)
+override("log_old", "log", _old_log, theirs={"log": _old_log_under_theirs})
 override("log_silent", "log", _silent_log)
 override("save_own", "_save", _own_save)
 override("save_model_own", "save_model", _own_save_model)

@@ -49,7 +49,20 @@ def _trains_apart(row, theirs: dict, ours: dict) -> bool:
     return row.devices > 1 and row.calls in EVALUATED
 
 
+def _draws_again(row, theirs: dict, ours: dict) -> bool:
+    """Return whether they resume an epoch whose order was drawn already from the states after it was drawn."""
+    return _resumes(row) and any(name.startswith("calls_save_checkpoint_on_") for name in row.features)
+
+
+def _keeps_buffers(row, theirs: dict, ours: dict) -> bool:
+    """Return whether their second training goes on with each process's own running means."""
+    trains = sum(name in ("train", "again", "resumed", "anew") for name, *_ in ours["said"])
+    return row.devices > 1 and "rows_normed" in row.features and trains > 1
+
+
 RULES: list[Rule] = [
+    Rule("The order of samples in a resumed run", _draws_again),
+    Rule("A second training in several processes", _keeps_buffers),
     Rule("Evaluating before training, in several processes", _trains_apart),
     Rule("Values of arguments", _is_named_earlier),
     Rule("The order of samples in a resumed run", lambda row, t, o: _resumes(row) and bool(DRAWING & {*row.features})),

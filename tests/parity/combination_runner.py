@@ -30,15 +30,14 @@ from combination_features import FEATURES
 from runner import OWN_FILES, STATE, wait_for
 
 LIMIT_SECONDS = 90
-NOT_COMPARED = (*OWN_FILES, "exact.json", "training_args.bin", "hf_compat.lock", "trackers.json")
-# Our checkpoints' state has one more entry here and there: a row of docs/differences.md.
+EXACT_FILES = ("exact_0.json", "exact_1.json")
 
 
 def files_of(folder: Path) -> dict[str, object]:
     """Return what is in a folder's files, by their names; of those that are not compared the name at most."""
     found: dict[str, object] = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        if path.name in (*OWN_FILES, "exact.json", "hf_compat.lock", "trackers.json"):
+        if path.name in (*OWN_FILES, *EXACT_FILES, "hf_compat.lock", "trackers.json"):
             continue
         found[str(path.relative_to(folder))] = _content(path, folder)
     return found

@@ -13,7 +13,10 @@ import torch
 from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler
 
-POSITION = "exact.json"
+
+def position_file() -> str:
+    """Return the name of this process's file."""
+    return f"exact_{os.environ.get('RANK', '0')}.json"
 
 
 def mend() -> None:
@@ -59,7 +62,8 @@ def _count_micro_batches() -> None:
     @_wrapped(CallbackHandler, "on_epoch_begin")
     def begins(original, self, *args):
         trainer = self._trainer
-        trainer._micro_batches, trainer._at_epoch_end = trainer._skipped, False
+        trainer._micro_batches = trainer._trained = trainer._skipped
+        trainer._at_epoch_end = False
         trainer._skipped = 0
         if trainer._pending is not None:  # as it was in the uninterrupted run
             control = trainer.control
@@ -67,9 +71,15 @@ def _count_micro_batches() -> None:
             control.should_training_stop = trainer._position["updates"] >= trainer.state.max_steps
         return original(self, *args)
 
+    @_wrapped(CallbackHandler, "on_step_end")
+    def updated(original, self, *args):
+        self._trainer._trained = self._trainer._micro_batches
+        return original(self, *args)
+
     @_wrapped(CallbackHandler, "on_epoch_end")
     def ends(original, self, *args):
         self._trainer._at_epoch_end = True
+        self._trainer._trained = self._trainer._micro_batches
         return original(self, *args)
 
 
@@ -77,7 +87,7 @@ def _keep_positions() -> None:
     @_wrapped(Trainer, "_maybe_log_save_evaluate")
     def remembered(original, self, tr_loss, grad_norm, model, trial, epoch, *args, **kwargs):
         norm = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
-        self._last = {"grad_norm": norm, "learning_rate": kwargs.get("learning_rate"), "epoch": epoch}
+        self._last = {"grad_norm": norm, "learning_rate": kwargs.get("learning_rate")}
         return original(self, tr_loss, grad_norm, model, trial, epoch, *args, **kwargs)
 
     @_wrapped(Trainer, "_save_checkpoint")
@@ -85,19 +95,20 @@ def _keep_positions() -> None:
         result = original(self, model, trial, *args, **kwargs)
         folder = os.path.join(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
         if os.path.isdir(folder) and hasattr(self, "_last") and not self.args.save_only_model:
-            with open(os.path.join(folder, POSITION), "w") as file:
+            with open(os.path.join(folder, position_file()), "w") as file:
                 json.dump(_position(self), file)
         return result
 
 
 def _position(self) -> dict:
     sums = [self._tr_loss.item(), self._total_loss_scalar, self._globalstep_last_logged, self._initial_global_step]
-    is_over = self.control.should_epoch_stop or self._micro_batches >= self._cut[0]
+    is_over = self.control.should_epoch_stop or self._trained >= self._cut[0]
     return {
         **self._last,
+        "epoch": self._epoch,
         "sums": sums,
         "cut": self._cut,
-        "done": self._micro_batches,
+        "done": self._trained,
         "updates_of_epoch": self._updates_of_epoch,
         "is_over": bool(is_over),
         "at_epoch_end": self._at_epoch_end,
@@ -111,7 +122,7 @@ def _go_on_from_positions() -> None:
         self.callback_handler._trainer = self
         self._skipped, self._sums, self._pending, self._position = 0, None, None, None
         found = original(self, max_steps, updates_per_epoch, epochs, resume_from_checkpoint, trial)
-        path = os.path.join(resume_from_checkpoint or "", POSITION)
+        path = os.path.join(resume_from_checkpoint or "", position_file())
         if resume_from_checkpoint and os.path.exists(path):
             with open(path) as file:
                 found = _start(self, json.load(file), found, max_steps, epochs)
@@ -131,6 +142,7 @@ def _go_on_from_positions() -> None:
 
     @_wrapped(Trainer, "_run_epoch")
     def end_of_epoch(original, self, **kwargs):
+        self._epoch = kwargs["epoch"]
         if self._pending != kwargs["epoch"]:
             return original(self, **kwargs)
         self._pending, position = None, self._position
