@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
 
 import torch
 
 from hf_compat.runtime.nested import Nested, map_nested, of_same_type
+
+Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # where a tensor is copied to, and the tensor
+
+_THREADS = 4
+_TASK = 2**25  # bytes that a thread copies at a time
 
 
 class BackgroundWriter:
@@ -74,15 +82,12 @@ class CopyMemory:
         self._free.clear()
         self._used = []
 
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy on the CPU."""
-        tensor = tensor.detach()
-        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_quantized:
-            return tensor.to("cpu", copy=True)
+    def place_for(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on the CPU that a strided one can be copied to."""
         free = self._free.get(_form(tensor))
-        copied = free.pop() if free else torch.empty_like(tensor, device="cpu")
-        self._used.append(copied)
-        return copied.copy_(tensor)
+        place = free.pop() if free else torch.empty_like(tensor, device="cpu")
+        self._used.append(place)
+        return place
 
 
 def _form(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -97,15 +102,57 @@ def frozen_copy(data: Nested, memory: CopyMemory | None = None) -> Nested:
         memory: Where the copies are to be; fresh memory where none is given.
     """
     copies: dict[tuple[object, ...], torch.Tensor] = {}
-    copy_tensor = (memory or CopyMemory()).copy
+    pairs: list[Pair] = []
+    memory = memory or CopyMemory()
 
     def on_tensor(tensor: torch.Tensor) -> torch.Tensor:
         place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if place not in copies or not tensor.numel():
-            copies[place] = copy_tensor(tensor)
+        if place in copies and tensor.numel():
+            return copies[place]
+        tensor = tensor.detach()
+        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_quantized:
+            copies[place] = tensor.to("cpu", copy=True)
+        else:
+            copies[place] = memory.place_for(tensor)
+            pairs.append((copies[place], tensor))
         return copies[place]
 
-    return map_nested(on_tensor, data, on_other=copy.deepcopy, rebuild=_with_plain_dicts)
+    frozen = map_nested(on_tensor, data, on_other=copy.deepcopy, rebuild=_with_plain_dicts)
+    _copy_all(pairs)
+    return frozen
+
+
+def _copy_all(pairs: list[Pair]) -> None:
+    """Copy tensors, large ones in several threads where torch itself would use one."""
+    cores = os.cpu_count() or 1
+    on_cpu = [pair for pair in pairs if pair[1].device.type == "cpu"]
+    is_small = sum(tensor.nbytes for _, tensor in on_cpu) <= _TASK
+    if is_small or torch.get_num_threads() >= cores or torch.is_inference_mode_enabled():  # that is a thread's own
+        _copy_each(pairs)
+        return
+    with ThreadPoolExecutor(min(_THREADS, cores), "hf_compat-copy") as threads:
+        copied = threads.map(_copy_each, _tasks(on_cpu))
+        _copy_each([pair for pair in pairs if pair[1].device.type != "cpu"])
+        for _ in copied:  # raises what went wrong
+            pass
+
+
+def _copy_each(pairs: Sequence[Pair]) -> None:
+    for place, tensor in pairs:
+        place.copy_(tensor)
+
+
+def _tasks(pairs: list[Pair]) -> Iterator[list[Pair]]:
+    """Divide tensors among tasks of some size."""
+    task: list[Pair] = []
+    size = 0
+    for pair in pairs:
+        task.append(pair)
+        size += pair[1].nbytes
+        if size >= _TASK:
+            yield task
+            task, size = [], 0
+    yield task
 
 
 def _with_plain_dicts(data: Nested, items: Nested) -> Nested:

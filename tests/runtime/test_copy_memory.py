@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import toy
 
 from hf_compat import Trainer, TrainerCallback, set_seed
+from hf_compat.runtime import background
 from hf_compat.runtime.background import CopyMemory, frozen_copy
 
 
@@ -39,6 +41,58 @@ def test_tensors_of_another_form_get_memory_of_their_own_and_shared_ones_share_i
     assert other["a"].shape == (11,) and other["b"].dtype == torch.float64
     memory.release()
     assert not memory._free and not memory._used
+
+
+@pytest.fixture
+def as_if_large(monkeypatch):
+    """Copy small tensors as large ones: in several threads."""
+    monkeypatch.setattr(background, "_TASK", 40)
+    monkeypatch.setattr(background.os, "cpu_count", lambda: 4)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_threads_copy_what_one_would(as_if_large):
+    tied = torch.randn(5, 3)
+    data = {
+        "rows": torch.randn(7, 3),
+        "turned": torch.randn(3, 4).t(),
+        "part": torch.randn(9)[2:5],
+        "number": torch.tensor(3),
+        "half": torch.randn(11).bfloat16(),
+        "flags": torch.rand(13) > 0.5,
+        "none": torch.empty(0),
+        "one": tied,
+        "two": tied,
+        "expanded": torch.ones(1).expand(5),
+        "larger": torch.randn(3000),
+    }
+    memory, expected = CopyMemory(), {name: tensor.clone() for name, tensor in data.items()}
+    for _ in range(2):
+        memory.begin()
+        frozen = frozen_copy(data, memory)
+        memory.end()
+        for tensor in data.values():
+            if tensor.is_contiguous():
+                tensor.zero_()  # training goes on
+        for name, copied in frozen.items():
+            assert torch.equal(copied, expected[name]) and copied.dtype == expected[name].dtype, name
+            assert copied.untyped_storage().nbytes() == copied.nbytes, "a file holds storages"
+        assert frozen["one"].data_ptr() == frozen["two"].data_ptr() and frozen["turned"].stride() == (1, 4)
+        for name, tensor in data.items():
+            if tensor.is_contiguous():
+                tensor.copy_(expected[name])
+
+
+def test_an_error_of_a_thread_that_copies_is_raised(as_if_large, monkeypatch):
+    def fail(pairs):
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(background, "_copy_each", fail)
+    with pytest.raises(MemoryError, match="no memory"):
+        frozen_copy({"a": torch.ones(100), "b": torch.ones(100)})
 
 
 def test_what_a_run_keeps_for_its_saves_goes_with_its_end(make_args, tmp_path):
