@@ -241,6 +241,8 @@ class PreparedDataLoader(DataLoader[Batch]):
         self.passes.begin(self)
         self.set_epoch(self.iteration)
         resume, self._resume = self._resume, None
+        if self._iterator is not None:  # of workers that are kept: it holds the indices of the pass it began with
+            self._iterator._index_sampler = self._index_sampler
         with HeldChildSignals() as signals:
             batches = super().__iter__()  # on every rank: torch draws a seed here
         # a generator: nothing above happens before the first batch is asked for, as in Accelerate

@@ -6,7 +6,7 @@ import toy
 from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
-from hf_compat import Trainer
+from hf_compat import Trainer, TrainingArguments
 from hf_compat.data.loader import LoaderOptions, skip_first_batches
 from hf_compat.data.rank_slices import RankSlice
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
@@ -122,3 +122,21 @@ def test_a_library_shuffles_the_same_after_resuming(make_args, tmp_path):
     whole = weights("whole")
     resumed = weights("resumed", str(tmp_path / "whole" / "checkpoint-5"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_kept_workers_read_whole_epochs_after_a_resume(tmp_path):
+    """Torch's iterator of persistent workers holds the indices of the pass that it began with: less than an epoch."""
+    values = {"num_train_epochs": 3, "save_steps": 3, "logging_steps": 1, "per_device_train_batch_size": 2}
+    values |= {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+
+    def trained(resume):
+        torch.manual_seed(0)
+        args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, **values)
+        trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(10))
+        trainer.train(resume_from_checkpoint=resume)
+        logs = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+        return logs, trainer.model.state_dict()
+
+    (logs, weights), (resumed_logs, resumed) = (trained(one) for one in (None, str(tmp_path / "checkpoint-3")))
+    assert len(logs) == 15 and resumed_logs == logs
+    assert all(resumed[name].equal(weights[name]) for name in weights)
