@@ -261,7 +261,10 @@ class WindowModule(pl.LightningModule):
         if self._held is not None:
             self._held.release()
             self._held = None
-        if self.steps.args.gradient_accumulation_steps > 1 and isinstance(optimizer, Optimizer):
+        if not isinstance(optimizer, Optimizer):
+            return
+        vars(optimizer)["step_was_skipped"] = False  # where Accelerate's wrapper has it
+        if self.steps.args.gradient_accumulation_steps > 1:
             self._held = HeldOptimizer(optimizer, self.steps.accelerator)
 
     def run_backward(self, loss: torch.Tensor, **options: object) -> None:
@@ -320,6 +323,7 @@ class WindowModule(pl.LightningModule):
         replaced = self._replaced_schedule()
         rate = steps._get_learning_rate() if replaced is None else steps.optimizer.param_groups[0]["lr"]
         observer.learning_rate_read(rate)
+        vars(steps.optimizer)["step_was_skipped"] = mechanics.step_was_skipped
         if not mechanics.step_was_skipped:
             self._step_schedule("step", replaced)
         if self._calls_before_zero_grad:

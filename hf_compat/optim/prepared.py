@@ -14,10 +14,15 @@ from torch.optim import Optimizer
 Prepared: TypeAlias = Any
 
 
-class UpdateRhythm(Protocol):
-    """What the wrappers ask of the Accelerator."""
+class MicroBatchRhythm(Protocol):
+    """What says whether a micro-batch is the last of its update."""
 
     sync_gradients: bool
+
+
+class UpdateRhythm(MicroBatchRhythm, Protocol):
+    """What the wrappers ask of the Accelerator."""
+
     scaler: torch.amp.GradScaler | None
 
     @property
@@ -139,7 +144,7 @@ class HeldOptimizer:
         rhythm: Says which micro-batch is the last.
     """
 
-    def __init__(self, optimizer: Optimizer, rhythm: UpdateRhythm) -> None:
+    def __init__(self, optimizer: Optimizer, rhythm: MicroBatchRhythm) -> None:
         self.optimizer = optimizer
         self._rhythm = rhythm
         self._is_stepping = False  # whether it is the engine that calls

@@ -163,6 +163,7 @@ def test_an_optimizer_that_training_step_steps_waits_for_the_last_micro_batch(tm
         class Own(api.Trainer):
             def training_step(self, *args, **kwargs):
                 loss = super().training_step(*args, **kwargs)
+                assert self.optimizer.step_was_skipped is False
                 self.optimizer.step()
                 if zeroes:
                     self.optimizer.zero_grad()
