@@ -9,6 +9,7 @@ from hf_compat.ejection.findings import Findings
 from hf_compat.ejection.loss_part import LossPart
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.plan.run_counts import RunCounts
+from hf_compat.runtime.inspection import home_of
 from hf_compat.runtime.rng import RandomStates, read_rng, write_rng
 from hf_compat.runtime.seeding import set_seed
 from hf_compat.script_runs.until_train import CapturedTrain
@@ -78,7 +79,7 @@ def check_overrides(trainer: Trainer, findings: Findings) -> None:
     for owner in (trainer, *kinds[:-1]):  # the last one is `object`
         kind = owner if isinstance(owner, type) else type(owner)
         for name, value in vars(owner).items():
-            if _is_users(value) and hasattr(Trainer, name) and name not in _READ_OFF and not name.startswith("__"):
+            if callable(getattr(Trainer, name, None)) and _is_users(value) and not _may_stay(name):
                 line = getattr(getattr(value, "__code__", None), "co_firstlineno", "?")
                 file = getattr(getattr(value, "__code__", None), "co_filename", kind.__module__)
                 findings.forbid(
@@ -88,9 +89,13 @@ def check_overrides(trainer: Trainer, findings: Findings) -> None:
                 )
 
 
+def _may_stay(name: str) -> bool:
+    return name in _READ_OFF or name.startswith("__")
+
+
 def _is_users(value: object) -> bool:
     """Return whether a value can be called and is none of ours, put wherever: a method, a function, a mock."""
-    return callable(value) and not str(getattr(value, "__module__", "")).startswith("hf_compat.")
+    return callable(value) and not home_of(value).startswith("hf_compat.")
 
 
 def describe_run(trainer: Trainer, data: DataPart | None, loss: LossPart) -> RunPart:

@@ -48,6 +48,15 @@ def is_replaced(owner: object, name: str, original: type) -> bool:
     return name in vars(owner) or getattr(type(owner), name) is not getattr(original, name)
 
 
+def home_of(function: object) -> str:
+    """Return the module that a callable was written in: of a wrapper its own, whatever it says of what it wraps."""
+    names = getattr(getattr(function, "__func__", function), "__globals__", {})
+    written_in = str(names.get("__name__", "contextlib"))
+    if written_in not in ("contextlib", "functools"):  # else it was made by one of these
+        return written_in
+    return str(getattr(function, "__module__", type(function).__module__))
+
+
 def has_var_keyword(function: Callable[..., object]) -> bool:
     """Return whether a function takes `**kwargs`."""
     kinds = (parameter.kind for parameter in inspect.signature(function).parameters.values())

@@ -164,7 +164,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         if args.world_size == 1:
             return NO_AGREEMENT
         callbacks, lightning = self.callback_handler.callbacks, bool(self._lightning_callbacks)
-        sources = flag_sources(callbacks, lightning, type(self), args.gradient_accumulation_steps)
+        sources = flag_sources(callbacks, lightning, self, args.gradient_accumulation_steps)
         return FlagAgreement(args.ddp_timeout, sources)
 
     def _build_fitting_trainer(self, plan: LightningPlan, bridge: HFBridge, run: TrainingRun) -> pl.Trainer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 
@@ -226,6 +227,13 @@ def test_which_callbacks_are_asked_about():
     assert flag_sources([*ours, WithEpochs()], False, Trainer, 4) == FlagSources(in_updates=True, in_epochs=True)
     assert flag_sources(ours, True, Trainer, 4) == FlagSources(in_updates=True, in_epochs=True)
     assert flag_sources(ours, False, type("Mine", (Trainer,), {}), 4) == FlagSources(in_updates=True)
+    patched = DefaultFlowCallback()
+    patched.on_step_end = lambda *args, **kwargs: None
+    assert flag_sources([patched], False, Trainer, 4).in_updates
+    patched = Trainer.__new__(Trainer)
+    assert not flag_sources(ours, False, patched, 4).in_updates
+    patched.log = functools.wraps(Trainer.log)(lambda *args: None)
+    assert flag_sources(ours, False, patched, 4).in_updates
     at_substeps = SetFlag("on_substep_end", "should_save")
     assert flag_sources([at_substeps], False, Trainer, 4) == FlagSources(in_updates=True, in_windows=True)
     assert flag_sources([at_substeps], False, Trainer, 1) == FlagSources(in_updates=True)
