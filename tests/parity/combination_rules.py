@@ -60,7 +60,14 @@ def _keeps_buffers(row, theirs: dict, ours: dict) -> bool:
     return row.devices > 1 and "rows_normed" in row.features and trains > 1
 
 
+def _makes_one_more(row, theirs: dict, ours: dict) -> bool:
+    """Return whether they make an update too many: `exact_resume.py` knows of checkpoints with a state only."""
+    steps = [run["state"]["global_step"] if "state" in run else 0 for run in (theirs, ours)]
+    return _resumes(row) and "model_only" in row.features and steps[0] == steps[1] + 1
+
+
 RULES: list[Rule] = [
+    Rule("Resuming a run that a callback or `max_steps` has ended", _makes_one_more),
     Rule("The order of samples in a resumed run", _draws_again),
     Rule("A second training in several processes", _keeps_buffers),
     Rule("Evaluating before training, in several processes", _trains_apart),

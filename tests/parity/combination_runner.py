@@ -8,6 +8,7 @@ row is done. Each process of the row leaves `answer.RANK.pickle`; what is then i
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -132,9 +133,12 @@ def place_in_the_row(rank: int, devices: int, port: int) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """Return a port below those that the system gives to anybody's connections."""
+    while True:
+        port = random.SystemRandom().randrange(10240, 32000)
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
 
 
 def run_forked(api_name: str, asked: dict) -> None:
