@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from hf_compat.errors import CallbackError, OverrideError, warn_once
 from hf_compat.hf.callbacks import CallbackHandler
+from hf_compat.hf.outputs import EvalLoopOutput
 from hf_compat.runtime.memory_tracker import TrainerMemoryTracker
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
@@ -65,6 +66,23 @@ class UpstreamHooks(TrainerBase):
     is_distributed_loading_by_transformers = False
     _memory_tracker = TrainerMemoryTracker(skip_memory_metrics=True)  # the constructor makes the one in force
 
+    def prediction_loop(
+        self,
+        dataloader: Loader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Do what `evaluation_loop` does, for overrides of `evaluate` that call the loop by its name of 3.x and 4.x.
+
+        Nothing here calls it: an override of it is warned of.
+
+        Mirrors:
+            `transformers.Trainer.prediction_loop`, 4.57.
+        """
+        return self.evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+
     @property
     def _loggers_initialized(self) -> bool:
         """Whether something was logged."""
@@ -96,7 +114,9 @@ class UpstreamHooks(TrainerBase):
             )
         handler.requestable_kwargs["trainer"] = self  # a handler of the script's own knows no Trainer
         ours = [kind for kind in type(self).__mro__ if kind.__module__.partition(".")[0] == "hf_compat"]
-        _look_for_overrides(self, type(self).__name__, {name for one in (self, *ours) for name in vars(one)})
+        found = {name: value for one in (*ours, self) for name, value in vars(one).items()}
+        put_there = {name for name, value in found.items() if getattr(value, "__module__", None) != __name__}
+        _look_for_overrides(self, type(self).__name__, put_there)
 
     def create_accelerator_and_postprocess(self) -> None:
         """Make `self.accelerator`; called by the constructor when the model and the arguments are there.

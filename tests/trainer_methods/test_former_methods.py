@@ -89,3 +89,19 @@ def test_the_best_stands_just_before_the_newest(tmp_path):
 def test_a_method_that_nothing_calls_any_more_is_named(name):
     with pytest.warns(HfCompatWarning, match=f"Own has a method `{name}`, which an older release"):
         type("Own", (Trainer,), {name: lambda self, *args: None})
+
+
+def test_an_old_evaluate_calls_the_loop_by_its_former_name(make_args):
+    """Question answering's trainer, until 4.57."""
+
+    class Old(Trainer):
+        def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
+            loader = self.get_eval_dataloader(eval_dataset)
+            return self.prediction_loop(
+                loader, description="Evaluation", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
+            )
+
+    old, new = (cls(toy.Classifier(), make_args(), eval_dataset=toy.rows(9)) for cls in (Old, Trainer))
+    new.model.load_state_dict(old.model.state_dict())
+    found, wanted = old.evaluate(), new.evaluate()
+    assert found.num_samples == 9 and found.metrics["eval_loss"] == wanted["eval_loss"]
