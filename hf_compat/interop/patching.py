@@ -12,6 +12,7 @@ from types import ModuleType
 
 from hf_compat.errors import warn_once
 from hf_compat.interop.edited_source import let_readers_be, watch_readers
+from hf_compat.interop.former_names import add_former_names, take_former_names_back
 from hf_compat.interop.kinship import acknowledge, heirs, kin_of
 from hf_compat.interop.pickled_originals import leave_originals_to_pickle, let_originals_be_pickled
 from hf_compat.interop.releases import modules_there, need_names
@@ -90,8 +91,9 @@ def patch() -> None:
     """Put our names in the place of transformers' own: what imports them from now on gets ours.
 
     Every class and function of `hf_compat` and its mirrored modules that `transformers` has as well is replaced
-    wherever transformers holds it: at the top level, and in each of its modules. A second call replaces what
-    transformers has loaded since. `unpatch()` takes all of it back.
+    wherever transformers holds it: at the top level, and in each of its modules. Names that earlier releases had, and
+    scripts import, are there again (`interop/former_names.py`). A second call replaces what transformers has loaded
+    since. `unpatch()` takes all of it back.
 
     Raises:
         MissingPackage: transformers is not installed.
@@ -109,6 +111,7 @@ def patch() -> None:
         _exchange(vars(module), swap.forth())
     for module, name in swap.not_loaded:
         setattr(module, name, swap.pairs[name][1])
+    add_former_names(_top_levels())
     remember_globals()
     holders = _holders(swap)
     if holders:
@@ -122,6 +125,7 @@ def unpatch() -> None:
     let_readers_be()
     leave_originals_to_pickle()
     forget_globals()
+    take_former_names_back()
     swap = _in_force.pop()
     for module in _modules_of_transformers():
         _exchange(vars(module), swap.back())

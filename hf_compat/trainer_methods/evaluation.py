@@ -240,6 +240,8 @@ class EvaluationMethods(UpstreamHooks):
         """Let Lightning run an evaluation: in the fit that is under way, or in a trainer of its own."""
         batches = EvaluationBatches(run.loader)
         batches.start_if_empty()
+        if batches.length == 0:  # Lightning leaves all of it out
+            self.model.eval()
         module, trainer = self._run.module, self._run.lightning_trainer
         if module is not None and trainer is not None and not is_validating_within_fit(trainer):
             with module.evaluating(run), as_part(trainer, self._take_part()):

@@ -23,6 +23,7 @@ SAMPLE = [
     "rows_few,save_epoch,async_save,accumulate_3,interrupted_same_substep",
     "stream_sized,accumulate_4,ignore_data_skip,stopped_13",
     "rows,auto_batch_late,eval_epoch,two_sets,evaluate_around",
+    "rows_few,drop_last,eval_2,train",  # evaluations without a batch
 ]
 
 
