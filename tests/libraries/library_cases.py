@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import other_cases
 import sentence_cases
+import seq2seq_cases
 import trl_cases
 
 
@@ -33,6 +34,7 @@ TABLES = (
     ("PEFT", "peft", other_cases.PEFT),
     ("datasets", "datasets", other_cases.DATASETS),
     ("evaluate", "evaluate", other_cases.EVALUATE),
+    ("transformers", "transformers", seq2seq_cases.CASES),
     ("as in optimum", "transformers", other_cases.OPTIMUM),
 )
 LIBRARIES = {name: Case(library, module, *case) for library, module, cases in TABLES for name, case in cases.items()}

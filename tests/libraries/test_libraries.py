@@ -17,3 +17,13 @@ def test_a_teacher_and_two_adapters_train_as_under_transformers(tmp_path):
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert done.stdout.split()[-4:] == ["optimum-shape", "equal", "peft-two", "equal"]
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1200)
+def test_two_processes_train_as_under_torchrun(tmp_path):
+    names = ["sft", "seq2seq", "seq2seq-beams", "seq2seq-best"]
+    words = [str(RUN), "--folder", str(tmp_path), "--devices", "2", *names]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert done.stdout.split()[-8:] == [word for name in names for word in (name, "equal")]

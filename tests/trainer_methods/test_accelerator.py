@@ -8,6 +8,7 @@ import pytest
 import torch
 import toy
 import transformers
+from accelerate.state import GradientState
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.utils.data import DataLoader
@@ -23,6 +24,12 @@ NOT_HERE = {
     "maybe_context_parallel", "msamp_recipe_handler", "pipeline_parallel_rank", "profile", "profile_handler",
     "project_configuration", "rng_types", "scaler_handler", "te_recipe_handler", "tensor_parallel_rank",
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _nobody_accumulates():
+    """Forget what a transformers' run before has left in the state that all Accelerators of a process share."""
+    GradientState._reset_state()
 
 
 def both(tmp_path, **values):
