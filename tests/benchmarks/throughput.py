@@ -59,6 +59,7 @@ def seconds(api, make, variant: dict, updates: int) -> float:
     class Watch(api.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == first:
+                _wait_for_device()
                 began.append(time.perf_counter())
 
     torch.manual_seed(0)
@@ -70,8 +71,15 @@ def seconds(api, make, variant: dict, updates: int) -> float:
             disable_tqdm=True, report_to="none", **{"use_cpu": True, **variant},
         )  # fmt: skip
         api.Trainer(make(), args, train_dataset=data, callbacks=[Watch()]).train()
+        _wait_for_device()
         took = time.perf_counter() - began[0]
     return took / (updates * window * BATCH) * 1000
+
+
+def _wait_for_device() -> None:
+    """Wait for a GPU, where one computes: what it has been told to do is not done yet."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def benchmarks(only: str | None = None) -> list[Benchmark]:

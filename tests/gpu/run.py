@@ -2,12 +2,15 @@
 
     .venv/bin/python tests/gpu/run.py [--only NAME ...] [--rounds 3]
 
-Prints a line a check. The exit status is 0 when all of them are good, 1 when one is not, and 2 without a GPU.
+Prints a line a check; one that this machine cannot make is left out, with the reason. The exit status is 0 when no
+check is bad, 1 when one is, and 2 without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import math
 import os
@@ -27,10 +30,15 @@ warnings.filterwarnings("ignore")
 import torch
 
 NO_GPU = 2
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 # What makes the host wait for the device, by the names that torch's profiler gives them.
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "Memcpy DtoH", "aten::item",
          "aten::_local_scalar_dense")  # fmt: skip
 UPDATES = 12
+
+
+class LeftOut(Exception):
+    """What keeps a machine from making a check."""
 
 
 def count_synchronisations(names: Iterable[str]) -> Counter[str]:
@@ -79,39 +87,79 @@ def scaler_of_float16(rounds: int) -> tuple[bool, str]:
 
     import hf_compat
 
-    theirs, ours = losses(transformers, fp16=True), losses(hf_compat, fp16=True)
+    # kernels of the GPU that add in any order would differ from themselves
+    theirs, ours = (losses(api, fp16=True, full_determinism=True) for api in (transformers, hf_compat))
     return ours == theirs, f"{ours[-1]} and {theirs[-1]} after {UPDATES} updates"
 
 
-def _in_one_launched_process(**options) -> tuple[bool, str]:
-    """Train under a launcher's environment, in a process group of NCCL that has one process."""
-    code = f"import run, hf_compat; print('LOSSES', run.losses(hf_compat, **{options!r}))"
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29571"}
+def _in_launched_processes(count: int, **options) -> tuple[bool, str]:
+    """Train under a launcher's environment, in a process group of NCCL; every process has to see the same losses."""
+    code = f"import json, run, hf_compat; print('LOSSES', json.dumps(run.losses_of_a_group(hf_compat, **{options!r})))"
     path = os.pathsep.join([str(HERE), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **place, "PYTHONPATH": path}, capture_output=True, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
-        return False, done.stderr.strip().rpartition("\n")[2]
-    found = json.loads(done.stdout.rpartition("LOSSES")[2])
-    return all(math.isfinite(loss) for loss in found), f"loss {found[-1]}"
+    group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29571", "PYTHONPATH": path}
+    with contextlib.ExitStack() as folders:
+        logs = [Path(folders.enter_context(tempfile.TemporaryDirectory())) / "log" for _ in range(count)]
+        processes = []
+        for rank, log in enumerate(logs):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), **group}
+            with log.open("w") as file:
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-c", code],
+                        env={**_environment_at_start(), **place},
+                        stdout=file,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+        try:
+            for process in processes:
+                process.wait(timeout=300)
+        finally:
+            for process in processes:
+                process.kill()
+        texts = [log.read_text() for log in logs]
+    for process, text in zip(processes, texts, strict=True):
+        if process.returncode != 0:
+            return False, text.strip().rpartition("\n")[2]
+    found = [losses_in(text) for text in texts]
+    good = all(math.isfinite(loss) for loss in found[0]) and all(other == found[0] for other in found)
+    return good, f"{count} process{'es' if count > 1 else ''}, loss {found[0][-1]}"
+
+
+def losses_in(text: str) -> list[float]:
+    """Return the losses that a process has printed, whatever stands before and after them."""
+    return json.loads(text.rpartition("LOSSES")[2].splitlines()[0])
+
+
+def losses_of_a_group(api, **options) -> list[float]:
+    """Train, and see to it that the processes have been a group of NCCL."""
+    found = losses(api, **options)
+    if not torch.distributed.is_initialized() or torch.distributed.get_backend() != "nccl":
+        raise RuntimeError("the processes are no group of NCCL")
+    return found
+
+
+def _two_gpus() -> int:
+    if _gpus_at_start() < 2:
+        raise LeftOut("NCCL takes one process a GPU, and there is one GPU")
+    return 2
 
 
 def nccl(rounds: int) -> tuple[bool, str]:
-    """A process group of NCCL trains."""
-    return _in_one_launched_process(ddp_backend="nccl")
+    """Two processes train in a group of NCCL."""
+    return _in_launched_processes(_two_gpus(), ddp_backend="nccl")
 
 
 def fsdp(rounds: int) -> tuple[bool, str]:
-    """A model that FSDP shards trains."""
-    return _in_one_launched_process(fsdp="full_shard", ddp_backend="nccl")
+    """A model that FSDP shards over two processes trains."""
+    return _in_launched_processes(_two_gpus(), fsdp="full_shard", ddp_backend="nccl")
 
 
 def synchronisations(rounds: int) -> tuple[bool, str]:
     """Between logs an update waits for nothing: the counts of two runs, one longer, are the same."""
     import hf_compat
 
+    _waits_of(hf_compat, 4)  # what is loaded and tuned at first
     few, many = (_waits_of(hf_compat, updates) for updates in (10, 30))
     more = many - few
     return not more, f"in 20 updates more: {dict(more) or 'none'}"
@@ -123,6 +171,7 @@ def _waits_of(api, updates: int) -> Counter[str]:
         args = api.TrainingArguments(
             folder, max_steps=updates, logging_steps=10**6, per_device_train_batch_size=8, save_strategy="no",
             report_to="none", disable_tqdm=True, bf16=True,
+            accelerator_config={"non_blocking": True},  # upstream's default waits for each batch's copy
         )  # fmt: skip
         trainer = api.Trainer(model, args, train_dataset=rows)
         with torch.profiler.profile() as profile:
@@ -135,6 +184,34 @@ CHECKS: dict[str, Callable[[int], tuple[bool, str]]] = {
 }
 
 
+@functools.cache
+def _environment_at_start() -> dict[str, str]:
+    return dict(os.environ)
+
+
+@functools.cache
+def _gpus_at_start() -> int:
+    return torch.cuda.device_count()
+
+
+def see_one_gpu() -> None:
+    """Hide all GPUs but the first from this process: transformers would spread a model over them."""
+    _environment_at_start()
+    _gpus_at_start()
+    os.environ[VISIBLE] = os.environ.get(VISIBLE, "0").partition(",")[0]
+
+
+def outcome(check: Callable[[int], tuple[bool, str]], rounds: int) -> tuple[str, str]:
+    """Make a check; one that fails in any way is bad, and those after it are made."""
+    try:
+        is_good, found = check(rounds)
+    except LeftOut as reason:
+        return "left out", str(reason)
+    except Exception as error:
+        return "BAD", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return "good" if is_good else "BAD", found
+
+
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS))
@@ -143,12 +220,13 @@ def main(words: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("no GPU: torch finds no CUDA device, so nothing was checked", file=sys.stderr)
         return NO_GPU
-    good = True
+    see_one_gpu()
+    outcomes = []
     for name in chosen.only:
-        is_good, found = CHECKS[name](chosen.rounds)
-        good &= is_good
-        print(f"{'good' if is_good else 'BAD '}  {name}: {found}", flush=True)
-    return 0 if good else 1
+        verdict, found = outcome(CHECKS[name], chosen.rounds)
+        outcomes.append(verdict)
+        print(f"{verdict:<8}  {name}: {found}", flush=True)
+    return 1 if "BAD" in outcomes else 0
 
 
 if __name__ == "__main__":

@@ -30,6 +30,33 @@ def test_an_unknown_check_is_refused():
     assert done.returncode == 2 and "invalid choice: 'speed'" in done.stderr
 
 
+def test_a_check_that_fails_is_bad_and_one_that_cannot_be_made_is_left_out(run, monkeypatch, capsys):
+    def fails(rounds):
+        raise ValueError("no kernel\nfor this")
+
+    def cannot(rounds):
+        raise run["LeftOut"]("there is one GPU")
+
+    checks = {"nccl": fails, "fsdp": cannot, "synchronisations": lambda rounds: (True, "none")}
+    monkeypatch.setitem(run["main"].__globals__, "CHECKS", checks)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert run["main"](["--only", "fsdp", "synchronisations"]) == 0
+    assert run["main"](["--only", "nccl", "synchronisations"]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "left out  fsdp: there is one GPU" and said[1].startswith("good")
+    assert said[2] == "BAD       nccl: ValueError: no kernel"
+
+
+def test_losses_are_found_among_what_a_process_prints(run):
+    assert run["losses_in"]("Training …\nLOSSES [1.5, NaN]\n[W] a warning at exit")[0] == 1.5
+
+
+def test_one_gpu_makes_no_group_of_nccl(run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert run["outcome"](run["nccl"], 1)[0] == "left out"
+
+
 def test_waits_are_counted_in_a_trace(run):
     with torch.profiler.profile() as profile:
         for number in range(3):
