@@ -15,21 +15,20 @@ import torch
 
 from hf_compat.data.checks import shown_value
 from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.data.tree import PADDING_INDEX, find_batch_size, join_batches, nested_numpify, truncate_to
+from hf_compat.data.tree import PADDING_INDEX, find_batch_size, truncate_to
 from hf_compat.data.types import Batch
+from hf_compat.engine.kept_batches import CountedRows, KeptBatches, RunningMean
 from hf_compat.engine.protocols import PredictionSteps
 from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics, Metrics, TorchMetrics, torch_metrics
-from hf_compat.errors import ArgumentError, DataError, HfCompatWarning, OverrideError
+from hf_compat.errors import ArgumentError, HfCompatWarning, OverrideError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.metrics import plain_metrics
 from hf_compat.hf.outputs import Arrays, EvalLoopOutput, EvalPrediction
 from hf_compat.runtime.inspection import has_length
-from hf_compat.runtime.nested import Nested, leaves, map_nested
+from hf_compat.runtime.nested import Nested, leaves
 
 # loss, logits and labels
 Predicted = tuple[torch.Tensor | None, Nested | None, Nested | None]
-
-_BLOCK = 65536
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,93 +161,6 @@ class EvaluationBatches:
             self.loader.lookahead = None  # an error leaves it behind
 
 
-class KeptBatches:
-    """What is kept of the batches of one kind (losses, predictions, labels or inputs)."""
-
-    def __init__(self) -> None:
-        self.on_device: list[Nested] = []
-        self.arrays: list[Arrays] = []
-
-    def add(self, batch: Nested) -> None:
-        """Keep one batch."""
-        self.on_device.append(batch)
-
-    def to_cpu(self) -> None:
-        """Move what is on the device to the CPU."""
-        self.arrays.extend(nested_numpify(batch) for batch in self.on_device)
-        self.on_device = []
-
-    def result(self, join: bool) -> Arrays | None:
-        """Return everything as arrays: joined, or as a list of batches; None where nothing was kept."""
-        if not join or self.arrays:
-            self.to_cpu()
-            return (_joined(self.arrays) if join else self.arrays) if self.arrays else None
-        return nested_numpify(_joined(self.on_device)) if self.on_device else None
-
-
-def _joined(batches: list[Nested]) -> Nested:
-    try:
-        return join_batches(batches)
-    except (RuntimeError, ValueError, TypeError, KeyError) as error:
-        forms = list(dict.fromkeys(_form_of(batch) for batch in batches))
-        raise DataError(
-            f"The batches of an evaluation cannot be joined ({error}): they are {' and '.join(forms[:3])}.\n\n"
-            "Hint: let the model and `preprocess_logits_for_metrics` return the same shapes for every batch, or set "
-            "`eval_do_concat_batches=False`."
-        ) from error
-
-
-def _form_of(batch: Nested) -> str:
-    """Return the shapes of nested data as a text."""
-    shapes = map_nested(lambda tensor: tuple(tensor.shape), batch, lambda leaf: tuple(np.shape(leaf)))
-    return f"of shape {shapes}" if isinstance(batch, (torch.Tensor, np.ndarray)) else f"{shapes}"
-
-
-class RunningMean(KeptBatches):
-    """The mean of what batches that are vectors of numbers hold, in one block of memory.
-
-    A small tensor of each batch between large ones that come and go would keep the allocator from using their memory
-    again: memory would grow as if the large ones had been kept.
-
-    Args:
-        skip_non_finite: Leave NaN and infinite numbers out, as long as there are others.
-    """
-
-    def __init__(self, skip_non_finite: bool) -> None:
-        super().__init__()
-        self.skip_non_finite = skip_non_finite
-        self._block: torch.Tensor | None = None
-        self._used = 0
-        self._means: list[tuple[float, int]] = []
-        self._bad: list[tuple[float, int]] = []
-
-    def add(self, batch: torch.Tensor) -> None:
-        """Copy one batch into the block; where it does not fit, the block's mean is taken first."""
-        if self._block is None or self._used + len(batch) > len(self._block):
-            self._take_block()
-            self._block = batch.new_empty(max(_BLOCK, len(batch)))
-        self._block[self._used : self._used + len(batch)] = batch
-        self._used += len(batch)
-
-    def _take_block(self) -> None:
-        if self._block is None or not self._used:
-            return
-        numbers = nested_numpify(self._block[: self._used])
-        finite = np.isfinite(numbers)
-        kept = numbers[finite] if self.skip_non_finite and finite.any() else numbers
-        means = self._means if not self.skip_non_finite or finite.any() else self._bad
-        means.append((kept.mean().item(), len(kept)))
-        self._used = 0
-
-    def mean(self) -> float | None:
-        """Return the mean; None where there was no batch."""
-        self._take_block()
-        means = self._means or self._bad
-        if len(means) <= 1:
-            return means[0][0] if means else None
-        return sum(mean * count for mean, count in means) / sum(count for _, count in means)
-
-
 @dataclass(slots=True)
 class BatchResults:
     """What one batch gave, of all processes; None where there is nothing, or nothing is gathered.
@@ -306,12 +218,18 @@ class EvaluationRun:
         self._gathers_predictions = self.torch_metrics is None or settings.is_prediction
         self._ends_batches = settings.batch_metrics or settings.to_cpu_every_batches is not None
         self.losses = KeptBatches() if self.torch_metrics is None else RunningMean(settings.skip_non_finite)
-        self.predictions, self.labels, self.inputs = KeptBatches(), KeptBatches(), KeptBatches()
+        self.predictions, self.labels, self.inputs = self._to_keep(), self._to_keep(), self._to_keep()
         self.observed_samples = 0
         self.batches_seen = 0
         self.metrics_so_far: Metrics = {}
         self.output: EvalLoopOutput | None = None
         self._pending: Callable[[], None] | None = None
+
+    def _to_keep(self) -> KeptBatches:
+        settings = self.settings
+        if not settings.join or settings.to_cpu_every_batches is not None:
+            return KeptBatches()
+        return CountedRows(_most_rows(self.loader, settings.batch_size * self.steps.accelerator.num_processes))
 
     def step(self, batch: EvaluationBatch) -> torch.Tensor | None:
         """Predict one batch and keep what is needed; returns its loss."""
@@ -474,6 +392,12 @@ class EvaluationRun:
     def _num_samples(self) -> int:
         dataset = getattr(self.loader, "dataset", None)
         return _length_of(dataset) or self.observed_samples
+
+
+def _most_rows(loader: Iterable[Batch], together: int) -> int:
+    """Return how many samples a loader gives at most, in batches of so many over all processes; 0 where none knows."""
+    samples, batches = _length_of(getattr(loader, "dataset", None)), _length_of(loader)
+    return 0 if samples is None or batches is None else min(samples, batches * together)
 
 
 def _three_parts(predicted: Predicted) -> Predicted:

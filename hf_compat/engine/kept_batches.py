@@ -1,0 +1,162 @@
+"""What an evaluation keeps of its batches until it joins them at the end."""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+import numpy as np
+import torch
+
+from hf_compat.data.tree import join_batches, nested_numpify
+from hf_compat.errors import DataError
+from hf_compat.hf.outputs import Arrays
+from hf_compat.runtime.nested import Nested, map_nested
+
+_BLOCK = 65536  # numbers
+
+
+class KeptBatches:
+    """What is kept of the batches of one kind (losses, predictions, labels or inputs)."""
+
+    def __init__(self) -> None:
+        self.on_device: list[Nested] = []
+        self.arrays: list[Arrays] = []
+
+    def add(self, batch: Nested) -> None:
+        """Keep one batch."""
+        self.on_device.append(batch)
+
+    def to_cpu(self) -> None:
+        """Move what is on the device to the CPU."""
+        self.arrays.extend(nested_numpify(batch) for batch in self.on_device)
+        self.on_device = []
+
+    def result(self, join: bool) -> Arrays | None:
+        """Return everything as arrays: joined, or as a list of batches; None where nothing was kept."""
+        if not join or self.arrays:
+            self.to_cpu()
+            return (_joined(self.arrays) if join else self.arrays) if self.arrays else None
+        return nested_numpify(_joined(self.on_device)) if self.on_device else None
+
+
+class CountedRows(KeptBatches):
+    """Batches that are tensors, in one tensor whose rows are counted beforehand: joining them makes no second copy.
+
+    From the first batch on that does not fit (another shape, type or device, nested data, more rows), all is kept as
+    batches and joined at the end.
+
+    Args:
+        rows: How many rows there will be at most.
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self._rows = rows
+        self._whole: torch.Tensor | None = None
+        self._used = 0
+
+    def add(self, batch: Nested) -> None:
+        """Copy one batch to its place."""
+        if self._whole is None and self._rows and _is_rows(batch):
+            self._whole = batch.new_empty((self._rows, *batch.shape[1:]))
+        if self._whole is None or not self._fits(batch, self._whole):
+            self._take_apart()
+            super().add(batch)
+            return
+        assert isinstance(batch, torch.Tensor)  # it fits
+        end = self._used + len(batch)
+        self._whole[self._used : end] = batch
+        self._used = end
+
+    def _fits(self, batch: Nested, whole: torch.Tensor) -> bool:
+        return (
+            _is_rows(batch)
+            and batch.shape[1:] == whole.shape[1:]
+            and batch.dtype is whole.dtype
+            and batch.device == whole.device
+            and self._used + len(batch) <= self._rows
+        )
+
+    def _take_apart(self) -> None:
+        """Keep what there is as one batch, and the next ones beside it."""
+        if self._whole is not None and self._used:
+            self.on_device.append(self._whole[: self._used])
+        self._whole, self._rows = None, 0
+
+    def to_cpu(self) -> None:
+        """Move what is on the device to the CPU."""
+        self._take_apart()
+        super().to_cpu()
+
+    def result(self, join: bool) -> Arrays | None:
+        """Return everything as arrays; None where nothing was kept."""
+        if self._whole is None or not join:
+            return super().result(join)
+        return nested_numpify(self._whole[: self._used])
+
+
+def _is_rows(batch: Nested) -> TypeGuard[torch.Tensor]:
+    return type(batch) is torch.Tensor and batch.ndim > 0
+
+
+def _joined(batches: list[Nested]) -> Nested:
+    try:
+        return join_batches(batches)
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+        forms = list(dict.fromkeys(_form_of(batch) for batch in batches))
+        raise DataError(
+            f"The batches of an evaluation cannot be joined ({error}): they are {' and '.join(forms[:3])}.\n\n"
+            "Hint: let the model and `preprocess_logits_for_metrics` return the same shapes for every batch, or set "
+            "`eval_do_concat_batches=False`."
+        ) from error
+
+
+def _form_of(batch: Nested) -> str:
+    """Return the shapes of nested data as a text."""
+    shapes = map_nested(lambda tensor: tuple(tensor.shape), batch, lambda leaf: tuple(np.shape(leaf)))
+    return f"of shape {shapes}" if isinstance(batch, (torch.Tensor, np.ndarray)) else f"{shapes}"
+
+
+class RunningMean(KeptBatches):
+    """The mean of what batches that are vectors of numbers hold, in one block of memory.
+
+    A small tensor of each batch between large ones that come and go would keep the allocator from using their memory
+    again: memory would grow as if the large ones had been kept.
+
+    Args:
+        skip_non_finite: Leave NaN and infinite numbers out, as long as there are others.
+    """
+
+    def __init__(self, skip_non_finite: bool) -> None:
+        super().__init__()
+        self.skip_non_finite = skip_non_finite
+        self._block: torch.Tensor | None = None
+        self._used = 0
+        self._means: list[tuple[float, int]] = []
+        self._bad: list[tuple[float, int]] = []
+
+    def add(self, batch: torch.Tensor) -> None:
+        """Copy one batch into the block; where it does not fit, the block's mean is taken first."""
+        if self._block is None or self._used + len(batch) > len(self._block):
+            self._take_block()
+            self._block = batch.new_empty(max(_BLOCK, len(batch)))
+        self._block[self._used : self._used + len(batch)] = batch
+        self._used += len(batch)
+
+    def _take_block(self) -> None:
+        if self._block is None or not self._used:
+            return
+        numbers = nested_numpify(self._block[: self._used])
+        finite = np.isfinite(numbers)
+        kept = numbers[finite] if self.skip_non_finite and finite.any() else numbers
+        means = self._means if not self.skip_non_finite or finite.any() else self._bad
+        means.append((kept.mean().item(), len(kept)))
+        self._used = 0
+
+    def mean(self) -> float | None:
+        """Return the mean; None where there was no batch."""
+        self._take_block()
+        means = self._means or self._bad
+        if len(means) <= 1:
+            return means[0][0] if means else None
+        return sum(mean * count for mean, count in means) / sum(count for _, count in means)

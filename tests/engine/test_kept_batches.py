@@ -1,0 +1,80 @@
+"""What an evaluation keeps: the same arrays, whether the rows were counted beforehand or not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import toy
+
+import hf_compat
+from hf_compat.engine import kept_batches
+from hf_compat.engine.kept_batches import CountedRows, KeptBatches
+
+ROWS = {
+    "as counted": [(4, 3), (4, 3), (2, 3)],
+    "fewer than counted": [(4, 3), (2, 3)],
+    "more than counted": [(4, 3), (4, 3), (4, 3)],
+    "more at once": [(12, 3)],
+    "wider later": [(4, 3), (4, 5), (2, 3)],
+    "vectors": [(4,), (4,), (2,)],
+    "an empty one": [(4, 2), (0, 2), (2, 2)],
+    "no rows": [(), ()],
+    "nothing": [],
+}
+
+
+def kept(kind, batches, join=True):
+    for batch in batches:
+        kind.add(batch)
+    return kind.result(join)
+
+
+def same(left, right) -> bool:
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    return left is right is None or (left.dtype == right.dtype and np.array_equal(left, right))
+
+
+@pytest.mark.parametrize("shapes", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_counted_rows_are_what_batches_give(shapes, dtype):
+    torch.manual_seed(0)
+    batches = [(torch.rand(shape) * 100).to(dtype) for shape in shapes]
+    assert same(kept(KeptBatches(), batches), kept(CountedRows(10), batches))
+
+
+def outcome(kind, batches):
+    try:
+        return kept(kind, batches)
+    except hf_compat.errors.DataError as error:
+        return str(error).partition(")")[0]
+
+
+@pytest.mark.parametrize("odd", [torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 2, 2), (torch.ones(2, 3),)])
+@pytest.mark.parametrize("first", [True, False])
+def test_what_does_not_fit_is_joined_as_before(odd, first):
+    batches = [odd, torch.rand(4, 3)] if first else [torch.rand(4, 3), odd, torch.rand(4, 3)]
+    there, here = outcome(KeptBatches(), batches), outcome(CountedRows(10), batches)
+    assert type(there) is type(here)
+    assert isinstance(there, str) or same(there, here)
+
+
+def test_a_batch_that_its_model_writes_over_stays_as_it_was():
+    """The output of a compiled model may be one piece of memory, call after call."""
+    output, found = torch.zeros(2, 2), CountedRows(4)
+    for number in (1.0, 2.0):
+        found.add(output.fill_(number))
+    assert found.result(True)[:, 0].tolist() == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_an_evaluation_makes_no_second_copy(tmp_path, monkeypatch):
+    joined = []
+    join = kept_batches.join_batches
+    monkeypatch.setattr(
+        kept_batches, "join_batches", lambda batches: joined.extend(b.ndim for b in batches) or join(batches)
+    )
+    args = hf_compat.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True)
+    output = hf_compat.Trainer(toy.Classifier(), args).predict(toy.rows(21))
+    assert output.predictions.shape == (21, 3)
+    assert set(joined) == {1}  # losses only: of the last batch there are more than samples
