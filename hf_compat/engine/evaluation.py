@@ -1,6 +1,6 @@
 """One evaluation: batches in, predictions and metrics out. Lightning drives it, this collects.
 
-Predictions are kept batch by batch and joined once at the end, so time grows with the samples, not with their square.
+Predictions are kept (`kept_batches.py`) and joined once, so time grows with the samples, not with their square.
 """
 
 from __future__ import annotations
