@@ -92,7 +92,7 @@ def test_what_upstream_says_of_others_stays():
 class OnTuples(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         x, labels = inputs if isinstance(inputs, (tuple, list)) else (inputs[:, :8], inputs[:, 8].long())
-        return model(x, labels)["loss"]
+        return model(x.contiguous(), labels)["loss"]  # on some processors strides change the last bit of a product
 
 
 def as_tuple(rows):
