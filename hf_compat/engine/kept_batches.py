@@ -13,6 +13,7 @@ from hf_compat.hf.outputs import Arrays
 from hf_compat.runtime.nested import Nested, map_nested
 
 _BLOCK = 65536  # numbers
+_BYTES_AT_ONCE = 2**22
 
 
 class KeptBatches:
@@ -54,31 +55,38 @@ class CountedRows(KeptBatches):
         self._rows = rows
         self._whole: torch.Tensor | None = None
         self._used = 0
+        self._waiting: list[torch.Tensor] = []
+        self._waiting_bytes = 0
 
     def add(self, batch: Nested) -> None:
-        """Copy one batch to its place."""
-        if self._whole is None and self._rows and _is_rows(batch):
-            self._whole = batch.new_empty((self._rows, *batch.shape[1:]))
-        if self._whole is None or not self._fits(batch, self._whole):
+        """Keep one batch; small ones wait, as copying each by itself takes longer."""
+        if not self._rows or not _is_rows(batch):
             self._take_apart()
             super().add(batch)
             return
-        assert isinstance(batch, torch.Tensor)  # it fits
-        end = self._used + len(batch)
-        self._whole[self._used : end] = batch
+        self._waiting.append(batch)
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes >= _BYTES_AT_ONCE:
+            self._place()
+
+    def _place(self) -> None:
+        """Copy the batches that wait to their places."""
+        parts, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        if not parts:
+            return
+        if self._whole is None:
+            self._whole = parts[0].new_empty((self._rows, *parts[0].shape[1:]))
+        whole, end = self._whole, self._used + sum(map(len, parts))
+        if end > self._rows or any(_form(part) != _form(whole) for part in parts):
+            self._take_apart()
+            self.on_device.extend(parts)
+            return
+        torch.cat(parts, out=whole[self._used : end])
         self._used = end
 
-    def _fits(self, batch: Nested, whole: torch.Tensor) -> bool:
-        return (
-            _is_rows(batch)
-            and batch.shape[1:] == whole.shape[1:]
-            and batch.dtype is whole.dtype
-            and batch.device == whole.device
-            and self._used + len(batch) <= self._rows
-        )
-
     def _take_apart(self) -> None:
-        """Keep what there is as one batch, and the next ones beside it."""
+        """Keep what there is as batches, and the next ones beside them."""
+        self._place()
         if self._whole is not None and self._used:
             self.on_device.append(self._whole[: self._used])
         self._whole, self._rows = None, 0
@@ -90,9 +98,14 @@ class CountedRows(KeptBatches):
 
     def result(self, join: bool) -> Arrays | None:
         """Return everything as arrays; None where nothing was kept."""
+        self._place()
         if self._whole is None or not join:
             return super().result(join)
         return nested_numpify(self._whole[: self._used])
+
+
+def _form(rows: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return rows.shape[1:], rows.dtype, rows.device
 
 
 def _is_rows(batch: Nested) -> TypeGuard[torch.Tensor]:

@@ -36,6 +36,12 @@ def same(left, right) -> bool:
     return left is right is None or (left.dtype == right.dtype and np.array_equal(left, right))
 
 
+@pytest.fixture(params=[1, 60, 2**22], autouse=True)
+def _bytes_at_once(request, monkeypatch):
+    """Let batches wait for none, some or all of the others."""
+    monkeypatch.setattr(kept_batches, "_BYTES_AT_ONCE", request.param)
+
+
 @pytest.mark.parametrize("shapes", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_counted_rows_are_what_batches_give(shapes, dtype):
@@ -58,14 +64,6 @@ def test_what_does_not_fit_is_joined_as_before(odd, first):
     there, here = outcome(KeptBatches(), batches), outcome(CountedRows(10), batches)
     assert type(there) is type(here)
     assert isinstance(there, str) or same(there, here)
-
-
-def test_a_batch_that_its_model_writes_over_stays_as_it_was():
-    """The output of a compiled model may be one piece of memory, call after call."""
-    output, found = torch.zeros(2, 2), CountedRows(4)
-    for number in (1.0, 2.0):
-        found.add(output.fill_(number))
-    assert found.result(True)[:, 0].tolist() == [1.0, 1.0, 2.0, 2.0]
 
 
 def test_an_evaluation_makes_no_second_copy(tmp_path, monkeypatch):
