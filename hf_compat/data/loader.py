@@ -21,6 +21,7 @@ from hf_compat.data.checks import end_in_silence, stopped_by_code
 from hf_compat.data.open_passes import OpenPasses
 from hf_compat.data.rank_slices import BatchSamplerSlice, IterableDatasetSlice, RankSlice, dispatched, set_epoch_of
 from hf_compat.data.samplers import SeededRandomSampler, SkipFirstBatches
+from hf_compat.data.torch_reading import reader_of
 from hf_compat.data.tree import find_batch_size, move_to_device
 from hf_compat.data.types import Batch, Collator, DataSource, PositionState, Sample
 from hf_compat.interop.transformers_models import is_datasets_stream
@@ -265,13 +266,14 @@ class PreparedDataLoader(DataLoader[Batch]):
 
     def _read_ahead(self, batches: Iterator[Batch], resume: Resume | None) -> Iterator[Batch]:
         """Yield this rank's batches, the next one having been read."""
-        current = self._first_batch(batches, resume)
+        read = reader_of(batches) if self._is_map_style else batches.__next__
+        current = self._first_batch(batches, read, resume)
         if current is _END:
             return
         fields = self.__dict__  # torch's `__setattr__` asks at every batch whether the attribute may still change
         while current is not _END:
             current = self._on_device(current)
-            following = self._next_batch(batches)
+            following = self._next_batch(batches, read)
             fields["lookahead"] = None if following is _END else following
             if following is _END:
                 self._reach_end(current)
@@ -279,7 +281,7 @@ class PreparedDataLoader(DataLoader[Batch]):
             current = following
         self.iteration += 1
 
-    def _first_batch(self, batches: Iterator[Batch], resume: Resume | None) -> Batch | _End:
+    def _first_batch(self, batches: Iterator[Batch], read: Callable[[], Batch], resume: Resume | None) -> Batch | _End:
         if not self._is_map_style and self.skip_batches:
             read_and_drop(batches, self.skip_batches)
         if resume is not None:
@@ -288,11 +290,11 @@ class PreparedDataLoader(DataLoader[Batch]):
             resume.after_start()
             if resume.lookahead is not None:
                 return resume.lookahead
-        return self._next_batch(batches)
+        return self._next_batch(batches, read)
 
-    def _next_batch(self, batches: Iterator[Batch]) -> Batch | _End:
+    def _next_batch(self, batches: Iterator[Batch], read: Callable[[], Batch]) -> Batch | _End:
         try:
-            return next(batches)
+            return read()
         except StopIteration as error:
             if stopped_by_code(error, self._is_map_style, self._auto_collation):
                 raise end_in_silence() from error

@@ -17,7 +17,7 @@ from hf_compat.data.checks import shown_value
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.tree import PADDING_INDEX, find_batch_size, truncate_to
 from hf_compat.data.types import Batch
-from hf_compat.engine.kept_batches import CountedRows, KeptBatches, RunningMean
+from hf_compat.engine.kept_batches import CountedRows, KeptBatches, RepeatedNumbers, RunningMean
 from hf_compat.engine.protocols import PredictionSteps
 from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics, Metrics, TorchMetrics, torch_metrics
 from hf_compat.errors import ArgumentError, HfCompatWarning, OverrideError
@@ -209,6 +209,9 @@ class EvaluationRun:
         self.compute_metrics = compute_metrics
         self.preprocess_logits = preprocess_logits
         self.gather = gather or steps.accelerator.gather
+        # what one process has is all there is: it is neither padded nor gathered
+        is_own = self.gather == steps.accelerator.gather
+        self._is_alone = is_own and getattr(steps.accelerator, "is_alone", False) is True  # it may be a script's own
         self.logged_values = logged_values or dict
         self.drops_fillers = drops_fillers
         self.torch_metrics = torch_metrics(compute_metrics, steps.args.device)
@@ -217,13 +220,19 @@ class EvaluationRun:
         # predictions leave their process; metrics that are updated batch by batch do without
         self._gathers_predictions = self.torch_metrics is None or settings.is_prediction
         self._ends_batches = settings.batch_metrics or settings.to_cpu_every_batches is not None
-        self.losses = KeptBatches() if self.torch_metrics is None else RunningMean(settings.skip_non_finite)
+        self.losses = self._losses_to_keep()
         self.predictions, self.labels, self.inputs = self._to_keep(), self._to_keep(), self._to_keep()
         self.observed_samples = 0
         self.batches_seen = 0
         self.metrics_so_far: Metrics = {}
         self.output: EvalLoopOutput | None = None
         self._pending: Callable[[], None] | None = None
+
+    def _losses_to_keep(self) -> KeptBatches:
+        if self.torch_metrics is not None:
+            return RunningMean(self.settings.skip_non_finite)
+        joins_at_end = self.settings.join and not self._ends_batches
+        return RepeatedNumbers() if joins_at_end and self._is_alone else KeptBatches()
 
     def _to_keep(self) -> KeptBatches:
         settings = self.settings
@@ -243,7 +252,7 @@ class EvaluationRun:
         )
         results = BatchResults()
         if loss is not None:
-            results.losses = self._of_all(_repeated(loss, settings.batch_size), batch)
+            results.losses = self._losses_of(loss, batch)
         if settings.keep_inputs:
             results.inputs = self._of_all(self._padded(self._main_input(batch.inputs)), batch)
         logits, labels = self._prepared(logits, labels)
@@ -262,6 +271,15 @@ class EvaluationRun:
             pending, self._pending = self._pending, None
             pending()
 
+    def _losses_of(self, loss: torch.Tensor, batch: EvaluationBatch) -> Nested | None:
+        """Return a batch's loss for each sample of all processes; None where the number is kept already."""
+        samples, losses = self.settings.batch_size, self.losses
+        if type(losses) is RepeatedNumbers and type(loss) is torch.Tensor and not loss.ndim and loss.is_cpu:
+            is_short = self.drops_fillers and batch.is_last and batch.remainder > 0
+            losses.add_number(loss, min(samples, batch.remainder) if is_short else samples)
+            return None
+        return self._of_all(_repeated(loss, samples), batch)
+
     def _main_input(self, inputs: Batch) -> Nested:
         name = getattr(self.steps.model, "main_input_name", "input_ids")
         if name not in inputs:
@@ -272,15 +290,15 @@ class EvaluationRun:
         return self.steps._prepare_input(inputs[name])
 
     def _padded(self, data: Nested | None) -> Nested | None:
-        if data is None:
-            return None
+        if data is None or self._is_alone:
+            return data
         return self.steps.accelerator.pad_across_processes(data, dim=1, pad_index=PADDING_INDEX)
 
     def _of_all(self, data: Nested | None, batch: EvaluationBatch) -> Nested | None:
         """Return what all processes have, without the samples that fill the last batch up."""
         if data is None:
             return None
-        gathered = self.gather(data)
+        gathered = data if self._is_alone else self.gather(data)
         return batch.trim(gathered) if self.drops_fillers and batch.is_last else gathered
 
     def _prepared(self, logits: Nested | None, labels: Nested | None) -> tuple[Nested | None, Nested | None]:

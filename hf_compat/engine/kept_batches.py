@@ -13,7 +13,7 @@ from hf_compat.hf.outputs import Arrays
 from hf_compat.runtime.nested import Nested, map_nested
 
 _BLOCK = 65536  # numbers
-_BYTES_AT_ONCE = 2**22
+_BYTES_AT_ONCE = 2**18  # larger pieces are not copied faster, and all that waits is memory
 
 
 class KeptBatches:
@@ -76,8 +76,8 @@ class CountedRows(KeptBatches):
             return
         if self._whole is None:
             self._whole = parts[0].new_empty((self._rows, *parts[0].shape[1:]))
-        whole, end = self._whole, self._used + sum(map(len, parts))
-        if end > self._rows or any(_form(part) != _form(whole) for part in parts):
+        whole, end, form = self._whole, self._used + sum(part.shape[0] for part in parts), _form(self._whole)
+        if end > self._rows or any(_form(part) != form for part in parts):
             self._take_apart()
             self.on_device.extend(parts)
             return
@@ -128,6 +128,54 @@ def _form_of(batch: Nested) -> str:
     """Return the shapes of nested data as a text."""
     shapes = map_nested(lambda tensor: tuple(tensor.shape), batch, lambda leaf: tuple(np.shape(leaf)))
     return f"of shape {shapes}" if isinstance(batch, (torch.Tensor, np.ndarray)) else f"{shapes}"
+
+
+class RepeatedNumbers(KeptBatches):
+    """Numbers that stand for several samples each (a batch's mean loss), kept once and repeated at the end.
+
+    A small tensor of each batch between large ones keeps the allocator from using their memory again; numbers do not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers: list[float] = []
+        self._times: list[int] = []
+        self._dtype: torch.dtype | None = None
+
+    def add_number(self, number: torch.Tensor, times: int) -> None:
+        """Keep a number of the CPU; on another device, reading it would wait for all that is under way there.
+
+        Args:
+            number: A tensor without dimensions.
+            times: For how many samples it stands.
+        """
+        if number.dtype is not self._dtype:
+            self._take_numbers()
+            self._dtype = number.dtype
+        self._numbers.append(number.item())
+        self._times.append(times)
+
+    def add(self, batch: Nested) -> None:
+        """Keep one batch that is repeated already."""
+        self._take_numbers()
+        super().add(batch)
+
+    def _take_numbers(self) -> None:
+        """Keep the numbers there are as one batch, and the next ones beside it."""
+        if self._numbers:
+            numbers = torch.tensor(self._numbers, dtype=self._dtype)
+            self.on_device.append(numbers.repeat_interleave(torch.tensor(self._times)))
+            self._numbers, self._times = [], []
+
+    def to_cpu(self) -> None:
+        """Move what is on the device to the CPU."""
+        self._take_numbers()
+        super().to_cpu()
+
+    def result(self, join: bool) -> Arrays | None:
+        """Return everything as arrays; None where nothing was kept."""
+        self._take_numbers()
+        return super().result(join)
 
 
 class RunningMean(KeptBatches):

@@ -32,6 +32,10 @@ class Gatherer(Protocol):
     def process_index(self) -> int:
         """Rank of this process."""
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether `gather` and `pad_across_processes` give what they get: one process, and nobody replaced them."""
+
     def gather(self, tensor: Nested) -> Nested:
         """Return what all processes hold, joined along the first dimension."""
 

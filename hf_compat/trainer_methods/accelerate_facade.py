@@ -26,6 +26,7 @@ from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.optim.prepared import Prepared, unprepared
 from hf_compat.runtime import collectives as processes
+from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.nested import Nested, leaves
 from hf_compat.trainer_methods.accelerate_preparing import PreparingMembers, Unused
 from hf_compat.trainer_methods.accelerate_state import AcceleratorState, GradientState
@@ -202,6 +203,12 @@ class AcceleratorFacade(PreparingMembers):
         if not keep_fp32_wrapper:
             unwrap_forward(model)
         return model
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether `gather` and `pad_across_processes` give what they get: one process, and nobody replaced them."""
+        names = ("gather", "pad_across_processes")
+        return not processes.is_distributed() and not any(is_replaced(self, name, AcceleratorFacade) for name in names)
 
     def gather(self, tensor: Nested) -> Nested:
         """Return what all processes hold, joined along the first dimension."""

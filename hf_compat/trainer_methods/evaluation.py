@@ -30,6 +30,7 @@ from hf_compat.runtime.absent_ranks import naming_absent_ranks
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import Nested
+from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import Dataset, Loader, Metrics
 from hf_compat.trainer_methods.trials import check_model_is_there
 from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks
@@ -209,9 +210,10 @@ class EvaluationMethods(UpstreamHooks):
         Also returns whether samples that fill up the last batch are to be dropped: a subclass's way does that itself.
         """
         own = self.accelerator.gather_for_metrics
-        chosen = self.__dict__.get("gather_function", own)
-        if chosen != own:
-            self.gather_function = own  # as upstream: another one holds for one evaluation
+        chosen = self.__dict__.get("gather_function")
+        if chosen is not None or _is_another_way(own):
+            self.gather_function = own  # holds for one evaluation, as upstream; then the accelerator's
+        if chosen is not None and _is_another_way(chosen):
             return chosen, False
         if self.args.eval_use_gather_object and self.args.world_size > 1:
             return lambda data: join_batches(gather_objects(data)), True
@@ -266,3 +268,8 @@ class EvaluationMethods(UpstreamHooks):
                 run_evaluation(trainer, module, batches, run.settings.is_prediction)
         finally:
             self._watch_outputs(False)
+
+
+def _is_another_way(gather: Callable[[Nested], Nested]) -> bool:
+    """Return whether results are gathered by something else than our accelerator's own method."""
+    return getattr(gather, "__func__", None) is not AcceleratorFacade.gather_for_metrics

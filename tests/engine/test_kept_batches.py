@@ -9,7 +9,7 @@ import toy
 
 import hf_compat
 from hf_compat.engine import kept_batches
-from hf_compat.engine.kept_batches import CountedRows, KeptBatches
+from hf_compat.engine.kept_batches import CountedRows, KeptBatches, RepeatedNumbers
 
 ROWS = {
     "as counted": [(4, 3), (4, 3), (2, 3)],
@@ -36,7 +36,7 @@ def same(left, right) -> bool:
     return left is right is None or (left.dtype == right.dtype and np.array_equal(left, right))
 
 
-@pytest.fixture(params=[1, 60, 2**22], autouse=True)
+@pytest.fixture(params=[1, 60, 2**18], autouse=True)
 def _bytes_at_once(request, monkeypatch):
     """Let batches wait for none, some or all of the others."""
     monkeypatch.setattr(kept_batches, "_BYTES_AT_ONCE", request.param)
@@ -76,3 +76,22 @@ def test_an_evaluation_makes_no_second_copy(tmp_path, monkeypatch):
     output = hf_compat.Trainer(toy.Classifier(), args).predict(toy.rows(21))
     assert output.predictions.shape == (21, 3)
     assert set(joined) == {1}  # losses only: of the last batch there are more than samples
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("join", [True, False])
+def test_numbers_are_what_repeated_losses_give(dtype, join):
+    """Also where a batch's loss is repeated already, and where the type changes."""
+    torch.manual_seed(0)
+    losses = torch.rand(5).to(dtype)
+    losses[1] = float("nan")
+    numbers, batches = RepeatedNumbers(), KeptBatches()
+    for number, loss in enumerate([*losses, torch.tensor(0.1, dtype=torch.float64)]):
+        batches.add(loss.repeat(4 if number < 4 else 3))
+        if number == 2:
+            numbers.add(loss.repeat(4))
+        else:
+            numbers.add_number(loss, 4 if number < 4 else 3)
+    left, right = (kind.result(join) for kind in (numbers, batches))
+    left, right = (found if join else np.concatenate(found) for found in (left, right))
+    assert left.dtype == right.dtype and np.array_equal(left, right, equal_nan=True)

@@ -129,9 +129,10 @@ def test_a_lost_connection_is_a_dead_worker(seconds, text, kind, message):
     worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(seconds,))
     worker.start()
     loader = PreparedDataLoader(toy.rows(8), batch_size=2, num_workers=1)
+    lost = Lost(worker, text)
     try:
         with pytest.raises(kind, match=message):
-            loader._next_batch(Lost(worker, text))
+            loader._next_batch(lost, lost.__next__)
     finally:
         worker.kill()
         worker.join()

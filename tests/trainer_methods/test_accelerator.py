@@ -158,3 +158,21 @@ def test_logging_without_a_tracker_says_where_logs_go(make_args):
         accelerator.log({"a": 1.0})
     with pytest.raises(ValueError, match="not a tracker"):
         accelerator.get_tracker("wandb")
+
+
+@pytest.mark.parametrize("name", ["gather", "gather_for_metrics", "pad_across_processes"])
+def test_what_a_script_puts_in_place_gathers_an_evaluation(tmp_path, name):
+    """As often as upstream asks it, in each of two evaluations; in one process, where there is nothing to gather."""
+
+    def calls(api):
+        trainer = api.Trainer(
+            toy.Classifier(),
+            api.TrainingArguments(str(tmp_path / api.__name__), report_to="none", disable_tqdm=True, use_cpu=True),
+            eval_dataset=toy.rows(10),
+            compute_metrics=lambda p: {"samples": len(p.predictions)},
+        )
+        own, asked = getattr(trainer.accelerator, name), []
+        setattr(trainer.accelerator, name, lambda *args, **kwargs: (asked.append(name), own(*args, **kwargs))[1])
+        return [(trainer.evaluate()["eval_samples"], len(asked)) for _ in range(2)]
+
+    assert calls(hf_compat) == calls(transformers)
