@@ -26,6 +26,7 @@ from hf_compat.interop.edited_source import refuse_edited_methods
 from hf_compat.interop.replaced_globals import tell_of_unread_globals
 from hf_compat.interop.upstream_log import follow_level, log_line
 from hf_compat.native.module import make_module
+from hf_compat.optim.state_copies import StateCopies
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.compilation import compilation_of
 from hf_compat.plan.lightning_plan import LightningPlan
@@ -34,8 +35,9 @@ from hf_compat.preflight.checking import check
 from hf_compat.preflight.report import PreflightReport
 from hf_compat.preflight.subject import CheckedMethods
 from hf_compat.runtime.absent_ranks import naming_absent_ranks, telling_of_failure
-from hf_compat.runtime.background import BackgroundWriter, CopyMemory
+from hf_compat.runtime.background import BackgroundWriter
 from hf_compat.runtime.collectives import start_processes
+from hf_compat.runtime.frozen_copies import CopyMemory
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import launcher_variables
 from hf_compat.runtime.memory_tracker import TrainerMemoryTracker
@@ -175,7 +177,7 @@ class Trainer(
         self._is_prepared = False
         self._evaluation_averages = StepAverages()
         self._background = BackgroundWriter()
-        self._copy_memory = CopyMemory()
+        self._copy_memory, self._state_copies = CopyMemory(), StateCopies()
         self._run = TrainingRun(losses=LossLog(self.args.device, 0, self.args.logging_nan_inf_filter))
 
     @property

@@ -197,6 +197,8 @@ class CallbackHandler(TrainerCallback):
         self.requestable_kwargs: dict[str, Kwarg] = dict.fromkeys(REQUESTABLE_KWARGS)
         # ids of the callbacks that are called now; None calls all (Lightning callbacks stand between some of them)
         self.active_ids: frozenset[int] | None = None
+        # called before a callback is: what may not see what the callback does ends there
+        self.before_heard: Callable[[], None] | None = None
 
     def requested_kwargs(self) -> set[str]:
         """Return which of `trainer`, `loss`, `inputs` and `outputs` some callback's method names."""
@@ -361,6 +363,8 @@ class CallbackHandler(TrainerCallback):
             if method is None or getattr(method, "__func__", None) is empty:
                 continue
             if visible is None:
+                if self.before_heard is not None:
+                    self.before_heard()
                 visible = self._visible(kwargs)
             answer = _call(method, (args, state, control), visible, self.requestable_kwargs)
             if answer is not None and answer is not control:

@@ -23,8 +23,10 @@ from hf_compat.hf.outputs import EvalLoopOutput, TrainOutput
 from hf_compat.hf.search import HPSearchBackend, Space
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.optim.label_smoothing import LabelSmoother
+from hf_compat.optim.state_copies import StateCopies
 from hf_compat.plan.lightning_plan import LightningPlan
-from hf_compat.runtime.background import BackgroundWriter, CopyMemory
+from hf_compat.runtime.background import BackgroundWriter
+from hf_compat.runtime.frozen_copies import CopyMemory
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.lightning_options import CheckedOptions
@@ -105,6 +107,7 @@ class TrainerBase:
     _run: TrainingRun
     _background: BackgroundWriter
     _copy_memory: CopyMemory
+    _state_copies: StateCopies
     _lightning_callbacks: list[pl.Callback]
     _callback_order: CallbackOrder
     _evaluation_averages: StepAverages

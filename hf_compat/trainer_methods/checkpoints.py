@@ -38,12 +38,14 @@ from hf_compat.checkpoint.saving_place import SavingPlace
 from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.engine.windows import as_plain
 from hf_compat.errors import CheckpointWriteError, HfCompatError, warn_once
+from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.state import export_states, is_exportable
 from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
 from hf_compat.interop.upstream_log import log_line
+from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.stepping import stepping_of
-from hf_compat.runtime.background import frozen_copy
 from hf_compat.runtime.collectives import agree
+from hf_compat.runtime.frozen_copies import LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced, reads_parameter
 from hf_compat.runtime.rng import read_rng, unpack_rng
 from hf_compat.trainer_methods.base import Trial
@@ -251,15 +253,21 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
         return not own and not is_adapter
 
     def _frozen_write(self) -> Callable[[str], None]:
-        """Copy everything that a checkpoint holds, and return what writes the copy."""
+        """Copy everything that a checkpoint holds, and return what writes the copy.
+
+        The optimizer's state is copied while training goes on, before its next step; it is most of the bytes.
+        """
         self._copy_memory.begin()
+        later = self._later_copies()
         weights = frozen_copy(self._other_weights or self._model_state.whole_weights(), self._copy_memory)
-        files = {} if self.args.save_only_model else self._frozen_files()
+        files = {} if self.args.save_only_model else self._frozen_files(later)
         self._copy_memory.end()
         self.state.stateful_callbacks = export_states(self._stateful())
         state = copy.deepcopy(self.state)
 
         def write(folder: str) -> None:
+            if later is not None:
+                later.result()
             self._save(folder, state_dict=weights)
             for name, content in files.items():
                 save_torch(content, os.path.join(folder, name))
@@ -267,9 +275,23 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
 
         return write
 
-    def _frozen_files(self) -> dict[str, object]:
+    def _later_copies(self) -> LaterCopies | None:
+        """Return what copies the optimizer's state before its next step; None where somebody may change it first.
+
+        A callback may, in any event: the first one that is heard waits for the copies.
+        """
+        handler = self.callback_handler
+        of_others = [c for c in self._lightning_callbacks if not type(c).__module__.startswith("lightning.")]
+        if of_others or is_replaced(handler, "call_event", CallbackHandler):
+            return None
+        later = self._state_copies.before_steps_of(unprepared(self.optimizer))
+        handler.before_heard = None if later is None else self._state_copies.finish
+        return later
+
+    def _frozen_files(self, later: LaterCopies | None) -> dict[str, object]:
         """Copy what it takes to resume, under the names of its files."""
-        files: dict[str, object] = {names.OPTIMIZER_NAME: frozen_copy(self.optimizer.state_dict(), self._copy_memory)}
+        optimizer = frozen_copy(self.optimizer.state_dict(), self._copy_memory, later)
+        files: dict[str, object] = {names.OPTIMIZER_NAME: optimizer}
         files |= frozen_copy(self._schedule_file())
         if self.accelerator.scaler is not None:
             files[names.SCALER_NAME] = self.accelerator.scaler.state_dict()

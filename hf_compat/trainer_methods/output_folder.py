@@ -113,6 +113,7 @@ class OutputFolderMethods(TrainerBase):
 
     def _give_back(self) -> None:
         self._copy_memory.release()  # nothing is written any more
+        self._state_copies.release()
         locks, self._locks, self._owner = self._locks, {}, None
         for lock in locks.values():
             if lock is not None:

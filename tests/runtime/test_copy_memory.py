@@ -7,8 +7,8 @@ import torch
 import toy
 
 from hf_compat import Trainer, TrainerCallback, set_seed
-from hf_compat.runtime import background
-from hf_compat.runtime.background import CopyMemory, frozen_copy
+from hf_compat.runtime import frozen_copies
+from hf_compat.runtime.frozen_copies import CopyMemory, frozen_copy
 
 
 def places(data):
@@ -46,8 +46,8 @@ def test_tensors_of_another_form_get_memory_of_their_own_and_shared_ones_share_i
 @pytest.fixture
 def as_if_large(monkeypatch):
     """Copy small tensors as large ones: in several threads."""
-    monkeypatch.setattr(background, "_TASK", 40)
-    monkeypatch.setattr(background.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(frozen_copies, "_TASK", 40)
+    monkeypatch.setattr(frozen_copies.os, "cpu_count", lambda: 4)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -90,7 +90,7 @@ def test_an_error_of_a_thread_that_copies_is_raised(as_if_large, monkeypatch):
     def fail(pairs):
         raise MemoryError("no memory")
 
-    monkeypatch.setattr(background, "_copy_each", fail)
+    monkeypatch.setattr(frozen_copies, "_copy_each", fail)
     with pytest.raises(MemoryError, match="no memory"):
         frozen_copy({"a": torch.ones(100), "b": torch.ones(100)})
 

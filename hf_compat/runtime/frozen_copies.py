@@ -1,0 +1,174 @@
+"""Copies of a state that is written while training goes on."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
+
+import torch
+
+from hf_compat.runtime.nested import Nested, map_nested, of_same_type
+
+Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # where a tensor is copied to, and the tensor
+
+_THREADS = 4
+_TASK = 2**25  # bytes that a thread copies at a time
+
+
+class CopyMemory:
+    """Memory for copies of a state, kept from one save to the next: fresh memory costs more than the copy itself."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[object, ...], list[torch.Tensor]] = defaultdict(list)
+        self._used: list[torch.Tensor] = []
+
+    def begin(self) -> None:
+        """Take the memory of the copies before, which nobody reads any more."""
+        for tensor in self._used:
+            self._free[_form(tensor)].append(tensor)
+        self._used = []
+
+    def end(self) -> None:
+        """Give back what this save has not used: the state has another form now."""
+        self._free.clear()
+
+    def release(self) -> None:
+        """Give back all of it."""
+        self._free.clear()
+        self._used = []
+
+    def place_for(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on the CPU that a strided one can be copied to."""
+        free = self._free.get(_form(tensor))
+        place = free.pop() if free else torch.empty_like(tensor, device="cpu")
+        self._used.append(place)
+        return place
+
+
+class LaterCopies:
+    """Copies of tensors that nothing changes before the next update: made beside what comes before that.
+
+    Whoever needs them first makes them: the thread that writes them, or the one that is about to change the tensors.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pairs: list[Pair] = []
+        self._versions: list[int] = []
+        self._error: BaseException | None = None
+
+    def add(self, pairs: Sequence[Pair]) -> None:
+        """Promise to copy tensors of the CPU."""
+        self._pairs = [*self._pairs, *pairs]
+        self._versions += [tensor._version for _, tensor in pairs]
+
+    def finish(self) -> None:
+        """Make what is not made yet, or wait for the thread that does."""
+        if not self._pairs:  # at every update
+            return
+        with self._lock:
+            if not self._pairs:
+                return
+            try:
+                _copy_all(self._pairs)
+                self._check_that_nothing_changed()
+            except BaseException as error:
+                self._error = error
+            self._pairs, self._versions = [], []
+
+    def _check_that_nothing_changed(self) -> None:
+        if [tensor._version for _, tensor in self._pairs] != self._versions:
+            raise RuntimeError(
+                "the optimizer's state was changed while it was copied, within a training step (`async_save=True`). "
+                "Change it in a callback's event, or set `async_save=False`"
+            )
+
+    def result(self) -> None:
+        """Make what is not made yet; raise what went wrong."""
+        self.finish()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+def _form(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+def frozen_copy(data: Nested, memory: CopyMemory | None = None, later: LaterCopies | None = None) -> Nested:
+    """Copy nested tensors to the CPU; tensors that share their memory (tied weights) share their copy's.
+
+    Args:
+        data: The nested data.
+        memory: Where the copies are to be; fresh memory where none is given.
+        later: Makes the copies of tensors of the CPU; they are made at once where none is given.
+    """
+    copies: dict[tuple[object, ...], torch.Tensor] = {}
+    pairs: list[Pair] = []
+    memory = memory or CopyMemory()
+
+    def on_tensor(tensor: torch.Tensor) -> torch.Tensor:
+        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if place in copies and tensor.numel():
+            return copies[place]
+        tensor = tensor.detach()
+        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_quantized:
+            copies[place] = tensor.to("cpu", copy=True)
+        else:
+            copies[place] = memory.place_for(tensor)
+            pairs.append((copies[place], tensor))
+        return copies[place]
+
+    frozen = map_nested(on_tensor, data, on_other=copy.deepcopy, rebuild=_with_plain_dicts)
+    if later is None:
+        _copy_all(pairs)
+    else:
+        later.add([pair for pair in pairs if _is_on_cpu(pair)])
+        _copy_each([pair for pair in pairs if not _is_on_cpu(pair)])
+    return frozen
+
+
+def _copy_all(pairs: list[Pair]) -> None:
+    """Copy tensors, large ones in several threads where torch itself would use one."""
+    cores = os.cpu_count() or 1
+    on_cpu = [pair for pair in pairs if _is_on_cpu(pair)]
+    is_small = sum(tensor.nbytes for _, tensor in on_cpu) <= _TASK
+    if is_small or torch.get_num_threads() >= cores or torch.is_inference_mode_enabled():  # that is a thread's own
+        _copy_each(pairs)
+        return
+    with ThreadPoolExecutor(min(_THREADS, cores), "hf_compat-copy") as threads:
+        copied = threads.map(_copy_each, _tasks(on_cpu))
+        _copy_each([pair for pair in pairs if not _is_on_cpu(pair)])
+        for _ in copied:  # raises what went wrong
+            pass
+
+
+def _is_on_cpu(pair: Pair) -> bool:
+    return pair[1].device.type == "cpu"
+
+
+def _copy_each(pairs: Sequence[Pair]) -> None:
+    for place, tensor in pairs:
+        place.copy_(tensor)
+
+
+def _tasks(pairs: list[Pair]) -> Iterator[list[Pair]]:
+    """Divide tensors among tasks of some size."""
+    task: list[Pair] = []
+    size = 0
+    for pair in pairs:
+        task.append(pair)
+        size += pair[1].nbytes
+        if size >= _TASK:
+            yield task
+            task, size = [], 0
+    yield task
+
+
+def _with_plain_dicts(data: Nested, items: Nested) -> Nested:
+    return items if isinstance(items, dict) else of_same_type(data, items)
