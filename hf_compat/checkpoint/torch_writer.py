@@ -12,7 +12,6 @@ import inspect
 import os
 import pickle
 import struct
-import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +19,16 @@ from typing import Any
 
 import torch
 
+try:  # the extra `speed`: the same checksums, six times as fast
+    from isal.isal_zlib import crc32
+except ImportError:
+    from zlib import crc32
+
 _THREADS = 4
 _ALIGNMENT = 64
 _WRITTEN_AT_ONCE = 2**16  # smaller records, in bytes, are not worth a task of their own
 _UNDER_WAY = 2**29  # bytes of copies of a device's memory that may wait to be written
-_CHUNK = 2**24
+_CHUNK = 2**20  # bytes that are summed and written at a time: a processor's cache holds them meanwhile
 _LARGEST_32, _LARGEST_16 = 2**32 - 1, 2**16 - 1
 _PARAMETERS = ["obj", "zip_file", "pickle_module", "pickle_protocol", "_disable_byteorder_record"]
 
@@ -125,15 +129,19 @@ class _Archive:
         written.result()
 
     def _write(self, record: _Record, content: memoryview) -> None:
-        record.checksum = zlib.crc32(content)
+        begin, checksum = record.offset + record.header_size, 0
+        for start in range(0, len(content), _CHUNK):
+            chunk = content[start : start + _CHUNK]
+            checksum = crc32(chunk, checksum)
+            self._write_at(begin + start, chunk)
+        record.checksum = checksum
         self._write_at(record.offset, record.header())
-        self._write_at(record.offset + record.header_size, content)
 
     def _write_at(self, offset: int, content: bytes | memoryview) -> None:
         view = memoryview(content)
         done = 0
         while done < len(view):
-            done += os.pwrite(self._file, view[done : done + _CHUNK], offset + done)
+            done += os.pwrite(self._file, view[done:], offset + done)
 
     def close(self) -> None:
         """Wait for what is under way, and write the archive's directory."""

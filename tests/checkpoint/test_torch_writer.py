@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 
 import pytest
 import torch
+from isal import isal_zlib
 
 from hf_compat.checkpoint import torch_writer
 from hf_compat.checkpoint.torch_writer import save_torch
@@ -40,7 +42,11 @@ def test_torch_reads_what_was_written(tmp_path, mmap):
     assert_read_as(state(), torch.load(path, weights_only=True, mmap=mmap))
 
 
-def test_the_records_are_those_of_torch_with_their_checksums(tmp_path):
+@pytest.mark.parametrize("checksum", [zlib.crc32, isal_zlib.crc32])
+@pytest.mark.parametrize("chunk", [100, 2**20])
+def test_the_records_are_those_of_torch_with_their_checksums(tmp_path, monkeypatch, checksum, chunk):
+    monkeypatch.setattr(torch_writer, "_CHUNK", chunk)
+    monkeypatch.setattr(torch_writer, "crc32", checksum)
     save_torch(state(), str(tmp_path / "state.pt"))
     (tmp_path / "torch").mkdir()
     torch.save(state(), tmp_path / "torch" / "state.pt")
