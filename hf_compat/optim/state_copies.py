@@ -22,8 +22,7 @@ class StateCopies:
         Only of torch's own optimizers is it known that nothing but a step changes their state, and that hooks come
         before each step, whoever calls it.
         """
-        is_torchs = type(optimizer).__module__.startswith("torch.optim.")
-        if not isinstance(optimizer, Optimizer) or not is_torchs or not hasattr(type(optimizer).step, "hooked"):
+        if not isinstance(optimizer, Optimizer) or not _steps_as_torch_does(optimizer):
             return None
         later = self._later
         if later is None or self._optimizer is not optimizer:
@@ -31,6 +30,7 @@ class StateCopies:
             later = LaterCopies()
             self._later, self._optimizer = later, optimizer
             self._hook = optimizer.register_step_pre_hook(lambda *_: later.finish())
+        later.begin()
         return later
 
     def finish(self) -> None:
@@ -43,3 +43,13 @@ class StateCopies:
         if self._hook is not None:
             self._hook.remove()
         self._later = self._optimizer = self._hook = None
+
+
+def _steps_as_torch_does(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer is torch's own, and its step, which a schedule wraps, is too."""
+    kind = type(optimizer)
+    step = vars(optimizer).get("step", optimizer.step)
+    if hasattr(step, "_wrapped_by_lr_sched"):
+        step = getattr(step, "__wrapped__", step)
+    is_own = getattr(step, "__func__", step) is kind.step and hasattr(kind.step, "hooked")
+    return kind.__module__.startswith("torch.optim.") and is_own

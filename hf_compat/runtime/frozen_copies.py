@@ -62,6 +62,10 @@ class LaterCopies:
         self._versions: list[int] = []
         self._error: BaseException | None = None
 
+    def begin(self) -> None:
+        """Forget what a save that failed has left."""
+        self._pairs, self._versions, self._error = [], [], None
+
     def add(self, pairs: Sequence[Pair]) -> None:
         """Promise to copy tensors of the CPU."""
         self._pairs = [*self._pairs, *pairs]
@@ -79,7 +83,10 @@ class LaterCopies:
                 self._check_that_nothing_changed()
             except BaseException as error:
                 self._error = error
-            self._pairs, self._versions = [], []
+                if not isinstance(error, Exception):  # Ctrl-C, for whoever waits here
+                    raise
+            finally:
+                self._pairs, self._versions = [], []
 
     def _check_that_nothing_changed(self) -> None:
         if [tensor._version for _, tensor in self._pairs] != self._versions:

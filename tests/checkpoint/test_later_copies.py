@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
+import types
 
 import pytest
 import torch
@@ -120,3 +121,29 @@ def test_an_error_of_the_copies_is_that_of_the_save(make_args, tmp_path, monkeyp
     with pytest.raises(MemoryError, match="no memory"):
         train(make_args, tmp_path / "out")
     assert not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+def test_a_step_of_a_script_s_own_is_not_waited_for(make_args, tmp_path, slowly):
+    """Hooks would not come before it; and what a schedule puts around torch's own step is known."""
+    set_seed(3)
+    args = make_args(async_save=True, save_strategy="steps", save_steps=2, max_steps=4)
+    trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows())
+    trainer.create_optimizer()
+    own, asked = trainer.optimizer.step, []
+    trainer.optimizer.step = types.MethodType(lambda self, *args: (asked.append(1), own(*args))[1], trainer.optimizer)
+    trainer.train()
+    assert not slowly and len(asked) == 4 and len(states(tmp_path / "out")) == 2
+
+
+def test_an_interruption_ends_the_copies_and_goes_on():
+    later, tensor = frozen_copies.LaterCopies(), torch.ones(3)
+    later.begin()
+    frozen_copies.frozen_copy({"state": tensor}, None, later)
+    later._check_that_nothing_changed = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        later.finish()
+    with pytest.raises(KeyboardInterrupt):  # whoever writes does not write half of a copy
+        later.result()
+    tensor += 1
+    later.begin()
+    later.result()
