@@ -80,15 +80,15 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
         super().__init__(
             model=model,
             args=Seq2SeqTrainingArguments("tmp_trainer") if args is None else args,
-            data_collator=data_collator,
+            model_init=model_init,
+            optimizers=optimizers,
+            callbacks=callbacks,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
+            data_collator=data_collator,
             processing_class=processing_class,
-            model_init=model_init,
             compute_loss_func=compute_loss_func,
             compute_metrics=compute_metrics,
-            callbacks=callbacks,
-            optimizers=optimizers,
             preprocess_logits_for_metrics=preprocess_logits_for_metrics,
             lightning_options=lightning_options,
             **old_names,
@@ -121,7 +121,7 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
                 "one set at a time."
             )
         self._begin_generating(gen_kwargs)
-        return super().evaluate(eval_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
+        return super().evaluate(eval_dataset, metric_key_prefix=metric_key_prefix, ignore_keys=ignore_keys)
 
     def predict(
         self,

@@ -1,4 +1,4 @@
-"""Reading from torch's loader. Private attributes of torch's iterators, the same from torch 2.1 to 2.13."""
+"""Reading from torch's loader. Private attributes of torch's iterators, of torch 2.13."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ def reader_of(batches: Iterator[Batch]) -> Callable[[], Batch]:
     """
     marked = type(batches).__next__
     data = getattr(batches, "_next_data", None)
-    if getattr(marked, "__module__", None) != _TORCHS or data is None or not hasattr(batches, "_num_yielded"):
+    is_profiled = getattr(torch.autograd, "_profiler_enabled", None)
+    is_torchs = getattr(marked, "__module__", None) == _TORCHS and hasattr(batches, "_num_yielded")
+    if not is_torchs or data is None or is_profiled is None:
         return batches.__next__
 
     def read() -> Batch:
-        if torch.autograd._profiler_enabled() or batches._sampler_iter is None:  # type: ignore[attr-defined]  # torch's
+        if is_profiled() or batches._sampler_iter is None:  # type: ignore[attr-defined]  # torch's
             return next(batches)
         batch = data()
-        batches._num_yielded += 1
+        batches._num_yielded += 1  # type: ignore[attr-defined]  # as above
         return batch
 
     return read
