@@ -25,6 +25,7 @@ from hf_compat.engine.internals import (
 )
 from hf_compat.engine.lean_evaluation import use_lean_evaluations
 from hf_compat.engine.lean_loop import use_lean_loop
+from hf_compat.engine.plugin_search import searching_plugins_once
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import HFDDPStrategy, HFFSDP2Strategy, HFSingleDeviceStrategy, LaunchedEnvironment
 from hf_compat.plan.lightning_plan import LightningPlan
@@ -57,21 +58,27 @@ EXPECTED = (
 )
 
 
+class _WarningsOnly(logging.Filter):
+    """Leave out what is less than a warning; a changed level would empty what all loggers know of their levels."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING
+
+
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
     """Leave out Lightning's announcements, and the warnings that are expected; not its other warnings."""
-    loggers = [logging.getLogger(name) for name in _CHATTY]
-    levels = [logger.level for logger in loggers]
+    loggers, warnings_only = [logging.getLogger(name) for name in _CHATTY], _WarningsOnly()
     for logger in loggers:
-        logger.setLevel(logging.WARNING)
+        logger.addFilter(warnings_only)
     try:
         with warnings.catch_warnings():
             for message in EXPECTED:
                 warnings.filterwarnings("ignore", message=message)
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        for logger in loggers:
+            logger.removeFilter(warnings_only)
 
 
 class _NoProfiler(PassThroughProfiler):
@@ -111,7 +118,7 @@ def build_trainer(
         **{switch: has[kind] for kind, switch in _SWITCHED_ON.items()},
         **options,
     }
-    with quietly():
+    with quietly(), searching_plugins_once():
         # a GPU may be left out on purpose
         warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
         trainer = pl.Trainer(**settings)

@@ -258,7 +258,9 @@ class EvaluationRun:
         logits, labels = self._prepared(logits, labels)
         if self.torch_metrics is not None:
             self._update(self.torch_metrics, logits, labels, batch, samples)
-        if self._gathers_predictions:
+        if self._is_alone and not batch.is_last:
+            results.predictions, results.labels = logits, labels
+        elif self._gathers_predictions:
             results.predictions, results.labels = self._of_all(logits, batch), self._of_all(labels, batch)
         self._keep(results)
         if self._ends_batches:
@@ -303,7 +305,7 @@ class EvaluationRun:
 
     def _prepared(self, logits: Nested | None, labels: Nested | None) -> tuple[Nested | None, Nested | None]:
         """Pad logits and labels to the longest of all processes, and apply `preprocess_logits`."""
-        if self._gathers_predictions:
+        if self._gathers_predictions and not self._is_alone:
             labels, logits = self._padded(labels), self._padded(logits)
         if logits is not None and self.preprocess_logits is not None:
             logits = self.preprocess_logits(logits, labels)

@@ -461,6 +461,15 @@ def note_metrics(trainer: Trainer, metrics: Mapping[str, object]) -> None:
     connector._progress_bar_metrics.update({name: float(n) for name, n in numbers.items() if name.endswith("loss")})
 
 
+def note_for_callbacks(trainer: Trainer, name: str, value: float) -> None:
+    """Let callbacks find a number of an evaluation, that is the same on every process, in `callback_metrics`.
+
+    `LightningModule.log` makes a torchmetrics object of each number, which takes longer than a small batch. Remove it
+    with `note_metrics`.
+    """
+    trainer._logger_connector._callback_metrics[name] = torch.tensor(value)
+
+
 def replace_optimizer(trainer: Trainer, optimizer: Optimizer) -> None:
     """Let a trainer that fits step another optimizer from now on, and go on counting its steps.
 

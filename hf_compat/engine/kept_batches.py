@@ -76,8 +76,8 @@ class CountedRows(KeptBatches):
             return
         if self._whole is None:
             self._whole = parts[0].new_empty((self._rows, *parts[0].shape[1:]))
-        whole, end, form = self._whole, self._used + sum(part.shape[0] for part in parts), _form(self._whole)
-        if end > self._rows or any(_form(part) != form for part in parts):
+        whole, end = self._whole, self._used + sum([part.shape[0] for part in parts])
+        if end > self._rows or not _are_alike(whole, parts):
             self._take_apart()
             self.on_device.extend(parts)
             return
@@ -104,8 +104,13 @@ class CountedRows(KeptBatches):
         return nested_numpify(self._whole[: self._used])
 
 
-def _form(rows: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
-    return rows.shape[1:], rows.dtype, rows.device
+def _are_alike(rows: torch.Tensor, parts: list[torch.Tensor]) -> bool:
+    """Return whether parts have the rows' shape, type and device."""
+    shape, dtype, device = rows.shape[1:], rows.dtype, rows.device
+    for part in parts:  # noqa: SIM110  # written out, as `all` costs more, for every batch
+        if part.dtype != dtype or part.shape[1:] != shape or part.device != device:
+            return False
+    return True
 
 
 def _is_rows(batch: Nested) -> TypeGuard[torch.Tensor]:

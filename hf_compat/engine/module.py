@@ -34,6 +34,7 @@ from hf_compat.engine.internals import (
     is_training_batch,
     keep_loaded_data,
     load_waiting_data_states,
+    note_for_callbacks,
     replace_optimizer,
     start_from,
     start_within_epoch,
@@ -437,7 +438,7 @@ class WindowModule(pl.LightningModule):
         if self.logs_to_lightning:
             self.log(name, value, batch_size=1, sync_dist=True, reduce_fx="max")
         else:  # beside a Trainer the trackers have it from HF's own log
-            self.log(name, value, batch_size=1, logger=False)
+            note_for_callbacks(self.trainer, name, value)
 
     def _evaluated_metrics(self) -> Mapping[str, object]:
         run = self._running_evaluation()

@@ -48,6 +48,17 @@ def is_replaced(owner: object, name: str, original: type) -> bool:
     return name in vars(owner) or getattr(type(owner), name) is not getattr(original, name)
 
 
+def attribute_of(module: nn.Module, name: str) -> object:
+    """Return `getattr(module, name, None)`, without the error that `nn.Module` writes out where there is none."""
+    kind, fields = type(module), module.__dict__
+    is_plain = kind.__getattr__ is nn.Module.__getattr__ and kind.__getattribute__ is object.__getattribute__
+    if not is_plain or name in fields or hasattr(kind, name):
+        return getattr(module, name, None)
+    if name in fields["_modules"] or name in fields["_parameters"] or name in fields["_buffers"]:
+        return getattr(module, name, None)
+    return None
+
+
 def home_of(function: object) -> str:
     """Return the module that a callable was written in: of a wrapper its own, whatever it says of what it wraps."""
     names = getattr(getattr(function, "__func__", function), "__globals__", {})

@@ -18,7 +18,7 @@ from hf_compat.data.tree import move_to_device, nested_detach
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.errors import DataError, LossError, warn_once
 from hf_compat.interop.transformers_models import is_causal_lm
-from hf_compat.runtime.inspection import accepts_keyword, call_with_optional, is_replaced, takes_place
+from hf_compat.runtime.inspection import accepts_keyword, attribute_of, call_with_optional, is_replaced, takes_place
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.base import TrainerBase
 
@@ -183,9 +183,9 @@ class StepMethods(TrainerBase):
 
     def _get_num_items_in_batch(self, batch_samples: list[Batch], device: torch.device) -> torch.Tensor | int | None:
         """Count the labels that are targets; None where nothing divides by them."""
-        if not batch_samples or not isinstance(batch_samples[0], Mapping) or "labels" not in batch_samples[0]:
-            return None
         if not self.model_accepts_loss_kwargs and self.compute_loss_func is None:
+            return None
+        if not batch_samples or not isinstance(batch_samples[0], Mapping) or "labels" not in batch_samples[0]:
             return None
         try:
             count = sum(self._targets(batch).ne(-100).sum() for batch in batch_samples)
@@ -230,7 +230,7 @@ class StepMethods(TrainerBase):
         ignored = self._ignored_keys(ignore_keys)
         # taken now: compute_loss may take the labels out of the inputs
         labels = self._labels_of(inputs) if with_loss else None
-        with torch.no_grad():
+        with torch.set_grad_enabled(False):  # half of what entering `no_grad` costs
             if with_loss:
                 if prediction_loss_only and self.args.use_liger_kernel:
                     inputs = {**inputs, "skip_logits": True}  # a keyword of the forward that Liger puts in place
@@ -255,7 +255,7 @@ class StepMethods(TrainerBase):
     def _ignored_keys(self, ignore_keys: list[str] | None) -> list[str]:
         if ignore_keys is not None:
             return ignore_keys
-        config = getattr(self.model, "config", None)
+        config = attribute_of(self.model, "config")
         return getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]) if config is not None else []
 
     def _labels_of(self, inputs: Inputs) -> Nested:
@@ -410,4 +410,4 @@ def _outputs_without(outputs: ModelOutput, ignored: list[str]) -> Nested:
     named = _as_mapping(outputs)
     if named is None:
         return outputs
-    return tuple(value for key, value in named.items() if key not in ignored)
+    return tuple([value for key, value in named.items() if key not in ignored])  # a generator costs more

@@ -53,6 +53,7 @@ EXCEPTIONS = {
     ("trainer_methods/upstream_hooks.py", "_training_step"): "a method of the Trainer of transformers 3.0",
     ("trainer_methods/hub_uploads.py", "done"): "Python's method of a Future",
     ("optim/low_bit.py", "get_instance"): "bitsandbytes' method of its manager",
+    ("runtime/inspection.py", "_modules"): "torch's dict of a module's children",
     ("runtime/parameters.py", "_modules"): "torch's dict of a module's children",
 }
 
