@@ -255,6 +255,11 @@ class WandbCallback(TrainerCallback):
         self._logged = (step, self._logged[1] + 1 if step == self._logged[0] else 1)
         return self._logged <= self._skip_to
 
+    @property
+    def reads_checkpoints(self) -> bool:
+        """Whether it reads the files of a checkpoint that was saved: the Trainer has them ready before that."""
+        return self._log_model == "checkpoint"
+
     def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if self._log_model != "checkpoint" or not self._is_set_up or not state.is_world_process_zero:
             return

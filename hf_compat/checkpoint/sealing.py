@@ -4,6 +4,7 @@
 `list_unflushed` lists them first, and the folder gets its name; `finish` forces them to the disk and hashes them beside
 the training. Until then an entry says in which boot of its system the file was written and when: who kills the process
 loses nothing of what the system holds, and after a power cut the boot is another one, so the folder is passed over.
+Where somebody may look at the folder before that, and copy it elsewhere, an entry has a checksum that holds anywhere.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
+from hf_compat.checkpoint.checksums import checksum_facts, has_checksum, holds_checksum
 from hf_compat.checkpoint.contents import MANIFEST_KIND, MANIFEST_NAME, Listed, Writer, read_manifest, read_writer
 from hf_compat.checkpoint.files import is_inside
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Files up to this size, in bytes, are hashed at once: it takes less time than to put it off.
 _HASHED_AT_ONCE = 2**18
+_THREADS = 4
 
 _WRITTEN_FIRST = f".{MANIFEST_NAME}."
 
@@ -62,15 +66,39 @@ def seal(folder: str, writer: Writer | None = None) -> None:
     _flush_folders(root, listed)
 
 
-def list_unflushed(folder: str, writer: Writer | None = None) -> None:
-    """Write a manifest of files that are not on the disk yet; big ones are hashed by `finish`, which is to follow."""
+def list_unflushed(folder: str, writer: Writer | None = None, with_checksums: bool = False) -> None:
+    """Write a manifest of files that are not on the disk yet; big ones are hashed by `finish`, which is to follow.
+
+    Args:
+        folder: The checkpoint.
+        writer: Who wrote it.
+        with_checksums: Tell checksums of the big files: somebody may copy the folder before it is finished.
+    """
     root = Path(folder)
-    listed: Listed = {}
-    for name in _own_files(root):
-        stat = (root / name).stat()
-        digest = {"sha256": _sha256(root / name)} if stat.st_size <= _HASHED_AT_ONCE else {}
-        listed[name] = {"bytes": stat.st_size, "boot": this_boot(), "mtime_ns": stat.st_mtime_ns, **digest}
+    names = list(_own_files(root))
+    with ThreadPoolExecutor(_THREADS if with_checksums else 1) as threads:
+        facts = threads.map(lambda name: _facts_unflushed(root / name, with_checksums), names)
+        listed: Listed = dict(zip(names, facts, strict=True))
     _replace_manifest(root, listed, writer, root / _half_written(), is_durable=False)
+
+
+def _facts_unflushed(path: Path, with_checksum: bool) -> dict[str, object]:
+    stat = path.stat()
+    facts: dict[str, object] = {"bytes": stat.st_size, "boot": this_boot(), "mtime_ns": stat.st_mtime_ns}
+    if stat.st_size <= _HASHED_AT_ONCE:
+        return facts | {"sha256": _sha256(path)}
+    return facts | checksum_facts(path) if with_checksum else facts
+
+
+def flush_all(folder: str) -> None:
+    """Force a folder's files, and its name, to the disk: what was there before may go then."""
+    root = Path(folder)
+    names = list(_own_files(root))
+    for name in names:
+        flush(root / name)
+    flush(root / MANIFEST_NAME)
+    _flush_folders(root, dict.fromkeys(names))
+    flush(root.parent)
 
 
 def finish(folder: str) -> None:
@@ -107,13 +135,19 @@ def is_unfinished(folder: Path) -> bool:
     return any(_is_of_this_boot(facts) for facts in listed.values())
 
 
-def difference_unflushed(facts: Mapping[str, object], stat: os.stat_result) -> str | None:
+def difference_unflushed(path: Path, facts: Mapping[str, object], stat: os.stat_result) -> str | None:
     """Return how a file without a hash differs from what was listed; None where it is as it was written."""
     if "boot" not in facts:
         return "has no hash"
+    if has_checksum(facts) and not _is_unchanged(facts, stat):
+        return None if holds_checksum(path, facts) else "is damaged (its checksum differs)"
     if not _is_of_this_boot(facts):
         return "was not on the disk when its system stopped, or was written on another machine, and has no hash"
-    return None if stat.st_mtime_ns == facts.get("mtime_ns") else "was changed before it was hashed"
+    return None if _is_unchanged(facts, stat) else "was changed before it was hashed"
+
+
+def _is_unchanged(facts: Mapping[str, object], stat: os.stat_result) -> bool:
+    return _is_of_this_boot(facts) and stat.st_mtime_ns == facts.get("mtime_ns")
 
 
 def _is_of_this_boot(facts: object) -> bool:

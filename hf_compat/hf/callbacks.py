@@ -343,11 +343,11 @@ class CallbackHandler(TrainerCallback):
     ) -> TrainerControl:
         return self.call_event("on_push_begin", args, state, control, **kwargs)
 
-    def hears(self, event: str) -> bool:
-        """Return whether a callback has a method of its own for an event."""
+    def hearing(self, event: str) -> list[object]:
+        """Return the callbacks that have a method of their own for an event."""
         empty = _EMPTY.get(event)
-        methods = (getattr(callback, event, None) for callback in self.callbacks)
-        return any(method is not None and getattr(method, "__func__", None) is not empty for method in methods)
+        methods = ((callback, getattr(callback, event, None)) for callback in self.callbacks)
+        return [c for c, method in methods if method is not None and getattr(method, "__func__", None) is not empty]
 
     def call_event(
         self, event: str, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg

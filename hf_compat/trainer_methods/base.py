@@ -112,6 +112,7 @@ class TrainerBase:
     _callback_order: CallbackOrder
     _evaluation_averages: StepAverages
     _is_prepared: bool
+    _is_saving_by_flag: bool = False  # `should_save` asks for the checkpoint, and no code of the user's
     _fit_model_state: ModelState | None = None  # of the last fit: DeepSpeed's engine goes on holding the weights
     _compiled_model: nn.Module | None = None  # the last one, so that a second `train()` finds what is compiled
     _is_loading = False  # whether a checkpoint is being loaded: nothing of this call is trained yet

@@ -98,7 +98,7 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
         """
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
-        self._background.wait()
+        agree(self._background.settle())
         self._push_what_was_written()
         self._ask_lightning_callbacks()
         run_dir = self._get_output_dir(trial=trial)
@@ -157,44 +157,75 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
             self._make_room(final, best)
 
     def _write_and_flush_later(self, place: SavingPlace, final: str, best: str | None) -> None:
-        """Write a folder and put it into its place; its files are flushed and hashed, and room is made, meanwhile."""
-        agree(self._attempt(lambda: self._write_into(place, self._write_checkpoint, final), place, final))
-        agree(self._attempt(lambda: self._put_in_place_unflushed(place, final), place, final))
-        self._background.submit(lambda: self._flush_and_rotate(final, best))
+        """Write a folder and put it into its place; its files are flushed and hashed, and room is made, meanwhile.
 
-    def _put_in_place_unflushed(self, place: SavingPlace, final: str) -> None:
+        Where somebody may look at it, its files have checksums at once, and room is made before it is looked at.
+        """
+        is_seen = self._may_be_seen()
+        agree(self._attempt(lambda: self._write_into(place, self._write_checkpoint, final), place, final))
+        agree(self._attempt(lambda: self._put_in_place(place, final, best, is_seen), place, final))
+        if not self.args.should_save:
+            return
+        if is_seen:
+            self._make_room(final, best)
+        self._background.submit(lambda: self._finish_later(final, best, makes_room=not is_seen))
+
+    def _put_in_place(self, place: SavingPlace, final: str, best: str | None, is_seen: bool) -> None:
+        """Give a folder its name; it has to be on the disk already where older ones are to go at once."""
+        if not self.args.should_save:
+            return
+        self._put_in_place_unflushed(place, final, is_seen)
+        if is_seen and self._has_to_make_room(final, best):
+            with self._removing_lost(final):
+                sealing.flush_all(final)
+
+    def _put_in_place_unflushed(self, place: SavingPlace, final: str, is_seen: bool) -> None:
         place.adopt(final)
         if os.path.lexists(final):  # the old folder may go only when the new one is on the disk
             self._seal(place, final)
             return
-        sealing.list_unflushed(place.inside(final), self._writer(place.run_dir))
+        sealing.list_unflushed(place.inside(final), self._writer(place.run_dir), with_checksums=is_seen)
         self._keep(place.run_dir)
         place.land(final)
         os.replace(place.inside(final), final)
         place.discard()
 
-    def _flush_and_rotate(self, final: str, best: str | None) -> None:
+    def _finish_later(self, final: str, best: str | None, makes_room: bool) -> None:
         """Force a checkpoint to the disk, write its hashes, then remove what there is no room for; in a thread."""
-        try:
+        with self._removing_lost(final):
             sealing.finish(final)
+        if makes_room:
+            self._make_room(final, best)
+
+    @contextlib.contextmanager
+    def _removing_lost(self, final: str) -> Iterator[None]:
+        """Remove a checkpoint of which the system has lost what it had taken."""
+        try:
+            yield
         except OSError as error:
             with contextlib.suppress(OSError):
-                manifest.remove(final)  # the system has lost what it had taken
+                manifest.remove(final)
             raise _not_written(final, error) from error
-        self._make_room(final, best)
+
+    def _may_be_seen(self) -> bool:
+        """Return whether code of the user's may look at a checkpoint before training goes on."""
+        return (
+            not self._is_saving_by_flag  # whoever has called the method goes on with what it has written
+            or any(getattr(c, "reads_checkpoints", True) for c in self.callback_handler.hearing("on_save"))
+            or self._overrides_saving(_SAVE)
+            or self._overrides_rotation(*ROTATION_METHODS)
+        )
 
     def _may_flush_later(self, final: str) -> bool:
-        """Return whether nobody looks at a checkpoint before it is on the disk with all hashes.
+        """Return whether a checkpoint may get its name before it is on the disk with all hashes.
 
-        The old folder of that name may not go before that either; and a system that does not tell its starts apart
-        could not tell what a power cut has taken.
+        An upload takes what is there. The old folder of that name may not go before that either; and a system that
+        does not tell its starts apart, or another one that has written a part of it, could not tell what a power cut
+        has taken.
         """
         return (
-            self.args.world_size == 1
+            self.args._launch.nodes == 1
             and not self.args.push_to_hub
-            and not self.callback_handler.hears("on_save")
-            and not self._overrides_saving(_SAVE)
-            and not self._overrides_rotation(*ROTATION_METHODS)
             and not os.path.lexists(final)
             and sealing.this_boot() is not None
         )
@@ -330,10 +361,12 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
             written.result()
 
     def _may_write_in_parallel(self) -> bool:
-        """Return whether nothing of the user's would run in another thread, and no process waits for another one."""
+        """Return whether nothing of the user's would run in another thread, and no process waits for another one.
+
+        Of a model that every process holds whole, one of them writes.
+        """
         return (
-            self.args.world_size == 1
-            and not self.args.save_only_model
+            not self.args.save_only_model
             and self._model_state.can_be_copied
             and not any(self._overrides_saving(name) for name in _WRITERS)
         )

@@ -34,7 +34,7 @@ from hf_compat.plan.rank_arguments import differences, shared_arguments
 from hf_compat.plan.run_counts import RunCounts
 from hf_compat.plan.translate import translate
 from hf_compat.runtime import slurm
-from hf_compat.runtime.collectives import failing_together, gather_objects, limit_waiting
+from hf_compat.runtime.collectives import agree, failing_together, gather_objects, limit_waiting
 from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.trainer_methods.base import Trial
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
@@ -91,7 +91,8 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         self._let_wrap_model(training=True)
         wrap_forward(self.model, plan.precision, self.args.device.type)
         self._is_prepared = True
-        bridge = HFBridge(self, run, self._background)
+        # of several processes one alone has the error: the next save, or the end, lets all of them know
+        bridge = HFBridge(self, run, self._background if self.args.world_size == 1 else None)
         module = self._make_module(plan)
         module.num_training_updates = counts.max_updates
         module.observer = bridge
@@ -229,7 +230,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
 
     def _finalize_training(self, trial: Trial, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the run's summary, load the best model, rotate, and tell that training is over."""
-        self._background.wait()
+        agree(self._background.settle())
         log_line("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
         self._push_what_was_written()
         if self.is_world_process_zero():

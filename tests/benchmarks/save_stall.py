@@ -51,13 +51,14 @@ class Big(nn.Module):
         return {"loss": hidden.mean()}
 
 
-def moments(api, model: Big, saves: tuple[int, ...], **options) -> list[tuple[float, float]]:
+def moments(api, model: Big, saves: tuple[int, ...], heard: bool = False, **options) -> list[tuple[float, float]]:
     """Train, and return when each update's forward pass began, and when the update ended.
 
     Args:
         api: `transformers` or `hf_compat`.
         model: What is trained.
         saves: The updates after which a checkpoint is written.
+        heard: Whether a callback has `on_save`: it may look at the checkpoint before training goes on.
         options: Further training arguments.
     """
     ended: list[float] = []
@@ -67,6 +68,8 @@ def moments(api, model: Big, saves: tuple[int, ...], **options) -> list[tuple[fl
             control.should_save = state.global_step in saves
             ended.append(time.perf_counter())
 
+    if heard:
+        Timed.on_save = lambda self, *args, **kwargs: None
     updates = max(saves) + 1
     with tempfile.TemporaryDirectory() as folder:
         args = api.TrainingArguments(
@@ -122,6 +125,7 @@ def benchmarks(millions: int = 100) -> list[Benchmark]:
         "bare write": lambda: bare_write(millions),
         "transformers": lambda: stalls(transformers, millions, 1)[0],
         "hf_compat": lambda: stalls(hf_compat, millions, 1)[0],
+        "hf_compat, a callback hears of it": lambda: stalls(hf_compat, millions, 1, heard=True)[0],
         "hf_compat async, first": lambda: take_async(0),
         "hf_compat async, later": lambda: take_async(1),
     }

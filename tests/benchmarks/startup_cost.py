@@ -61,8 +61,40 @@ def seconds_to_first_update(api, call: int) -> float:
         return ended[-1] - start
 
 
+def seconds_of_small_evaluations(api, within_training: bool) -> float:
+    """Return the time that an evaluation of 64 samples takes, the mean of 20.
+
+    Args:
+        api: transformers or hf_compat.
+        within_training: Evaluate after each update, and take off what as many updates alone take; else call `evaluate`.
+    """
+    torch.manual_seed(0)
+    count = 20
+    with tempfile.TemporaryDirectory() as folder:
+
+        def trainer(**values):
+            args = api.TrainingArguments(
+                folder, per_device_train_batch_size=step_cost.BATCH, max_steps=count, save_strategy="no", use_cpu=True,
+                per_device_eval_batch_size=32, disable_tqdm=True, report_to="none", **values,
+            )  # fmt: skip
+            data = step_cost.samples(count)
+            return api.Trainer(step_cost.Toy(), args, train_dataset=data, eval_dataset=step_cost.samples(64)[:64])
+
+        def seconds_of(call) -> float:
+            start = time.perf_counter()
+            call()
+            return time.perf_counter() - start
+
+        if within_training:
+            evaluating = seconds_of(trainer(eval_strategy="steps", eval_steps=1).train)
+            return (evaluating - seconds_of(trainer().train)) / count
+        evaluated = trainer()
+        evaluated.evaluate()
+        return seconds_of(lambda: [evaluated.evaluate() for _ in range(count)]) / count
+
+
 def benchmarks() -> list[Benchmark]:
-    """Imports, the first update of a first and of a second call."""
+    """Imports, the first update of a first and of a second call, small evaluations."""
     apis = {"transformers": transformers, "hf_compat": hf_compat}
     imports = {
         "import hf_compat": (FROM_TRANSFORMERS, "import hf_compat", 0.05),
@@ -82,6 +114,9 @@ def benchmarks() -> list[Benchmark]:
     ]
     for call, name in ((1, "train() to its first update"), (2, "a second train() to its first update")):
         contestants = {api: partial(seconds_to_first_update, module, call) for api, module in apis.items()}
+        found.append(Benchmark(name=name, unit="s", contestants=contestants))
+    for within, name in ((False, "evaluate() of 64 samples, called again"), (True, "the same between two updates")):
+        contestants = {api: partial(seconds_of_small_evaluations, module, within) for api, module in apis.items()}
         found.append(Benchmark(name=name, unit="s", contestants=contestants))
     return found
 

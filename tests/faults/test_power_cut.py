@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import os
 import shutil
 import threading
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 import toy
 
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
@@ -111,13 +114,21 @@ class Waits(TrainerCallback):
         self.trainer._background.wait()
 
 
-@pytest.fixture(params=[2**18, -1], ids=["hashed at once", "hashed later"])
+class Sees(Waits):
+    """Hears of checkpoints, and may look at them: room is made before that, and files have checksums."""
+
+    def on_save(self, args, state, control, **kwargs):
+        self.on_step_begin(args, state, control)
+
+
+@pytest.fixture(params=[(2**18, Waits), (-1, Waits), (-1, Sees)], ids=["hashed at once", "hashed later", "seen"])
 def recorded(request, make_args, tmp_path, monkeypatch):
-    monkeypatch.setattr(sealing, "_HASHED_AT_ONCE", request.param)
+    hashed_at_once, kind = request.param
+    monkeypatch.setattr(sealing, "_HASHED_AT_ONCE", hashed_at_once)
     out = tmp_path / "out"
     out.mkdir()
     set_seed(3)
-    waits = Waits()
+    waits = kind()
     args = make_args(save_strategy="steps", save_steps=2, max_steps=6, save_total_limit=1)
     waits.trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(), callbacks=[waits])
     with monkeypatch.context() as patched:
@@ -233,21 +244,117 @@ def test_training_goes_on_before_the_hashes_are_there_and_ends_after_them(make_a
     assert unhashed(tmp_path / "out" / "checkpoint-2") == unhashed(tmp_path / "out" / "checkpoint-4") == []
 
 
-def test_who_looks_at_a_checkpoint_finds_its_hashes(make_args, tmp_path, slow_flush):
+def copied(folder, to):
+    """Copy a checkpoint as `cp -r` does, which keeps no times."""
+    shutil.copytree(folder, to / folder.name, copy_function=shutil.copyfile)
+    return to / folder.name
+
+
+class Copies(TrainerCallback):
+    def __init__(self, to):
+        self.to = to
+
+    def on_save(self, args, state, control, **kwargs):
+        self.to.mkdir(exist_ok=True)
+        copied(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.to)
+
+
+class CopiesItself(Trainer):
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        Copies(self.copies).on_save(self.args, self.state, self.control)
+
+
+class SavesItself(TrainerCallback):
+    """Calls the Trainer's method in an event of its own, and copies what it has written."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step in (2, 4):
+            self.trainer._save_checkpoint(self.trainer.model, None)
+            Copies(self.to).on_save(args, state, control)
+
+
+def test_who_calls_the_method_and_copies_at_once_has_what_vouches_for_it(make_args, tmp_path, slow_flush, monkeypatch):
+    saves, copies = SavesItself(), tmp_path / "copies"
+    saves.to, args = copies, make_args(save_strategy="no", max_steps=4)
+    saves.trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(), callbacks=[saves])
+    slow_flush.set()
+    saves.trainer.train()
+    monkeypatch.setattr(sealing, "this_boot", lambda: "another machine")
+    assert [manifest.problems(str(copies / f"checkpoint-{step}")) for step in (2, 4)] == [[], []]
+
+
+@pytest.mark.parametrize("trainer_class", [Trainer, CopiesItself])
+def test_who_copies_a_checkpoint_elsewhere_at_once_has_what_vouches_for_it(
+    make_args, tmp_path, slow_flush, monkeypatch, trainer_class
+):
+    copies = tmp_path / "copies"
+    monkeypatch.setattr(CopiesItself, "copies", copies, raising=False)
+    slow_flush.set()
+    run(make_args, trainer_class, callbacks=[Copies(copies)] if trainer_class is Trainer else [])
+    monkeypatch.setattr(sealing, "this_boot", lambda: "another machine")
+    for step in (2, 4):
+        copy = copies / f"checkpoint-{step}"
+        assert "model.safetensors" in unhashed(copy) and manifest.problems(str(copy)) == []
+        assert unhashed(tmp_path / "out" / f"checkpoint-{step}") == []
+    assert get_last_checkpoint(copies) == str(copies / "checkpoint-4")
+
+
+@pytest.mark.parametrize("how", ["a bit", "zeros", "the end"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
+def test_a_copy_that_is_damaged_is_found(make_args, tmp_path, slow_flush, monkeypatch, name, how):
+    copies = tmp_path / "copies"
+    slow_flush.set()
+    run(make_args, callbacks=[Copies(copies)])
+    monkeypatch.setattr(sealing, "this_boot", lambda: "another machine")
+    file = copies / "checkpoint-4" / name
+    content = bytearray(file.read_bytes())
+    if how == "a bit":
+        content[content.index(numbers_within(name, content)) + 5] ^= 1
+    elif how == "zeros":
+        content[:] = bytes(len(content))
+    else:
+        content[-64:] = bytes(64)
+    file.write_bytes(content)
+    assert manifest.problems(str(copies / "checkpoint-4")) == [f"{name} is damaged (its checksum differs)"]
+    assert get_last_checkpoint(copies) == str(copies / "checkpoint-2")
+
+
+def numbers_within(name, content):
+    """Return the bytes of a tensor that a file holds."""
+    if name == "model.safetensors":
+        return next(iter(safetensors.torch.load(bytes(content)).values())).numpy().tobytes()
+    states = torch.load(io.BytesIO(content), weights_only=True)["state"]
+    return states[0]["exp_avg"].numpy().tobytes()
+
+
+def test_older_checkpoints_are_gone_when_somebody_looks(make_args, tmp_path, slow_flush):
     seen = []
 
     class Looks(TrainerCallback):
         def on_save(self, args, state, control, **kwargs):
-            seen.append(unhashed(tmp_path / "out" / f"checkpoint-{state.global_step}"))
+            seen.append(sorted(path.name for path in (tmp_path / "out").glob("checkpoint-*")))
 
-    class Own(Trainer):
-        def _save_checkpoint(self, model, trial):
-            super()._save_checkpoint(model, trial)
-            seen.append(unhashed(tmp_path / "own" / f"checkpoint-{self.state.global_step}"))
+    slow_flush.set()
+    run(make_args, callbacks=[Looks()], save_total_limit=1)
+    assert seen == [["checkpoint-2"], ["checkpoint-4"]]
 
-    run(make_args, callbacks=[Looks()])
-    run(make_args, Own, output_dir=str(tmp_path / "own"))
-    assert seen == [[], [], [], []]
+
+def test_a_tracker_that_reads_no_checkpoints_does_not_hold_a_save_up(make_args, tmp_path, monkeypatch):
+    flushed_while_waiting, flush_all = [], sealing.flush_all
+
+    class Hears(TrainerCallback):
+        reads_checkpoints = False
+
+        def on_save(self, args, state, control, **kwargs):
+            pass
+
+    monkeypatch.setattr(sealing, "flush_all", lambda folder: flushed_while_waiting.append(flush_all(folder)))
+    run(make_args, callbacks=[Hears()], save_total_limit=1)
+    assert flushed_while_waiting == []
+    Hears.reads_checkpoints = True
+    run(make_args, callbacks=[Hears()], save_total_limit=1, output_dir=str(tmp_path / "read"))
+    assert len(flushed_while_waiting) == 1
 
 
 def test_a_disk_that_fails_afterwards_ends_the_run_and_keeps_what_was_there(make_args, tmp_path, monkeypatch):
