@@ -115,7 +115,10 @@ def benchmarks() -> list[Benchmark]:
     for call, name in ((1, "train() to its first update"), (2, "a second train() to its first update")):
         contestants = {api: partial(seconds_to_first_update, module, call) for api, module in apis.items()}
         found.append(Benchmark(name=name, unit="s", contestants=contestants))
-    for within, name in ((False, "evaluate() of 64 samples, called again"), (True, "the same between two updates")):
+    for within, name in (
+        (False, "evaluate() of 64 samples, called again"),
+        (True, "an evaluation of 64 samples between two updates"),
+    ):
         contestants = {api: partial(seconds_of_small_evaluations, module, within) for api, module in apis.items()}
         found.append(Benchmark(name=name, unit="s", contestants=contestants))
     return found
