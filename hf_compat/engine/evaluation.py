@@ -219,7 +219,8 @@ class EvaluationRun:
         self._keeps_predictions = not by_batch or settings.is_prediction
         # predictions leave their process; metrics that are updated batch by batch do without
         self._gathers_predictions = self.torch_metrics is None or settings.is_prediction
-        self._ends_batches = settings.batch_metrics or settings.to_cpu_every_batches is not None
+        # whether something is left to do after a batch's events
+        self.ends_batches = settings.batch_metrics or settings.to_cpu_every_batches is not None
         self.losses = self._losses_to_keep()
         self.predictions, self.labels, self.inputs = self._to_keep(), self._to_keep(), self._to_keep()
         self.observed_samples = 0
@@ -231,7 +232,7 @@ class EvaluationRun:
     def _losses_to_keep(self) -> KeptBatches:
         if self.torch_metrics is not None:
             return RunningMean(self.settings.skip_non_finite)
-        joins_at_end = self.settings.join and not self._ends_batches
+        joins_at_end = self.settings.join and not self.ends_batches
         return RepeatedNumbers() if joins_at_end and self._is_alone else KeptBatches()
 
     def _to_keep(self) -> KeptBatches:
@@ -263,7 +264,7 @@ class EvaluationRun:
         elif self._gathers_predictions:
             results.predictions, results.labels = self._of_all(logits, batch), self._of_all(labels, batch)
         self._keep(results)
-        if self._ends_batches:
+        if self.ends_batches:
             self._pending = lambda: self._after_batch(batch, results)
         return loss
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import TypeGuard
 
 import lightning.pytorch as pl
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.core.optimizer import do_nothing_closure
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities.combined_loader import _Sequential
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
@@ -72,7 +75,7 @@ def find_evaluation_listeners(trainer: pl.Trainer) -> EvaluationListeners | None
         step_takes_index=is_param_in_hook_signature(own_step, "batch_idx", min_args=2),
         names=names,
         before=(hooks_of(callbacks, names[0]), _of_module(module, names[0])),
-        after=(hooks_of(callbacks, names[2]), _of_module(module, names[2])),
+        after=(hooks_of(callbacks, names[2]), _of_module_at_end(module, names[2])),
     )
 
 
@@ -88,6 +91,45 @@ def _of_module(module: pl.LightningModule, name: str) -> list[Hook]:
     return [getattr(module, name)] if overrides(module, pl.LightningModule, name) else []
 
 
+def _of_module_at_end(module: WindowModule, name: str) -> list[Hook]:
+    """Return the module's hook after a batch; none where it is the package's own, and has nothing to do."""
+    run = module.evaluation
+    is_own = name not in vars(module) and getattr(type(module), name) in module.own_ends_of_batches
+    return [] if is_own and run is not None and not run.ends_batches else _of_module(module, name)
+
+
+class _OneLoaderFetcher(_PrefetchDataFetcher):
+    """Reads the batches of one loader that has a length, without the walk over several loaders.
+
+    Args:
+        fetcher: Lightning's own, which has begun.
+    """
+
+    def __init__(self, fetcher: _PrefetchDataFetcher) -> None:
+        super().__init__(fetcher.prefetch_batches)
+        vars(self).update(vars(fetcher))
+        loaders: _Sequential = fetcher.iterator._iterator  # type: ignore[union-attr]  # a `CombinedLoader`
+        self._batches, self._index = loaders.iterators[0], loaders._idx
+
+    def __next__(self) -> tuple[object, int, int]:
+        if self.done:
+            raise StopIteration
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.done = True
+            raise
+        index, self._index = self._index, self._index + 1
+        self.fetched += 1
+        self.done = self.fetched >= self.length  # type: ignore[operator]  # whoever makes this has looked
+        return batch, index, 0
+
+    def teardown(self) -> None:
+        """Let go of the loader, too: its workers end with it."""
+        super().teardown()
+        self._batches = iter(())
+
+
 class LeanEvaluationLoop(_EvaluationLoop):
     """An evaluation of a `WindowModule`: a batch is an `EvaluationBatch`, which stays where it is."""
 
@@ -98,7 +140,14 @@ class LeanEvaluationLoop(_EvaluationLoop):
         fetcher = self._data_fetcher
         if fetcher is not None and isinstance(self.trainer.profiler, PassThroughProfiler):  # type: ignore[attr-defined]  # set by a connector
             fetcher._start_profiler = fetcher._stop_profiler = do_nothing_closure
+            if self._has_one_known_loader(fetcher):
+                self._data_fetcher = _OneLoaderFetcher(fetcher)
         super().on_run_start()
+
+    def _has_one_known_loader(self, fetcher: _DataFetcher) -> TypeGuard[_PrefetchDataFetcher]:
+        is_plain = type(fetcher) is _PrefetchDataFetcher and not fetcher.batches and fetcher.length is not None
+        loaders = getattr(fetcher.iterator, "_iterator", None)
+        return is_plain and type(loaders) is _Sequential and len(loaders.iterables) == len(loaders.iterators) == 1
 
     def _current_listeners(self) -> EvaluationListeners | None:
         found = self._listeners

@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import lightning.pytorch as pl
 import torch
@@ -78,6 +78,8 @@ class WindowModule(pl.LightningModule):
     # set by `LeanEpochLoop`: whether a backward pass is the loss's own, and what makes a step in Lightning's place
     backward_is_plain = False
     take_step: Callable[[], None] | None = None
+    # the package's own hooks after a batch of an evaluation, which most evaluations have no need of
+    own_ends_of_batches: ClassVar[frozenset[Callable[..., None]]] = frozenset()
     _held: HeldOptimizer | None = None  # the steps' optimizer, for a fit with several micro-batches an update
 
     def __init__(
@@ -457,6 +459,9 @@ class WindowModule(pl.LightningModule):
             yield
         finally:
             self.evaluation = previous
+
+
+WindowModule.own_ends_of_batches = frozenset({WindowModule.on_validation_batch_end, WindowModule.on_test_batch_end})
 
 
 def _step_own_groups(scheduler: LRScheduler, optimizer: Optimizer) -> None:

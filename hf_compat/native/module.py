@@ -337,6 +337,7 @@ class HFModule(LoadableModule):
 
 
 note_hooks(HFModule)
+HFModule.own_ends_of_batches = frozenset({HFModule.on_validation_batch_end, HFModule.on_test_batch_end})
 
 
 class TrainerModule(HFModule):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 
 import lightning.pytorch as pl
 import numpy as np
@@ -15,6 +16,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 import hf_compat.engine.build as build
 from hf_compat import Trainer, TrainerCallback, set_seed
 from hf_compat.engine.lean_evaluation import LeanEvaluationLoop
+from hf_compat.native.module import TrainerModule
 
 # Hooks that a Trainer calls; those around checkpoints answer with states, and are no part of an evaluation.
 HOOKS = [
@@ -144,3 +146,60 @@ def test_an_end_of_iteration_in_the_users_code_is_no_end_of_the_data(make_args):
     with pytest.raises((StopIteration, RuntimeError)):
         evaluate(make_args, Ends())
     assert torch.is_grad_enabled()
+
+
+class ToldLonger(torch.utils.data.Dataset):
+    """Says that it has more rows than it has: its loader ends before its length."""
+
+    rows = toy.rows(9, 1)
+
+    def __len__(self):
+        return 15
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+def test_data_that_end_early_are_named_as_by_lightnings_own_loop(make_args, monkeypatch):
+    texts = []
+    for lean in (True, False):
+        if not lean:
+            monkeypatch.setattr(build, "use_lean_evaluations", lambda trainer: None)
+        args = make_args(per_device_eval_batch_size=4)
+        with pytest.raises(Exception) as raised:  # whatever Lightning's own loop lets through
+            Trainer(toy.Classifier(), args, eval_dataset=ToldLonger()).evaluate()
+        texts.append((raised.type, str(raised.value)))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("on", ["class", "module"])
+def test_a_hook_after_a_batch_that_a_script_replaces_is_called(make_args, monkeypatch, on):
+    calls = []
+    trainer = Trainer(toy.Classifier(), make_args(per_device_eval_batch_size=4), eval_dataset=toy.rows(9, 1))
+    own = TrainerModule.on_validation_batch_end
+
+    def replaced(self, *args, **kwargs):
+        calls.append(1)
+        return own(self, *args, **kwargs)
+
+    if on == "class":
+        monkeypatch.setattr(TrainerModule, "on_validation_batch_end", replaced)
+    else:
+        make = trainer._make_module
+
+        def with_hook(plan):
+            module = make(plan)
+            module.on_validation_batch_end = replaced.__get__(module)
+            return module
+
+        trainer._make_module = with_hook
+    trainer.evaluate()
+    assert len(calls) == 3
+
+
+def test_workers_end_with_their_evaluation(make_args):
+    """The loop lets go of the loader's iterator: its workers would live as long as the Trainer."""
+    args = make_args(per_device_eval_batch_size=4, dataloader_num_workers=1)
+    trainer = Trainer(toy.Classifier(), args, eval_dataset=toy.rows(9, 1))
+    trainer.evaluate()
+    assert multiprocessing.active_children() == []
