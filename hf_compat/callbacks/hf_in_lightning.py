@@ -28,6 +28,7 @@ from hf_compat.callbacks.flag_sources import flag_sources
 from hf_compat.callbacks.other_distribution import is_of_other_distribution
 from hf_compat.data.types import Batch
 from hf_compat.engine.internals import end_epoch_after_this_batch, leave_validation_to_flags, metrics_of_running_loop
+from hf_compat.engine.module import WindowModule
 from hf_compat.errors import ArgumentError, CallbackError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, ProgressCallback
@@ -280,7 +281,10 @@ class HFCallbackAdapter(pl.Callback):
             self._obey(trainer)
 
     def _metrics(self, trainer: pl.Trainer, prefix: str) -> dict[str, float]:
-        metrics = {hf_metric_name(name, prefix): value for name, value in metrics_of_running_loop(trainer).items()}
+        logged, module = metrics_of_running_loop(trainer), trainer.lightning_module
+        if isinstance(module, WindowModule) and not module.logs_to_lightning:  # of a Trainer of ours, which logs itself
+            logged |= module.evaluated_numbers()
+        metrics = {hf_metric_name(name, prefix): value for name, value in logged.items()}
         loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
         return metrics | self._adapted_run.evaluation_speeds(prefix, loaders, trainer.world_size)
 

@@ -20,6 +20,7 @@ from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.old_attributes import chosen_logging_dir
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.hf.tracking import SUMMARY_KEYS, default_logdir, numbers_of, rewrite_logs
+from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import variable
 from hf_compat.runtime.text import need
 
@@ -258,7 +259,7 @@ class WandbCallback(TrainerCallback):
     @property
     def reads_checkpoints(self) -> bool:
         """Whether it reads the files of a checkpoint that was saved: the Trainer has them ready before that."""
-        return self._log_model == "checkpoint"
+        return self._log_model == "checkpoint" or is_replaced(self, "on_save", WandbCallback)
 
     def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if self._log_model != "checkpoint" or not self._is_set_up or not state.is_world_process_zero:

@@ -428,12 +428,16 @@ class WindowModule(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Compute the metrics and log them, so that `callback_metrics` holds them in `on_validation_end`."""
-        metrics = self._evaluated_metrics()
-        for name, value in () if self.trainer.barebones else metrics.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                self._log_evaluated(name, float(value))
+        numbers = self.evaluated_numbers()
+        for name, value in () if self.trainer.barebones else numbers.items():
+            self._log_evaluated(name, value)
 
     on_test_epoch_end = on_validation_epoch_end
+
+    def evaluated_numbers(self) -> dict[str, float]:
+        """Return the metrics of the evaluation that is ending, those that are numbers."""
+        metrics = self._evaluated_metrics().items()
+        return {name: float(v) for name, v in metrics if isinstance(v, (int, float)) and not isinstance(v, bool)}
 
     def _log_evaluated(self, name: str, value: float) -> None:
         """Log a metric that is the same on every process; their maximum is it, to the last bit."""

@@ -178,3 +178,30 @@ def test_what_has_no_event_is_refused_or_warned_about():
         LightningCallbackAdapter(Backward())
     with pytest.raises(CallbackError, match="no Lightning callback"):
         LightningCallbackAdapter(hf_compat.EarlyStoppingCallback())
+
+
+def test_an_adapter_in_a_trainer_of_ours_hears_the_metrics(make_args):
+    """It is a Lightning callback like any other there; what it tells is what the Trainer has computed."""
+    heard, (samples, _) = [], data()
+
+    class Hears(hf_compat.TrainerCallback):
+        def on_evaluate(self, args, state, control, metrics, **kwargs):
+            heard.append(metrics)
+
+        def on_predict(self, args, state, control, metrics, **kwargs):
+            heard.append(metrics)
+
+    trainer = hf_compat.Trainer(
+        Classifier(),
+        make_args(max_steps=2, eval_strategy="steps", eval_steps=1),
+        train_dataset=samples,
+        eval_dataset=samples,
+        compute_metrics=lambda p: {"labels": float(p.label_ids.sum()), "texts": "no number"},
+        callbacks=[HFCallbackAdapter(Hears())],
+    )
+    trainer.train()
+    told = [trainer.evaluate(), trainer.predict(samples).metrics]
+    logged = [log for log in trainer.state.log_history if "eval_loss" in log]
+    for metrics, expected in zip(heard, [*logged[:2], *told], strict=True):
+        numbers = {n: v for n, v in expected.items() if n.endswith(("_loss", "_labels"))}
+        assert len(numbers) == 2 and {name: metrics[name] for name in numbers} == numbers

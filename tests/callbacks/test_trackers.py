@@ -308,3 +308,15 @@ def test_a_reporter_sees_logs_of_the_model_too(make_args):
     trainer = Trainer(tiny_gpt2(), make_args(max_steps=1), train_dataset=blocks(4), callbacks=[look])
     trainer.train()
     assert look.model is trainer.model and torch.isfinite(torch.tensor(trainer.state.log_history[-1]["train_loss"]))
+
+
+def test_a_tracker_tells_whether_it_reads_checkpoints(monkeypatch):
+    """A save does not wait for one that reads none; a subclass may read what ours does not."""
+
+    class Copies(trackers_module.WandbCallback):
+        def on_save(self, args, state, control, **kwargs): ...
+
+    monkeypatch.delenv("WANDB_LOG_MODEL", raising=False)
+    assert not trackers_module.WandbCallback().reads_checkpoints and Copies().reads_checkpoints
+    monkeypatch.setenv("WANDB_LOG_MODEL", "checkpoint")
+    assert trackers_module.WandbCallback().reads_checkpoints
