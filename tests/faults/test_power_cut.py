@@ -7,6 +7,7 @@ and renames that were not flushed have not happened.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import io
@@ -244,6 +245,15 @@ def test_training_goes_on_before_the_hashes_are_there_and_ends_after_them(make_a
     assert unhashed(tmp_path / "out" / "checkpoint-2") == unhashed(tmp_path / "out" / "checkpoint-4") == []
 
 
+@pytest.fixture
+def after_copies(monkeypatch):
+    """Nothing is hashed at once; what goes on beside the training waits until the folder of that name is copied."""
+    done, finish = collections.defaultdict(threading.Event), sealing.finish
+    monkeypatch.setattr(sealing, "_HASHED_AT_ONCE", -1)
+    monkeypatch.setattr(sealing, "finish", lambda folder: (done[os.path.basename(folder)].wait(30), finish(folder)))
+    return done
+
+
 def copied(folder, to):
     """Copy a checkpoint as `cp -r` does, which keeps no times."""
     shutil.copytree(folder, to / folder.name, copy_function=shutil.copyfile)
@@ -251,18 +261,20 @@ def copied(folder, to):
 
 
 class Copies(TrainerCallback):
-    def __init__(self, to):
-        self.to = to
+    def __init__(self, to, done):
+        self.to, self.done = to, done
 
     def on_save(self, args, state, control, **kwargs):
         self.to.mkdir(exist_ok=True)
-        copied(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.to)
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        copied(folder, self.to)
+        self.done[folder.name].set()
 
 
 class CopiesItself(Trainer):
     def _save_checkpoint(self, model, trial):
         super()._save_checkpoint(model, trial)
-        Copies(self.copies).on_save(self.args, self.state, self.control)
+        self.copies.on_save(self.args, self.state, self.control)
 
 
 class SavesItself(TrainerCallback):
@@ -271,14 +283,15 @@ class SavesItself(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step in (2, 4):
             self.trainer._save_checkpoint(self.trainer.model, None)
-            Copies(self.to).on_save(args, state, control)
+            self.copies.on_save(args, state, control)
 
 
-def test_who_calls_the_method_and_copies_at_once_has_what_vouches_for_it(make_args, tmp_path, slow_flush, monkeypatch):
+def test_who_calls_the_method_and_copies_at_once_has_what_vouches_for_it(
+    make_args, tmp_path, after_copies, monkeypatch
+):
     saves, copies = SavesItself(), tmp_path / "copies"
-    saves.to, args = copies, make_args(save_strategy="no", max_steps=4)
+    saves.copies, args = Copies(copies, after_copies), make_args(save_strategy="no", max_steps=4)
     saves.trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(), callbacks=[saves])
-    slow_flush.set()
     saves.trainer.train()
     monkeypatch.setattr(sealing, "this_boot", lambda: "another machine")
     assert [manifest.problems(str(copies / f"checkpoint-{step}")) for step in (2, 4)] == [[], []]
@@ -286,12 +299,12 @@ def test_who_calls_the_method_and_copies_at_once_has_what_vouches_for_it(make_ar
 
 @pytest.mark.parametrize("trainer_class", [Trainer, CopiesItself])
 def test_who_copies_a_checkpoint_elsewhere_at_once_has_what_vouches_for_it(
-    make_args, tmp_path, slow_flush, monkeypatch, trainer_class
+    make_args, tmp_path, after_copies, monkeypatch, trainer_class
 ):
     copies = tmp_path / "copies"
-    monkeypatch.setattr(CopiesItself, "copies", copies, raising=False)
-    slow_flush.set()
-    run(make_args, trainer_class, callbacks=[Copies(copies)] if trainer_class is Trainer else [])
+    callback = Copies(copies, after_copies)
+    monkeypatch.setattr(CopiesItself, "copies", callback, raising=False)
+    run(make_args, trainer_class, callbacks=[callback] if trainer_class is Trainer else [])
     monkeypatch.setattr(sealing, "this_boot", lambda: "another machine")
     for step in (2, 4):
         copy = copies / f"checkpoint-{step}"
@@ -302,10 +315,9 @@ def test_who_copies_a_checkpoint_elsewhere_at_once_has_what_vouches_for_it(
 
 @pytest.mark.parametrize("how", ["a bit", "zeros", "the end"])
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
-def test_a_copy_that_is_damaged_is_found(make_args, tmp_path, slow_flush, monkeypatch, name, how):
+def test_a_copy_that_is_damaged_is_found(make_args, tmp_path, after_copies, monkeypatch, name, how):
     copies = tmp_path / "copies"
-    slow_flush.set()
-    run(make_args, callbacks=[Copies(copies)])
+    run(make_args, callbacks=[Copies(copies, after_copies)])
     monkeypatch.setattr(sealing, "this_boot", lambda: "another machine")
     file = copies / "checkpoint-4" / name
     content = bytearray(file.read_bytes())
