@@ -148,28 +148,24 @@ def test_an_end_of_iteration_in_the_users_code_is_no_end_of_the_data(make_args):
     assert torch.is_grad_enabled()
 
 
-class ToldLonger(torch.utils.data.Dataset):
+class ToldLonger(torch.utils.data.IterableDataset):
     """Says that it has more rows than it has: its loader ends before its length."""
-
-    rows = toy.rows(9, 1)
 
     def __len__(self):
         return 15
 
-    def __getitem__(self, index):
-        return self.rows[index]
+    def __iter__(self):
+        return iter(toy.rows(9, 1))
 
 
-def test_data_that_end_early_are_named_as_by_lightnings_own_loop(make_args, monkeypatch):
-    texts = []
-    for lean in (True, False):
-        if not lean:
-            monkeypatch.setattr(build, "use_lean_evaluations", lambda trainer: None)
-        args = make_args(per_device_eval_batch_size=4)
-        with pytest.raises(Exception) as raised:  # whatever Lightning's own loop lets through
-            Trainer(toy.Classifier(), args, eval_dataset=ToldLonger()).evaluate()
-        texts.append((raised.type, str(raised.value)))
-    assert texts[0] == texts[1]
+@pytest.mark.parametrize("is_lean", [True, False])
+def test_a_loader_that_ends_before_its_length_ends_the_evaluation(make_args, monkeypatch, is_lean):
+    if not is_lean:
+        monkeypatch.setattr(build, "use_lean_evaluations", lambda trainer: None)
+    trainer = Trainer(toy.Classifier(), make_args(per_device_eval_batch_size=4), eval_dataset=ToldLonger())
+    assert len(trainer.get_eval_dataloader()) == 4
+    assert trainer.predict(ToldLonger()).predictions.shape == (9, 3)
+    assert trainer.evaluate()["eval_loss"] > 0
 
 
 @pytest.mark.parametrize("on", ["class", "module"])
@@ -197,9 +193,15 @@ def test_a_hook_after_a_batch_that_a_script_replaces_is_called(make_args, monkey
     assert len(calls) == 3
 
 
-def test_workers_end_with_their_evaluation(make_args):
-    """The loop lets go of the loader's iterator: its workers would live as long as the Trainer."""
+def test_workers_end_with_an_evaluation_that_fails(make_args):
+    """The error's traceback holds the loop's frames, and with them what reads the loader."""
+
+    class Fails(toy.Classifier):
+        def forward(self, x, labels=None):
+            raise ZeroDivisionError
+
     args = make_args(per_device_eval_batch_size=4, dataloader_num_workers=1)
-    trainer = Trainer(toy.Classifier(), args, eval_dataset=toy.rows(9, 1))
-    trainer.evaluate()
-    assert multiprocessing.active_children() == []
+    trainer = Trainer(Fails(), args, eval_dataset=toy.rows(9, 1))
+    with pytest.raises(ZeroDivisionError) as raised:
+        trainer.evaluate()
+    assert raised.tb is not None and multiprocessing.active_children() == []
