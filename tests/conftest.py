@@ -12,6 +12,8 @@ import tempfile
 import pytest
 import torch
 
+pytest_plugins = ["warm_python.session"]
+
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # this was started in the background of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -22,6 +22,8 @@ sys.path.insert(0, sys.argv[2])
 import toy
 from hf_compat import Trainer, TrainingArguments, EarlyStoppingCallback
 
+pytestmark = pytest.mark.real_python
+
 args = TrainingArguments(
     sys.argv[1], num_train_epochs=2,
     per_device_train_batch_size=4, gradient_accumulation_steps=2, eval_strategy="epoch",

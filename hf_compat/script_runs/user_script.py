@@ -95,7 +95,8 @@ def _new_main(file: str, loader: object) -> ModuleType:
     """Return a new `__main__`, in place of the command's."""
     main = ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __file__=file, __loader__=loader, __cached__=None, __annotations__={})
-    sys.modules["__main__"] = main
+    # multiprocessing keeps the second name: spawned processes send back objects of the script's classes under it
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     return main
 
 

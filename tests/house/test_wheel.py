@@ -24,6 +24,8 @@ GUESTS = ("transformers", "accelerate", "peft", "datasets", "tokenizers", "huggi
 PLAIN = """
 import torch
 
+pytestmark = pytest.mark.real_python
+
 class Net(torch.nn.Module):
     def __init__(self, features: int = 4):
         super().__init__()

@@ -158,6 +158,7 @@ print(json.dumps([words, helpers, left, held.Trainer.__module__]))
 """
 
 
+@pytest.mark.real_python
 def test_what_is_called_with_words_that_ours_does_not_take_is_kept(tmp_path):
     words, helpers, left, module = json.loads(python(tmp_path, "-c", KEPT))
     assert len(words) > 35 and {name: missing for name, missing in words.items() if missing} == {}
@@ -200,6 +201,7 @@ print(waits, "torch" in sys.modules, getattr(sys, "own", "none"))
 """
 
 
+@pytest.mark.real_python
 def test_the_processes_that_a_script_starts_are_patched_too(tmp_path):
     (tmp_path / "parent.py").write_text(PARENT)
     (tmp_path / "child.py").write_text(

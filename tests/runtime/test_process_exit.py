@@ -13,6 +13,8 @@ import sys
 import torch
 from torch import distributed
 from hf_compat.runtime.process_exit import destroy_at_exit, leave_at_exit
+
+pytestmark = pytest.mark.real_python
 if "waits" in sys.argv:
     destroy_at_exit() if "ours" in sys.argv else leave_at_exit()
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
