@@ -50,9 +50,14 @@ def clean_variables() -> dict[str, str]:
     return {**kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
+def start(*command: str, **options: object) -> subprocess.Popen[bytes]:
+    """Start Python in the environment; options as of `subprocess.Popen`."""
+    return subprocess.Popen([prepare(), *command], cwd=ROOT, env=clean_variables(), **options)
+
+
 def status(*command: str) -> int:
     """Run Python in the environment; return its exit status."""
-    return subprocess.run([prepare(), *command], cwd=ROOT, env=clean_variables(), check=False).returncode
+    return start(*command).wait()
 
 
 def run(*command: str) -> None:

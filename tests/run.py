@@ -1,25 +1,35 @@
 """The README's test command: set up the environment, then lint, type check and test.
 
-python3 tests/run.py [pytest arguments]
+python3 tests/run.py [--quick] [--changed [REV]] [--record] [pytest arguments]
 
-Without arguments the suite runs, two files at a time, without the further rows of long tables, which `-m matrix` runs.
-Files that fork run in processes of their own, which no other test has filled with threads: a fork inherits their locks,
-and may wait for one for ever. Tests with ports, signals and other processes can fail on a crowded machine: where five
-or fewer failed, these run again, alone. Their first failures stay printed, and what passes alone is named at the end.
+Without arguments the suite runs on two workers, without the further rows of long tables, which `-m matrix` runs. The
+type checker runs beside it. Files that fork run in processes of their own, which no other test has filled with threads:
+a fork inherits their locks, and may wait for one for ever. Tests with ports, signals and other processes can fail on a
+crowded machine: where five or fewer failed, these run again, alone. Their first failures stay printed, and what passes
+alone is named at the end.
+
+--quick takes every test that starts no process, and a sample of the others. --changed takes the tests of what was
+changed since a commit (HEAD, if none is named) and of what imports it. --record writes tests/durations.json anew, by
+which the files are divided over the workers.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import re
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 MOST_TO_REPEAT = 5
 TESTS_FAILED = 1  # pytest's exit status
+NO_TEST = 5
+ON_WORKERS = ("-m", "not matrix", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 def _environment():
@@ -37,20 +47,25 @@ def _forking_files() -> list[str]:
 
 
 def _failed_of(environment, *selection: str) -> tuple[int, list[str]]:
-    """Run tests two files at a time; return pytest's exit status, and what has failed."""
+    """Run tests on two workers; return pytest's exit status, and what has failed."""
     LAST_FAILED.unlink(missing_ok=True)
-    status = environment.status("-m", "pytest", "-m", "not matrix", "-n", "2", "--dist", "loadfile", *selection)
+    status = environment.status("-m", "pytest", *ON_WORKERS, *selection)
     return status, list(json.loads(LAST_FAILED.read_text())) if status == TESTS_FAILED and LAST_FAILED.is_file() else []
 
 
-def _whole_suite(environment) -> int:
-    """Run every test; return pytest's exit status, that of the second run where few have failed."""
+def _suite(environment, words: list[str]) -> int:
+    """Run the tests; return pytest's exit status, that of the second run where few have failed."""
     forking = _forking_files()
-    runs = [_failed_of(environment, *forking), _failed_of(environment, *(f"--ignore={path}" for path in forking))]
-    status = max(status for status, _ in runs)
+    runs = [
+        _failed_of(environment, *words, *forking),
+        _failed_of(environment, *words, *(f"--ignore={path}" for path in forking)),
+    ]
+    statuses = [status for status, _ in runs]
+    if set(statuses) != {NO_TEST}:  # one of the two runs may have nothing to do
+        statuses = [0 if status == NO_TEST else status for status in statuses]
     failed = [test for _, tests in runs for test in tests]
-    if status != TESTS_FAILED or not 0 < len(failed) <= MOST_TO_REPEAT:
-        return status
+    if max(statuses) != TESTS_FAILED or not 0 < len(failed) <= MOST_TO_REPEAT:
+        return max(statuses)
     print(f"\n{len(failed)} failed beside other tests; now alone:", flush=True)
     status = environment.status("-m", "pytest", "-n", "0", *failed)
     if status == 0:
@@ -59,14 +74,26 @@ def _whole_suite(environment) -> int:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Lint, type check and test.", allow_abbrev=False)
+    parser.add_argument("--quick", action="store_true", help="a sample of the tests that start processes, all others")
+    parser.add_argument("--changed", nargs="?", const="HEAD", metavar="REV", help="tests of what was changed since REV")
+    parser.add_argument("--record", action="store_true", help="write tests/durations.json anew")
+    chosen, selected = parser.parse_known_args()
+    words = [word for word, is_set in (("--quick", chosen.quick), ("--record", chosen.record)) if is_set]
+    words += ["--changed", chosen.changed] if chosen.changed else []
     environment = _environment()
     environment.run("-m", "ruff", "check", ".")
     environment.run("-m", "ruff", "format", "--check", ".")
-    environment.run("-m", "mypy")
-    if sys.argv[1:]:
-        environment.run("-m", "pytest", *sys.argv[1:])
-    else:
-        sys.exit(_whole_suite(environment))
+    with tempfile.TemporaryFile("w+") as said:
+        checking = environment.start("-m", "mypy", stdout=said, stderr=subprocess.STDOUT)
+        if selected:
+            status = environment.status("-m", "pytest", *words, *selected)
+        else:
+            status = _suite(environment, words)
+        checked = checking.wait()
+        said.seek(0)
+        print("\nmypy:", said.read(), flush=True)
+    sys.exit(status or checked)
 
 
 if __name__ == "__main__":
