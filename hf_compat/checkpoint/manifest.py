@@ -30,7 +30,7 @@ from hf_compat.checkpoint.contents import (
 )
 from hf_compat.checkpoint.files import first_line, is_inside, open_regular
 from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
-from hf_compat.checkpoint.run_lock import Owner, is_in_use, remove_ended_lock
+from hf_compat.checkpoint.run_lock import Owner, is_in_use
 from hf_compat.checkpoint.saving_place import PLACE_PREFIX, land_left_over, places
 from hf_compat.checkpoint.sealing import (
     difference_unflushed,
@@ -311,9 +311,6 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
         raise FileNotFoundError(f"No such directory: {os.fspath(folder)!r}")
     if not is_in_use(folder):
         recover(os.fspath(folder))
-        if remove_ended_lock(folder):
-            # scripts take an output folder with no checkpoint and something else for somebody's, and end
-            tidy(os.fspath(folder))
     return newest_checkpoint(folder, problems)
 
 
