@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 
 from safetensors import SafetensorError
 
 from hf_compat.checkpoint.files import first_line, short
-from hf_compat.checkpoint.manifest import make_partial
+from hf_compat.checkpoint.hidden_folders import CONVERTING, hidden_folder, remove_ended
 from hf_compat.errors import ArgumentError, CheckpointWriteError, HfCompatError
 
 
@@ -64,10 +63,14 @@ def writing(target: str) -> Iterator[str]:
     Raises:
         CheckpointWriteError: Something could not be written; the message names the target and the cause.
     """
-    place = None
+    beside, name = os.path.split(os.path.abspath(target))
     try:
-        place = make_partial(target)
-        yield place
+        os.makedirs(beside, exist_ok=True)
+        remove_ended(beside, CONVERTING)
+        with hidden_folder(beside, CONVERTING) as hidden:
+            place = os.path.join(hidden, name)
+            os.mkdir(place)
+            yield place
     except HfCompatError:
         raise
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -75,9 +78,6 @@ def writing(target: str) -> Iterator[str]:
         raise CheckpointWriteError(
             f"{target} could not be written: {cause}.\n\nHint: make room, or name another path."
         ) from error
-    finally:
-        if place is not None:
-            shutil.rmtree(place, ignore_errors=True)
 
 
 def put(written: str, target: str) -> None:

@@ -37,6 +37,24 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     return open(descriptor, "rb")
 
 
+def write_new(path: str | os.PathLike[str], content: bytes, is_durable: bool = False) -> None:
+    """Write a file where there is nothing, never through a link. Where the disk refuses it, no part of it stays.
+
+    Raises:
+        FileExistsError: Something has that name.
+        OSError: It cannot be written.
+    """
+    with open(path, "xb") as file:
+        try:
+            file.write(content)
+            file.flush()
+            if is_durable:
+                os.fsync(file.fileno())
+        except OSError:
+            os.unlink(path)
+            raise
+
+
 @contextlib.contextmanager
 def pinned(path: str | os.PathLike[str]) -> Iterator[str]:
     """Give the path of a regular file to a reader that opens it itself.

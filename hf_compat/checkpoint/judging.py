@@ -131,7 +131,10 @@ def judge_unlisted(root: Path, may_lack_optimizer: bool = False) -> Iterator[str
         root: The folder.
         may_lack_optimizer: Whether one of the optimizer's two files may have been deleted on purpose.
     """
-    yield from _missing_parts(root)
+    missing = list(_missing_parts(root))
+    if missing:  # no checkpoint: what else lies there, or behind a link of that name, may be without end
+        yield from missing
+        return
     has_optimizer = os.path.lexists(root / names.OPTIMIZER_NAME)
     if not may_lack_optimizer and has_optimizer != os.path.lexists(root / names.SCHEDULER_NAME):
         yield f"{names.SCHEDULER_NAME if has_optimizer else names.OPTIMIZER_NAME} is missing"

@@ -12,9 +12,7 @@ import contextlib
 import hashlib
 import logging
 import os
-import re
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,41 +27,24 @@ from hf_compat.checkpoint.contents import (
     read_writer,
 )
 from hf_compat.checkpoint.files import first_line, is_inside, open_regular
-from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
-from hf_compat.checkpoint.run_lock import Owner, is_in_use, remove_ended_lock
-from hf_compat.checkpoint.saving_place import PLACE_PREFIX, land_left_over, places
-from hf_compat.checkpoint.sealing import (
-    difference_unflushed,
-    entries,
-    finish,
-    flush,
-    is_unfinished,
-    remove_half_written,
+from hf_compat.checkpoint.hidden_folders import (
+    CONVERTING,
+    DELETED,
+    REPLACED,
+    SAVING,
+    has_ended,
+    hidden_folder,
+    hidden_folders,
+    remove_ended,
 )
+from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
+from hf_compat.checkpoint.run_lock import is_in_use, is_locked
+from hf_compat.checkpoint.saving_place import land_left_over
+from hf_compat.checkpoint.sealing import difference_unflushed, entries, finish, flush, is_unfinished
 from hf_compat.checkpoint.sealing import seal as seal
 from hf_compat.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
-
-PARTIAL_SUFFIX = ".partial"
-REPLACED_SUFFIX = ".replaced"
-DELETED_SUFFIX = ".deleted"
-# Beside the checkpoints: what a conversion, a replacement or a removal has under way, with the id of its run. Versions
-# before had none; saves, too, wrote folders that end in `.partial`.
-_LEFT_OVER = re.compile(r"(?P<final>.+)(?P<suffix>\.partial|\.replaced|\.deleted)(-(?P<id>.+))?")
-# What a run on another host has under way is touched when nothing was written to it for so long, in seconds.
-_SURELY_OVER = 3600.0
-
-
-def make_partial(final: str) -> str:
-    """Make the folder that a checkpoint of another form is converted in, before it gets its final name."""
-    for path, suffix, owner in _left_overs(os.path.dirname(final) or "."):
-        is_of_this = suffix == PARTIAL_SUFFIX and os.path.basename(_final_of(path)) == os.path.basename(final)
-        if is_of_this and owner is not None and _is_over(path, owner):  # without one it may be the user's
-            _remove_tree(path, ignore_errors=True)
-    partial = f"{final}{PARTIAL_SUFFIX}-{Owner.of_this_process().id}"
-    os.makedirs(partial)
-    return partial
 
 
 def put_in_place(partial: str, final: str) -> None:
@@ -71,34 +52,20 @@ def put_in_place(partial: str, final: str) -> None:
 
     Files of the old folder that belong to no checkpoint are the user's: they are copied into the new one.
     """
-    if not os.path.isdir(final):
+    if not os.path.isdir(final) and not os.path.islink(final):
         os.replace(partial, final)
         flush(Path(final).parent)
         return
-    _copy_user_files(Path(final), Path(partial))
-    replaced = final + REPLACED_SUFFIX + _mark_of_run(partial)
-    _remove_tree(replaced, ignore_errors=True)
-    os.replace(final, replaced)
+    if os.path.islink(final):
+        logger.warning("%s is a link to %s: the new checkpoint takes its place.", final, os.readlink(final))
+    else:
+        _copy_user_files(Path(final), Path(partial))
+    replaced = os.path.join(os.path.dirname(partial), REPLACED)
+    os.mkdir(replaced)
+    os.replace(final, os.path.join(replaced, os.path.basename(final)))
     os.replace(partial, final)
     flush(Path(final).parent)
-    _remove_tree(replaced, ignore_errors=True)  # the new checkpoint is in its place, whatever becomes of the old one
-
-
-def _mark_of_run(partial: str) -> str:
-    """Return what stands for a run in the names of what it has under way; nothing where the folder does not say."""
-    place = os.path.basename(os.path.dirname(os.path.abspath(partial)))
-    if place.startswith(PLACE_PREFIX):
-        return f"-{place.removeprefix(PLACE_PREFIX)}"
-    return os.path.basename(partial).rpartition(PARTIAL_SUFFIX)[2]
-
-
-def _remove_tree(path: str, ignore_errors: bool = False) -> None:
-    """Delete a folder; of a symbolic link the link alone."""
-    if not os.path.islink(path):
-        shutil.rmtree(path, ignore_errors=ignore_errors)
-        return
-    with contextlib.suppress(*([OSError] if ignore_errors else [])):
-        os.unlink(path)
+    shutil.rmtree(replaced, ignore_errors=True)  # the new checkpoint is in its place, whatever becomes of the old one
 
 
 def _copy_user_files(old: Path, new: Path) -> None:
@@ -128,9 +95,11 @@ def remove(folder: str) -> None:
         return
     if root.is_symlink():
         raise OSError("it is a symbolic link")
-    deleted = f"{folder}{DELETED_SUFFIX}-{Owner().id}"
-    os.replace(folder, deleted)
-    _remove_tree(deleted)
+    with hidden_folder(str(root.parent), SAVING) as place:
+        deleted = os.path.join(place, DELETED)
+        os.mkdir(deleted)
+        os.replace(root, os.path.join(deleted, root.name))
+        shutil.rmtree(deleted)
 
 
 def is_ours(folder: str) -> bool:
@@ -164,30 +133,22 @@ def _listed(folder: Path) -> Listed | None:
 
 
 def tidy(run_dir: str) -> None:
-    """Remove what a run that was killed while saving or deleting has left behind, after finishing what is whole."""
-    recover(run_dir)
-    for path, suffix, owner in _left_overs_of_checkpoints(run_dir):
-        if suffix == DELETED_SUFFIX or _is_over(path, owner):
-            _remove_tree(path, ignore_errors=True)
-    for place, run in places(run_dir):
-        if _is_over(place, run):
-            _remove_tree(place, ignore_errors=True)
-    remove_half_written(run_dir)
+    """Remove what killed runs have left behind, after finishing what is whole. For a run that has the folder's lock."""
+    recover(run_dir, is_alone=True)
+    remove_ended(run_dir, SAVING, is_locked=True)
+    remove_ended(run_dir, CONVERTING)
 
 
-def recover(run_dir: str) -> None:
-    """Finish a save that was killed after everything was on disk, between two renames."""
-    for place, run in places(run_dir):
-        if _is_over(place, run):
+def recover(run_dir: str, is_alone: bool = False) -> None:
+    """Finish saves that were killed after everything was on disk. Nothing is deleted.
+
+    Args:
+        run_dir: The output folder.
+        is_alone: Whether no other run saves there, as the caller has the lock. Where there is none, nobody does either.
+    """
+    for place, owner in hidden_folders(run_dir, SAVING):
+        if has_ended(owner, is_alone or not is_locked(run_dir)):
             _finish(place)
-    for suffix in (PARTIAL_SUFFIX, REPLACED_SUFFIX):
-        for path, kind, owner in _left_overs_of_checkpoints(run_dir):
-            final = _final_of(path)
-            is_left_over = kind == suffix and not os.path.exists(final) and _is_over(path, owner)
-            if is_left_over and is_ours(path) and not problems(path):
-                # every process of a run may ask for its last checkpoint: one of them is first
-                with contextlib.suppress(OSError):
-                    os.replace(path, final)
     _finish_unflushed(run_dir)
 
 
@@ -201,52 +162,14 @@ def _finish_unflushed(run_dir: str) -> None:
 
 def _finish(place: str) -> None:
     """Put a checkpoint that is whole, and what lies beside it, where they would be had the run not been killed."""
-    for path in names.list_checkpoints(place):
+    for path in names.list_checkpoints(place) + names.list_checkpoints(os.path.join(place, REPLACED)):
         final = os.path.join(os.path.dirname(place), os.path.basename(path))
         if not os.path.lexists(final) and is_ours(path) and not problems(path):
-            with contextlib.suppress(OSError):  # as below
-                land_left_over(place, final)
+            # every process of a run may ask for its last checkpoint: one of them is first
+            with contextlib.suppress(OSError):
+                if os.path.dirname(path) == place:
+                    land_left_over(place, final)
                 os.replace(path, final)
-
-
-def _left_overs(run_dir: str) -> list[tuple[str, str, Owner | None]]:
-    """List what saves and removals have left in a folder: path, suffix, and the run where the name tells it."""
-    if not os.path.isdir(run_dir):
-        return []
-    matches = [(entry, _LEFT_OVER.fullmatch(entry.name)) for entry in os.scandir(run_dir) if os.path.isdir(entry)]
-    return [
-        (entry.path, match["suffix"], Owner.of_id(match["id"] or ""))
-        for entry, match in sorted(matches, key=lambda found: found[0].name)
-        if match is not None
-    ]
-
-
-def _left_overs_of_checkpoints(run_dir: str) -> list[tuple[str, str, Owner | None]]:
-    return [found for found in _left_overs(run_dir) if names.checkpoint_step(_final_of(found[0])) is not None]
-
-
-def _final_of(path: str) -> str:
-    """Return the name that a folder gets, or had, when it is in its place."""
-    match = _LEFT_OVER.fullmatch(os.path.basename(path))
-    assert match is not None  # it is from the list of those that match
-    return os.path.join(os.path.dirname(path), match["final"])
-
-
-def _is_over(path: str, owner: Owner | None) -> bool:
-    """Return whether nobody works on a left-over any more."""
-    alive = False if owner is None else owner.is_alive()
-    return not alive if alive is not None else time.time() - _last_change(Path(path)) > _SURELY_OVER
-
-
-def _last_change(folder: Path) -> float:
-    """Return when something in a folder was changed last; it may be deleted while it is looked at."""
-    times = [0.0]
-    for path in (folder, *folder.rglob("*")):
-        with contextlib.suppress(OSError):
-            facts = path.lstat()
-            if path.is_dir() or facts.st_nlink == 1:  # of a file with two names, the other one may be in use
-                times.append(facts.st_mtime)
-    return max(times)
 
 
 def problems(folder: str) -> list[str]:
@@ -293,9 +216,9 @@ def compare(root: Path, name: str, facts: object) -> str | None:
 def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     """Return the newest whole checkpoint of a folder, or None.
 
-    Unless a run is saving there, what killed runs have left is seen to first: a save of which everything was on disk
-    is finished, one that was not is removed, and so is a lock. Newer checkpoints that are incomplete or damaged are
-    skipped; a warning names each of them and what is wrong.
+    Unless a run is saving there, a killed run's save is finished first if everything was on disk. Nothing is deleted:
+    the next run that saves there removes what killed runs have left. Newer checkpoints that are incomplete or damaged
+    are skipped; a warning names each of them and what is wrong.
 
     Raises:
         FileNotFoundError: `folder` does not exist.
@@ -311,9 +234,6 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
         raise FileNotFoundError(f"No such directory: {os.fspath(folder)!r}")
     if not is_in_use(folder):
         recover(os.fspath(folder))
-        if remove_ended_lock(folder):
-            # scripts take an output folder with no checkpoint and something else for somebody's, and end
-            tidy(os.fspath(folder))
     return newest_checkpoint(folder, problems)
 
 

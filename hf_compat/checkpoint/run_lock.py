@@ -1,8 +1,9 @@
 """Which run saves into an output folder: a lock file names its host and process. Files only.
 
 One run saves into a folder at a time. The lock of a run that was killed is taken over with a warning. Whether a process
-of another machine or container lives cannot be asked, so a run touches its lock every few seconds: one that is silent
-has ended. What runs have under way bears their owner's id, so none takes another's for its own.
+of another machine or container lives cannot be asked, so a run counts on in its lock every few seconds: one that is
+silent has ended. Clocks differ between machines, and between a machine and its disk. So no file's time is compared with
+another time: a lock is watched, and only a change that is seen counts.
 """
 
 from __future__ import annotations
@@ -18,21 +19,23 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import NoneType
 
-from hf_compat.checkpoint.files import read_json
+from hf_compat.checkpoint.files import read_small, write_new
 from hf_compat.errors import CheckpointError, OutputFolderError
 
 logger = logging.getLogger(__name__)
 
 LOCK_NAME = "hf_compat.lock"
 HEARTBEAT_SECONDS = 5.0
-SILENCE_SECONDS = 30.0  # a run of another machine that has not touched its lock for so long has ended
+SILENCE_SECONDS = 30.0  # a run of another machine whose lock was watched for so long without a change has ended
 _LARGEST_LOCK = 4096  # bytes
 # ids of the owners in this process; one that is in a lock and not here belongs to an earlier process of the same number
 _ACTIVE: set[str] = set()
+_ID = re.compile(r"(?P<host>[A-Za-z0-9._]{1,64})\.(?P<machine>[0-9a-f]{6})-(?P<pid>[0-9]{1,18})-(?P<token>[0-9a-f]{8})")
 
 
 def _host() -> str:
@@ -81,11 +84,19 @@ class Owner:
     @classmethod
     def of_id(cls, text: str) -> Owner | None:
         """Return the owner that an id names; None for any other text."""
-        place, *rest = text.rsplit("-", 2)
-        host, _, machine = place.rpartition(".")
-        if len(rest) != 2 or not re.fullmatch(r"[0-9]{1,18}", rest[0]):
+        match = _ID.fullmatch(text)
+        if match is None:
             return None
-        return cls(host=host, machine=machine, pid=int(rest[0]), token=rest[1])
+        return cls(host=match["host"], machine=match["machine"], pid=int(match["pid"]), token=match["token"])
+
+    @contextlib.contextmanager
+    def shown_alive(self) -> Iterator[None]:
+        """Let others of this process see that work of this owner goes on, for as long as it does."""
+        _ACTIVE.add(self.id)
+        try:
+            yield
+        finally:
+            _ACTIVE.discard(self.id)
 
     @property
     def is_of_this_process(self) -> bool:
@@ -137,7 +148,6 @@ class RunLock:
         self.folder = folder
         self.owner = Owner.of_this_process() if owner is None else owner
         self._path = os.path.join(folder, LOCK_NAME)
-        self._aside = f"{self._path}.{self.owner.token}"
         self._heartbeat: _Heartbeat | None = None
 
     def try_to_acquire(self) -> OutputFolderError | None:
@@ -189,38 +199,41 @@ class RunLock:
 
     def _create(self) -> bool:
         """Write the lock where there is none. It appears whole: nobody reads one that is still empty."""
-        self._write_aside()
+        aside = self._write_aside()
         try:
-            os.link(self._aside, self._path)
+            os.link(aside, self._path)
         except FileExistsError:
             return False
         except OSError:
             return self._create_without_links()  # not every file system has them
         finally:
-            os.unlink(self._aside)
+            os.unlink(aside)
         return True
 
-    def _write_aside(self) -> None:
-        try:
-            with open(self._aside, "w", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(self.owner)))
-        except OSError:  # the disk is full
-            with contextlib.suppress(OSError):
-                os.unlink(self._aside)
-            raise
+    def _write_aside(self) -> str:
+        """Write the lock beside its place. Nobody can guess the name, so no link waits there."""
+        aside = f"{self._path}.{secrets.token_hex(8)}"
+        write_new(aside, _lock_content(self.owner))
+        return aside
 
     def _create_without_links(self) -> bool:
         try:
-            descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            write_new(self._path, _lock_content(self.owner))
         except FileExistsError:
             return False
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(self.owner)))
         return True
 
     def _refuse_where_alive(self, owner: Owner | None) -> None:
         alive = None if owner is None else owner.is_alive()
-        if alive or (alive is None and self._is_touched(owner)):
+        if alive is None:
+            logger.warning(
+                "%s: waiting for a sign of life of %s, at most %g s.",
+                self.folder,
+                _description(owner),
+                SILENCE_SECONDS,
+            )
+            alive = not _is_silent(self._path) and os.path.lexists(self._path)
+        if alive:
             raise OutputFolderError(_refusal(self.folder, _read_owner(self._path) or owner))
 
     def _take_over(self, owner: Owner | None) -> bool:
@@ -229,7 +242,7 @@ class RunLock:
         try:
             os.mkdir(turnstile)
         except FileExistsError:
-            _pass_by(turnstile)
+            self._wait_for_turnstile(turnstile)
             return False
         try:
             if not os.path.lexists(self._path) or _read_owner(self._path) != owner:
@@ -237,27 +250,32 @@ class RunLock:
             logger.warning("%s: the lock of %s is taken over.", self.folder, _description(owner))
             if os.path.isdir(self._path) and not os.path.islink(self._path):
                 os.rmdir(self._path)
-            self._write_aside()
-            os.replace(self._aside, self._path)
+            os.replace(self._write_aside(), self._path)
             return True
         finally:
-            os.rmdir(turnstile)
+            with contextlib.suppress(FileNotFoundError):  # the disk stalled, and another taker gave this one up
+                os.rmdir(turnstile)
 
-    def _is_touched(self, owner: Owner | None) -> bool:
-        """Watch the lock of a process that cannot be asked, until its run shows a sign of life or is surely over."""
-        seen = _changed(self._path)
-        with open(self._aside, "w"):
-            age = (_changed(self._aside) or 0.0) - (seen or 0.0)  # by the clock of the disk
-        os.unlink(self._aside)
-        give_up = time.monotonic() + SILENCE_SECONDS - max(age, 0.0)
-        if time.monotonic() < give_up:
-            logger.warning("%s: waiting for a sign of life of %s.", self.folder, _description(owner))
-        while time.monotonic() < give_up:
-            time.sleep(min(0.5, SILENCE_SECONDS / 10))
-            now = _changed(self._path)
-            if now != seen:
-                return now is not None
-        return False
+    def _wait_for_turnstile(self, turnstile: str) -> None:
+        """Wait for another taker; one that was killed there does not come back.
+
+        Raises:
+            OutputFolderError: What stands there is no taker's, and is not ours to delete.
+        """
+        try:
+            is_a_takers = not os.path.islink(turnstile) and not os.listdir(turnstile)
+        except FileNotFoundError:
+            return
+        except NotADirectoryError:
+            is_a_takers = False
+        if not is_a_takers:
+            raise OutputFolderError(
+                f"{turnstile} is not the empty folder of a run that takes the lock over, so the lock of a run that has "
+                f"ended cannot be taken over.\n\nHint: remove {turnstile}, or name another `output_dir`."
+            )
+        if _is_silent(turnstile):
+            with contextlib.suppress(FileNotFoundError):  # another taker has seen it, too
+                os.rmdir(turnstile)
 
     def release(self) -> None:
         """Give the lock back, where it is still this run's. A process that was forked off gives nothing back."""
@@ -272,7 +290,7 @@ class RunLock:
 
 
 class _Heartbeat:
-    """Touches a lock while its run lives."""
+    """Shows, in a lock, that its run lives: the count in it goes on, whatever the disk makes of times."""
 
     def __init__(self, path: str, owner: Owner) -> None:
         self._path, self._owner = path, owner
@@ -281,10 +299,20 @@ class _Heartbeat:
         self.start = self._thread.start
 
     def _run(self) -> None:
+        beats = 0
         while not self._over.wait(HEARTBEAT_SECONDS):
+            beats += 1
             with contextlib.suppress(OSError):  # the next save looks again, and says so
                 if _read_owner(self._path) == self._owner:
-                    os.utime(self._path)
+                    os.utime(self._path)  # a full disk may take this and no content
+                    self._count(beats)
+
+    def _count(self, beats: int) -> None:
+        """Write the count over the old one. All other bytes stay, so who reads meanwhile reads the owner."""
+        with open(self._path, "r+b", buffering=0) as file:
+            if _owner_in(file.read(_LARGEST_LOCK)) == self._owner:  # it may just have been taken over
+                file.seek(0)
+                file.write(_lock_content(self._owner, beats))
 
     def stop(self) -> None:
         """End it; where the disk does not answer, it ends with the process."""
@@ -292,13 +320,33 @@ class _Heartbeat:
         self._thread.join(HEARTBEAT_SECONDS)
 
 
-def _pass_by(turnstile: str) -> None:
-    """Wait a moment for another taker; one that was killed there does not come back."""
-    time.sleep(0.05)
-    entered = _changed(turnstile)
-    if entered is not None and time.time() - entered > SILENCE_SECONDS:
-        with contextlib.suppress(OSError):  # somebody else has seen it, too
-            os.rmdir(turnstile)
+def _is_silent(path: str) -> bool:
+    """Watch a lock, or a taker's folder: whether it stayed as it was for `SILENCE_SECONDS`.
+
+    Where the disk does not answer, the other run cannot show life either: the watch begins again then.
+    """
+    seen, since = _look(path), time.monotonic()
+    while seen is not None and time.monotonic() - since < SILENCE_SECONDS:
+        asked = time.monotonic()
+        time.sleep(min(0.5, SILENCE_SECONDS / 10))
+        if _look(path) != seen:
+            return False
+        if time.monotonic() - asked > SILENCE_SECONDS / 3:
+            logger.warning("%s: the disk did not answer for a while; waiting goes on.", path)
+            since = time.monotonic()
+    return seen is not None
+
+
+def _look(path: str) -> tuple[bytes, int] | None:
+    """Return what is seen of a lock: its content and time; None where there is none."""
+    try:
+        content = read_small(path, _LARGEST_LOCK)  # opened first: a network's disk looks for changes then
+    except CheckpointError:  # it is gone, or no file that can be read: its time says enough
+        content = b""
+    try:
+        return content, os.lstat(path).st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 def _refusal(folder: str, owner: Owner | None) -> str:
@@ -320,22 +368,27 @@ def _description(owner: Owner | None) -> str:
     return f"process {owner.pid} on this host, which has ended,"
 
 
-def _changed(path: str) -> float | None:
-    """Return when a file was touched last, in seconds; None where there is none."""
-    try:
-        return os.lstat(path).st_mtime
-    except FileNotFoundError:
-        return None
+def _lock_content(owner: Owner, beats: int = 0) -> bytes:
+    """Return what a lock holds, in as many bytes for every count."""
+    return json.dumps({**asdict(owner), "beats": f"{beats:012d}"}).encode()
 
 
 def _read_owner(path: str) -> Owner | None:
     """Read a lock; None where it is not readable."""
     try:
-        facts = read_json(path, _LARGEST_LOCK)
-        owner = Owner(**facts) if isinstance(facts, dict) else None
-    except (CheckpointError, TypeError):
+        return _owner_in(read_small(path, _LARGEST_LOCK))
+    except CheckpointError:
         return None
-    if owner is None or type(owner.pid) is not int or not isinstance(owner.started, (int, NoneType)):
+
+
+def _owner_in(content: bytes) -> Owner | None:
+    """Return the owner that a lock's content names; None for any other content."""
+    try:
+        facts = json.loads(content)
+        owner = Owner(**{name: fact for name, fact in facts.items() if name != "beats"})
+    except (ValueError, RecursionError, TypeError, AttributeError):
+        return None
+    if type(owner.pid) is not int or not isinstance(owner.started, (int, NoneType)):
         return None
     return owner if all(isinstance(text, str) for text in (owner.host, owner.token, owner.machine)) else None
 
@@ -346,30 +399,6 @@ def is_in_use(folder: str | os.PathLike[str]) -> bool:
     return owner is not None and owner.is_alive() is True
 
 
-def remove_ended_lock(folder: str | os.PathLike[str]) -> bool:
-    """Remove the lock of a run that has ended without giving it back, as one that was killed.
-
-    That of another machine's run, which cannot be asked, counts as such once it is silent. Nothing waits for that.
-
-    Returns:
-        Whether the folder has no lock now.
-    """
-    path = os.path.join(folder, LOCK_NAME)
-    with contextlib.suppress(OSError):  # another process sees to it, or the folder is read-only
-        if _is_left(path):
-            turnstile = f"{path}.takeover"
-            os.mkdir(turnstile)
-            try:
-                if _is_left(path):  # still: a run that takes it over goes through here, too
-                    os.unlink(path)
-            finally:
-                os.rmdir(turnstile)
-    return not os.path.lexists(path)
-
-
-def _is_left(path: str) -> bool:
-    """Return whether there is a lock, and its run surely has ended."""
-    touched, owner = _changed(path), _read_owner(path)
-    alive = None if owner is None else owner.is_alive()
-    silent = touched is not None and time.time() - touched > SILENCE_SECONDS
-    return touched is not None and (silent if alive is None else not alive)
+def is_locked(folder: str | os.PathLike[str]) -> bool:
+    """Return whether there is a lock in a folder, whoever has it."""
+    return os.path.lexists(os.path.join(folder, LOCK_NAME))

@@ -12,10 +12,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from hf_compat.checkpoint.hidden_folders import OWN_PREFIX, SAVING, make_hidden, remove_hidden
 from hf_compat.checkpoint.layout import checkpoint_step
 from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner
-
-PLACE_PREFIX = ".saving-"
 
 _Inode = tuple[int, int]
 
@@ -33,7 +32,8 @@ class SavingPlace:
 
     def __init__(self, run_dir: str, owner: Owner) -> None:
         self.run_dir = run_dir
-        self.path = os.path.join(run_dir, PLACE_PREFIX + owner.id)
+        self._owner = owner
+        self.path = os.path.join(run_dir, SAVING + owner.id)
         self._mirrored: dict[str, _Inode] = {}
         self._deleted: list[str] = []
         self._began = 0
@@ -48,23 +48,28 @@ class SavingPlace:
         Raises:
             OSError: It cannot be made.
         """
-        if os.path.isdir(self.path):
-            shutil.rmtree(self.path)
-        os.makedirs(self.path)
+        remove_hidden(self.path)
+        os.makedirs(self.run_dir, exist_ok=True)
+        make_hidden(self.run_dir, SAVING, self._owner)
         self._began = os.stat(self.path).st_ctime_ns  # by the clock of the disk
         self._mirrored = dict(_mirror(self.run_dir, self.path))
         self._deleted = []
 
     def discard(self) -> None:
         """Remove it, with all that was written there."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_hidden(self.path)
 
     def note_deletions(self) -> None:
         """Look which files of the output folder were deleted or renamed here; no process has landed anything yet."""
         self._deleted = [name for name in self._mirrored if not os.path.lexists(os.path.join(self.path, name))]
 
     def adopt(self, final: str) -> None:
-        """Take over what was written at the final place while this save went on: it belongs to this checkpoint."""
+        """Take over what was written at the final place while this save went on: it belongs to this checkpoint.
+
+        A link there leads to somebody's own folder, which stays as it is.
+        """
+        if os.path.islink(final):
+            return
         for path in _files_below(Path(final)):
             target = Path(self.inside(final)) / path.relative_to(final)
             is_older = path.lstat().st_ctime_ns < self._began
@@ -87,16 +92,6 @@ class SavingPlace:
             is_mirror = entry.name in self._mirrored and _inode(entry.path) == self._mirrored[entry.name]
             if not is_mirror:
                 _move(entry.path, os.path.join(self.run_dir, entry.name), self.path, self.run_dir)
-
-
-def places(run_dir: str) -> list[tuple[str, Owner]]:
-    """List the hidden folders of an output folder, each with the run that made it; what no run made is not ours."""
-    if not os.path.isdir(run_dir):
-        return []
-    found = [entry for entry in os.scandir(run_dir) if entry.name.startswith(PLACE_PREFIX)]
-    folders = [entry for entry in found if entry.is_dir(follow_symlinks=False)]
-    owners = [(entry.path, Owner.of_id(entry.name.removeprefix(PLACE_PREFIX))) for entry in folders]
-    return sorted((path, owner) for path, owner in owners if owner is not None)
 
 
 def land_left_over(place: str, final: str) -> None:
@@ -128,8 +123,8 @@ def _inode(path: str) -> _Inode:
 
 
 def _beside(place: str, final: str) -> list[os.DirEntry[str]]:
-    entries = [entry for entry in os.scandir(place) if entry.name != os.path.basename(final)]
-    return sorted(entries, key=lambda entry: entry.name)
+    entries = [entry for entry in os.scandir(place) if not entry.name.startswith(OWN_PREFIX)]
+    return sorted((entry for entry in entries if entry.name != os.path.basename(final)), key=lambda entry: entry.name)
 
 
 def _files_below(folder: Path) -> list[Path]:

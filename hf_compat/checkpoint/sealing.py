@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -21,7 +22,8 @@ from pathlib import Path
 
 from hf_compat.checkpoint.checksums import checksum_facts, has_checksum, holds_checksum
 from hf_compat.checkpoint.contents import MANIFEST_KIND, MANIFEST_NAME, Listed, Writer, read_manifest, read_writer
-from hf_compat.checkpoint.files import is_inside
+from hf_compat.checkpoint.files import is_inside, write_new
+from hf_compat.checkpoint.hidden_folders import SAVING, hidden_folder
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Files up to this size, in bytes, are hashed at once: it takes less time than to put it off.
@@ -47,7 +49,7 @@ def entries(folder: Path) -> Iterator[Path]:
 
 
 def _half_written() -> str:
-    return f"{_WRITTEN_FIRST}{os.getpid()}"
+    return f"{_WRITTEN_FIRST}{secrets.token_hex(8)}"  # nobody can put a link there before
 
 
 def _is_manifest(path: Path) -> bool:
@@ -124,7 +126,8 @@ def _finish(root: Path) -> None:
         return
     finished = {name: _finished(root, name, facts) for name, facts in listed.items()}
     # beside the folder: who copies it, or removes it, meanwhile finds no file that comes and goes
-    _replace_manifest(root, finished, read_writer(root), root.parent / f".{root.name}{_half_written()}")
+    with hidden_folder(str(root.parent), SAVING) as place:
+        _replace_manifest(root, finished, read_writer(root), Path(place) / MANIFEST_NAME)
     _flush_folders(root, finished)
     flush(root.parent)
 
@@ -195,26 +198,15 @@ def _flush_folders(root: Path, listed: Listed) -> None:
             flush(folder)
 
 
-def remove_half_written(run_dir: str) -> None:
-    """Remove the manifests that a run which was killed has left half written beside its checkpoints."""
-    for path in Path(run_dir).glob(f".*{_WRITTEN_FIRST}*"):
-        with contextlib.suppress(OSError):
-            path.unlink()
-
-
 def _replace_manifest(
     root: Path, listed: Listed, writer: Writer | None, written: Path, is_durable: bool = True
 ) -> None:
     """Write a manifest, elsewhere at first: a folder that has one has the old one or the new one at every instant."""
     by = {} if writer is None else asdict(writer)
     text = json.dumps({"kind": MANIFEST_KIND, "version": 1, **by, "files": listed}, indent=1)
+    write_new(written, text.encode(), is_durable)
     try:
-        with open(written, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            if is_durable:
-                os.fsync(file.fileno())
         os.replace(written, root / MANIFEST_NAME)
-    except OSError:  # the disk is full
+    except OSError:
         written.unlink(missing_ok=True)
         raise

@@ -108,7 +108,7 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
     def _save_as(self, final: str, place: SavingPlace) -> None:
         """Write a checkpoint, at once or in the background."""
         run_dir = os.path.dirname(final)
-        agree(self._attempt(lambda: self._tidy(place), place, final))
+        agree(self._attempt(lambda: self._prepare_place(place), place, final))
         best_before = self.state.best_model_checkpoint
         path_of = functools.partial(names.checkpoint_path, run_dir)
         note_best_checkpoint(self.state, path_of, final, self._has_written)
@@ -128,10 +128,9 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
             self.state.best_model_checkpoint = best_before
             raise
 
-    def _tidy(self, place: SavingPlace) -> None:
+    def _prepare_place(self, place: SavingPlace) -> None:
         if self.args.should_save:
             self._keep(place.run_dir)
-            manifest.tidy(place.run_dir)
             place.prepare()
 
     def _has_written(self, path: str) -> bool:

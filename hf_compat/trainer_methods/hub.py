@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint.hidden_folders import SAVING
 from hf_compat.checkpoint.run_lock import LOCK_NAME
-from hf_compat.checkpoint.saving_place import PLACE_PREFIX
 from hf_compat.errors import HubError
 from hf_compat.hf.enums import HubStrategy, SaveStrategy
 from hf_compat.hf.state import TrainerState
@@ -29,7 +29,7 @@ IGNORED = [
     f"{names.PREFIX_CHECKPOINT_DIR}-*",
     f".{names.PREFIX_CHECKPOINT_DIR}-*",
     f"{LOCK_NAME}*",
-    f"{PLACE_PREFIX}*",
+    f"{SAVING}*",
 ]
 _MODEL_FILES = [
     "config.json",

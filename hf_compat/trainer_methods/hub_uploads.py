@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from hf_compat.checkpoint.hidden_folders import hidden_folders, make_hidden, remove_hidden
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.trainer_methods.hub_client import Commit, HubClient, reason_of
 
@@ -245,8 +246,9 @@ def set_aside(
     Raises:
         OSError: There is no room, or something cannot be read.
     """
-    stage = os.path.join(output_dir, f"{STAGE_PREFIX}{Owner().id}")
     remove_left_over(output_dir)
+    os.makedirs(output_dir, exist_ok=True)
+    stage = make_hidden(output_dir, STAGE_PREFIX, Owner())
     try:
         kept = {path: os.path.join(stage, path) for path in files}
         for path, place in kept.copy().items():
@@ -274,7 +276,6 @@ def _link_or_copy(source: str, place: str) -> None:
 
 def remove_left_over(output_dir: str) -> None:
     """Remove what processes that have ended had set aside."""
-    for path in Path(output_dir).glob(f"{STAGE_PREFIX}*"):
-        owner = Owner.of_id(path.name.removeprefix(STAGE_PREFIX))
-        if owner is not None and not owner.is_of_this_process and owner.is_alive() is False:
-            shutil.rmtree(path, ignore_errors=True)
+    for path, owner in hidden_folders(output_dir, STAGE_PREFIX):
+        if not owner.is_of_this_process and owner.is_alive() is False:
+            remove_hidden(path)

@@ -12,7 +12,7 @@ from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.contents import Writer
 from hf_compat.checkpoint.run_lock import Owner, RunLock
-from hf_compat.errors import OutputFolderError
+from hf_compat.errors import HfCompatError, OutputFolderError
 from hf_compat.hf.enums import SaveStrategy
 from hf_compat.runtime.collectives import agree, broadcast_object
 from hf_compat.trainer_methods.base import TrainerBase
@@ -98,8 +98,8 @@ class OutputFolderMethods(TrainerBase):
         # every node has a process that saves where its disk is its own
         own = Owner.of_this_process(self._owner.token)
         lock = RunLock(folder, own) if self.args.should_save else None
-        agree(None if lock is None else lock.try_to_acquire())
-        self._locks = {**self._locks, folder: lock}
+        self._locks = {**self._locks, folder: lock}  # at once: where another process fails, it is given back
+        agree(None if lock is None else lock.try_to_acquire() or _tidied(folder))
 
     def _keep(self, folder: str) -> None:
         """Make sure that a folder is still this run's.
@@ -147,6 +147,15 @@ class OutputFolderMethods(TrainerBase):
         limit = self.args.save_total_limit
         fate = f"`save_total_limit={limit}` removes them first" if limit else "they stay"
         logger.warning("%s: %s come from an earlier run; %s.", run_dir, ", ".join(others), fate)
+
+
+def _tidied(folder: str) -> Exception | None:
+    """Remove what killed runs have left in a folder that is this run's now; return what went wrong."""
+    try:
+        manifest.tidy(folder)
+    except (HfCompatError, OSError) as error:
+        return error
+    return None
 
 
 def _probe(folder: str) -> None:

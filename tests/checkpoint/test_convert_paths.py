@@ -79,7 +79,7 @@ def test_what_is_named_as_unfinished_work_is_the_users(folder, tmp_path, form):
     convert(str(source), str(target))
     assert (beside / "notes.txt").read_text() == "mine"
     assert {path.name for path in tmp_path.iterdir()} >= {target.name, beside.name}
-    assert not list(tmp_path.glob("*.partial-*"))
+    assert not list(tmp_path.glob(".converting-*"))
 
 
 @pytest.mark.parametrize("target", ["inside", "inside/deeper", "inside.ckpt", "../checkpoint-2/x"])

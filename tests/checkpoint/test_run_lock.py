@@ -102,17 +102,6 @@ def test_a_run_elsewhere_that_is_silent_is_over(tmp_path, facts, caplog):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nobody_waits_for_a_run_elsewhere_that_has_long_been_silent(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(run_lock, "SILENCE_SECONDS", 300.0)
-    lock_of(tmp_path, host="elsewhere")
-    os.utime(tmp_path / LOCK_NAME, (1, 1))
-    lock = RunLock(str(tmp_path))
-    begun = time.monotonic()
-    lock.acquire()
-    lock.release()
-    assert time.monotonic() - begun < 60 and "waiting" not in caplog.text
-
-
 def test_a_run_touches_its_lock(tmp_path):
     lock = RunLock(str(tmp_path))
     lock.acquire()
@@ -248,22 +237,6 @@ def test_what_is_no_file_in_the_place_of_a_lock_does_not_hang(tmp_path, make):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_look_for_the_last_checkpoint_removes_what_killed_runs_left(tmp_path):
-    """Scripts end where a folder holds no checkpoint, and something else: a run killed early would start no more."""
-    ended = Owner(pid=ended_process())
-    lock_of(tmp_path, pid=ended.pid)
-    (tmp_path / f".saving-{ended.id}" / "checkpoint-2").mkdir(parents=True)
-    assert manifest.get_last_checkpoint(tmp_path) is None and list(tmp_path.iterdir()) == []
-
-
-def test_a_look_for_the_last_checkpoint_leaves_a_lock_of_a_run_that_may_live(tmp_path, other_process):
-    for facts in ({"pid": other_process.pid}, {"host": "elsewhere"}):
-        lock_of(tmp_path, **facts)
-        assert manifest.get_last_checkpoint(tmp_path) is None and (tmp_path / LOCK_NAME).exists()
-    os.utime(tmp_path / LOCK_NAME, (0, 0))  # that of elsewhere has been silent for long
-    assert manifest.get_last_checkpoint(tmp_path) is None and list(tmp_path.iterdir()) == []
-
-
 def test_a_lock_of_another_is_not_given_back(tmp_path, other_process):
     lock = RunLock(str(tmp_path))
     lock.acquire()
@@ -272,41 +245,176 @@ def test_a_lock_of_another_is_not_given_back(tmp_path, other_process):
     assert (tmp_path / LOCK_NAME).exists()
 
 
-def test_what_a_live_run_has_under_way_is_left_alone(tmp_path, other_process):
-    alive, ended = Owner(pid=other_process.pid), Owner(pid=ended_process())
-    elsewhere = Owner(host="elsewhere", pid=1)
-    for owner in (alive, ended, elsewhere):
-        (tmp_path / f"checkpoint-4.partial-{owner.id}").mkdir()
-    manifest.tidy(str(tmp_path))
-    kept = {f"checkpoint-4.partial-{alive.id}", f"checkpoint-4.partial-{elsewhere.id}"}
-    assert {path.name for path in tmp_path.iterdir()} == kept
-    os.utime(tmp_path / f"checkpoint-4.partial-{elsewhere.id}", (0, 0))
-    manifest.tidy(str(tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} == {f"checkpoint-4.partial-{alive.id}"}
+ELSEWHERE_ALIVE = Owner(host="elsewhere", token="0123abcd")
 
 
-def sealed(path):
+class Beating:
+    """The lock of a run elsewhere, which shows life until the block ends."""
+
+    def __init__(self, folder, show_life):
+        lock_of(folder, **asdict(ELSEWHERE_ALIVE))
+        self.path, self._show_life, self._over = folder / LOCK_NAME, show_life, threading.Event()
+        self._thread = threading.Thread(target=self._live)
+
+    def _live(self):
+        count = 0
+        while not self._over.wait(0.05):
+            count += 1
+            self._show_life(self.path, count)
+
+    def __enter__(self):
+        self._show_life(self.path, 0)
+        self._thread.start()
+
+    def __exit__(self, *error):
+        self._over.set()
+        self._thread.join()
+
+
+def refused(folder):
+    with pytest.raises(OutputFolderError, match=r"process \d+ on elsewhere"):
+        RunLock(str(folder)).acquire()
+    return run_lock._read_owner(str(folder / LOCK_NAME)) == ELSEWHERE_ALIVE
+
+
+@pytest.mark.parametrize("seconds", [-3600, 3600, 60], ids=["an hour behind", "an hour ahead", "a minute ahead"])
+def test_a_clock_of_another_time_frees_no_lock(tmp_path, seconds):
+    """The other node's disk, or the node itself, stamps the file."""
+
+    def touch(path, count):
+        os.utime(path, (time.time() + seconds, time.time() + seconds))
+
+    with Beating(tmp_path, touch):
+        assert manifest.get_last_checkpoint(tmp_path) is None and (tmp_path / LOCK_NAME).exists()
+        assert refused(tmp_path)
+
+
+def test_a_clock_that_jumps_frees_no_lock(tmp_path):
+    def touch(path, count):
+        os.utime(path, (time.time() + (-1) ** count * 3600,) * 2)
+
+    with Beating(tmp_path, touch):
+        assert refused(tmp_path)
+
+
+def test_a_disk_that_rounds_times_shows_life_all_the_same(tmp_path, monkeypatch):
+    """Nothing but what is in the lock changes."""
+    lstat = os.lstat
+
+    def rounded(path, **options):
+        facts = lstat(path, **options)
+        times = {"st_mtime": 1e9, "st_mtime_ns": 10**18}
+        return os.stat_result((*facts[:8], 10**9, facts[9]), times) if str(path).endswith(LOCK_NAME) else facts
+
+    live = RunLock(str(tmp_path), ELSEWHERE_ALIVE)
+    live.acquire()
+    monkeypatch.setattr(os, "lstat", rounded)
+    try:
+        assert refused(tmp_path)
+    finally:
+        live._heartbeat.stop()
+
+
+def test_a_disk_that_stalls_for_everybody_ends_nobody(tmp_path, monkeypatch, caplog):
+    """While it stands still the other run cannot touch its lock; that time does not count as its silence."""
+    lstat, looks, stalled = os.lstat, [], threading.Event()
+
+    def stall(path, **options):
+        facts = lstat(path, **options)
+        if str(path).endswith(LOCK_NAME) and threading.current_thread() is threading.main_thread():
+            looks.append(path)
+            if len(looks) == 4:
+                time.sleep(1.0)
+                stalled.set()
+        return facts
+
+    def touch(path, count):
+        if stalled.wait(0 if count == 0 else 5):
+            os.utime(path)
+
+    with Beating(tmp_path, touch):
+        monkeypatch.setattr(os, "lstat", stall)
+        assert refused(tmp_path) and "the disk did not answer" in caplog.text
+
+
+def test_a_live_run_that_could_not_touch_its_lock_learns_at_its_next_save_that_another_has_the_folder(tmp_path):
+    """Its own disk stalled for longer than the silence: it ends, and loses nothing without a word."""
+    live, taker = RunLock(str(tmp_path), ELSEWHERE_ALIVE), RunLock(str(tmp_path))
+    live._write()  # its heart stands still
+    taker.acquire()
+    with pytest.raises(OutputFolderError, match="Another run saves into"):
+        live.renew()
+    assert run_lock._read_owner(str(tmp_path / LOCK_NAME)) == taker.owner
+    taker.release()
+
+
+def test_who_reads_a_lock_that_is_touched_reads_its_owner(tmp_path):
+    lock = RunLock(str(tmp_path))
+    lock.acquire()
+    path, read = str(tmp_path / LOCK_NAME), set()
+    give_up = time.monotonic() + 20
+    while len(read) < 3 and time.monotonic() < give_up:
+        read.add((tmp_path / LOCK_NAME).read_bytes())
+        assert run_lock._read_owner(path) == lock.owner
+    assert len(read) == 3 and len({len(content) for content in read}) == 1
+    lock.release()
+
+
+def test_a_heartbeat_writes_nothing_into_the_lock_of_a_taker(tmp_path):
+    lock_of(tmp_path, host="elsewhere")
+    before = (tmp_path / LOCK_NAME).read_bytes()
+    run_lock._Heartbeat(str(tmp_path / LOCK_NAME), Owner())._count(7)
+    assert (tmp_path / LOCK_NAME).read_bytes() == before
+
+
+def acquired(lock, seconds=20):
+    """Acquire in a thread, so that a test of what once waited for ever ends."""
+    outcome = []
+    thread = threading.Thread(target=lambda: outcome.append(lock.try_to_acquire()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert outcome, "it waits for ever"
+    return outcome[0]
+
+
+def a_folder_with_a_file(path):
     path.mkdir()
-    (path / "a.txt").write_text(path.name)
-    manifest.seal(str(path))
+    (path / "notes.txt").write_text("mine")
 
 
-def test_a_save_of_a_live_run_is_not_finished_by_another(tmp_path, other_process):
-    sealed(tmp_path / f"checkpoint-4.partial-{Owner(pid=other_process.pid).id}")
-    assert manifest.get_last_checkpoint(tmp_path) is None
-    other_process.kill()
-    other_process.wait()
-    assert manifest.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
+@pytest.mark.parametrize(
+    "make",
+    [lambda path: path.write_text("mine"), a_folder_with_a_file, lambda path: path.symlink_to("/nowhere"), os.mkfifo],
+    ids=["a file", "a folder that is not empty", "a link", "a fifo"],
+)
+def test_what_is_in_the_way_of_a_takeover_is_named_and_stays(tmp_path, make):
+    lock_of(tmp_path, pid=ended_process())
+    make(tmp_path / f"{LOCK_NAME}.takeover")
+    error = acquired(RunLock(str(tmp_path)))
+    assert isinstance(error, OutputFolderError)
+    assert f"{LOCK_NAME}.takeover is not the empty folder" in str(error) and "Hint: remove" in str(error)
+    assert os.path.lexists(tmp_path / f"{LOCK_NAME}.takeover")
 
 
-def test_killed_between_two_renames_both_copies_survive(tmp_path):
-    """The new copy is finished; only then the old one goes."""
-    owner = Owner(pid=ended_process())
-    for look in (manifest.get_last_checkpoint, manifest.tidy):
-        folder = tmp_path / look.__name__
-        folder.mkdir()
-        for kind in ("partial", "replaced"):
-            sealed(folder / f"checkpoint-4.{kind}-{owner.id}")
-        look(str(folder))
-        assert (folder / "checkpoint-4" / "a.txt").read_text() == f"checkpoint-4.partial-{owner.id}"
-        assert manifest.problems(str(folder / "checkpoint-4")) == []
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_a_takers_folder_goes_by_no_clock(tmp_path, seconds):
+    lock_of(tmp_path, pid=ended_process())
+    turnstile = tmp_path / f"{LOCK_NAME}.takeover"
+    turnstile.mkdir()
+    os.utime(turnstile, (time.time() + seconds,) * 2)
+    begun = time.monotonic()
+    lock = RunLock(str(tmp_path))
+    assert acquired(lock) is None and time.monotonic() - begun >= run_lock.SILENCE_SECONDS
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_is_written_through_no_link(tmp_path):
+    out, private = tmp_path / "out", tmp_path / "private"
+    out.mkdir()
+    private.write_text("mine")
+    lock = RunLock(str(out), Owner.of_this_process("0123abcd"))
+    (out / f"{LOCK_NAME}.0123abcd").symlink_to(private)
+    lock.acquire()
+    lock.release()
+    assert private.read_text() == "mine"

@@ -110,6 +110,11 @@ IDIOMS = [
 ]
 
 
+def saving(library, folder, **values):
+    base = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "report_to": "none", "use_cpu": True}
+    return library.TrainingArguments(str(folder), disable_tqdm=True, **(base | values))
+
+
 def trained(library, folder, idiom, method="_save", **values):
     """Train with a subclass whose `_save` or `save_model` also does something of its own."""
 
@@ -121,10 +126,8 @@ def trained(library, folder, idiom, method="_save", **values):
         idiom(self, str(output_dir))
 
     setattr(Own, method, override)
-    base = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "report_to": "none", "use_cpu": True}
-    args = library.TrainingArguments(str(folder), disable_tqdm=True, **(base | values))
     set_seed(3)
-    trainer = Own(toy.Classifier(), args, train_dataset=toy.rows())
+    trainer = Own(toy.Classifier(), saving(library, folder, **values), train_dataset=toy.rows())
     trainer.train()
     return trainer
 
@@ -189,6 +192,24 @@ def test_a_save_that_fails_leaves_the_output_folder_as_it_was(tmp_path):
     with pytest.raises(CheckpointWriteError, match="checkpoint-2 could not be written"):
         trained(hf_compat, tmp_path, fail)
     assert tree(tmp_path) == {"notes.txt": "mine"}
+
+
+@pytest.mark.parametrize("values", [{}, {"async_save": True}, {"save_total_limit": 1}], ids=["", "async", "limit"])
+def test_a_run_leaves_folders_and_links_of_the_users_as_they_are(tmp_path, values):
+    """Links named like checkpoints lead to a private folder; others are named like what a run leaves."""
+    private, out = tmp_path / "private", tmp_path / "out"
+    for folder in (private, out / "checkpoint-2.deleted-by-mistake", out / "checkpoint-9.partial-notes"):
+        folder.mkdir(parents=True)
+        (folder / "key.pem").write_text("mine")
+    (out / "checkpoint-2").symlink_to(private)
+    (out / "checkpoint-9").symlink_to(private)
+    hf_compat.Trainer(toy.Classifier(), saving(hf_compat, out, **values), train_dataset=toy.rows()).train()
+    written = ["checkpoint-4"] if "save_total_limit" in values else ["checkpoint-2", "checkpoint-4"]
+    users = ["checkpoint-2.deleted-by-mistake", "checkpoint-9", "checkpoint-9.partial-notes"]
+    assert sorted(path.name for path in out.iterdir()) == sorted([*written, *users])
+    assert all((out / name / "key.pem").read_text() == "mine" for name in users)
+    assert [path.name for path in private.iterdir()] == ["key.pem"]
+    assert not any((out / name / "key.pem").exists() or (out / name).is_symlink() for name in written)
 
 
 def left_by(owner, run_dir, is_whole):

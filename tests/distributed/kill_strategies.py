@@ -170,7 +170,7 @@ def kill_some(job: Job, chance: random.Random, counts: Counter[str]) -> bool:
     if job.has_result():
         assert job.wait(ranks, LONGEST) == 0, job.log.read_text()[-3000:]
         return False
-    saving = any(job.folder.glob(".saving-*")) or any(job.folder.glob("*.deleted*"))
+    saving = any(job.folder.glob(".saving-*"))
     for pid in victims_of(name, job, ranks, chance):
         try:
             os.kill(pid, signal.SIGKILL)

@@ -132,7 +132,7 @@ def main() -> int:
             return 1
         if not finished:
             done += 1
-            within_saves += any(folder.glob(".saving-*")) or any(folder.glob("*.deleted*"))
+            within_saves += any(folder.glob(".saving-*"))
             continue
         ended += 1
         found = pickle.loads(result.read_bytes())

@@ -17,6 +17,8 @@ import toy
 from compare import same
 
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
+from hf_compat.checkpoint.hidden_folders import SAVING, make_hidden
+from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.errors import CheckpointError, CheckpointWriteError, OutputFolderError
 
 KILL = Path(__file__).with_name("kill.py")
@@ -136,14 +138,20 @@ def test_damage_of_folders_that_transformers_wrote(whole, name, how):
     assert Path(get_last_checkpoint(whole)).name == expected
 
 
+def killed_before_the_last_rename(run):
+    place = make_hidden(str(run), SAVING, Owner(pid=2**22 + 7))  # no process has such a number
+    os.replace(run / "checkpoint-8", os.path.join(place, "checkpoint-8"))
+    return Path(place)
+
+
 def test_a_save_that_was_killed_between_two_renames_is_finished(whole, make_args):
-    os.replace(whole / "checkpoint-8", whole / "checkpoint-8.partial")
+    place = killed_before_the_last_rename(whole)
     assert make(make_args, whole).train(resume_from_checkpoint=True).global_step == 8
-    assert (whole / "checkpoint-8").is_dir() and not (whole / "checkpoint-8.partial").exists()
+    assert (whole / "checkpoint-8").is_dir() and not place.exists()
 
 
 def test_the_last_checkpoint_is_found_between_two_renames(whole):
-    os.replace(whole / "checkpoint-8", whole / "checkpoint-8.partial")
+    killed_before_the_last_rename(whole)
     assert get_last_checkpoint(whole) == str(whole / "checkpoint-8")
 
 

@@ -22,7 +22,7 @@ import torch
 import toy
 
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
-from hf_compat.checkpoint import manifest, sealing
+from hf_compat.checkpoint import hidden_folders, manifest, sealing
 from hf_compat.checkpoint.contents import read_manifest
 from hf_compat.checkpoint.layout import checkpoint_step
 from hf_compat.errors import CheckpointWriteError
@@ -445,15 +445,16 @@ def test_a_manifest_that_a_kill_has_left_half_written_is_removed(make_args, tmp_
     with monkeypatch.context() as patched, pytest.raises(CheckpointWriteError):
         patched.setattr(os, "replace", fail_to_name_manifests(os.replace))
         patched.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+        patched.setattr(hidden_folders, "remove_hidden", lambda path: None)
         run(make_args)
-    assert [path.name for path in (tmp_path / "out").glob(".*.manifest.json.*")]
+    assert list((tmp_path / "out").glob(".saving-*/manifest.json"))
     run(make_args)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"checkpoint-2", "checkpoint-4"}
 
 
 def fail_to_name_manifests(replace):
     def fail(source, target):
-        if Path(source).parent.name == "out" and Path(target).name == "manifest.json":
+        if Path(source).parent.parent.name == "out" and Path(target).parent.parent.name == "out":
             raise OSError(28, "No space left on device")
         replace(source, target)
 

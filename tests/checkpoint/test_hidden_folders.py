@@ -1,0 +1,188 @@
+"""What may go from an output folder: what a run left there, provably; never by a read, and never what is the user's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_compat.checkpoint import hidden_folders, manifest, sealing
+from hf_compat.checkpoint.conversion_paths import writing
+from hf_compat.checkpoint.hidden_folders import CONVERTING, DELETED, REPLACED, SAVING, hidden_folder, make_hidden
+from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner, RunLock
+from hf_compat.checkpoint.saving_place import SavingPlace
+from hf_compat.trainer_methods.hub_uploads import STAGE_PREFIX, remove_left_over
+
+ENDED = Owner(pid=2**22 + 7)  # no process has such a number
+ELSEWHERE = Owner(host="elsewhere", pid=1)
+
+
+def sealed(path, text="new"):
+    path.mkdir(parents=True)
+    (path / "a.txt").write_text(text)
+    manifest.seal(str(path))
+
+
+def tree(folder):
+    return {path.relative_to(folder).as_posix(): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+USERS = [
+    "checkpoint-2.replaced-old-data",
+    "checkpoint-2.deleted-by-mistake",
+    "checkpoint-9.partial-notes",
+    "checkpoint-4.partial",
+    "checkpoint-6.deleted",
+    f"checkpoint-8.deleted-{ENDED.id}",
+    ".saving-notes",
+    f".saving-{ENDED.id}",  # of the right name, and no run made it
+    f".saving-{ENDED.id}-backup",
+    f"{STAGE_PREFIX}{ENDED.id}",
+]
+
+
+@pytest.mark.parametrize("act", [manifest.get_last_checkpoint, manifest.recover, manifest.tidy, remove_left_over])
+def test_folders_of_the_users_stay(tmp_path, act):
+    for name in USERS:
+        sealed(tmp_path / name / "checkpoint-3", "mine")
+        (tmp_path / name / "notes.txt").write_text("mine")
+    sealed(tmp_path / "elsewhere" / "checkpoint-2")
+    (tmp_path / f".saving-{Owner(pid=ENDED.pid).id}").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / ".my.manifest.json.old").write_text("mine")
+    before = tree(tmp_path)
+    act(str(tmp_path))
+    assert tree(tmp_path) == before
+
+
+def left_by_a_kill(folder, owner=ENDED):
+    """Make what a killed run leaves: its lock, half a save, half a removal."""
+    place = Path(make_hidden(str(folder), SAVING, owner))
+    (place / "checkpoint-4").mkdir()
+    (place / "checkpoint-4" / "model.safetensors").write_bytes(b"half")
+    removal = Path(make_hidden(str(folder), SAVING, Owner(host=owner.host, pid=owner.pid)))
+    sealed(removal / DELETED / "checkpoint-2")
+    return place, removal
+
+
+def test_reading_deletes_nothing_and_the_next_run_that_saves_removes_what_is_left(tmp_path):
+    lock = RunLock(str(tmp_path), ENDED)
+    lock._write()
+    left_by_a_kill(tmp_path)
+    before = tree(tmp_path)
+    assert manifest.get_last_checkpoint(tmp_path) is None
+    assert tree(tmp_path) == before
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    left_by_a_kill(tmp_path, Owner(pid=process.pid))
+    manifest.tidy(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK_NAME]
+
+
+def test_what_cannot_be_asked_has_ended_where_the_caller_has_the_lock(tmp_path):
+    left_by_a_kill(tmp_path, ELSEWHERE)
+    make_hidden(str(tmp_path), CONVERTING, ELSEWHERE)  # needs no lock: it may go on
+    before = tree(tmp_path)
+    manifest.recover(str(tmp_path))
+    assert tree(tmp_path) == before
+    manifest.tidy(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [CONVERTING + ELSEWHERE.id]
+
+
+def test_a_save_of_a_run_that_may_live_is_not_finished_by_a_read(tmp_path):
+    sealed(Path(make_hidden(str(tmp_path), SAVING, ELSEWHERE)) / "checkpoint-4")
+    RunLock(str(tmp_path), ELSEWHERE)._write()
+    assert manifest.get_last_checkpoint(tmp_path) is None
+    (tmp_path / LOCK_NAME).unlink()  # nobody saves there
+    assert manifest.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
+
+
+def test_a_save_of_a_live_run_is_not_finished_by_another(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        sealed(Path(make_hidden(str(tmp_path), SAVING, Owner(pid=process.pid))) / "checkpoint-4")
+        before = tree(tmp_path)
+        manifest.tidy(str(tmp_path))
+        assert manifest.get_last_checkpoint(tmp_path) is None and tree(tmp_path) == before
+        process.kill()
+    assert manifest.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
+
+
+@pytest.mark.parametrize("look", [manifest.get_last_checkpoint, manifest.tidy])
+def test_killed_between_two_renames_both_copies_survive(tmp_path, look):
+    """The new copy is finished; only then the old one may go."""
+    place = Path(make_hidden(str(tmp_path), SAVING, ENDED))
+    sealed(place / "checkpoint-4")
+    sealed(place / REPLACED / "checkpoint-4", "old")
+    sealed(place / REPLACED / "checkpoint-6", "old, and the new one is not whole")
+    look(str(tmp_path))
+    texts = [(tmp_path / name / "a.txt").read_text() for name in ("checkpoint-4", "checkpoint-6")]
+    assert texts == ["new", "old, and the new one is not whole"]
+    assert place.exists() is (look is manifest.get_last_checkpoint)
+
+
+def test_a_removal_of_the_hidden_folder_that_is_killed_is_gone_on_with(tmp_path, monkeypatch):
+    place, _ = left_by_a_kill(tmp_path)
+
+    def stop(path, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hidden_folders.shutil, "rmtree", stop)
+    with pytest.raises(KeyboardInterrupt):
+        hidden_folders.remove_hidden(str(place))
+    monkeypatch.undo()
+    manifest.tidy(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_work_of_this_process_that_goes_on_is_left_alone(tmp_path):
+    with writing(str(tmp_path / "new")) as place, hidden_folder(str(tmp_path), SAVING) as other:
+        manifest.tidy(str(tmp_path))
+        assert os.path.isdir(place) and os.path.isdir(other)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("write", [manifest.seal, sealing.list_unflushed])
+def test_a_manifest_is_written_through_no_link(tmp_path, write):
+    folder, private = tmp_path / "checkpoint-2", tmp_path / "private"
+    sealed(folder)
+    private.write_text("mine")
+    (folder / f".manifest.json.{os.getpid()}").symlink_to(private)
+    (tmp_path / f".checkpoint-2.manifest.json.{os.getpid()}").symlink_to(private)
+    write(str(folder))
+    sealing.finish(str(folder))
+    assert private.read_text() == "mine" and manifest.problems(str(folder)) == []
+
+
+def test_a_link_at_the_final_place_is_not_followed(tmp_path, caplog):
+    private, out = tmp_path / "private", tmp_path / "out"
+    private.mkdir()
+    out.mkdir()
+    final = out / "checkpoint-8"
+    final.symlink_to(private)
+    place = SavingPlace(str(out), Owner())
+    place.prepare()
+    for name in ("key.pem", "deep/er.txt"):  # newer than the save, and by an earlier one
+        (private / name).parent.mkdir(exist_ok=True)
+        (private / name).write_text("private")
+    sealed(Path(place.inside(str(final))))
+    place.adopt(str(final))
+    manifest.seal(place.inside(str(final)))
+    manifest.put_in_place(place.inside(str(final)), str(final))
+    place.discard()
+    assert sorted(path.name for path in final.iterdir()) == ["a.txt", "manifest.json"] and not final.is_symlink()
+    assert sorted(tree(private)) == ["deep", "deep/er.txt", "key.pem"] and "is a link to" in caplog.text
+    assert [path.name for path in out.iterdir()] == ["checkpoint-8"]
+
+
+def test_a_link_that_leads_to_everything_is_judged_without_a_walk(tmp_path, monkeypatch):
+    everything, scandir, seen = tmp_path / "everything", os.scandir, []
+    (everything / "usr" / "lib").mkdir(parents=True)
+    (everything / "usr" / "lib" / "model.pt").write_bytes(b"x")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "checkpoint-9").symlink_to(everything)
+    monkeypatch.setattr(os, "scandir", lambda path: (seen.append(str(path)), scandir(path))[1])
+    assert manifest.get_last_checkpoint(out) is None
+    assert seen and not any("usr" in path for path in seen)
