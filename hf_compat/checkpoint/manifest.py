@@ -38,7 +38,7 @@ from hf_compat.checkpoint.hidden_folders import (
     remove_ended,
 )
 from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
-from hf_compat.checkpoint.run_lock import is_in_use, is_locked
+from hf_compat.checkpoint.run_lock import give_back_for_the_dead, is_in_use, is_locked
 from hf_compat.checkpoint.saving_place import land_left_over
 from hf_compat.checkpoint.sealing import difference_unflushed, entries, finish, flush, is_unfinished
 from hf_compat.checkpoint.sealing import seal as seal
@@ -216,8 +216,8 @@ def compare(root: Path, name: str, facts: object) -> str | None:
 def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     """Return the newest whole checkpoint of a folder, or None.
 
-    Unless a run is saving there, a killed run's save is finished first if everything was on disk. Nothing is deleted:
-    the next run that saves there removes what killed runs have left. Newer checkpoints that are incomplete or damaged
+    Unless a run is saving there, a killed run's save is finished first if everything was on disk. Nothing is deleted but
+    the lock of a process of this host that has died: the next run that saves there removes what killed runs have left. Newer checkpoints that are incomplete or damaged
     are skipped; a warning names each of them and what is wrong.
 
     Raises:
@@ -232,6 +232,7 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     """
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"No such directory: {os.fspath(folder)!r}")
+    give_back_for_the_dead(folder)
     if not is_in_use(folder):
         recover(os.fspath(folder))
     return newest_checkpoint(folder, problems)

@@ -402,3 +402,16 @@ def is_in_use(folder: str | os.PathLike[str]) -> bool:
 def is_locked(folder: str | os.PathLike[str]) -> bool:
     """Return whether there is a lock in a folder, whoever has it."""
     return os.path.lexists(os.path.join(folder, LOCK_NAME))
+
+
+def give_back_for_the_dead(folder: str | os.PathLike[str]) -> None:
+    """Remove the lock of a process of this host that has died. The system says so: no clock is asked.
+
+    Scripts refuse an output folder that is not empty and holds no checkpoint. Without this, a run that was killed
+    before its first save could not be started again. A folder that cannot be written to keeps its lock.
+    """
+    owner = _read_owner(os.path.join(folder, LOCK_NAME))
+    if owner is not None and owner.is_alive() is False:
+        lock = RunLock(os.fspath(folder))
+        if lock.try_to_acquire() is None:
+            lock.release()

@@ -418,3 +418,12 @@ def test_a_lock_is_written_through_no_link(tmp_path):
     lock.acquire()
     lock.release()
     assert private.read_text() == "mine"
+
+
+def test_a_look_for_the_last_checkpoint_removes_the_lock_of_the_dead_alone(tmp_path, other_process):
+    """Scripts refuse a folder that holds something but no checkpoint: a run killed early would not start again."""
+    for name, facts in {"alive": {"pid": other_process.pid}, "elsewhere": {"host": "elsewhere"}}.items():
+        lock_of(tmp_path / name, **facts)
+        assert manifest.get_last_checkpoint(tmp_path / name) is None and (tmp_path / name / LOCK_NAME).exists()
+    lock_of(tmp_path / "dead", pid=ended_process())
+    assert manifest.get_last_checkpoint(tmp_path / "dead") is None and list((tmp_path / "dead").iterdir()) == []
