@@ -18,7 +18,7 @@ from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.contents import MANIFEST_NAME, read_manifest, read_writer, reading_as_it_is
 from hf_compat.checkpoint.files import is_inside
 from hf_compat.checkpoint.judging import judge_edited, judge_unlisted
-from hf_compat.checkpoint.sealing import entries, seal
+from hf_compat.checkpoint.sealing import entries, refusal, seal
 from hf_compat.errors import ArgumentError, CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -68,15 +68,17 @@ def find_edits(folder: str) -> Edits:
     """Compare a folder with its manifest.
 
     Raises:
-        CheckpointError: The manifest is not readable or lists what is outside the folder.
+        CheckpointError: The manifest is not readable or lists what is outside the folder, or the disk refused a file.
     """
     root = Path(folder)
     listed = read_manifest(root)
     if listed is None:
         raise CheckpointError(f"{MANIFEST_NAME} is not readable")
     outside = [manifest.compare(root, name, facts) for name, facts in listed.items() if not is_inside(root, name)]
-    if outside:
-        raise CheckpointError("; ".join(filter(None, outside)))
+    there = [(name, facts) for name, facts in sorted(listed.items()) if os.path.lexists(root / name)]
+    refused = [] if outside else [refusal(root, name, facts) for name, facts in there]
+    if any((*outside, *refused)):
+        raise CheckpointError("; ".join(filter(None, (*outside, *refused))))
     kinds: dict[str, list[str]] = {"kept": [], "changed": [], "missing": []}
     for name, facts in sorted(listed.items()):
         is_there = os.path.lexists(root / name)

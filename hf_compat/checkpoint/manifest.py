@@ -40,7 +40,7 @@ from hf_compat.checkpoint.hidden_folders import (
 from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
 from hf_compat.checkpoint.run_lock import give_back_for_the_dead, is_in_use, is_locked
 from hf_compat.checkpoint.saving_place import land_left_over
-from hf_compat.checkpoint.sealing import difference_unflushed, entries, finish, flush, is_unfinished
+from hf_compat.checkpoint.sealing import difference_unflushed, entries, finish, flush, is_unfinished, refusal
 from hf_compat.checkpoint.sealing import seal as seal
 from hf_compat.errors import CheckpointError
 
@@ -153,7 +153,10 @@ def recover(run_dir: str, is_alone: bool = False) -> None:
 
 
 def _finish_unflushed(run_dir: str) -> None:
-    """Flush and hash what a run that was killed has listed; in a folder that is read-only it stays as it is."""
+    """Flush and hash what a run that was killed has listed.
+
+    In a folder that is read-only it stays as it is. If the disk refuses it, its manifest says so.
+    """
     for path in names.list_checkpoints(run_dir):
         if is_unfinished(Path(path)):
             with contextlib.suppress(OSError):
@@ -200,6 +203,8 @@ def compare(root: Path, name: str, facts: object) -> str | None:
     try:
         with open_regular(root / name) as file:
             size = os.fstat(file.fileno()).st_size
+            if refused := refusal(root, name, facts):
+                return refused
             if not isinstance(facts, dict) or size != facts.get("bytes"):
                 return f"{name} has {size} bytes, not what {MANIFEST_NAME} says"
             if "sha256" not in facts:
@@ -216,9 +221,9 @@ def compare(root: Path, name: str, facts: object) -> str | None:
 def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     """Return the newest whole checkpoint of a folder, or None.
 
-    Unless a run is saving there, a killed run's save is finished first if everything was on disk. Nothing is deleted but
-    the lock of a process of this host that has died: the next run that saves there removes what killed runs have left. Newer checkpoints that are incomplete or damaged
-    are skipped; a warning names each of them and what is wrong.
+    Unless a run is saving there, a killed run's save is finished first if everything was on disk. Nothing is deleted
+    but the lock of a process of this host that has died: the next run that saves there removes what killed runs have
+    left. Newer checkpoints that are incomplete or damaged are skipped; a warning names each of them and what is wrong.
 
     Raises:
         FileNotFoundError: `folder` does not exist.

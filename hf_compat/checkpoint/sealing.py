@@ -10,6 +10,7 @@ Where somebody may look at the folder before that, and copy it elsewhere, an ent
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -110,7 +111,7 @@ def finish(folder: str) -> None:
     folder that somebody removes or renames meanwhile is left alone.
 
     Raises:
-        OSError: They could not be written to the disk, though the system had taken them.
+        OSError: They could not be written to the disk, though the system had taken them. The manifest says so.
     """
     root = Path(folder)
     try:
@@ -124,7 +125,13 @@ def _finish(root: Path) -> None:
     listed = read_manifest(root)
     if listed is None:
         return
-    finished = {name: _finished(root, name, facts) for name, facts in listed.items()}
+    finished = {}
+    for name, facts in listed.items():
+        try:
+            finished[name] = _finished(root, name, facts)
+        except OSError as error:
+            refuse(root, name, error)
+            raise
     # beside the folder: who copies it, or removes it, meanwhile finds no file that comes and goes
     with hidden_folder(str(root.parent), SAVING) as place:
         _replace_manifest(root, finished, read_writer(root), Path(place) / MANIFEST_NAME)
@@ -136,6 +143,50 @@ def is_unfinished(folder: Path) -> bool:
     """Return whether a folder's files were listed in this boot of the system and not yet flushed."""
     listed = read_manifest(folder) or {}
     return any(_is_of_this_boot(facts) for facts in listed.values())
+
+
+# Files that the disk refused where the manifest could not say so: their names, and the state of that manifest.
+_REFUSED: dict[tuple[int, int, int, str], str] = {}
+
+
+def refuse(root: Path, name: str, error: OSError) -> None:
+    """Note that the disk refused a file of an unfinished folder, which is not whole from then on.
+
+    The system reports such a failure once, and the next flush succeeds although the data are lost. So the manifest says
+    it to later processes. If the disk does not take that either, this process remembers it. A disk or folder that
+    cannot be written to at all has refused nothing.
+    """
+    listed = read_manifest(root)
+    if listed is None or error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT):
+        return
+    said = os.strerror(error.errno or errno.EIO)
+    _REFUSED[*_state_of_manifest(root), name] = said
+    with contextlib.suppress(OSError):
+        facts = {"refused": said, "mtime_ns": (root / name).stat().st_mtime_ns}
+        _replace_manifest(root, {**listed, name: facts}, read_writer(root), root / _half_written())
+
+
+def _state_of_manifest(root: Path) -> tuple[int, int, int]:
+    stat = os.stat(root / MANIFEST_NAME)
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns
+
+
+def refusal(root: Path, name: str, facts: object) -> str | None:
+    """Why a listed file, which is there, is not on the disk; None where it is. One that was not flushed is flushed.
+
+    A file that somebody has put in its place since is another one.
+    """
+    said = None
+    if isinstance(facts, dict) and _is_of_this_boot(facts):
+        said = _REFUSED.get((*_state_of_manifest(root), name))
+        try:
+            flush(root / name)
+        except OSError as error:
+            refuse(root, name, error)
+            said = None if error.errno == errno.EROFS else os.strerror(error.errno or errno.EIO)
+    elif isinstance(facts, dict) and facts.get("mtime_ns") == (root / name).stat().st_mtime_ns:
+        said = facts.get("refused")
+    return None if said is None else f"{name} could not be written to the disk: {said}"
 
 
 def difference_unflushed(path: Path, facts: Mapping[str, object], stat: os.stat_result) -> str | None:
