@@ -93,7 +93,7 @@ def asked_by_declared(
         warn_of_inert(name, read[name])
         for new, said in asked_by(name, read[name]).items():
             held = changed.get(new, getattr(args, new, None))  # an older release lacks some
-            if held == defaults.get(new):
+            if held is None or held == defaults.get(new):
                 held = None
             elif value == default and not isinstance(said, (dict, list)):
                 continue
