@@ -84,8 +84,9 @@ def _names_of_rank(tree: ast.Module) -> set[str]:
 
 def _compares(node: ast.expr, names: set[str], rank: int) -> bool:
     """Whether an expression is true, or false, for this rank alone, or for it among others."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return rank == 0 and _is_rank(node.operand, names)
+    match node:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return rank == 0 and _is_rank(operand, names)
     if not isinstance(node, ast.Compare) or len(node.ops) != 1:
         return False
     sides = (node.left, node.comparators[0])
