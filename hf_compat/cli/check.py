@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -136,7 +137,23 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
             report = run_until_train(script, _preflight, overrides)
         except ScriptError as error:
             return _outcome_of_script(script, error)
-    return _outcome(report)
+    return _outcome(_with_ranks(report))
+
+
+def _with_ranks(report: PreflightReport) -> PreflightReport:
+    """Add notes of what the script compares with local rank 0, where no process has it."""
+    from hf_compat.hf.profiles import generation_beside
+    from hf_compat.preflight.report import Finding, Severity
+    from hf_compat.script_runs.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_file
+
+    if generation_beside() == "4":
+        return report
+    file = str(getattr(sys.modules["__main__"], "__file__", ""))
+    notes = (
+        Finding(severity=Severity.NOTE, check="arguments", problem=f"line {line}: `{what}`: {PROBLEM}", way_out=WAY_OUT)
+        for line, what in comparisons_in_file(file)
+    )
+    return dataclasses.replace(report, findings=(*report.findings, *notes))
 
 
 def _preflight(captured: CapturedTrain) -> PreflightReport:

@@ -339,7 +339,7 @@ ALSO_NONE = frozenset(
     }
 )
 # Of a field without one: an object that nobody can give.
-_NO_DEFAULT = object()
+NO_DEFAULT = object()
 # What None means where the annotation does not know it.
 MEANING_OF_NONE: dict[str, object] = {"max_grad_norm": 0.0}
 
@@ -405,7 +405,7 @@ def _base_checks(base: type[DataclassInstance]) -> dict[str, ArgumentCheck]:
     checks = {name: ArgumentCheck(name, TYPES[name], default) for name, default in OWN_DEFAULTS.items()}
     for field in dataclasses.fields(base):
         hint = hints[field.name]
-        checks[field.name] = ArgumentCheck(field.name, _kind_of(field, hint), _default_of(field), hint)
+        checks[field.name] = ArgumentCheck(field.name, _kind_of(field, hint), default_of(field), hint)
     return checks
 
 
@@ -418,8 +418,9 @@ def _kind_of(field: dataclasses.Field[typing.Any], hint: object) -> ValueType | 
     return type_of(hint, RANGES.get(field.name))
 
 
-def _default_of(field: dataclasses.Field[typing.Any]) -> object:
-    return _NO_DEFAULT if field.default is dataclasses.MISSING else field.default
+def default_of(field: dataclasses.Field[typing.Any]) -> object:
+    """Return a field's default; NO_DEFAULT where it has none, or a factory."""
+    return NO_DEFAULT if field.default is dataclasses.MISSING else field.default
 
 
 @functools.lru_cache(maxsize=64)
@@ -442,7 +443,7 @@ def _check_of_subclass(
     field: dataclasses.Field[typing.Any], owner: type, inherited: ArgumentCheck | None
 ) -> ArgumentCheck:
     """Return the check of a field that a subclass declares, or declares again."""
-    default, hint = _default_of(field), _resolved(field, owner)
+    default, hint = default_of(field), _resolved(field, owner)
     if inherited is None or _is_wider(hint, inherited.hint):
         return ArgumentCheck(field.name, _type_of_text(hint), default, hint, is_lenient=True)
     if inherited.kind is None or not (default is None or type(None) in parts_of(hint)):
@@ -488,4 +489,4 @@ def read_as(name: str, kind: ValueType, value: object) -> object:
     Raises:
         ArgumentError: It is not of that type.
     """
-    return ArgumentCheck(name, kind, _NO_DEFAULT).read(value)
+    return ArgumentCheck(name, kind, NO_DEFAULT).read(value)

@@ -19,6 +19,7 @@ from hf_compat.hf.argument_values import LOG_LEVELS, ArgumentCheck, checks_of, r
 from hf_compat.hf.arguments_rules import NORMAL_FORMS, check_arguments, is_normal, normalise_arguments
 from hf_compat.hf.arguments_setters import ArgumentSetters
 from hf_compat.hf.arguments_views import ArgumentViews
+from hf_compat.hf.declared_old_names import follow_declared, obey_declared
 from hf_compat.hf.enums import (
     DebugOption,
     HubStrategy,
@@ -29,7 +30,7 @@ from hf_compat.hf.enums import (
 )
 from hf_compat.hf.legacy import OLD_NAMES, ArgumentValue, Translation, translate_legacy
 from hf_compat.hf.old_attributes import OldAttributes, assign_old, is_old_attribute, read_old_state, remember
-from hf_compat.hf.profiles import NEWEST, defaults_in_force, profile_of
+from hf_compat.hf.profiles import NEWEST, defaults_in_force, generation_beside, profile_of
 from hf_compat.hf.replaced import hand_over_old, hand_over_own, source_of_replace, without_outdated
 from hf_compat.hf.tensor_float import choose_tf32
 from hf_compat.hf.value_types import OPTIONS
@@ -339,6 +340,8 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         if name in OLD_NAMES and is_old_attribute(self, name):
             assign_old(self, name, value)
             return
+        if name in OLD_NAMES and is_normal(self):
+            follow_declared(self, name, value)
         if name == "compat" and name not in fields_of(type(self)):
             raise ArgumentError(
                 f"`{shown(name, value)}` comes too late: it gives the defaults while the arguments are made.\n\n"
@@ -355,6 +358,9 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         read_old_state(self, state)
 
     def __post_init__(self) -> None:
+        obey_declared(self)
+        if generation_beside() == "4":  # 4.x sets it when arguments are made, whatever a launcher has passed
+            self.local_rank = self._launch.local_process_index
         normalise_arguments(self)
         self._read_dicts()
         self._validate_args()

@@ -285,8 +285,6 @@ def read_old(name: str, value: ArgumentValue, checks: Mapping[str, ArgumentCheck
         ArgumentError: It cannot have that value.
     """
     row = OLD_NAMES[name]
-    if name in checks:  # a subclass has a field of that name
-        return value
     if value is None or (isinstance(value, str) and value == f"<{name.upper()}>"):  # masked in a dump of 4.x
         return None
     kind = row.kind or (checks[row.means].kind if row.means in checks else None)
@@ -328,21 +326,21 @@ def translate_legacy(given: Translation, known: Collection[str], checks: Mapping
     for name in of_earlier:
         old[name] = value = read_old(name, given[name], checks)
         warn_of_inert(name, value)
-        for new, said in _asked(name, value).items():
-            arguments[new] = _merge(_Said(name, value, new, said), said_by.get(new, ""), arguments.get(new))
+        for new, said in asked_by(name, value).items():
+            arguments[new] = merge(Said(name, value, new, said), said_by.get(new, ""), arguments.get(new))
             said_by[new] = shown(name, value)
-    _name_repository(arguments, old)
+    name_repository(arguments, old)
     return Today(arguments=arguments, old={name: value for name, value in old.items() if value is not None})
 
 
-def _asked(name: str, value: ArgumentValue) -> Translation:
+def asked_by(name: str, value: ArgumentValue) -> Translation:
     """Return what an old name asks of today's arguments; nothing for a value that asked for nothing in 4.x, too."""
     if name == "no_cuda" and not value:  # 4.x has written it beside `use_cpu=True`
         return {}
     return {new: said for new, said in OLD_NAMES[name].translate(value).items() if new not in ATTRIBUTES_ONLY}
 
 
-def _name_repository(arguments: Translation, old: Translation) -> None:
+def name_repository(arguments: Translation, old: Translation) -> None:
     """Put an organization before the repository's name, as 4.x did."""
     owner = old.get("push_to_hub_organization")
     name = arguments.get("hub_model_id")
@@ -370,7 +368,7 @@ def warn_of_inert(name: str, value: ArgumentValue) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class Said:
     """What an old name says of an argument of today."""
 
     old: str
@@ -379,7 +377,7 @@ class _Said:
     said: ArgumentValue
 
 
-def _merge(by_old: _Said, giver: str, given: ArgumentValue) -> ArgumentValue:
+def merge(by_old: Said, giver: str, given: ArgumentValue) -> ArgumentValue:
     """Return an argument's value of what an old name says and what was given already.
 
     Args:
@@ -414,14 +412,14 @@ def _options_of(given: ArgumentValue) -> Translation | None:
     return given if isinstance(given, dict) else None
 
 
-def _check_options(by_old: _Said, given: Translation) -> None:
+def _check_options(by_old: Said, given: Translation) -> None:
     for key, value in by_old.said.items():
         held = given.get(key)
         if held not in (None, value, [value]) and not (by_old.old == "fsdp_min_num_params" and held == 0):
             raise _contradiction(by_old, "", given)
 
 
-def _contradiction(by_old: _Said, giver: str, given: ArgumentValue) -> ArgumentError:
+def _contradiction(by_old: Said, giver: str, given: ArgumentValue) -> ArgumentError:
     """Return the error that shows both names with their values."""
     old, new = shown(by_old.old, by_old.value), shown(by_old.new, plain(given))
     asks = f"`{old}` is an old name for `{shown(by_old.new, plain(by_old.said))}`"

@@ -57,7 +57,8 @@ def remember(args: object, values: Translation) -> None:
 
 def is_old_attribute(args: TrainingArguments, name: str) -> bool:
     """Return whether an old name is no attribute that a class declares."""
-    return name in ("place_model_on_device",) or (not hasattr(type(args), name) and name not in type(args)._checks())
+    is_declared = hasattr(type(args), name) and name != "place_model_on_device"  # a property of ours
+    return not is_declared and name not in type(args)._checks()
 
 
 def chosen_logging_dir(args: TrainingArguments) -> str | None:
@@ -173,7 +174,7 @@ _WHERE_GIVEN: dict[str, Callable[[ArgumentValue], ArgumentValue]] = {
 
 
 def assign_old(args: TrainingArguments, name: str, value: object) -> None:
-    """Set an old name: the arguments of today that stand for it are set, and checked as they are.
+    """Set an old name: the arguments of today that stand for it are set, and the value is remembered.
 
     Raises:
         ArgumentError: It cannot have that value; nothing is changed then.
@@ -181,14 +182,20 @@ def assign_old(args: TrainingArguments, name: str, value: object) -> None:
     Warns:
         InertArgumentWarning: It has no effect, and the value asks for one.
     """
-    read = read_old(name, value, args._checks())
-    warn_of_inert(name, read)
-    for today, said in _assigned(args, name, read).items():
-        setattr(args, today, said)
+    read = set_by_old(args, name, value)
     if read is not None:
         remember(args, {name: read})
     else:
         vars(args)[_PLACE] = {old: given for old, given in remembered(args).items() if old != name}
+
+
+def set_by_old(args: TrainingArguments, name: str, value: object) -> ArgumentValue:
+    """Set the arguments of today that stand for an old name, checked as they are; return the value as it was read."""
+    read = read_old(name, value, args._checks())
+    warn_of_inert(name, read)
+    for today, said in _assigned(args, name, read).items():
+        setattr(args, today, said)
+    return read
 
 
 def _assigned(args: TrainingArguments, name: str, value: ArgumentValue) -> Translation:

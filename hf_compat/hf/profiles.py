@@ -5,6 +5,9 @@ A profile changes defaults and nothing else: a value that somebody gives counts 
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import sys
 from collections.abc import Collection, Mapping
 
 from hf_compat.hf.argument_values import COMPAT, ArgumentCheck, read_as
@@ -35,6 +38,20 @@ def profile_of(chosen: object) -> str:
         return str(chosen)
     of_environment = variable(VARIABLE)
     return str(read_as(VARIABLE, COMPAT, of_environment)) if of_environment else NEWEST
+
+
+def generation_beside() -> str | None:
+    """Return the generation of the transformers that is loaded, else installed; None where there is none."""
+    release: object = getattr(sys.modules.get("transformers"), "__version__", None) or _installed_release()
+    return None if release is None else str(release).partition(".")[0]
+
+
+@functools.cache
+def _installed_release() -> str | None:
+    try:
+        return importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def defaults_in_force(

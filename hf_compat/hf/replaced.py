@@ -9,6 +9,7 @@ from types import CodeType
 from typing import TYPE_CHECKING
 
 from hf_compat.hf.argument_values import ArgumentCheck
+from hf_compat.hf.declared_old_names import declared_old_names, keeps_its_meaning
 from hf_compat.hf.legacy import OLD_NAMES, ArgumentValue, read_old
 from hf_compat.hf.old_attributes import remember, remembered
 
@@ -45,9 +46,15 @@ def without_outdated(
 ) -> dict[str, ArgumentValue]:
     """Return a call's keywords without the copied values that an old name among the keywords changes."""
     changed: set[str] = set()
+    declared = declared_old_names(type(source))
     for name in OLD_NAMES.keys() & given.keys():
-        asked = OLD_NAMES[name].translate(read_old(name, given[name], checks))
-        changed |= {new for new, said in asked.items() if not isinstance(said, (dict, list))}  # these are joined
+        before = getattr(source, name)
+        is_copied = name in declared and given[name] == before  # `replace` hands over every field
+        if is_copied or (name in declared and not keeps_its_meaning(name, declared[name], checks)):
+            continue
+        for value in (given[name], before):
+            asked = OLD_NAMES[name].translate(read_old(name, value, checks))
+            changed |= {new for new, said in asked.items() if not isinstance(said, (dict, list))}  # these are joined
     return {name: v for name, v in given.items() if not (name in changed and v is getattr(source, name, None))}
 
 

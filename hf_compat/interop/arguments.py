@@ -9,11 +9,12 @@ from dataclasses import MISSING, fields, is_dataclass
 
 from hf_compat.errors import ArgumentError, warn_once
 from hf_compat.hf.accelerator_config import AcceleratorConfig
-from hf_compat.hf.argument_values import ArgumentCheck, checks_of
+from hf_compat.hf.argument_values import ArgumentCheck, checks_of, default_of
 from hf_compat.hf.arguments import AcceptOldNames, TrainingArguments
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.arguments_setters import ArgumentSetters
 from hf_compat.hf.arguments_views import ArgumentViews
+from hf_compat.hf.declared_old_names import asked_by_declared, declared_old_names
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.hf.old_attributes import OldAttributes, assign_old, read_attribute, remember, remembered
 
@@ -36,12 +37,24 @@ def as_our_arguments(args: object) -> TrainingArguments:
     names = [field.name for field in fields(kind)]
     if isinstance(args, type) or not is_dataclass(args) or not hasattr(args, "output_dir"):
         raise ArgumentError(f"`args` is a {type(args).__name__}.\n\nHint: pass `hf_compat.TrainingArguments(…)`.")
-    ours = kind(**{name: getattr(args, name) for name in names if hasattr(args, name)})
-    passed_over = {*names, *_DERIVED, *_old_fields_left_alone(args), "compat"}
+    declared = _declared_by_script(type(args))
+    values = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    defaults = {one.name: default_of(one) for one in fields(_class_of_transformers(type(args)) or kind)}
+    values |= asked_by_declared(args, declared, defaults, checks_of(kind, kind))
+    ours = kind(**values)
+    passed_over = {*names, *declared, *_DERIVED, *_old_fields_left_alone(args), "compat"}
     for name, value in vars(args).items():  # fields of a subclass or of an older release, and what a script has set
         if name not in passed_over and not name.startswith("_"):
             setattr(ours, name, value)
     return ours
+
+
+def _declared_by_script(kind: type) -> Mapping[str, object]:
+    """Return the old names that a script's own classes declare as fields, with their defaults."""
+    theirs = _class_of_transformers(kind)
+    own = kind.__mro__[: kind.__mro__.index(theirs)] if theirs is not None else ()
+    declared = declared_old_names(kind)
+    return {name: declared[name] for one in own for name in inspect.get_annotations(one) if name in declared}
 
 
 def _old_fields_left_alone(args: object) -> Iterator[str]:

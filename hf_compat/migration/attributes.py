@@ -210,5 +210,6 @@ def _rewrite_fields(node: cst.ClassDef, source: Source) -> None:
                 today = OLD_NAMES[name].means
                 source.change(small.target, lambda _, today=today: cst.Name(today))  # type: ignore[misc]  # bound now
             elif name in OLD_NAMES and name not in ATTRIBUTES_ONLY:
-                reason = f"a field of your own; what it stood for is {OLD_NAMES[name].means} today"
+                follows = "" if source.target is Target.TRANSFORMERS_5 else ", which hf_compat sets by it"
+                reason = f"a field of your own, ignored by transformers 5: it is {OLD_NAMES[name].means} today{follows}"
                 source.list(small, f"{node.name.value}.{name}", reason)

@@ -13,6 +13,7 @@ from hf_compat.migration.source import dotted
 # Longest import that goes on one line where it was broken before: short enough for every formatter's default.
 _LINE = 79
 _LONGEST_LINE = 88
+_IMPORTS = (cst.Import, cst.ImportFrom)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ class Block:
             lines += [_line(statement)] if plan.rest == "" else rest
         for one in incoming:
             _insert(lines, one)
-        merged = self._merged(lines)
+        merged = _below_stars(self._merged(lines))
         first = statements[0].leading_lines
         return [one.node.with_changes(leading_lines=() if n else first) for n, one in enumerate(merged)]
 
@@ -248,7 +249,7 @@ def _runs(
     """Yield statements one by one, and import statements without anything between them together."""
     run: list[tuple[cst.CSTNode, cst.BaseStatement]] = []
     for old, new in pairs:
-        is_import = isinstance(new, cst.SimpleStatementLine) and _is_import(new)
+        is_import = is_import_line(new)
         if run and (not is_import or _has_lines_above(new)):
             yield run
             run = []
@@ -264,8 +265,18 @@ def _has_lines_above(statement: cst.BaseStatement) -> bool:
     return isinstance(statement, cst.SimpleStatementLine) and bool(statement.leading_lines)
 
 
-def _is_import(line: cst.SimpleStatementLine) -> bool:
-    return len(line.body) == 1 and isinstance(line.body[0], (cst.Import, cst.ImportFrom))
+def is_import_line(line: cst.CSTNode) -> bool:
+    """Whether a statement is one import, and nothing else."""
+    is_alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
+    return is_alone and isinstance(line, cst.SimpleStatementLine) and isinstance(line.body[0], _IMPORTS)
+
+
+def _below_stars(lines: Sequence[_Line]) -> list[_Line]:
+    """Return imports with this package's below the last star import of transformers, which binds the same names."""
+    stars = [n for n, one in enumerate(lines) if one.names is None and _is_from(one.node)]
+    last = max((n for n in stars if lines[n].module.partition(".")[0] == "transformers"), default=-1)
+    ours = [one for one in lines[: last + 1] if _is_from(one.node) and one.module.partition(".")[0] == "hf_compat"]
+    return [*(one for one in lines[: last + 1] if one not in ours), *ours, *lines[last + 1 :]]
 
 
 def _is_from(line: cst.SimpleStatementLine) -> bool:

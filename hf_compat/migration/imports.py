@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import libcst as cst
 from libcst.metadata import Assignment, ImportAssignment
 
-from hf_compat.migration.import_blocks import Block, FromImport, Imported, sorted_as
-from hf_compat.migration.names import ADAMW_DIFFERS, PUBLIC, RENAMED, home, is_gone, renamed
+from hf_compat.migration.import_blocks import Block, FromImport, Imported, is_import_line, sorted_as
+from hf_compat.migration.names import ADAMW_DIFFERS, PUBLIC, RENAMED, bound_by_star, home, is_gone, renamed
 from hf_compat.migration.report import Target
 from hf_compat.migration.source import Source, binding_node, dotted, import_statement, name_or_dotted
 
@@ -62,7 +63,7 @@ class _Blocks:
         codes = [_one_line(one) for one in (*new, *([] if rest in (None, "") else [rest]))]
         parsed = [cst.parse_statement(one) for one in codes]
         small = [one.body[0] for one in parsed if isinstance(one, cst.SimpleStatementLine)]
-        self._source.change(node, lambda updated: cst.FlattenSentinel([*small, *([updated] if rest == "" else [])]))
+        self._source.change(node, lambda updated: cst.FlattenSentinel([*([updated] if rest == "" else []), *small]))
 
     def apply(self) -> None:
         """Ask for the changes."""
@@ -79,6 +80,7 @@ def _one_line(statement: FromImport | str | None) -> str:
 def _rewrite_from(node: cst.ImportFrom, module: str, source: Source, blocks: _Blocks) -> None:
     if isinstance(node.names, cst.ImportStar):
         source.list(node, f"from {module} import *", _STAR)
+        _import_below_star(node, module, source, blocks)
         return
     before = FromImport.of(node, module, source.parent(node))
     homes: dict[str, list[Imported]] = {}
@@ -90,6 +92,56 @@ def _rewrite_from(node: cst.ImportFrom, module: str, source: Source, blocks: _Bl
     rest = homes.pop(module, None)
     new = [replace(before, module=place, names=sorted_as(names, before.names)) for place, names in homes.items()]
     blocks.replace(node, new, None if rest is None else replace(before, names=sorted_as(rest, before.names)))
+
+
+def _import_below_star(node: cst.ImportFrom, module: str, source: Source, blocks: _Blocks) -> None:
+    """Have the names of ours that a source uses imported below a star import, which binds transformers' own."""
+    if source.target is not Target.HF_COMPAT:
+        return
+    wanted = (bound_by_star(module) & _named(source)) - set(_imported_below(node, source))
+    homes: dict[str, list[Imported]] = {}
+    for name in sorted(wanted):
+        imported = Imported(renamed(name), None if renamed(name) == name else name)
+        if not _is_fallback_star(node, name, source):
+            homes.setdefault(home(module, imported.name, ours=True), []).append(imported)
+    if homes:
+        new = [FromImport(module=place, names=sorted_as(names, ())) for place, names in sorted(homes.items())]
+        blocks.replace(node, new, "")
+
+
+def _named(source: Source) -> set[str]:
+    """Return the names that a source reads, binds, or has as a text: an annotation in quotes, `__all__`."""
+    others: set[cst.CSTNode | None] = {node.attr for node in source.of(cst.Attribute)}
+    others |= {node.keyword for node in source.of(cst.Arg)}
+    others |= {node.name for node in source.of(cst.ImportAlias) if node.asname is not None}
+    names = {node.value for node in source.of(cst.Name) if node not in others}
+    return names | {str(node.evaluated_value) for node in source.of(cst.SimpleString)}
+
+
+def _imported_below(node: cst.ImportFrom, source: Source) -> Iterator[str]:
+    """Yield the names that the imports right below one take from this package."""
+    line = source.parent(node)
+    body = None if line is None else source.parent(line)
+    if not isinstance(line, cst.SimpleStatementLine) or not isinstance(body, (cst.Module, cst.IndentedBlock)):
+        return
+    lines = itertools.takewhile(is_import_line, body.body[list(body.body).index(line) + 1 :])
+    of_lines = (one for below in lines if isinstance(below, cst.SimpleStatementLine) for one in below.body)
+    for one in (*line.body[list(line.body).index(node) + 1 :], *of_lines):
+        is_ours = isinstance(one, cst.ImportFrom) and dotted(one.module).split(".")[0] == "hf_compat"
+        if is_ours and isinstance(one, cst.ImportFrom) and not isinstance(one.names, cst.ImportStar):
+            yield from (name.bound for name in FromImport.of(one, "", None).names)
+
+
+def _is_fallback_star(node: cst.ImportFrom, name: str, source: Source) -> bool:
+    """Whether the same `try` statement imports a name from this package, too."""
+    tries = [one for one in source.above(node) if isinstance(one, cst.Try)]
+    scope = source.scope(node)
+    for binding in () if scope is None else scope[name]:
+        one = import_statement(binding)
+        is_ours = isinstance(one, cst.ImportFrom) and dotted(one.module).split(".")[0] == "hf_compat"
+        if one is not None and is_ours and any(outer in tries for outer in source.above(one)):
+            return True
+    return False
 
 
 def _place_of(node: cst.ImportFrom, module: str, name: Imported, source: Source) -> tuple[str, Imported]:

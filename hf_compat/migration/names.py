@@ -63,6 +63,53 @@ _TO_TOP_LEVEL = frozenset(
     }
 )  # fmt: skip
 
+# Names of PUBLIC that modules have besides their own, in some release: a star import of the module binds them.
+_ALSO_BOUND: dict[str, frozenset[str]] = {
+    "transformers": TOP_LEVEL,
+    "transformers.trainer": frozenset(
+        {
+            "CallbackHandler",
+            "DefaultFlowCallback",
+            "EvalLoopOutput",
+            "EvalPrediction",
+            "IntervalStrategy",
+            "PredictionOutput",
+            "PrinterCallback",
+            "ProgressCallback",
+            "SaveStrategy",
+            "TrainOutput",
+            "Trainer",
+            "TrainerCallback",
+            "TrainerControl",
+            "TrainerState",
+            "TrainingArguments",
+            "default_data_collator",
+            "enable_full_determinism",
+            "get_last_checkpoint",
+            "get_scheduler",
+            "set_seed",
+            "speed_metrics",
+        }
+    ),
+    "transformers.hf_argparser": frozenset({"HfArgumentParser"}),
+    "transformers.integrations": frozenset({"TensorBoardCallback", "WandbCallback"}),
+    "transformers.integrations.integration_utils": frozenset(
+        {
+            "IntervalStrategy",
+            "ProgressCallback",
+            "TensorBoardCallback",
+            "TrainerCallback",
+            "TrainingArguments",
+            "WandbCallback",
+        }
+    ),
+    "transformers.data": frozenset({"default_data_collator"}),
+    "transformers.data.data_collator": frozenset({"default_data_collator"}),
+    "transformers.optimization": frozenset({"SchedulerType"}),
+    "transformers.trainer_callback": frozenset({"IntervalStrategy", "SaveStrategy", "TrainingArguments"}),
+    "transformers.training_args": frozenset({"IntervalStrategy", "SaveStrategy", "SchedulerType"}),
+}
+
 # Modules that have moved within transformers.
 MOVED_MODULES = {
     "transformers.deepspeed": "transformers.integrations.deepspeed",
@@ -131,7 +178,15 @@ def home(module: str, name: str, *, ours: bool) -> str:
     mirror = module.removeprefix("transformers.")
     if ours and name in MIRRORS.get(mirror, ()):
         return "hf_compat" if name == "Seq2SeqTrainer" else f"hf_compat.{mirror}"
+    if ours and name in _ALSO_BOUND.get(module, ()):
+        return "hf_compat"
     return MOVED.get(f"{module}.{name}") or MOVED_MODULES.get(module, module)
+
+
+def bound_by_star(module: str) -> frozenset[str]:
+    """Return the names that a star import of a module binds, in any release, and that this package has."""
+    names = MIRRORS.get(module.removeprefix("transformers."), frozenset()) | _ALSO_BOUND.get(module, frozenset())
+    return names | {old for old, today in RENAMED.items() if today in names}
 
 
 def is_gone(name: str) -> str | None:

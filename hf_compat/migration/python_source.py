@@ -14,6 +14,7 @@ from hf_compat.migration.overrides import rewrite_overrides
 from hf_compat.migration.report import Rewritten, Target
 from hf_compat.migration.source import Source, dotted
 from hf_compat.migration.things import Things
+from hf_compat.script_runs.rank_comparisons import PROBLEM, WAY_OUT, comparisons_with_zero
 
 
 def rewrite_python(text: str, target: Target) -> Rewritten:
@@ -41,6 +42,7 @@ def rewrite_python(text: str, target: Target) -> Rewritten:
     rewrite_callbacks(source, things)
     rewrite_imports(source)
     _list_words(source)
+    _list_ranks(source)
     return _checked(source.result())
 
 
@@ -59,6 +61,16 @@ def _checked(rewritten: Rewritten) -> Rewritten:
     except cst.ParserSyntaxError as error:
         raise MigrationError(f"the rewritten source would not be Python: {_account(error, rewritten.text)}") from error
     return rewritten
+
+
+def _list_ranks(source: Source) -> None:
+    """List what is done on local rank 0 alone."""
+    try:
+        found = comparisons_with_zero(source.text)
+    except SyntaxError:  # of a Python that only libcst reads
+        return
+    for line, comparison in found:
+        source.list_line(line, comparison, f"{PROBLEM} {WAY_OUT}")
 
 
 def _list_words(source: Source) -> None:

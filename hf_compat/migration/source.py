@@ -134,7 +134,11 @@ class Source:
 
     def list(self, node: cst.CSTNode, what: str, reason: str) -> None:
         """Leave something to a person."""
-        self._findings.add(Finding(self.line(node), what, reason))
+        self.list_line(self.line(node), what, reason)
+
+    def list_line(self, line: int, what: str, reason: str) -> None:
+        """Leave something on a line to a person."""
+        self._findings.add(Finding(line, what, reason))
 
     def result(self) -> Rewritten:
         """Return the source with all changes."""

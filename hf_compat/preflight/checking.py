@@ -15,7 +15,13 @@ from hf_compat.preflight.report import PreflightReport
 from hf_compat.preflight.session import Session
 from hf_compat.preflight.space import check_space
 from hf_compat.preflight.subject import CheckedMethods, Train, place_for_scratch, weights_in_bytes
-from hf_compat.preflight.surroundings import check_devices, check_hub, check_trackers, tell_of_callbacks
+from hf_compat.preflight.surroundings import (
+    check_devices,
+    check_hub,
+    check_trackers,
+    tell_of_callbacks,
+    tell_of_old_fields,
+)
 from hf_compat.preflight.update import check_resumption, check_update
 from hf_compat.runtime.absent_ranks import is_failed_exchange, naming_absent_ranks
 from hf_compat.runtime.collectives import broadcast_object
@@ -37,6 +43,7 @@ _CHECKS: tuple[Callable[[Session], None], ...] = (
     check_metric_name,
     check_resumption,
     check_space,
+    tell_of_old_fields,
     tell_of_callbacks,
 )
 

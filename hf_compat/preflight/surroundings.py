@@ -15,12 +15,16 @@ from hf_compat.callbacks.trackers import WandbCallback
 from hf_compat.errors import HfCompatError
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, PrinterCallback, ProgressCallback
 from hf_compat.hf.callbacks import Callback, is_callback_of
+from hf_compat.hf.declared_old_names import declared_old_names, keeps_its_meaning
+from hf_compat.hf.legacy import asked_by, read_old
 from hf_compat.hf.notebook import NotebookProgressCallback
+from hf_compat.hf.value_types import plain
 from hf_compat.plan.translate import translate
 from hf_compat.preflight.session import Session
 from hf_compat.runtime.launch import variable
+from hf_compat.runtime.text import shown
 
-TRACKERS, HUB, DEVICES = "trackers", "hub", "devices"
+TRACKERS, HUB, DEVICES, ARGUMENTS = "trackers", "hub", "devices", "arguments"
 _SILENT = (DefaultFlowCallback, PrinterCallback, ProgressCallback, NotebookProgressCallback)
 # Trackers that need a key, by the callback's class: the variable, and how to log in.
 _KEYS = {
@@ -131,6 +135,21 @@ def _check_gpus(session: Session) -> None:
             DEVICES, f"{visible} GPUs are visible, and one process uses one of them.",
             f"`hf-compat run --devices {visible} …` uses all",
         )  # fmt: skip
+
+
+def tell_of_old_fields(session: Session) -> None:
+    """Say which old names the arguments' class declares as fields: obeyed here, ignored by transformers 5."""
+    args = session.trainer.args
+    for name, default in declared_old_names(type(args)).items():
+        if keeps_its_meaning(name, default, args._checks()):
+            value = getattr(args, name)
+            for new in asked_by(name, read_old(name, value, args._checks())):
+                session.note(
+                    ARGUMENTS,
+                    f"`{type(args).__name__}` declares the old name `{shown(name, value)}`: this sets "
+                    f"`{shown(new, plain(getattr(args, new)))}`, while transformers 5 ignores it.",
+                    f"declare or set `{new}`",
+                )
 
 
 def tell_of_callbacks(session: Session) -> None:

@@ -13,7 +13,10 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType, TracebackType
 
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, warn_once
+from hf_compat.hf.profiles import generation_beside
+from hf_compat.runtime.launch import read_launch
+from hf_compat.script_runs.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_file
 
 
 def require_script(path: str, usage: str) -> None:
@@ -118,11 +121,20 @@ def _compiled(path: str) -> CodeType:
 
 
 def _execute(main: ModuleType, read: Callable[[], CodeType]) -> None:
+    _tell_of_rank(str(main.__file__))
     try:
         exec(read(), vars(main))
     except BaseException as error:
         _show_from(str(main.__file__), error)
         raise  # Python ends the process with the script's own status
+
+
+def _tell_of_rank(file: str) -> None:
+    """Warn of what a script does on the process of local rank 0 alone, where no process has it."""
+    if generation_beside() == "4" or read_launch().process_index > 0:
+        return
+    for line, comparison in comparisons_in_file(file):
+        warn_once(f"{file}:{line}: `{comparison}`: {PROBLEM}\n\nHint: {WAY_OUT}.")
 
 
 def _show_from(file: str, error: BaseException) -> None:

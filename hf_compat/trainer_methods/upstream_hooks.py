@@ -64,6 +64,9 @@ class UpstreamHooks(TrainerBase):
 
     is_fsdp_xla_enabled = is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = False
     is_distributed_loading_by_transformers = False
+    # Of 4.x, for a `training_step` or `prediction_step` that was copied from there: Accelerate does all of it.
+    use_amp = use_apex = use_cuda_amp = use_cpu_amp = do_grad_scaling = is_tp_enabled = False
+    sharded_ddp = None
     _memory_tracker = TrainerMemoryTracker(skip_memory_metrics=True)  # the constructor makes the one in force
 
     def prediction_loop(

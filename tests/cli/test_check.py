@@ -31,6 +31,11 @@ def train(output_dir="made_by_nobody", **more):
 # What a script says in its last lines, its exit status, and words of the answer.
 SCRIPTS = {
     "fine": ("train(save_strategy='no')", 0, "nothing found"),
+    "noted": (
+        "train(save_strategy='no')\nif training_args.local_rank == 0: pass",
+        0,
+        "`training_args.local_rank == 0`",
+    ),
     "wrong": (
         "train(None, eval_strategy='steps', eval_steps=2, metric_for_best_model='f1', push_to_hub=True, save_steps=2, "
         "warmup_steps=90, resume_from_checkpoint='not there')",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import transformers
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import ArgumentError, InertArgumentWarning
 from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.runtime.launch import Launch, assuming
 
 NAMES = (Path(__file__).parent / "names_of_all_releases.txt").read_text().split()
 PROPERTIES = (
@@ -139,6 +141,7 @@ def test_a_copy_is_on_its_own():
     assert (args.logging_dir, args.overwrite_output_dir, other.logging_dir) == ("logs", False, "elsewhere")
 
 
+@pytest.mark.filterwarnings("ignore:.*another meaning:hf_compat.errors.HfCompatWarning")
 def test_a_subclass_reads_them_while_it_is_made_and_its_own_go_first():
     @dataclasses.dataclass
     class Own(TrainingArguments):
@@ -168,3 +171,12 @@ def test_arguments_of_transformers_have_them_once_a_trainer_runs_on_them(tmp_pat
     assert [name for name in NAMES if not hasattr(args, name)] == [] and args.overwrite_output_dir is True
     args.evaluation_strategy = "no"
     assert args.eval_strategy == "no" and trainer.train().global_step == 2
+
+
+@pytest.mark.parametrize(("release", "ranks"), [("4.57.6", (0, 1)), ("4.46.3", (0, 1)), ("5.0.0", (-1, -1))])
+def test_the_local_rank_is_that_of_the_release_beside(release, ranks, monkeypatch):
+    """4.x sets it to the process's own when the arguments are made, 5.x leaves what old launchers have passed."""
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", release)
+    assert (arguments().local_rank, arguments(local_rank=0).local_rank) == (ranks[0], 0)
+    with assuming(Launch(process_index=1, local_process_index=1, world_size=2, local_world_size=2), "cpu"):
+        assert arguments().local_rank == ranks[1]

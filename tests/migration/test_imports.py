@@ -208,3 +208,55 @@ def test_line_endings_and_form_feeds_stay():
         and "\x0c" in result
         and "from hf_compat import Trainer\r\n" in result
     )
+
+
+STARS = {
+    "below in the same block": (
+        "from transformers import Trainer, TrainingArguments\nfrom transformers.trainer import *\n",
+        "from transformers.trainer import *\nfrom hf_compat import Trainer, TrainingArguments\n",
+    ),
+    "above": (
+        "from transformers.trainer import *\nfrom transformers import Trainer, TrainingArguments\n",
+        "from transformers.trainer import *\nfrom hf_compat import Trainer, TrainingArguments\n",
+    ),
+    "alone, one name in quotes": (
+        "from transformers import *\n\n\ndef f(t: 'Trainer'):\n    return AutoModel, TrainingArguments, x.TrainerState\n",
+        "from transformers import *\nfrom hf_compat import Trainer, TrainingArguments\n",
+    ),
+    "further down": (
+        "from transformers import Trainer\n\nx = 1\nfrom transformers.trainer import *\n\n\nclass Own(Trainer): pass\n",
+        "from hf_compat import Trainer\n\nx = 1\nfrom transformers.trainer import *\nfrom hf_compat import Trainer\n",
+    ),
+    "in a try": (
+        "from transformers import Trainer\n\ntry:\n    from transformers.trainer import *\nexcept ImportError:\n    pass\n",
+        "    from transformers.trainer import *\n    from hf_compat import Trainer\n",
+    ),
+    "on a line with others": (
+        "import os; from transformers.training_args import *; x = 1\nTrainingArguments('out')\n",
+        "from transformers.training_args import *; from hf_compat.training_args import TrainingArguments; x = 1\n",
+    ),
+    "an old name": (
+        "from transformers.trainer_utils import *\nprint(EvaluationStrategy.NO, PREFIX_CHECKPOINT_DIR)\n",
+        "from hf_compat.trainer_utils import (\n    PREFIX_CHECKPOINT_DIR,\n    IntervalStrategy as EvaluationStrategy,\n)\n",
+    ),
+    "several, and ours already there": (
+        "from hf_compat import Trainer\nfrom transformers.trainer import *\nfrom transformers.trainer_utils import *\nset_seed(Trainer)\n",
+        "from transformers.trainer_utils import *\nfrom hf_compat import Trainer, set_seed\nfrom hf_compat.trainer_utils import set_seed\n",
+    ),
+    "a module that has it from another": (
+        "from transformers.trainer_callback import TrainingArguments\n", "from hf_compat import TrainingArguments\n"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STARS)
+def test_no_star_import_binds_over_our_names(case):
+    old, new = STARS[case]
+    assert new in today(old)
+    assert "hf_compat" not in today(old.replace("hf_compat", "mine"), Target.TRANSFORMERS_5)
+
+
+def test_a_star_import_where_ours_is_not_installed_stays_and_unused_names_are_not_imported():
+    fallback = "try:\n    from hf_compat import Trainer\nexcept ImportError:\n    from transformers.trainer import *\nTrainer()\n"
+    unused = "from transformers.trainer import *\nx.Trainer(Trainer=1)\n"
+    assert (today(fallback), today(unused)) == (fallback, unused)

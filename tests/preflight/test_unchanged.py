@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 
@@ -12,6 +13,7 @@ import toy
 from transformers import DataCollatorForLanguageModeling
 
 from hf_compat import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainerCallback, TrainingArguments, set_seed
+from hf_compat.errors import HfCompatWarning
 
 
 def options(**more):
@@ -283,3 +285,18 @@ def test_it_checks_what_the_run_goes_on_from(tmp_path):
     assert [one.check for one in report.errors] == ["resume"], report
     report = plain(tmp_path / "new").preflight(resume_from_checkpoint=True)
     assert "No valid checkpoint" in report.errors[0].problem
+
+
+def test_old_names_that_the_arguments_class_declares_are_noted(tmp_path):
+    @dataclasses.dataclass
+    class Declares(TrainingArguments):
+        warmup_ratio: float = 0.5
+        evaluation_strategy: str = "no"
+        group_by_length: str = "own"
+
+    with pytest.warns(HfCompatWarning, match="another meaning"):
+        args = Declares(str(tmp_path / "out"), use_cpu=True, max_steps=4, report_to="none", save_strategy="no")
+    notes = Trainer(toy.Classifier(), args, train_dataset=toy.rows(16)).preflight().notes
+    (note,) = [one for one in notes if one.check == "arguments" and "warmup_ratio=0.5" in one.problem]
+    assert "`warmup_steps=0.5`" in note.problem and "warmup_steps" in note.way_out
+    assert not any("group_by_length" in one.problem for one in notes)

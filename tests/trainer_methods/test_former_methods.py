@@ -6,7 +6,7 @@ import shutil
 import pytest
 import toy
 
-from hf_compat import Trainer, TrainingArguments
+from hf_compat import Trainer, TrainingArguments, set_seed
 from hf_compat.errors import HfCompatWarning
 from hf_compat.trainer_methods.upstream_hooks import FORMER_METHODS
 
@@ -105,3 +105,28 @@ def test_an_old_evaluate_calls_the_loop_by_its_former_name(make_args):
     new.model.load_state_dict(old.model.state_dict())
     found, wanted = old.evaluate(), new.evaluate()
     assert found.num_samples == 9 and found.metrics["eval_loss"] == wanted["eval_loss"]
+
+
+class StepOf446(Trainer):
+    """Has the `training_step` of 4.46 as scripts have copied it."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        if self.args.n_gpu > 1:
+            loss = loss.mean()
+        if self.use_apex or self.do_grad_scaling or self.sharded_ddp is not None:
+            raise AssertionError
+        self.accelerator.backward(loss)
+        return loss.detach() / self.args.gradient_accumulation_steps
+
+
+def test_a_training_step_copied_from_4_46_trains_the_same_numbers(tmp_path):
+    losses = []
+    for kind in (Trainer, StepOf446):
+        set_seed(0)  # of the model's weights
+        history = train(tmp_path / kind.__name__, kind, logging_steps=1).state.log_history
+        losses.append([log["loss"] for log in history if "loss" in log])
+    assert losses[0] == losses[1] and len(losses[0]) == 4
