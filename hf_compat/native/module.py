@@ -137,8 +137,7 @@ class HFModule(OverridePoints, LoadableModule):
         steps = self._own_steps
         if steps is None or steps.model is model:
             return
-        status = None if self._trainer is None else self._trainer.state.status
-        if self._is_set_up and status == TrainerStatus.RUNNING:
+        if self._is_set_up and self.trainer.state.status == TrainerStatus.RUNNING:
             raise OverrideError(
                 f"`model` of {type(self).__name__} was replaced in a run that has been set up with another one.\n\n"
                 "Hint: set it in `__init__`, or in `setup` before `super().setup(stage)`."

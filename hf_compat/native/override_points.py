@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import lightning.pytorch as pl
 import torch
@@ -16,6 +16,7 @@ from hf_compat.engine.protocols import Items
 from hf_compat.errors import OverrideError
 from hf_compat.native.steps import NativeSteps
 from hf_compat.runtime.nested import Nested
+from hf_compat.trainer_methods.steps import Inputs
 
 # Methods that HF's Trainer calls by itself, by what does their work in a Lightning trainer.
 _REFUSED: dict[str, tuple[str, ...]] = {
@@ -73,7 +74,7 @@ class OverridePoints(pl.LightningModule):
         return cast(NativeSteps, self.steps)
 
     def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Items = None
+        self, model: nn.Module, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Items = None
     ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
         """Compute the loss of one micro-batch, in training and in evaluations.
 
@@ -93,7 +94,7 @@ class OverridePoints(pl.LightningModule):
     def prediction_step(
         self,
         model: nn.Module,
-        inputs: dict[str, Any],
+        inputs: Inputs,
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
         **gen_kwargs: object,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 import lightning.pytorch as pl
 
@@ -47,10 +46,10 @@ class PlainBatches:
 class MicroBatches(Windows):
     """The same data and the same state, for a module that knows no windows: each batch is what the loader gave."""
 
-    def __init__(self, loader: Loader, **settings: Any) -> None:
-        super().__init__(loader, **{**settings, "read_window": _one_batch})
+    def __init__(self, loader: Loader, **settings: object) -> None:
+        super().__init__(loader, **{**settings, "read_window": _one_batch})  # type: ignore[arg-type]  # handed on
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         return (window.micro_batches[0] for window in super().__iter__())
 
 

@@ -37,8 +37,8 @@ def refuse_unused_hooks(module: pl.LightningModule) -> None:
 
 
 def trained_names(module: pl.LightningModule) -> dict[str, nn.Parameter]:
-    """Return the parameters that are to be trained, by name; a torchmetrics object's are its own."""
-    metrics = (part for part in module.modules() if isinstance(part, Metric))
+    """Return the parameters that are to be trained, by name; those of metrics are their own."""
+    metrics = [part for name, part in module.named_modules() if isinstance(part, Metric) or name == "compute_metrics"]
     of_metrics = {id(parameter) for metric in metrics for parameter in metric.parameters()}
     named = module.named_parameters()
     return {name: p for name, p in named if p.requires_grad and id(p) not in of_metrics}

@@ -70,8 +70,7 @@ class Plain(pl.LightningModule):
     def validation_step(self, batch, batch_idx):
         self.log("eval_loss", self.model(**batch)["loss"])
 
-    def test_step(self, batch, batch_idx):
-        self.log("test_loss", self.model(**batch)["loss"])
+    test_step = validation_step
 
     def predict_step(self, batch, batch_idx):
         return self.model(**batch)["logits"]
