@@ -107,7 +107,12 @@ class WindowModule(pl.LightningModule):
         if name in BOOKKEEPING_FIELDS:
             self.__dict__[name] = value
         else:
+            if name == "model" and isinstance(value, nn.Module):
+                self._take_model(value)
             super().__setattr__(name, value)
+
+    def _take_model(self, model: nn.Module) -> None:
+        """Work with the model that is about to be set; a Trainer of ours knows its own."""
 
     def log(self, name: str, value: object, *args: object, **kwargs: object) -> None:
         """Log a value as any LightningModule; its weight in a mean is the number of samples in the batch."""

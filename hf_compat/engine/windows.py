@@ -40,9 +40,11 @@ class Window:
 
     Attributes:
         is_trained: Whether the optimizer has made its step.
+        poses_as_batch: Whether names give entries of the last micro-batch. A `training_step` of the user's own would
+            train that one alone.
     """
 
-    __slots__ = ("epoch_progress", "is_complete", "is_trained", "micro_batches", "num_items")
+    __slots__ = ("epoch_progress", "is_complete", "is_trained", "micro_batches", "num_items", "poses_as_batch")
 
     def __init__(
         self, micro_batches: list[Batch], num_items: NumItems, is_complete: bool, epoch_progress: float
@@ -52,6 +54,7 @@ class Window:
         self.is_complete = is_complete
         self.epoch_progress = epoch_progress
         self.is_trained = False
+        self.poses_as_batch = True
 
     def __len__(self) -> int:
         return len(self.micro_batches)
@@ -61,14 +64,23 @@ class Window:
 
     def __getitem__(self, key: object) -> Batch:
         """Return a micro-batch by its number, or an entry of the last micro-batch by its name."""
-        return self.micro_batches[key] if isinstance(key, (int, slice)) else self.micro_batches[-1][key]
+        return self.micro_batches[key] if isinstance(key, (int, slice)) else self._as_batch()[key]
 
     def __contains__(self, key: object) -> bool:
-        return key in self.micro_batches[-1]
+        return key in self._as_batch()
 
     def keys(self) -> Iterable[object]:
         """Return the names in the last micro-batch."""
-        return self.micro_batches[-1].keys()
+        return self._as_batch().keys()
+
+    def _as_batch(self) -> Batch:
+        if not self.poses_as_batch and len(self.micro_batches) > 1:
+            raise OverrideError(
+                f"`training_step` reads its batch by names, and the batch is a window of {len(self.micro_batches)} "
+                "micro-batches (`gradient_accumulation_steps`). Only the last one would be trained.\n\n"
+                "Hint: `for inputs in batch:` gives each micro-batch, `batch[-1]` the last one."
+            )
+        return self.micro_batches[-1]
 
 
 class Windows:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import lightning.pytorch as pl
@@ -18,6 +19,8 @@ from hf_compat.native.agreement import share_arguments
 from hf_compat.native.configured import made
 from hf_compat.native.limits import hold_windows
 from hf_compat.native.module import HFModule
+from hf_compat.native.override_points import refuse_unheard_methods
+from hf_compat.native.plain_batches import MicroBatches, MicroBatchesWithoutLength, check_told
 from hf_compat.native.prediction import PredictionBatches
 from hf_compat.native.schedules import NO_END
 from hf_compat.native.steps import NativeSteps
@@ -65,6 +68,10 @@ class HFDataModule(pl.LightningDataModule):
         self.predict_dataset = made(predict_dataset, "predict_dataset")
         self.is_set_up = False
 
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        refuse_unheard_methods(cls, honoured=False)
+
     def setup(self, stage: str) -> None:
         """Note that all sets are made; a subclass that makes them here need not call this."""
         self.is_set_up = True
@@ -98,29 +105,35 @@ class HFDataModule(pl.LightningDataModule):
         model = getattr(module, "model", None)
         if model is not None and model is not getattr(steps, "model", None):
             steps.take_model(model)
+        if not hasattr(steps, "model"):  # nothing says which columns are of use
+            steps.args = copy.copy(steps.args)
+            steps.args.__dict__["remove_unused_columns"] = False
         return steps
 
     def train_dataloader(self) -> Windows:
-        """Return the windows of training: one is one update."""
+        """Return the windows of training, each of which is one update; plain batches to a module of another kind."""
         steps = self._enter()
         loader = self._loader_of(steps)
+        kind: type[Windows] = Windows if has_length(loader) else WindowsWithoutLength
+        if self.trainer is None or isinstance(self.trainer.lightning_module, HFModule):
+            windows = self._windows(steps, loader, kind)
+            if self.trainer is not None:
+                hold_windows(windows)
+            return windows
+        check_told(self.trainer, steps.args.gradient_accumulation_steps)
+        with _changed(steps, "gradient_accumulation_steps", 1):
+            return self._windows(steps, loader, MicroBatches if kind is Windows else MicroBatchesWithoutLength)
+
+    def _windows(self, steps: NativeSteps, loader: Loader, kind: type[Windows]) -> Windows:
         counts = steps.set_initial_training_values(self._planned(steps.args, loader), loader)
-        windows = steps._make_windows(loader, counts, kind=Windows if has_length(loader) else WindowsWithoutLength)
-        if self.trainer is not None and isinstance(self.trainer.lightning_module, HFModule):
-            hold_windows(windows)
-        return windows
+        return steps._make_windows(loader, counts, kind=kind)
 
     def _loader_of(self, steps: NativeSteps) -> Loader:
         """Return the training loader; one that is to be overfitted gives the same batches every epoch."""
         if not getattr(self.trainer, "overfit_batches", 0):
             return steps.get_train_dataloader()
-        in_order, kept = copy.copy(steps.args), steps.args
-        in_order.__dict__["train_sampling_strategy"] = "sequential"
-        steps.args = in_order
-        try:
+        with _changed(steps, "train_sampling_strategy", "sequential"):
             return steps.get_train_dataloader()
-        finally:
-            steps.args = kept
 
     def _planned(self, args: TrainingArguments, loader: Loader) -> TrainingArguments:
         """Return the arguments with the length of the run that the trainer was told, for data that has none."""
@@ -173,3 +186,14 @@ class HFDataModule(pl.LightningDataModule):
 
     def _is_asked_to(self, command: str) -> bool:
         return self.trainer is not None and self.trainer.state.fn == command
+
+
+@contextmanager
+def _changed(steps: NativeSteps, name: str, value: object) -> Iterator[None]:
+    """Work with another value of an argument within the context."""
+    kept, steps.args = steps.args, copy.copy(steps.args)
+    steps.args.__dict__[name] = value
+    try:
+        yield
+    finally:
+        steps.args = kept

@@ -10,7 +10,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 from hf_compat.checkpoint.run_state import ResumePoint
 from hf_compat.engine.internals import fetch_when_due
 from hf_compat.engine.windows import Windows, WindowsWithoutLength
-from hf_compat.errors import UnsupportedArgument
+from hf_compat.errors import ArgumentError, UnsupportedArgument
 
 # Trainers that were told how many of their batches make an update, for one fit.
 _COUNTING: WeakSet[pl.Trainer] = WeakSet()
@@ -32,6 +32,31 @@ def count_updates(trainer: pl.Trainer, batches: int) -> None:
     if batches > 1:
         trainer.accumulate_grad_batches = batches
         _COUNTING.add(trainer)
+
+
+def accumulate_batches(trainer: pl.Trainer, batches: int) -> None:
+    """Let Lightning accumulate plain batches, as the arguments say, for an optimization that is automatic.
+
+    Args:
+        trainer: Its training data are loaded: a window holds the batches of an update already.
+        batches: Plain batches that make an update.
+    """
+    if not isinstance(trainer.train_dataloader, Windows):
+        count_updates(trainer, batches)
+
+
+def check_accumulation(trainer: pl.Trainer, batches: int) -> None:
+    """Refuse two numbers of batches that make an update: of windows it would be their product.
+
+    Raises:
+        ArgumentError: Both the arguments and the trainer have one.
+    """
+    if batches > 1 and trainer.accumulate_grad_batches > 1:
+        raise ArgumentError(
+            f"`gradient_accumulation_steps={batches}` of the arguments and "
+            f"`accumulate_grad_batches={trainer.accumulate_grad_batches}` of lightning.Trainer both say what makes an "
+            "update.\n\nHint: give one of them."
+        )
 
 
 def forget_updates(trainer: pl.Trainer) -> None:

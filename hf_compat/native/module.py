@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torchmetrics import Metric, MetricCollection
@@ -23,6 +24,7 @@ from hf_compat.engine.precision import leave_autocast_to_forward, unwrap_forward
 from hf_compat.engine.protocols import TrainingSteps
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
 from hf_compat.engine.windows import Window, Windows
+from hf_compat.errors import OverrideError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.interop.liger import apply_liger, check_liger
 from hf_compat.native.agreement import share_arguments
@@ -32,7 +34,9 @@ from hf_compat.native.expected_warnings import leave_out_expected, show_expected
 from hf_compat.native.kept_hooks import keep_hooks, note_hooks
 from hf_compat.native.learning_log import LastUpdate
 from hf_compat.native.limits import (
+    accumulate_batches,
     begin_at_epoch,
+    check_accumulation,
     check_strategy,
     count_updates,
     forget_updates,
@@ -40,8 +44,18 @@ from hf_compat.native.limits import (
     read_when_due,
 )
 from hf_compat.native.loading import LoadableModule
-from hf_compat.native.own_steps import leave_own_step, refuse_unused_hooks, serve_own_step
+from hf_compat.native.override_points import OverridePoints, call_overrides, refuse_unheard_methods
+from hf_compat.native.own_steps import GuardedStep, leave_own_step, serve_own_step
 from hf_compat.native.plain_batches import PlainBatches
+from hf_compat.native.refusals import (
+    names_beside,
+    refuse_automatic,
+    refuse_beside,
+    refuse_late,
+    refuse_own_forward,
+    refuse_unused_hooks,
+    trained_names,
+)
 from hf_compat.native.schedules import adopt_optimizer, keep_monitor, step_plateau, updates_of_fit
 from hf_compat.native.seeding import seed_from
 from hf_compat.native.steps import NativeSteps
@@ -55,8 +69,16 @@ from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.process_exit import leave_at_exit
 from hf_compat.training_run.best_metric import tracked_value
 
+# By what a Lightning trainer is asked to do: the step of the module that it calls.
+_STEPS = {
+    TrainerFn.FITTING: "training_step",
+    TrainerFn.VALIDATING: "validation_step",
+    TrainerFn.TESTING: "test_step",
+    TrainerFn.PREDICTING: "predict_step",
+}
 
-class HFModule(LoadableModule):
+
+class HFModule(OverridePoints, LoadableModule):
     """A model as a LightningModule that trains as HF's Trainer does: one Lightning batch is one update.
 
     It logs `loss`, `learning_rate` and `grad_norm` of each update, and `loss_epoch`, the epoch's mean. It also takes
@@ -75,6 +97,10 @@ class HFModule(LoadableModule):
     """
 
     _watch: DebugUnderflowOverflow | None = None  # while it trains with `debug="underflow_overflow"`
+    _own_steps: NativeSteps | None = None
+    _is_set_up = False  # for the run under way
+    _beside: Sequence[str] = ()  # parameters of the fit that are no part of the model
+    _optimized: frozenset[int] | None = None  # ids of those that HF's optimizer was made for
 
     def __init__(
         self,
@@ -103,7 +129,27 @@ class HFModule(LoadableModule):
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
+        refuse_unheard_methods(cls)
         keep_hooks(cls, HFModule)
+
+    def _take_model(self, model: nn.Module) -> None:
+        """Train the model that a subclass sets in the place of the one that the constructor was given."""
+        steps = self._own_steps
+        if steps is None or steps.model is model:
+            return
+        if self._is_set_up and self.trainer.state.status == TrainerStatus.RUNNING:
+            raise OverrideError(
+                f"`model` of {type(self).__name__} was replaced in a run that has been set up with another one.\n\n"
+                "Hint: set it in `__init__`, or in `setup` before `super().setup(stage)`."
+            )
+        if steps.args.use_liger_kernel:
+            check_liger(model, steps.args.liger_kernel_config)
+        steps.prepare_model(model)
+        self.__dict__.pop("backbone", None)  # what BackboneFinetuning was shown of the other one
+
+    @property
+    def _has_own_step(self) -> bool:
+        return type(self).training_step is not HFModule.training_step
 
     def _become_native(self, steps: NativeSteps) -> None:
         """Do what a Trainer does otherwise: watch updates, gather batches and metrics, seed."""
@@ -117,11 +163,14 @@ class HFModule(LoadableModule):
     def configure_callbacks(self) -> Sequence[pl.Callback] | pl.Callback:
         """Refuse what the trainer would do to gradients beside the arguments: Lightning asks this before it checks."""
         if self._own_steps is not None:
+            self._is_set_up = False
             adopt_callbacks_of(self.trainer)
             adopt_data_of(self.trainer, self)
             leave_out_expected()
-        if self._own_steps is not None and not self.automatic_optimization:
             forget_updates(self.trainer)
+            assert self.trainer.state.fn is not None  # one of them asks for callbacks
+            self._refuse_what_step_leaves_out(_STEPS[self.trainer.state.fn])
+        if self._own_steps is not None and not self.automatic_optimization:
             if self.trainer.state.fn == "fit":
                 refuse_unused_hooks(self)
             check_mechanics(self._own_steps.args, self.trainer)
@@ -129,6 +178,13 @@ class HFModule(LoadableModule):
             check_strategy(self.trainer.strategy)
         serve_callbacks(self.trainer, self, self.model)
         return super().configure_callbacks()
+
+    def _refuse_what_step_leaves_out(self, step: str) -> None:
+        """Refuse what a step of this class would not use, where a subclass does not override it."""
+        if getattr(type(self), step) is getattr(HFModule, step):
+            refuse_own_forward(self, HFModule, step)
+            if step == "training_step":
+                refuse_automatic(self)
 
     def setup(self, stage: str) -> None:
         """Take this process's place; compare a trainer of the user's own with the arguments."""
@@ -152,6 +208,8 @@ class HFModule(LoadableModule):
         if not self.automatic_optimization:
             compile_model_only(self, self.model)
         leave_autocast_to_forward(self.trainer.strategy, self.model, steps.args.device.type)
+        call_overrides(self, steps)
+        self._is_set_up = True
         if stage != "fit":
             return
         if os.getpid() != self._seeded_in:  # a process that Lightning has spawned
@@ -160,7 +218,9 @@ class HFModule(LoadableModule):
         keep_monitor(self)
         self._stop_watching()  # of a fit that has failed
         self._watch = watch_where_asked(self.model, steps.args.debug)
-        if not self.automatic_optimization:
+        if self.automatic_optimization:
+            check_accumulation(self.trainer, steps.args.gradient_accumulation_steps)
+        else:
             count_updates(self.trainer, 1 if isinstance(data, NativeSteps) else steps.args.gradient_accumulation_steps)
         if steps.args.use_liger_kernel:
             apply_liger(self.model, steps.args.liger_kernel_config)
@@ -170,6 +230,7 @@ class HFModule(LoadableModule):
     def teardown(self, stage: str) -> None:
         """Leave the model and the data module as they were."""
         if self._own_steps is not None:
+            self._is_set_up = False
             show_expected()
             self._stop_watching()
             unwrap_forward(self.model)
@@ -200,8 +261,12 @@ class HFModule(LoadableModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Make optimizer and schedule; each native fit has its own."""
-        if self._own_steps is not None:
-            self._own_steps.forget_optimizer()
+        steps = self._own_steps
+        if steps is not None:
+            steps.forget_optimizer()
+            if self._has_own_step and names_beside(self, self.model):
+                steps.create_optimizer(self)
+            self._optimized = frozenset(id(parameter) for parameter in trained_names(self).values())
         return super().configure_optimizers()
 
     def _planned_updates(self) -> int:
@@ -211,18 +276,35 @@ class HFModule(LoadableModule):
 
     def on_fit_start(self) -> None:
         """Work with the optimizer that is in force."""
+        if self._own_steps is not None:
+            self._check_trained()
+            if self.trainer.enable_validation:
+                self._refuse_what_step_leaves_out("validation_step")
         if self._own_steps is not None and not self.automatic_optimization:
-            if type(self).training_step is HFModule.training_step or len(self.trainer.optimizers) == 1:
+            if not self._has_own_step or len(self.trainer.optimizers) == 1:
                 adopt_optimizer(self.trainer, self._own_steps)
             if isinstance(self.trainer.train_dataloader, Windows):
                 forget_updates(self.trainer)
         thaw_optimized(self.trainer)
         super().on_fit_start()
-        if type(self).training_step is not HFModule.training_step:
+        if self._has_own_step:
             serve_own_step(self, self.stepping)
+            if self._own_steps is not None:
+                GuardedStep(self, self._own_steps.args.gradient_accumulation_steps)
+
+    def _check_trained(self) -> None:
+        """Refuse parameters that the updates of this fit would leave as they are."""
+        self._beside = names_beside(self, self.model)
+        if not self._has_own_step:
+            refuse_beside(self, self._beside)
+        if self._optimized is not None:
+            refuse_late(self, self._optimized)
+        self._optimized = None
 
     def on_train_start(self) -> None:
         """Begin to read; continue where the run of a checkpoint ended."""
+        if self._own_steps is not None and self.automatic_optimization:
+            accumulate_batches(self.trainer, self._own_steps.args.gradient_accumulation_steps)
         read_when_due(self.trainer)
         super().on_train_start()
 
@@ -241,6 +323,12 @@ class HFModule(LoadableModule):
         """
         if self._own_steps is None:
             return super().training_step(window, batch_idx)
+        guarded = self.__dict__.get("training_step")
+        if isinstance(guarded, GuardedStep):  # a step of the user's own lets this one make the update
+            guarded.made_update = True
+            refuse_automatic(self)
+            refuse_own_forward(self, HFModule, "training_step")
+            refuse_beside(self, self._beside)
         if not isinstance(window, Window):
             gathered = self._plain_batches.add(window, self.trainer.is_last_batch)
             if gathered is None:
@@ -251,6 +339,8 @@ class HFModule(LoadableModule):
         self._last_update.forget()
         loss = super().training_step(window, batch_idx)
         self._log_update(loss)
+        if isinstance(guarded, GuardedStep):
+            guarded.loss_of_update = loss
         return loss
 
     def _in_true_precision(self, batch: Batch) -> Batch:
@@ -306,6 +396,7 @@ class HFModule(LoadableModule):
     ) -> torch.Tensor | None:
         """Predict one batch and keep what the metrics need; returns its loss."""
         if self._own_steps is not None:
+            refuse_own_forward(self, HFModule, "validation_step")
             batch = batch if isinstance(batch, EvaluationBatch) else EvaluationBatch(batch, False, -1)
             batch.inputs = self._in_true_precision(batch.inputs)
         return super().validation_step(batch, batch_idx, dataloader_idx)
@@ -314,6 +405,7 @@ class HFModule(LoadableModule):
 
     def predict_step(self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0) -> Nested:
         """Return the logits of one batch, as `Trainer.predict` keeps them."""
+        refuse_own_forward(self, HFModule, "predict_step")
         inputs = self._in_true_precision(batch.inputs if isinstance(batch, EvaluationBatch) else batch)
         steps = self.steps
         with torch.enable_grad():  # the prediction step decides whether it needs gradients

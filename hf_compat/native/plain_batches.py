@@ -1,9 +1,15 @@
-"""Batches of any loader as windows: `fit(HFModule(…), DataLoader(…))`, and any LightningDataModule."""
+"""Plain batches: any loader's for an HFModule, as windows; an HFDataModule's for any other module, without windows."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
+import lightning.pytorch as pl
+
 from hf_compat.data.types import Batch
-from hf_compat.engine.windows import Window
+from hf_compat.engine.windows import Loader, Window, Windows, WindowsWithoutLength
+from hf_compat.errors import ArgumentError
 from hf_compat.native.steps import NativeSteps
 
 
@@ -35,3 +41,40 @@ class PlainBatches:
         waiting, self._waiting = self._waiting, []
         batches, num_items = self.steps.get_batch_samples(iter(waiting), len(waiting), self.steps.args.device)
         return Window(batches, num_items, is_complete=True, epoch_progress=0.0)
+
+
+class MicroBatches(Windows):
+    """The same data and the same state, for a module that knows no windows: each batch is what the loader gave."""
+
+    def __init__(self, loader: Loader, **settings: object) -> None:
+        super().__init__(loader, **{**settings, "read_window": _one_batch})  # type: ignore[arg-type]  # handed on
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (window.micro_batches[0] for window in super().__iter__())
+
+
+class MicroBatchesWithoutLength(MicroBatches, WindowsWithoutLength):
+    """The same of data without a length."""
+
+
+def _one_batch(micro_batches: Iterator[Batch], *_: object) -> tuple[list[Batch], None]:
+    return list(islice(micro_batches, 1)), None
+
+
+def check_told(trainer: pl.Trainer, batches: int) -> None:
+    """Refuse a number of accumulated batches that only the arguments hold: another module's updates are Lightning's.
+
+    Raises:
+        ArgumentError: The trainer has another number, or the module accumulates by itself.
+    """
+    if batches in (1, trainer.accumulate_grad_batches):
+        return
+    module = trainer.lightning_module
+    way_out = f"give `accumulate_grad_batches={batches}` to lightning.Trainer"
+    if not module.automatic_optimization:
+        way_out = "leave the argument out, as the module's manual optimization decides"
+    raise ArgumentError(
+        f"`gradient_accumulation_steps={batches}` of HFDataModule's arguments has no effect on "
+        f"{type(module).__name__}, which is not an HFModule: it gets plain batches, and lightning.Trainer has "
+        f"`accumulate_grad_batches={trainer.accumulate_grad_batches}`.\n\nHint: {way_out}."
+    )

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 
 from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, HfCompatWarning
+from hf_compat.native.limits import accumulate_batches
 from hf_compat.native.steps import NativeSteps
 
 # A run without an end in sight: every schedule stays, to many digits, where its warm-up has brought it.
@@ -31,10 +32,14 @@ def updates_of_fit(trainer: pl.Trainer, steps: NativeSteps) -> int:
         ArgumentError: The warm-up is a share of a number of updates that nobody knows.
     """
     updates = trainer.estimated_stepping_batches
+    if trainer.lightning_module.automatic_optimization:
+        accumulate_batches(trainer, steps.args.gradient_accumulation_steps)
+        updates = trainer.estimated_stepping_batches
     if math.isinf(updates) or updates < 0:
         _check_endless_schedule(steps)
         return NO_END
-    if isinstance(trainer.train_dataloader, Windows) or not math.isfinite(trainer.num_training_batches):
+    gives_windows = isinstance(trainer.train_dataloader, Windows) or not math.isfinite(trainer.num_training_batches)
+    if gives_windows or trainer.lightning_module.automatic_optimization:  # Lightning has counted its own updates
         return int(updates)
     assert trainer.max_epochs is not None  # set by Lightning where it is left out
     per_epoch = math.ceil(trainer.num_training_batches / steps.args.gradient_accumulation_steps)

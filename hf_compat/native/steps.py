@@ -54,9 +54,7 @@ class NativeSteps(SetupMethods, ModelMethods, GenerationSteps, OptimizationMetho
         self._set_up_data(train_dataset, eval_dataset, data_collator, processing_class)
         self._set_up_counters()
         if model is not None:
-            self.take_model(model)
-            self._set_use_cache()
-            self._enable_activation_checkpointing()
+            self.prepare_model(model)
 
     def use_arguments(self, args: TrainingArguments) -> None:
         """Work with other arguments from now on."""
@@ -110,6 +108,12 @@ class NativeSteps(SetupMethods, ModelMethods, GenerationSteps, OptimizationMetho
             self.args = copy.copy(self.args)
             self.args.__dict__["device"] = device
             self._renew_accelerator()
+
+    def prepare_model(self, model: nn.Module) -> None:
+        """Train this model: set in it what the arguments say."""
+        self.take_model(model)
+        self._set_use_cache()
+        self._enable_activation_checkpointing()
 
     def take_model(self, model: nn.Module) -> None:
         """Work with a model: read off it what it takes and returns."""

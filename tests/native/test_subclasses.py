@@ -108,6 +108,7 @@ def test_overrides_without_super_change_no_number_and_resume(args, lightning, tm
         ("optimizer_step", "on_before_optimizer_step"),
         ("optimizer_zero_grad", "on_before_zero_grad"),
         ("configure_gradient_clipping", "max_grad_norm"),
+        ("clip_gradients", "max_grad_norm"),
         ("lr_scheduler_step", "configure_optimizers"),
     ],
 )

@@ -1,0 +1,177 @@
+"""Methods of HF's Trainer in a subclass of `HFModule`: called where HF calls them, or refused with the class."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from typing import cast
+
+import lightning.pytorch as pl
+import torch
+from torch import nn
+
+from hf_compat.data.types import Batch, ModelOutput
+from hf_compat.engine.protocols import Items
+from hf_compat.errors import OverrideError
+from hf_compat.native.steps import NativeSteps
+from hf_compat.runtime.nested import Nested
+from hf_compat.trainer_methods.steps import Inputs
+
+# Methods that HF's Trainer calls by itself, by what does their work in a Lightning trainer.
+_REFUSED: dict[str, tuple[str, ...]] = {
+    "override `configure_optimizers`, which returns the optimizer and its schedule": (
+        "create_optimizer", "create_scheduler", "create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs",
+        "_get_learning_rate",
+    ),
+    "override `train_dataloader`, `val_dataloader` or `test_dataloader` of HFDataModule": (
+        "get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "_get_dataloader", "_get_train_sampler",
+        "_get_eval_sampler", "_get_collator_with_removed_columns", "_remove_unused_columns",
+        "_set_signature_columns_if_needed", "num_examples", "get_batch_samples", "_get_num_items_in_batch",
+        "get_total_train_batch_size", "set_initial_training_values", "_update_auto_batch_size",
+    ),
+    "override `validation_step` and `on_validation_epoch_end`, or give `compute_metrics=…`": (
+        "evaluate", "_evaluate", "evaluation_loop", "prediction_loop", "_determine_best_metric",
+    ),
+    "override `on_save_checkpoint` or `on_load_checkpoint`, or give a ModelCheckpoint to lightning.Trainer": (
+        "save_model", "_save", "_save_checkpoint", "_save_optimizer_and_scheduler", "_save_rng_state", "_save_scaler",
+        "_load_best_model", "_load_callback_state", "_load_from_checkpoint", "_load_optimizer_and_scheduler",
+        "_load_rng_state", "_load_scaler", "_push_from_checkpoint", "_finish_current_push", "init_hf_repo",
+        "_tune_save_checkpoint", "_issue_warnings_after_load",
+    ),
+    "set `max_grad_norm`, or change gradients in `on_before_optimizer_step`": (
+        "_clip_grad_norm", "_get_grad_norm", "_has_mixed_mesh_grads", "_mixed_mesh_grad_norm",
+    ),
+    "override `training_step`, or one of Lightning's hooks": (
+        "_inner_training_loop", "_run_epoch", "_prepare_for_training", "_init_training_state", "_finalize_training",
+        "_maybe_log_save_evaluate", "_track_num_input_tokens", "_defer_fsdp_gradient_reduction",
+        "_sync_replicated_trainable_parameters", "_prepare_context_parallel_inputs", "floating_point_ops",
+        "store_flos", "autocast_smart_context_manager", "_prepare_input",
+    ),
+    "make the model before the module, and leave processes, devices and folders to lightning.Trainer": (
+        "call_model_init", "create_accelerator_and_postprocess", "_build_accelerator_args", "_move_model_to_device",
+        "_wrap_model", "_validate_args", "_get_output_dir", "_hp_search_setup", "_report_to_hp_search", "get_cp_size",
+        "get_sp_size", "get_tp_size",
+    ),
+}  # fmt: skip
+REFUSED = {name: hint for hint, names in _REFUSED.items() for name in names}
+# How the methods are called that a subclass may override.
+_CALLS: dict[str, Callable[[inspect.Signature], inspect.BoundArguments]] = {
+    "compute_loss": lambda signature: signature.bind(None, "model", "inputs", return_outputs=True),
+    "prediction_step": lambda signature: signature.bind(None, "model", "inputs", False, ignore_keys=None),
+    "compute_loss_context_manager": lambda signature: signature.bind(None),
+    "get_decay_parameter_names": lambda signature: signature.bind(None, "model"),
+    "_prepare_inputs": lambda signature: signature.bind(None, "inputs"),
+}
+HONOURED = tuple(_CALLS)
+
+
+class OverridePoints(pl.LightningModule):
+    """The methods of HF's steps that a subclass may override, by HF's names and signatures."""
+
+    @property
+    def _hf(self) -> NativeSteps:
+        return cast(NativeSteps, self.steps)
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Items = None
+    ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
+        """Compute the loss of one micro-batch, in training and in evaluations.
+
+        Mirrors:
+            `transformers.Trainer.compute_loss`, 5.23.
+        """
+        return NativeSteps.compute_loss(self._hf, model, inputs, return_outputs, num_items_in_batch)
+
+    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[object]:
+        """Return the context in which losses are computed.
+
+        Mirrors:
+            `transformers.Trainer.compute_loss_context_manager`, 5.23.
+        """
+        return NativeSteps.compute_loss_context_manager(self._hf)
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **gen_kwargs: object,
+    ) -> tuple[torch.Tensor | None, Nested | None, Nested | None]:
+        """Return loss, logits and labels of one batch of an evaluation.
+
+        Mirrors:
+            `transformers.Trainer.prediction_step`, 5.23.
+        """
+        return NativeSteps.prediction_step(self._hf, model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """List the parameters that weight decay is applied to.
+
+        Mirrors:
+            `transformers.Trainer.get_decay_parameter_names`, 5.23.
+        """
+        return NativeSteps.get_decay_parameter_names(self._hf, model)
+
+    def _prepare_inputs(self, inputs: Batch) -> Batch:
+        """Move a micro-batch to the device."""
+        return NativeSteps._prepare_inputs(self._hf, inputs)
+
+
+def call_overrides(module: OverridePoints, steps: NativeSteps) -> None:
+    """Let the steps call what a module, or its class, has in the place of HF's methods."""
+    for name in HONOURED:
+        method = getattr(module, name)
+        if getattr(method, "__func__", method) is getattr(OverridePoints, name):
+            vars(steps).pop(name, None)
+        else:
+            vars(steps)[name] = method
+
+
+def refuse_unheard_methods(kind: type[pl.LightningModule | pl.LightningDataModule], honoured: bool = True) -> None:
+    """Refuse a class with a method of HF's Trainer that nothing would call, or not in this form.
+
+    Args:
+        kind: A subclass of HFModule or HFDataModule.
+        honoured: Whether the methods in `HONOURED` are called on it.
+
+    Raises:
+        OverrideError: The message names the method and what to do.
+    """
+    for name, hint in REFUSED.items():
+        if hasattr(kind, name):
+            raise _unheard(kind, name, hint)
+    for name, call in _CALLS.items():
+        if not honoured and hasattr(kind, name):
+            raise _unheard(kind, name, "override it in the HFModule")
+        if honoured:
+            _check_form(kind, name, call)
+    for name, first, instead in (("training_step", "model", "(batch, batch_idx)"), ("log", "logs", "(name, value)")):
+        given = list(inspect.signature(getattr(kind, name)).parameters) if honoured else []
+        if given[1:2] == [first]:
+            raise OverrideError(
+                f"`{name}({', '.join(given[1:])})` of {kind.__name__} has the signature of HF's Trainer, and Lightning "
+                f"calls it as `{name}{instead}`.\n\n"
+                "Hint: override `compute_loss` for another loss, and `on_train_batch_end` for what is to be logged."
+            )
+
+
+def _unheard(kind: type, name: str, hint: str) -> OverrideError:
+    return OverrideError(
+        f"`{name}` of {kind.__name__} is a method of HF's Trainer, and a Lightning trainer would never call it.\n\n"
+        f"Hint: {hint}. A method of your own needs another name."
+    )
+
+
+def _check_form(kind: type, name: str, call: Callable[[inspect.Signature], inspect.BoundArguments]) -> None:
+    method = inspect.getattr_static(kind, name)
+    if not inspect.isfunction(method) or method is vars(OverridePoints)[name]:
+        return
+    try:
+        call(inspect.signature(method))
+    except TypeError as error:
+        raise OverrideError(
+            f"`{name}{inspect.signature(method)}` of {kind.__name__} cannot be called as HF calls it: {error}.\n\n"
+            f"Hint: take `{inspect.signature(vars(OverridePoints)[name])}`; a method of your own needs another name."
+        ) from error
