@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.files import first_line, is_plain_name, open_regular, read_small
-from hf_compat.checkpoint.reading import Plain, StoredTensor
+from hf_compat.checkpoint.reading import Plain, StoredTensor, check_bounds
 from hf_compat.errors import CheckpointError
 
 METADATA_NAME = ".metadata"
@@ -183,9 +183,11 @@ class _PlainPlanner(DefaultLoadPlanner):
 
 def _plain_value(folder: str, key: str, stored: io.BytesIO) -> Plain:
     try:
-        return torch.load(stored, map_location="cpu", weights_only=True)
+        value = torch.load(stored, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(f"{folder} holds no plain value as {key!r}: {first_line(error)}") from error
+    check_bounds(folder, value)
+    return value
 
 
 class _IndexOnly(pickle.Unpickler):

@@ -67,8 +67,7 @@ def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False) -> Pla
         raise
     except Exception as error:  # torch and pickle raise what they like; the file is the fact
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
-    if any(tensor.is_meta for tensor in _tensors_in(content)):
-        raise CheckpointError(f"{path} cannot be read: it holds tensors without data.")
+    check_bounds(path, content)
     return content
 
 
@@ -86,17 +85,56 @@ def _load(path: str, allowed: Allowed, mmap: bool) -> Plain:
         return load([*allowed, *further])
 
 
-def _tensors_in(content: Plain) -> Iterator[torch.Tensor]:
-    """Yield the tensors of nested containers, which may contain themselves."""
-    seen: set[int] = set()
-    waiting: list[Plain] = [content]
+# A container that is referred to twice counts twice, as for everybody who walks through the content.
+_MOST_PARTS = 10**7
+_DEEPEST = 100
+# What tensors may need beyond their own storage, in bytes: a stride of 0 makes gigabytes of a number.
+_MOST_REPEATED_BYTES = 2**26
+
+
+def check_bounds(path: str, content: Plain) -> None:
+    """Refuse a content that nobody can walk through or hold: bytes of it may stand for gigabytes.
+
+    Raises:
+        CheckpointError: It contains itself, is nested too deeply, shares parts without measure, or has tensors without
+            data or with far more numbers than are stored.
+    """
+    sizes: dict[int, tuple[int, int]] = {}  # of each container: its parts, and how deeply they are nested
+    around: set[int] = set()
+    repeated = 0
+    waiting: list[tuple[Plain, bool]] = [(content, False)]
     while waiting:
-        item = waiting.pop()
+        item, is_counted = waiting.pop()
         if isinstance(item, torch.Tensor):
-            yield item
-        elif isinstance(item, (Mapping, list, tuple, set)) and id(item) not in seen:
-            seen.add(id(item))
-            waiting.extend(item.values() if isinstance(item, Mapping) else item)
+            repeated += _repeated_bytes(path, item)
+        if not isinstance(item, (Mapping, list, tuple, set, frozenset)) or id(item) in sizes:
+            continue
+        parts = [*item.keys(), *item.values()] if isinstance(item, Mapping) else list(item)
+        if is_counted:
+            around.discard(id(item))
+            found = [sizes.get(id(part), (1, 0)) for part in parts]
+            sizes[id(item)] = 1 + sum(count for count, _ in found), 1 + max((depth for _, depth in found), default=0)
+        elif id(item) in around:
+            raise CheckpointError(f"{path} cannot be read: it holds a container that contains itself.")
+        else:
+            around.add(id(item))
+            waiting.append((item, True))
+            waiting += ((part, False) for part in parts)
+    count, depth = sizes.get(id(content), (1, 0))
+    if count > _MOST_PARTS or depth > _DEEPEST or repeated > _MOST_REPEATED_BYTES:
+        raise CheckpointError(
+            f"{path} cannot be read: its few bytes stand for {count} parts, {depth} levels deep, and for {repeated} "
+            "bytes of repeated numbers."
+        )
+
+
+def _repeated_bytes(path: str, tensor: torch.Tensor) -> int:
+    """Count the bytes of a tensor beyond those of its storage."""
+    if tensor.is_meta:
+        raise CheckpointError(f"{path} cannot be read: it holds tensors without data.")
+    if tensor.layout is not torch.strided:
+        return 0
+    return max(tensor.numel() * tensor.element_size() - tensor.untyped_storage().nbytes(), 0)
 
 
 def read_safetensors(path: str) -> Weights:

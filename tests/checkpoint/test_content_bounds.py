@@ -1,0 +1,118 @@
+"""Small files that stand for gigabytes, and moments in another memory layout: refused, or made what they should be."""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+import pytest
+import torch
+import toy
+
+from hf_compat import Trainer, get_last_checkpoint
+from hf_compat.checkpoint.files import short
+from hf_compat.checkpoint.reading import read_torch_file
+from hf_compat.errors import CheckpointError
+
+
+def sharing(levels=60):
+    """A list whose text has 2**levels parts."""
+    parts = ["end"]
+    for _ in range(levels):
+        parts = [parts, parts]
+    return parts
+
+
+def circular():
+    parts = []
+    parts.append({"parts": parts})
+    return parts
+
+
+def deep(levels=300):
+    parts = []
+    for _ in range(levels):
+        parts = [parts]
+    return parts
+
+
+def trainer(make_args, steps=4, **values):
+    args = make_args(**{"save_strategy": "steps", "save_steps": 2, "max_steps": steps, "logging_steps": 1, **values})
+    return Trainer(toy.Classifier(), args, train_dataset=toy.rows())
+
+
+@pytest.mark.parametrize("make", [sharing, circular, deep, lambda: torch.zeros(1).expand(10**9)])
+@pytest.mark.parametrize("file", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "run_state.pt"])
+def test_a_small_file_that_stands_for_gigabytes_is_refused_at_once(make_args, tmp_path, caplog, file, make):
+    trainer(make_args).train()
+    newest = tmp_path / "out" / "checkpoint-4"
+    content = read_torch_file(str(newest / file), allowed=_types()) if file != "rng_state.pth" else {}
+    torch.save({**content, "param_groups": make(), "last_epoch": make(), "python": make()}, newest / file)
+    (newest / "manifest.json").unlink()
+    began = time.monotonic()
+    assert get_last_checkpoint(tmp_path / "out") == str(tmp_path / "out" / "checkpoint-2")
+    assert time.monotonic() - began < 10 and f"{file} cannot be read" in caplog.text
+    with pytest.raises(ValueError, match=f"{file} cannot be read"):
+        trainer(make_args).train(resume_from_checkpoint=str(newest))
+
+
+def _types():
+    from hf_compat.checkpoint.plain_values import array_globals
+
+    return array_globals()
+
+
+@pytest.mark.parametrize("make", [sharing, circular, deep])
+def test_an_error_shows_the_beginning_of_a_value_alone(make):
+    began = time.monotonic()
+    assert len(short(make())) <= 61 and len(short({"of": make()})) <= 61
+    assert time.monotonic() - began < 1
+    assert short(["a", 1, None]) == "['a', 1, None]" and short("x" * 10**8).startswith("'xxx")
+
+
+def repeated(moment):
+    return moment.mean().expand(moment.shape)
+
+
+def transposed(moment):
+    return moment.t().contiguous().t() if moment.dim() == 2 else moment
+
+
+def with_gaps(moment):
+    return torch.stack([moment, moment], -1)[..., 0]
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch"])
+@pytest.mark.parametrize("lay_out", [repeated, transposed, with_gaps])
+def test_moments_in_another_layout_train_as_contiguous_ones(make_args, tmp_path, lay_out, optim):
+    trainer(make_args, optim=optim).train()
+    checkpoint = tmp_path / "out" / "checkpoint-2"
+    content = read_torch_file(str(checkpoint / "optimizer.pt"))
+    for kept in content["state"].values():
+        kept |= {name: lay_out(kept[name].contiguous()) for name in ("exp_avg", "exp_avg_sq")}
+    logs = []
+    for change in (torch.Tensor.clone, torch.Tensor.contiguous):
+        for kept in content["state"].values():
+            kept |= {name: change(kept[name]) for name in ("exp_avg", "exp_avg_sq") if change is not torch.Tensor.clone}
+        torch.save(content, checkpoint / "optimizer.pt")
+        resumed = trainer(make_args, optim=optim, save_strategy="no")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the file was edited
+            resumed.train(resume_from_checkpoint=str(checkpoint))
+        logs.append([(log["loss"], log["grad_norm"]) for log in resumed.state.log_history if "loss" in log])
+        weights = [value.clone() for value in resumed.model.state_dict().values()]
+        logs[-1].append([value.tolist() for value in weights])
+    assert logs[0] == logs[1] and len(logs[0]) == 5
+
+
+def test_a_conversion_asks_for_no_more_than_the_file_holds(make_args, tmp_path):
+    from hf_compat.checkpoint.convert import convert
+
+    trainer(make_args).train()
+    convert(str(tmp_path / "out" / "checkpoint-4"), str(tmp_path / "run.ckpt"))
+    content = torch.load(tmp_path / "run.ckpt", weights_only=False)
+    name = next(iter(content["state_dict"]))
+    content["state_dict"][name] = torch.zeros(1).expand(2**32)
+    torch.save(content, tmp_path / "run.ckpt")
+    with pytest.raises(CheckpointError, match="its few bytes stand for"):
+        convert(str(tmp_path / "run.ckpt"), str(tmp_path / "folder"))
