@@ -45,6 +45,7 @@ from hf_compat.engine.strategies import wrapped_model
 from hf_compat.engine.update_mechanics import UpdateMechanics, make_update_mechanics
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.interop.transformers_models import as_held
+from hf_compat.optim.deepspeed_schedule import DeepSpeedSchedule
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.optim.prepared import HeldOptimizer
 from hf_compat.optim.stepping import Stepping, stepping_of_all
@@ -329,10 +330,14 @@ class WindowModule(pl.LightningModule):
         window.is_trained = True
         observer.optimizer_stepped(grad_norm)
         replaced = self._replaced_schedule()
+        # DeepSpeed's engine steps a schedule of its own with the optimizer: the rate of the next update is logged
+        is_of_deepspeed = isinstance(steps.lr_scheduler, DeepSpeedSchedule)
+        if is_of_deepspeed and not mechanics.step_was_skipped:
+            self._step_schedule("step", replaced)
         rate = steps._get_learning_rate() if replaced is None else steps.optimizer.param_groups[0]["lr"]
         observer.learning_rate_read(rate)
         vars(steps.optimizer)["step_was_skipped"] = mechanics.step_was_skipped
-        if not mechanics.step_was_skipped:
+        if not is_of_deepspeed and not mechanics.step_was_skipped:
             self._step_schedule("step", replaced)
         if self._calls_before_zero_grad:
             before_zero_grad(self.trainer, steps.optimizer)

@@ -1,7 +1,8 @@
 """A DeepSpeed configuration and the arguments: every `auto` resolved, every disagreement shown.
 
-The optimizer and the schedule are always the arguments' (torch's AdamW is DeepSpeed's); what their sections of the
-configuration say has to agree, or to be `auto`. A configuration that is given as a path is read from there.
+The optimizer is always the arguments' (torch's AdamW is DeepSpeed's); what its section of the configuration says has to
+agree, or to be `auto`. A section `scheduler` asks for a schedule of DeepSpeed's own, in place of `lr_scheduler_type`. A
+configuration that is given as a path is read from there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hf_compat.errors import ArgumentError, HfCompatWarning, InertArgumentWarning
+from hf_compat.errors import ArgumentError, InertArgumentWarning
 from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.option_values import read_options, read_options_file
@@ -21,8 +22,7 @@ from hf_compat.runtime.text import parse_switch
 Config = dict[str, Any]  # DeepSpeed's, as JSON has it: sections within sections
 Setting = Any  # one of its values: a text, a number, a flag, a list
 
-# DeepSpeed's schedules, and what they are in HF's words.
-_SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+_SCHEDULES = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest")  # of DeepSpeed 0.19
 _ADAMS = ("adam", "adamw")
 
 
@@ -54,6 +54,8 @@ def deepspeed_config(
     _match_precision(table, args)
     _match_optimizer(table, args)
     _match_scheduler(table, args)
+    for name in ("warmup_num_steps", "total_num_steps"):  # known once the training begins: `schedule_section`
+        table.fill(f"scheduler.params.{name}", 0)
     _fill_sizes(table, model_config)
     table.check()
     _leave_to_us(config, args)
@@ -252,40 +254,61 @@ def _match_scheduler(table: _Table, args: TrainingArguments) -> None:
     section = table.config.get("scheduler")
     if section is None:
         return
-    name = _hf_schedule(section)
-    chosen = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-    if chosen != name:
-        table.disagreements.append(("scheduler.type", f"{section['type']} ({name})", "lr_scheduler_type", chosen))
-    known = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
-    _warn_of_rest("scheduler", section, known, f"the schedule is HF's {name!r}")
-    _warn_of_warmup(section, name)
-    table.fill("scheduler.params.warmup_min_lr", 0)
-    table.match("scheduler.params.warmup_max_lr", "learning_rate", args.learning_rate)
-    table.match("scheduler.params.warmup_num_steps", "warmup_steps", args.warmup_steps)
-    table.fill("scheduler.params.total_num_steps", 0)
-
-
-def _hf_schedule(section: Mapping[str, Setting]) -> str:
-    """Return HF's name of the schedule that a section asks for."""
-    name = _SCHEDULES.get(section.get("type", ""))
-    if name is None:
+    if section.get("type") not in _SCHEDULES:
         raise ArgumentError(
             f"The DeepSpeed configuration has the schedule {section.get('type')!r}, which is not supported.\n\n"
             f"Hint: leave the section `scheduler` out and set `lr_scheduler_type`; or use {', '.join(_SCHEDULES)}."
         )
-    return name
+    unused = [name for name in ("lr_scheduler_type", "lr_scheduler_kwargs") if _is_set(args, name)]
+    if unused:
+        warnings.warn(
+            f"{' and '.join(f'`{name}={getattr(args, name)!r}`' for name in unused)} has no effect: the DeepSpeed "
+            f"configuration's section `scheduler` asks for {section['type']}.",
+            InertArgumentWarning,
+            stacklevel=6,
+        )
+    _match_rates(table, args)
 
 
-def _warn_of_warmup(section: Mapping[str, Setting], name: str) -> None:
-    """Warn where DeepSpeed's schedule warms up in another way than HF's of this name."""
-    if name == "cosine" or (section.get("params") or {}).get("warmup_type") == "linear":
-        return
-    warnings.warn(
-        f"DeepSpeed's {section['type']} warms up along a logarithm; the schedule here is HF's {name!r}, which "
-        'warms up linearly. Write `"warmup_type": "linear"` to agree, or leave the section out.',
-        HfCompatWarning,
-        stacklevel=7,
-    )
+def _match_rates(table: _Table, args: TrainingArguments) -> None:
+    table.fill("scheduler.params.warmup_min_lr", 0)
+    table.match("scheduler.params.warmup_max_lr", "learning_rate", args.learning_rate)
+
+
+def _is_set(args: TrainingArguments, name: str) -> bool:
+    default = TrainingArguments.__dataclass_fields__[name].default
+    return getattr(args, name) not in (default, None, {})
+
+
+def schedule_section(args: TrainingArguments, variables: Mapping[str, str], updates: int) -> Config | None:
+    """Resolve the section `scheduler`, which asks for a schedule of DeepSpeed's own.
+
+    Args:
+        args: The arguments.
+        variables: What `accelerate launch` has set.
+        updates: Updates of the training.
+
+    Returns:
+        The section, or None where there is none.
+
+    Raises:
+        ArgumentError: It disagrees with the training, or an `auto` cannot be resolved.
+
+    Mirrors:
+        `transformers.integrations.HfTrainerDeepSpeedConfig.trainer_config_finalize`, 5.23.
+    """
+    if not uses_deepspeed(args, variables):
+        return None
+    config = _read(args.deepspeed) if args.deepspeed else _config_of_accelerate(variables)
+    if config.get("scheduler") is None:
+        return None
+    table = _Table({"scheduler": config["scheduler"]})
+    _match_rates(table, args)
+    table.match("scheduler.params.total_num_steps", "(updates of the training)", updates)
+    table.match("scheduler.params.warmup_num_steps", "warmup_steps", args.get_warmup_steps(updates))
+    table.check()
+    section: Config = table.config["scheduler"]
+    return section
 
 
 def _warn_of_rest(name: str, section: Mapping[str, Setting], known: tuple[str, ...], why: str) -> None:

@@ -16,6 +16,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
 from hf_compat.interop.replaced_globals import global_of_trainer
 from hf_compat.optim import optimizers
+from hf_compat.optim.deepspeed_schedule import DeepSpeedSchedule
 from hf_compat.optim.entries import ClassAndKeywords
 from hf_compat.optim.greedy_lr import GreedyLR
 from hf_compat.optim.layerwise import LayerWiseDummyOptimizer
@@ -23,6 +24,8 @@ from hf_compat.optim.low_bit import keep_embeddings_in_32_bit, wants_embeddings_
 from hf_compat.optim.lr_schedulers import follows_metric, get_scheduler, make_schedule
 from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.stepping import stepping_of
+from hf_compat.plan.deepspeed import schedule_section
+from hf_compat.runtime.launch import launcher_variables
 from hf_compat.runtime.parameters import parameters_of
 from hf_compat.trainer_methods.base import TrainerBase
 
@@ -71,13 +74,20 @@ class OptimizationMethods(TrainerBase):
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
-    ) -> LRScheduler | GreedyLR:
-        """Set `lr_scheduler` where it is not set yet.
+    ) -> LRScheduler | GreedyLR | DeepSpeedSchedule:
+        """Set `lr_scheduler` where it is not set yet; the DeepSpeed configuration may ask for one of DeepSpeed's.
 
         Mirrors:
             `transformers.Trainer.create_scheduler`, 5.23.
         """
+        section = None
         if self.lr_scheduler is None:
+            section = schedule_section(self.args, launcher_variables(), num_training_steps)
+        if section is not None:
+            own_optimizer = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler = DeepSpeedSchedule(section, own_optimizer)
+            self._created_lr_scheduler = True
+        elif self.lr_scheduler is None:
             if optimizer is None and isinstance(self.optimizer, LayerWiseDummyOptimizer):
                 self._tell_of_constant_rates()
             # given an optimizer, each parameter of a layerwise one gets a schedule, as upstream

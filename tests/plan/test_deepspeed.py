@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from hf_compat import translate
 from hf_compat.errors import ArgumentError, HfCompatWarning
-from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed, zero_stage
+from hf_compat.optim.deepspeed_schedule import DeepSpeedSchedule
+from hf_compat.plan.deepspeed import deepspeed_config, schedule_section, uses_deepspeed, zero_stage
+
+AUTO = {"warmup_num_steps": "auto"}
 
 ZERO = {
     "zero_optimization": {"stage": 2},
@@ -105,8 +109,8 @@ def test_accelerates_own_values_have_to_agree(args_of):
     ("config", "message"),
     [
         ({"optimizer": {"type": "Lamb"}}, "the optimizer 'Lamb', which is not supported"),
-        ({"scheduler": {"type": "OneCycle"}}, "the schedule 'OneCycle', which is not supported"),
-        ({"scheduler": {"type": "WarmupCosineLR", "params": {}}}, "lr_scheduler_type = 'linear'"),
+        ({"scheduler": {"type": "ThreeCycles"}}, "the schedule 'ThreeCycles', which is not supported"),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1.0}}}, "learning_rate = "),
         ("nowhere.json", "is no JSON file that can be read"),
     ],
 )
@@ -121,14 +125,27 @@ def test_a_launcher_is_needed(args_of):
 
 
 @pytest.mark.parametrize(
-    ("section", "message"),
+    ("section", "values", "message"),
     [
-        ({"optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}}}, "torch_adam"),
-        ({"scheduler": {"type": "WarmupDecayLR", "params": {}}}, "warmup_type"),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}}}, {}, "torch_adam"),
+        ({"scheduler": {"type": "WarmupLR"}}, {"lr_scheduler_type": "cosine"}, "lr_scheduler_type.*no effect"),
     ],
 )
-def test_what_has_no_effect_is_warned_of_where_translate_is_called(args_of, section, message):
-    args = args_of(deepspeed=section)
+def test_what_has_no_effect_is_warned_of_where_translate_is_called(args_of, section, values, message):
+    args = args_of(deepspeed=section, **values)
     with pytest.warns(HfCompatWarning, match=message) as caught:
         translate(args)
     assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_a_section_that_deepspeed_refuses_is_an_error_of_ours(args_of):
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    section = schedule_section(args_of(deepspeed={"scheduler": {"type": "WarmupLR", "params": AUTO}}), {}, 10)
+    with pytest.raises(ArgumentError, match=r"(?s)WarmupLR says: warmup_num_steps must be a positive.*Hint"):
+        DeepSpeedSchedule(section, torch.optim.SGD([parameter], lr=0.1))
+
+
+def test_a_total_that_differs_from_the_training_is_a_disagreement(args_of):
+    args = args_of(deepspeed={"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 11}}})
+    with pytest.raises(ArgumentError, match=r"(?s)total_num_steps = 11.*updates of the training.* = 10"):
+        schedule_section(args, {}, 10)
