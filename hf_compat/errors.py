@@ -49,6 +49,10 @@ class CheckpointError(HfCompatError, ValueError):
     """A checkpoint folder is missing, incomplete or does not fit."""
 
 
+class CheckpointMismatch(CheckpointError):
+    """A checkpoint is whole, and this run cannot go on from it: another model, another number of processes."""
+
+
 class CheckpointWriteError(HfCompatError, OSError):
     """A checkpoint could not be written; the message names path and cause. Earlier checkpoints are as they were."""
 

@@ -142,8 +142,10 @@ def as_named(folder: str) -> Iterator[None]:
     """Let readers read a folder that somebody named as it is now.
 
     Raises:
-        CheckpointError: It is damaged.
+        CheckpointError: It is not there, or damaged.
     """
+    if not os.path.isdir(folder):
+        raise CheckpointError(f"There is no folder {folder}.\n\nHint: name a checkpoint-<updates> folder.")
     wrong, edits = problems_of_named(folder)
     if wrong:
         raise CheckpointError(f"{folder} is not a whole checkpoint: {'; '.join(wrong)}.\n\n{way_out(folder)}")

@@ -334,4 +334,5 @@ def _chosen(session: Session, wanted: str | bool) -> str:
             f"No valid checkpoint found in output directory ({folder}).\n\n"
             "Hint: train without `resume_from_checkpoint`, or name a folder."
         )
+    session.trainer._refuse_misfits(newest)
     return newest

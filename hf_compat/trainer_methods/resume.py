@@ -21,7 +21,7 @@ from hf_compat.checkpoint.judging import holds_model_alone
 from hf_compat.checkpoint.lightning_io import read_lightning, to_hf
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.checkpoint.run_state import ResumePoint, RunState, resume_point
-from hf_compat.errors import CheckpointError, HfCompatError
+from hf_compat.errors import CheckpointError, CheckpointMismatch, HfCompatError
 from hf_compat.hf.outputs import TrainOutput
 from hf_compat.hf.state import INTERVALS, TrainerState, is_exportable
 from hf_compat.interop.transformers_models import is_peft_model
@@ -44,7 +44,7 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
     """How a run begins: at its first update, or where a checkpoint stood."""
 
     def _with_checkpoint(self, wanted: str | bool | None, train: Callable[[str | None], TrainOutput]) -> TrainOutput:
-        """Train from a checkpoint; the automatic resume goes on with an older one where one turns out not to load."""
+        """Train from a checkpoint; the automatic resume goes on with an older one where one turns out to be damaged."""
         is_automatic, given_optimizer = wanted is True or not wanted, self.optimizer
         self._model_to_begin_with = None
         unloadable: dict[str, str] = {}
@@ -54,7 +54,8 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
                     self._is_loading = checkpoint is not None
                     return train(checkpoint)
                 except CheckpointError as error:
-                    if not is_automatic or checkpoint is None or not self._is_loading:
+                    is_whole = isinstance(error, CheckpointMismatch)
+                    if is_whole or not is_automatic or checkpoint is None or not self._is_loading:
                         raise
                     unloadable[checkpoint] = first_line(error).removesuffix(".")
                 finally:
@@ -106,7 +107,12 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
         found: list[str] = []
 
         def judge(path: str) -> list[str]:
-            return [f"it cannot be loaded ({unloadable[path]})"] if path in unloadable else self._problems(path)
+            if path in unloadable:
+                return [f"it cannot be loaded ({unloadable[path]})"]
+            wrong = self._problems(path)
+            if not wrong:
+                self._refuse_misfits(path)
+            return wrong
 
         def look() -> None:
             manifest.recover(folder)
@@ -123,10 +129,19 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
 
     def _check_checkpoint(self, checkpoint: str, reading: contextlib.ExitStack) -> None:
         """Refuse a checkpoint that somebody names and that is damaged; warn of one that was edited."""
+        if not os.path.isdir(checkpoint):
+            beside = names.list_checkpoints(os.path.dirname(os.path.abspath(checkpoint)))
+            known = f" Beside it: {', '.join(map(os.path.basename, beside))}." if beside else ""
+            raise CheckpointError(
+                f"Can't find a valid checkpoint at {checkpoint}: there is no such folder.{known}\n\n"
+                "Hint: name a checkpoint-<updates> folder, or train without `resume_from_checkpoint`."
+            )
         wrong, edits = problems_of_named(checkpoint)
         if not wrong:
             reading.enter_context(reading_edited(checkpoint, edits))
-            wrong = self._problems_for_this_run(checkpoint)
+            wrong = list(self._zero_intervals(checkpoint))
+        if not wrong:
+            self._refuse_misfits(checkpoint)
         if wrong:
             raise CheckpointError(
                 f"Can't find a valid checkpoint at {checkpoint}: {'; '.join(wrong)}.\n\n"
@@ -137,15 +152,17 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
 
     def _problems(self, checkpoint: str) -> list[str]:
         """List what is wrong with a checkpoint that nobody named, for a run with these arguments."""
-        return manifest.problems(checkpoint) or self._problems_for_this_run(checkpoint)
-
-    def _problems_for_this_run(self, checkpoint: str) -> list[str]:
-        return list(self._zero_intervals(checkpoint)) or list(self._misfits(checkpoint))
+        return manifest.problems(checkpoint) or list(self._zero_intervals(checkpoint))
 
     def _refuse_misfits(self, folder: str) -> None:
+        """Refuse a checkpoint that is whole, and whose weights this model cannot take."""
         wrong = list(self._misfits(folder))
         if wrong:
-            raise CheckpointError(f"{'; '.join(wrong)}.\n\nHint: name a checkpoint of this model.")
+            raise CheckpointMismatch(
+                f"{folder} holds another model: {'; '.join(wrong)}.\n\n"
+                "Hint: make the model as it was when this was saved, name a checkpoint of this model, or choose "
+                "another `output_dir`."
+            )
 
     def _misfits(self, checkpoint: str) -> Iterator[str]:
         """Yield which weights of a checkpoint the model cannot take."""

@@ -15,7 +15,7 @@ import toy
 from hf_compat import HFDataModule, HFModule, Trainer
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.convert import convert
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, CheckpointMismatch
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 
@@ -255,3 +255,22 @@ def test_states_are_read_that_transformers_wrote_long_ago(tmp_path):
     (tmp_path / "trainer_state.json").write_text(json.dumps({"epoch": 1.0, "global_step": 3, "log_history": []}))
     assert read_trainer_state(tmp_path / "trainer_state.json").global_step == 3
     manifest.seal(str(tmp_path))
+
+
+@pytest.mark.parametrize("wanted", [True, "checkpoint-6"])
+def test_a_whole_checkpoint_of_another_model_is_no_damage(make_args, tmp_path, caplog, wanted):
+    """An older checkpoint would not fit either, and training anew would overwrite a run of somebody else's model."""
+    out = written(make_args, tmp_path)
+    trainer = Trainer(toy.Classifier(classes=7), make_args(**VALUES), train_dataset=toy.rows())
+    with pytest.raises(
+        CheckpointMismatch, match=r"(?s)checkpoint-6 holds another model.*outer.*Hint: make the model"
+    ) as error:
+        trainer.train(resume_from_checkpoint=wanted if wanted is True else str(out / wanted))
+    assert "seal" not in str(error.value) and "skipped" not in caplog.text
+
+
+def test_a_missing_folder_is_called_so(make_args, tmp_path):
+    out = written(make_args, tmp_path)
+    with pytest.raises(CheckpointError, match=r"(?s)no such folder.*Beside it: .*checkpoint-6") as caught:
+        train(make_args(**VALUES), str(out / "checkpoint-60"))
+    assert "seal" not in str(caught.value)

@@ -17,7 +17,7 @@ from hf_compat.checkpoint.model_state.base import ModelState
 from hf_compat.checkpoint.model_state.whole import giving
 from hf_compat.checkpoint.reading import LoadResult, Plain, Weights, names_of, read_torch_file
 from hf_compat.checkpoint.zero_reader import OWN_TYPES, check_zero_files, named_zero_folder, optimizer_files
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.interop.deepspeed import DeepSpeedEngine
 from hf_compat.runtime.collectives import barrier
 
@@ -70,7 +70,7 @@ class DeepSpeedState(ModelState):
             return False
         found, expected = len(optimizer_files(contents, name)), distributed.get_world_size()
         if found not in (0, expected):  # without ZeRO the optimizer's state is with the weights
-            raise CheckpointError(
+            raise CheckpointMismatch(
                 f"{folder} holds DeepSpeed's optimizer states of {found} processes; there are {expected}.\n\n"
                 "Hint: resume with as many; or begin from its weights with `from_pretrained`."
             )
