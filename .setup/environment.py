@@ -45,7 +45,7 @@ def prepare() -> str:
 
 def clean_variables() -> dict[str, str]:
     """Return this process's variables without those that would point Python elsewhere."""
-    drop = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    drop = ("PYTHONPATH", "PYTHONHOME", "PYTHONWARNINGS", "VIRTUAL_ENV")
     kept = {name: value for name, value in os.environ.items() if name not in drop}
     return {**kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 

@@ -9,6 +9,12 @@ import signal
 import sys
 import tempfile
 
+# Before any package reads them: what the caller has set for its own runs is no part of a test, nor of its processes.
+for _name in [name for name in os.environ if name.startswith(("WANDB_", "HF_", "TRANSFORMERS_", "PYTHONWARNINGS"))]:
+    del os.environ[_name]
+os.environ.pop("OMP_NUM_THREADS", None)
+os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
 import pytest
 import torch
 

@@ -7,6 +7,10 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.real_python
+
 SCRIPT = """
 import sys
 
@@ -21,8 +25,6 @@ sys.meta_path.insert(0, Block())
 sys.path.insert(0, sys.argv[2])
 import toy
 from hf_compat import Trainer, TrainingArguments, EarlyStoppingCallback
-
-pytestmark = pytest.mark.real_python
 
 args = TrainingArguments(
     sys.argv[1], num_train_epochs=2,

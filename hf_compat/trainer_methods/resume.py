@@ -220,6 +220,14 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
         before_size, now_size = self.state.train_batch_size, self.args.per_device_train_batch_size
         if before_size not in (None, now_size):
             logger.warning("The micro-batch is %s now and was %s in the checkpoint.", now_size, before_size)
+        has_evaluated = any(any(name.startswith("eval_") for name in log) for log in self.state.log_history)
+        keeps_workers = self.args.dataloader_persistent_workers and self.args.dataloader_num_workers > 0
+        if keeps_workers and (has_evaluated or (self.state.epoch or 0) >= 1):
+            logger.warning(
+                "`dataloader_persistent_workers=True`: the workers of the interrupted run cannot be resumed. New ones "
+                "draw a random number at their start, so shuffling and dropout differ from those of an uninterrupted "
+                "run. Without the setting a resumed run is exact."
+            )
 
     def _best_of_resumed_state(self, checkpoint: str) -> str | None:
         """Return the best checkpoint where it is this run's: a state may name any folder, and weights are read from it.
