@@ -19,6 +19,7 @@ import numpy as np
 from torch import nn
 
 from hf_compat.cli.help import help_of_arguments, help_of_trainer
+from hf_compat.cli.nested_words import put_in, take_words
 from hf_compat.cli.results import keep, keep_metrics
 from hf_compat.cli.scored_weights import (
     BEST,
@@ -28,7 +29,7 @@ from hf_compat.cli.scored_weights import (
     pretrained_source,
     wanted_checkpoint,
 )
-from hf_compat.cli.sections import FIELDS, FUNCTIONS, OBJECTS, as_sections, default_of, make_parser
+from hf_compat.cli.sections import DATA, FIELDS, FUNCTIONS, OBJECTS, as_sections, default_of, make_parser
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
@@ -36,7 +37,7 @@ from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.interop.class_paths import Made, Spec, build, build_or_import, import_path
 from hf_compat.plan.lightning_equivalents import PASSED_ON, join
 from hf_compat.runtime.seeding import set_seed
-from hf_compat.runtime.text import is_secret, without_secrets
+from hf_compat.runtime.text import is_secret, nearest, without_secrets
 from hf_compat.trainer_methods.generation import GenerationSteps
 
 if TYPE_CHECKING:
@@ -59,6 +60,22 @@ def _told(error: Exception, line: list[str]) -> str:
     return without_secrets(str(error), line)
 
 
+def _way_out(command: str, error: Exception) -> str:
+    """The nearest name where a word is unknown, or where the names are listed."""
+    unknown = re.search(r"unrecognized arguments: --([\w.-]+)", str(error))
+    sections = (
+        "config",
+        "model",
+        "ckpt_path",
+        "trainer_class",
+        "callbacks",
+        *(f"data.{name}" for name in DATA),
+        *FUNCTIONS,
+    )
+    near = nearest(unknown[1].replace("-", "_"), [*FIELDS, *OLD_NAMES, *sections]) if unknown else None
+    return f"did you mean `--{near}`?" if near else f"`hf-compat {command} --help` lists what there is."
+
+
 class Run:
     """What a configuration describes: a Trainer, and data to test on.
 
@@ -73,15 +90,14 @@ class Run:
     def __init__(self, command: str, words: Sequence[str]) -> None:
         self.command = command
         parser = make_parser(command)
-        line = as_sections(words)
+        line, of_objects = take_words(as_sections(words), (*(f"data.{name}" for name in DATA), *FUNCTIONS), ("model",))
         try:
             self.config = parser.parse_args(line)
             explicit = parser.parse_args(line, defaults=False).as_dict()
         except jsonargparse.ArgumentError as error:
             # without the cause: its message may hold a token
-            raise ArgumentError(
-                f"{_told(error, line)}\n\nHint: `hf-compat {command} --help` lists what there is."
-            ) from None
+            raise ArgumentError(f"{_told(error, line)}\n\nHint: {_way_out(command, error)}") from None
+        put_in(self.config, of_objects)
         self.checkpoint = wanted_checkpoint(command, self.config, line)
         self.trainer_class: type[Trainer] = build_or_import(self.config.trainer_class, "trainer_class")
         self.args = _arguments(

@@ -108,7 +108,7 @@ def build(spec: Spec, where: str) -> Made:
     # a command line may leave `init_args` out: `--model.class_path X --model.width 8`
     given = {**(spec.get("init_args") or {}), **(spec.get("dict_kwargs") or {}), **beside}
     arguments = {name: build(part, f"{where}.init_args.{name}") for name, part in given.items()}
-    _check_names(target, arguments, where, spec["class_path"])
+    check_names(target, arguments, where, spec["class_path"])
     return target(**arguments)
 
 
@@ -117,7 +117,12 @@ def build_or_import(spec: Spec, where: str) -> Made:
     return import_path(spec, where) if isinstance(spec, str) else build(spec, where)
 
 
-def _check_names(target: Callable[..., Made], arguments: Mapping[str, Made], where: str, path: str) -> None:
+def check_names(target: Callable[..., Made], arguments: Mapping[str, Made], where: str, path: str) -> None:
+    """Refuse arguments that a class or function does not take.
+
+    Raises:
+        ArgumentError: There is one; the message has the nearest name.
+    """
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):  # builtins without a signature say it themselves

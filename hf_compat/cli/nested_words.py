@@ -1,0 +1,138 @@
+"""Words of a command line about a part of an object: `--data.train_dataset.init_args.n 32`.
+
+The constructor that a value goes to says what is read: `n: int` gets 32, `name: str` gets '32', `shuffle: bool` False.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jsonargparse
+from jsonargparse import Namespace
+
+from hf_compat.errors import ArgumentError
+from hf_compat.interop.class_paths import Spec, check_names, import_path
+
+_ANYTHING = Any  # read as YAML reads it
+_AROUND = ("class_path", "init_args", "dict_kwargs")
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word about an object of the configuration.
+
+    Args:
+        section: The object's place: `model`, `data.train_dataset` …
+        path: The keys that lead to the value; none for the whole object.
+        text: The value as it was written.
+    """
+
+    section: str
+    path: tuple[str, ...]
+    text: str
+
+
+def take_words(
+    line: Sequence[str], objects: Sequence[str], with_parts_alone: Sequence[str]
+) -> tuple[list[str], list[Word]]:
+    """Take the words about objects out of a command line.
+
+    Args:
+        line: The words.
+        objects: Sections whose words are all taken.
+        with_parts_alone: Sections whose parts are taken; the parser reads the whole.
+
+    Returns:
+        The other words, and those that were taken, in order.
+    """
+    rest, taken, waiting = [], [], list(line)
+    while waiting:
+        word = waiting.pop(0)
+        name, equals, text = word.removeprefix("--").partition("=")
+        found = next((s for s in (*objects, *with_parts_alone) if name == s or name.startswith(f"{s}.")), None)
+        is_whole = name == found
+        if (
+            not word.startswith("--")
+            or found is None
+            or (is_whole and found in with_parts_alone)
+            or name.endswith(".help")
+        ):
+            rest.append(word)
+            continue
+        if not equals:
+            if not waiting:
+                raise ArgumentError(f"`--{name}` has no value.\n\nHint: `--{name} VALUE`.")
+            text = waiting.pop(0)
+        path = () if is_whole else tuple(name.removeprefix(f"{found}.").split("."))
+        taken.append(Word(found, path, text))
+    return rest, taken
+
+
+def put_in(config: Namespace, words: Sequence[Word]) -> None:
+    """Put the values of words into a configuration.
+
+    Raises:
+        ArgumentError: A constructor does not take such an argument, or not such a value.
+    """
+    for word in words:
+        spec = config[word.section]
+        spec = spec.as_dict() if isinstance(spec, Namespace) else spec
+        config[word.section] = _changed(spec, word.path, word.text, word.section)
+
+
+def _changed(spec: Spec, path: tuple[str, ...], text: str, where: str) -> Spec:
+    """Return a part of a configuration with a value put into it."""
+    if not path:
+        return _read(text, _ANYTHING, where)
+    spec = {"class_path": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
+    key, *rest = path
+    if key == "class_path":
+        return {**({} if spec.get("class_path") != text else spec), "class_path": text}
+    if "class_path" not in spec:  # a mapping of several
+        return {**spec, key: _changed(spec.get(key), tuple(rest), text, f"{where}.{key}")}
+    if key in ("init_args", "dict_kwargs"):
+        key, *rest = rest or [""]
+    place = "init_args" if key not in (spec.get("dict_kwargs") or {}) else "dict_kwargs"
+    beside = {name: value for name, value in spec.items() if name not in _AROUND}
+    given = {**beside, **(spec.get(place) or {})}
+    target = import_path(spec["class_path"], where)
+    check_names(target, {key: text}, where, spec["class_path"])
+    at = f"{where}.init_args.{key}"
+    given[key] = _changed(given.get(key), tuple(rest), text, at) if rest else _read(text, _hint(target, key), at)
+    return {**{name: value for name, value in spec.items() if name in _AROUND}, place: given}
+
+
+def _hint(target: Callable[..., object], name: str) -> Any:
+    """What a parameter takes: its type hint, or the type of its default."""
+    function = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]  # of the class itself
+    parameter = inspect.signature(target).parameters.get(name)
+    try:
+        hint = typing.get_type_hints(function).get(name)
+    except (NameError, TypeError, AttributeError):  # names that only a type checker has, or no function
+        hint = None
+    if hint is not None or parameter is None:
+        return _ANYTHING if hint is None else hint
+    kinds = {bool: bool, int: int | float, float: float, str: str}
+    return kinds.get(type(parameter.default), _ANYTHING)
+
+
+def _read(text: str, hint: Any, where: str) -> Any:
+    """Read a value as a type says; as YAML does where the type is none that the parser knows."""
+    reader = jsonargparse.ArgumentParser(exit_on_error=False)
+    try:
+        reader.add_argument("--value", type=hint)
+    except ValueError:
+        reader = jsonargparse.ArgumentParser(exit_on_error=False)
+        reader.add_argument("--value", type=_ANYTHING)
+    try:
+        value = reader.parse_args([f"--value={text}"]).value
+    except jsonargparse.ArgumentError as error:
+        kind = getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
+        raise ArgumentError(
+            f"`{where}`: {text!r} is not of the type {kind}.\n\nHint: see the class's signature."
+        ) from error
+    return value.as_dict() if isinstance(value, Namespace) else value
