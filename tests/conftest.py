@@ -13,7 +13,11 @@ import tempfile
 for _name in [name for name in os.environ if name.startswith(("WANDB_", "HF_", "TRANSFORMERS_", "PYTHONWARNINGS"))]:
     del os.environ[_name]
 os.environ.pop("OMP_NUM_THREADS", None)
-os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_DATASETS_CACHE": os.path.join(tempfile.gettempdir(), "hf_compat-tests-datasets"),
+}
 
 import pytest
 import torch
@@ -32,15 +36,23 @@ def nothing_left_behind():
     torch.set_num_threads(1)  # Lightning's launchers set more, and a fork of such a process may hang
     _let_loggers_speak()
     yield
+    left = {name: value for name, value in os.environ.items() if environment.get(name) != value}
+    for name in {*left, *(environment.keys() - os.environ.keys())}:
+        if name.startswith(
+            ("PYTEST_", "TORCH", "PYTORCH_", "KMP_")
+        ):  # a package has set it for as long as it is loaded
+            continue
+        if name in environment:
+            os.environ[name] = environment[name]
+        else:
+            del os.environ[name]
     _end_wandb()
     _forget_compiled()
     torch.nn.functional.linear = linear  # DeepSpeed's ZeRO 3 leaves its own, which nothing compiles
     torch.use_deterministic_algorithms(False)
     assert signal.getsignal(signal.SIGINT) is handler
     ours = {"CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "FLASH_ATTENTION_DETERMINISTIC"}
-    for name in ("ASCEND_LAUNCH_BLOCKING", "HCCL_DETERMINISTIC"):  # as above, for chips that are not here
-        os.environ.pop(name, None)
-    assert {name for name in ours if os.environ.get(name) != environment.get(name)} == set()
+    assert not ours & left.keys(), "of the package, which puts them back"
 
 
 def _end_wandb() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from jsonargparse import Namespace
 
+from hf_compat.errors import ArgumentError
 from hf_compat.interop.class_paths import Made, Spec, build
 
 ModelSpec = dict[str, Spec]
@@ -23,6 +24,13 @@ def made(value: Made, where: str) -> Made:
     Raises:
         ArgumentError: There is no such thing, or it does not take such an argument.
     """
+    if type(value).__name__ == "NestedArg":  # jsonargparse's, of a word about a part of something whose type is open
+        whole = f'{{"class_path": …, "init_args": {{"{value.key}": {value.val}}}}}'
+        raise ArgumentError(
+            f"`{where}.init_args.{value.key}={value.val}`: LightningCLI cannot change a part of `{where}` on the "
+            f"command line.\n\nHint: `--….{where} '{whole}'` replaces all of it, a YAML file may say it, and "
+            "`hf-compat fit` takes such words."
+        )
     if isinstance(value, Namespace):
         value = value.as_dict()
     if type(value) is not dict:  # a DatasetDict is the user's

@@ -15,6 +15,7 @@ from torchmetrics import Metric, MetricCollection
 
 from hf_compat.callbacks.manual_optimization import refuse_native, serve_callbacks, thaw_optimized
 from hf_compat.callbacks.other_distribution import adopt_callbacks_of, adopt_data_of
+from hf_compat.checkpoint.files import short
 from hf_compat.data.types import Batch
 from hf_compat.engine.embedding_noise import begin_noise, end_noise
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
@@ -24,7 +25,7 @@ from hf_compat.engine.precision import leave_autocast_to_forward, unwrap_forward
 from hf_compat.engine.protocols import TrainingSteps
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
 from hf_compat.engine.windows import Window, Windows
-from hf_compat.errors import OverrideError
+from hf_compat.errors import ArgumentError, OverrideError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.interop.liger import apply_liger, check_liger
 from hf_compat.native.agreement import share_arguments
@@ -110,8 +111,12 @@ class HFModule(OverridePoints, LoadableModule):
         compute_metrics: Metric | MetricCollection | Callable[..., Any] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            model = made(model, "model")
-            assert isinstance(model, nn.Module)
+            spec, model = model, made(model, "model")
+            if not isinstance(model, nn.Module):
+                raise ArgumentError(
+                    f"`model` is {short(spec)}, and no torch.nn.Module is made of it.\n\n"
+                    "Hint: model: {class_path: package.Class, init_args: {…}}, with arguments that the class takes."
+                )
         own = NativeSteps(model, args) if steps is None else None
         if own is not None:
             check_supported(own.args)

@@ -124,7 +124,7 @@ def run(folder, *words, status=0, script=None):
     done = subprocess.run(
         [*command, *words],
         cwd=folder,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(folder / "cache")},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from lightning.pytorch.cli import LightningCLI
 
+from hf_compat import HFDataModule, HFModule
 from hf_compat.cli.fit import Run
 from hf_compat.errors import ArgumentError
 
@@ -110,3 +112,23 @@ def test_functions_models_and_objects_within_them():
 def test_mistakes_are_told_with_the_nearest_name(word, message):
     with pytest.raises(ArgumentError, match=f"(?s){message}"):
         run(word)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("--data.train_dataset.init_args.n=48", "`train_dataset.init_args.n=48`.*Hint: .*class_path.*48"),
+        ("--model.model.init_args.hiden=3", "`model` is .*no torch.nn.Module is made of it.*Hint: model:"),
+    ],
+)
+def test_a_word_that_lightnings_command_line_mistakes_is_an_error(tmp_path, monkeypatch, word, message):
+    monkeypatch.setattr("sys.argv", ["cli.py"])
+    args = {"class_path": "hf_compat.TrainingArguments", "init_args": {"output_dir": "out", "use_cpu": True}}
+    data = {"args": args, "train_dataset": {"class_path": "words_module.Data", "init_args": {"n": 8}}}
+    config = {"model": {"model": {"class_path": "words_module.Model"}, "args": args}, "data": data}
+    (tmp_path / "cli.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        LightningCLI(HFModule, HFDataModule, args=["--config", "cli.yaml", word], run=False)
+    whole = '--data.train_dataset={"class_path": "words_module.Data", "init_args": {"n": 48}}'
+    made = LightningCLI(HFModule, HFDataModule, args=["--config", "cli.yaml", whole], run=False)
+    assert made.datamodule.train_dataset.given["n"] == 48
