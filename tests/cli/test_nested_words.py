@@ -114,6 +114,7 @@ def test_mistakes_are_told_with_the_nearest_name(word, message):
         run(word)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jsonargparse, for what Lightning's CLI does
 @pytest.mark.parametrize(
     ("word", "message"),
     [
