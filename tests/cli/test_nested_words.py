@@ -114,7 +114,7 @@ def test_mistakes_are_told_with_the_nearest_name(word, message):
         run(word)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jsonargparse, for what Lightning's CLI does
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # jsonargparse's, of what it does here
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -131,5 +131,7 @@ def test_a_word_that_lightnings_command_line_mistakes_is_an_error(tmp_path, monk
     with pytest.raises(ValueError, match=f"(?s){message}"):
         LightningCLI(HFModule, HFDataModule, args=["--config", "cli.yaml", word], run=False, seed_everything_default=1)
     whole = '--data.train_dataset={"class_path": "words_module.Data", "init_args": {"n": 48}}'
-    made = LightningCLI(HFModule, HFDataModule, args=["--config", "cli.yaml", whole], run=False, seed_everything_default=1)
+    made = LightningCLI(
+        HFModule, HFDataModule, args=["--config", "cli.yaml", whole], run=False, seed_everything_default=1
+    )
     assert made.datamodule.train_dataset.given["n"] == 48
