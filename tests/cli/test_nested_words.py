@@ -128,8 +128,9 @@ def test_a_word_that_lightnings_command_line_mistakes_is_an_error(tmp_path, monk
     data = {"args": args, "train_dataset": {"class_path": "words_module.Data", "init_args": {"n": 8}}}
     config = {"model": {"model": {"class_path": "words_module.Model"}, "args": args}, "data": data}
     (tmp_path / "cli.yaml").write_text(yaml.safe_dump(config))
+    options = {"run": False, "seed_everything_default": 1}
     with pytest.raises(ValueError, match=f"(?s){message}"):
-        LightningCLI(HFModule, HFDataModule, args=["--config", "cli.yaml", word], run=False, seed_everything_default=1)
+        LightningCLI(HFModule, HFDataModule, args=["--config", "cli.yaml", word], **options)
     whole = '--data.train_dataset={"class_path": "words_module.Data", "init_args": {"n": 48}}'
     made = LightningCLI(
         HFModule, HFDataModule, args=["--config", "cli.yaml", whole], run=False, seed_everything_default=1
