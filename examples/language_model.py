@@ -37,7 +37,7 @@ def main() -> None:
         per_device_train_batch_size=16,
         per_device_eval_batch_size=32,
         gradient_accumulation_steps=2,
-        max_steps=900,
+        max_steps=400,
         learning_rate=3e-3,
         lr_scheduler_type="cosine",
         warmup_ratio=0.05,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import os
 import runpy
 import sys
 import time
@@ -49,6 +50,8 @@ def train_and_draw(folder: Path) -> None:
     Args:
         folder: Each script gets a folder in it.
     """
+    # models this small gain nothing from threads, and beside other work these wait for each other for minutes
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # which kernels it lacks for a CPU is nothing to begin with; it is imported where it is installed
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     for name in EXAMPLES:
