@@ -9,15 +9,15 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jsonargparse
 from jsonargparse import Namespace
 
+from hf_compat.cli.parser import Hint
+from hf_compat.cli.sections import ANYTHING
 from hf_compat.errors import ArgumentError
 from hf_compat.interop.class_paths import Spec, check_names, import_path
 
-_ANYTHING = Any  # read as YAML reads it
 _AROUND = ("class_path", "init_args", "dict_kwargs")
 
 
@@ -87,7 +87,7 @@ def put_in(config: Namespace, words: Sequence[Word]) -> None:
 def _changed(spec: Spec, path: tuple[str, ...], text: str, where: str) -> Spec:
     """Return a part of a configuration with a value put into it."""
     if not path:
-        return _read(text, _ANYTHING, where)
+        return _read(text, ANYTHING, where)
     spec = {"class_path": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
     key, *rest = path
     if key == "class_path":
@@ -106,7 +106,7 @@ def _changed(spec: Spec, path: tuple[str, ...], text: str, where: str) -> Spec:
     return {**{name: value for name, value in spec.items() if name in _AROUND}, place: given}
 
 
-def _hint(target: Callable[..., object], name: str) -> Any:
+def _hint(target: Callable[..., object], name: str) -> Hint:
     """What a parameter takes: its type hint, or the type of its default."""
     function = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]  # of the class itself
     parameter = inspect.signature(target).parameters.get(name)
@@ -115,19 +115,19 @@ def _hint(target: Callable[..., object], name: str) -> Any:
     except (NameError, TypeError, AttributeError):  # names that only a type checker has, or no function
         hint = None
     if hint is not None or parameter is None:
-        return _ANYTHING if hint is None else hint
+        return ANYTHING if hint is None else hint
     kinds = {bool: bool, int: int | float, float: float, str: str}
-    return kinds.get(type(parameter.default), _ANYTHING)
+    return kinds.get(type(parameter.default), ANYTHING)
 
 
-def _read(text: str, hint: Any, where: str) -> Any:
+def _read(text: str, hint: Hint, where: str) -> Spec:
     """Read a value as a type says; as YAML does where the type is none that the parser knows."""
     reader = jsonargparse.ArgumentParser(exit_on_error=False)
     try:
         reader.add_argument("--value", type=hint)
     except ValueError:
         reader = jsonargparse.ArgumentParser(exit_on_error=False)
-        reader.add_argument("--value", type=_ANYTHING)
+        reader.add_argument("--value", type=ANYTHING)
     try:
         value = reader.parse_args([f"--value={text}"]).value
     except jsonargparse.ArgumentError as error:

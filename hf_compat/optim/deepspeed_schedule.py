@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import cast
 
 import torch
 
 from hf_compat.errors import ArgumentError
 
-State = dict[str, Any]  # DeepSpeed's own
+State = dict[str, object]  # DeepSpeed's own
 
 
 class DeepSpeedSchedule:
@@ -27,10 +27,10 @@ class DeepSpeedSchedule:
         `accelerate.utils.DeepSpeedSchedulerWrapper`, 1.15.
     """
 
-    def __init__(self, section: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        kind = getattr(importlib.import_module("deepspeed.runtime.lr_schedules"), section["type"])
+    def __init__(self, section: Mapping[str, object], optimizer: torch.optim.Optimizer) -> None:
+        kind = getattr(importlib.import_module("deepspeed.runtime.lr_schedules"), str(section["type"]))
         try:
-            self.scheduler = kind(optimizer, **(section.get("params") or {}))
+            self.scheduler = kind(optimizer, **cast(State, section.get("params") or {}))
         except (TypeError, ValueError, AssertionError) as error:
             raise ArgumentError(
                 f"The DeepSpeed configuration's section `scheduler` does not work: {section['type']} says: {error}.\n\n"
