@@ -148,7 +148,7 @@ def _take_place(facts: dict, streams: list[int], loaded: Loaded) -> None:
 
 def _take_options(command: Command) -> None:
     unbuffered = command.unbuffered or bool(os.environ.get("PYTHONUNBUFFERED"))
-    sys.stdout.reconfigure(line_buffering=unbuffered or os.isatty(1), write_through=unbuffered)
+    sys.stdout.reconfigure(line_buffering=os.isatty(1), write_through=unbuffered)
     sys.stderr.reconfigure(line_buffering=True, write_through=unbuffered)
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     asked = [one for one in os.environ.get("PYTHONWARNINGS", "").split(",") if one] + command.warnings

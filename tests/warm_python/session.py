@@ -30,8 +30,6 @@ def pytest_configure_node(node) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        if kept := os.environ.get("KEEP_WARM"):
-            shutil.copytree(config.stash[_FOLDER], kept, dirs_exist_ok=True)
         shutil.rmtree(config.stash[_FOLDER], ignore_errors=True)
 
 
