@@ -22,6 +22,7 @@ pytestmark = pytest.mark.filterwarnings(
     # of Lightning's CLI and trainer, not of what they are given
     "ignore::DeprecationWarning",
     "ignore:LightningCLI's args parameter:UserWarning",
+    "ignore:No seed found:UserWarning",
     "ignore:.*does not have many workers:UserWarning",
     "ignore:Checkpoint directory .* exists:UserWarning",
     "ignore:Be aware that when using `ckpt_path`:UserWarning",

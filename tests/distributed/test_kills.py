@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.real_python
+
 HERE = Path(__file__).resolve().parent
 SLEEPING = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 

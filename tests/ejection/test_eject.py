@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from ejection_outcomes import differences
 
+pytestmark = pytest.mark.real_python
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SCRIPTS = ROOT / "tests" / "scripts"

@@ -193,6 +193,7 @@ def live_run(tmp_path):
         process.kill()
 
 
+@pytest.mark.real_python
 def test_two_runs_in_one_folder(make_args, tmp_path, live_run):
     out = tmp_path / "out"
     while sealing.is_unfinished(out / "checkpoint-2"):  # its hashes come beside the training
@@ -210,6 +211,7 @@ def test_two_runs_in_one_folder(make_args, tmp_path, live_run):
     assert trainer.train().global_step == 6
 
 
+@pytest.mark.real_python
 def test_a_killed_run_goes_on_at_once(make_args, tmp_path, live_run, caplog):
     out = tmp_path / "out"
     os.kill(live_run.pid, signal.SIGKILL)

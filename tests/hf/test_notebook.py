@@ -11,6 +11,8 @@ import pytest
 
 from hf_compat.hf.notebook import in_notebook, table_of
 
+pytestmark = pytest.mark.real_python
+
 KERNEL = """
 import json, sys
 from IPython.core.interactiveshell import InteractiveShell

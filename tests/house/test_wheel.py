@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+pytestmark = pytest.mark.real_python
+
 ROOT = Path(__file__).resolve().parents[2]
 GUESTS = ("transformers", "accelerate", "peft", "datasets", "tokenizers", "huggingface_hub", "deepspeed")
 PLAIN = """
 import torch
-
-pytestmark = pytest.mark.real_python
 
 class Net(torch.nn.Module):
     def __init__(self, features: int = 4):

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.real_python
+
 # Gloo's threads are still freeing tensors when the script ends. Of 40 such processes that did not wait, 22 died.
 SCRIPT = """
 import sys
 import torch
 from torch import distributed
 from hf_compat.runtime.process_exit import destroy_at_exit, leave_at_exit
-
-pytestmark = pytest.mark.real_python
 if "waits" in sys.argv:
     destroy_at_exit() if "ours" in sys.argv else leave_at_exit()
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
