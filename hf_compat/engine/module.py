@@ -238,7 +238,7 @@ class WindowModule(pl.LightningModule):
     def on_fit_start(self) -> None:
         """Let the forward and backward passes of the steps go through Lightning's strategy."""
         steps = self.steps
-        steps.model_wrapped = wrapped_model(self.trainer.strategy, steps.model)
+        steps.model_wrapped = self._called_model()
         wrapper = self.trainer.strategy.model
         self._mechanics = make_update_mechanics(steps, self.run_backward, self.trainer.precision_plugin, wrapper)
         self._mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
@@ -248,6 +248,15 @@ class WindowModule(pl.LightningModule):
         steps.accelerator.run_backward = self._mechanics.backward
         self._calls_before_zero_grad = self._has_zero_grad_hook()
         self._schedule_epoch = -1
+
+    def _called_model(self) -> nn.Module:
+        """Return what forward passes go through: the model, as the strategy has wrapped it."""
+        return wrapped_model(self.trainer.strategy, self.steps.model)
+
+    @property
+    def _optimized_module(self) -> nn.Module:
+        """Whose gradients an update clips and zeroes."""
+        return self.steps.model_wrapped
 
     @property
     def stepping(self) -> Stepping:
@@ -310,7 +319,7 @@ class WindowModule(pl.LightningModule):
             observer.micro_batch_done(loss, inputs)
             total = loss if total is None else total + loss
             if is_last and window.is_complete:
-                self._update(model, window)
+                self._update(self._optimized_module, window)
                 break
             observer.substep_ended()
             if observer.should_break():

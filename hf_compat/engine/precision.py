@@ -7,7 +7,7 @@ be computed in half precision. It also refuses to clip with fused optimizers; he
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from hf_compat.runtime.nested import Nested, map_nested
 
 DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _HALF = (torch.float16, torch.bfloat16)
+_NO_CONTEXT = contextlib.nullcontext()  # may be entered again, and within itself
 
 ModelOutput = Any  # what the user's model returns
 
@@ -86,11 +87,20 @@ class ForwardPrecision(Precision):
         self.scaler = scaler
         self.step_was_skipped = False
         self._is_unscaled = False
+        # what the steps run under that are the user's own, by Lightning's name of the step
+        self.of_own_steps: Mapping[str, contextlib.AbstractContextManager[None]] = {}
 
     def train_step_context(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        return contextlib.nullcontext()
+        return self.of_own_steps.get("training_step", _NO_CONTEXT)
 
-    val_step_context = test_step_context = predict_step_context = train_step_context  # type: ignore[assignment]
+    def val_step_context(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return self.of_own_steps.get("validation_step", _NO_CONTEXT)
+
+    def test_step_context(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return self.of_own_steps.get("test_step", _NO_CONTEXT)
+
+    def predict_step_context(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return self.of_own_steps.get("predict_step", _NO_CONTEXT)
 
     def pre_backward(self, tensor: torch.Tensor, module: LightningModule) -> torch.Tensor:  # type: ignore[override]
         scaled = tensor if self.scaler is None else self.scaler.scale(tensor)
@@ -125,13 +135,22 @@ class ForwardPrecision(Precision):
             self.scaler.load_state_dict(state_dict)
 
 
-def leave_autocast_to_forward(strategy: Strategy, model: nn.Module, device_type: str) -> None:
+def autocast_of(plugin: Precision, device_type: str) -> contextlib.AbstractContextManager[None]:
+    """Return the autocast of a precision plugin; nothing for full and true precision."""
+    dtype = DTYPES.get(plugin.precision) if isinstance(plugin, ForwardPrecision) else None
+    return _NO_CONTEXT if dtype is None else torch.autocast(device_type, dtype=dtype)
+
+
+def leave_autocast_to_forward(
+    strategy: Strategy, model: nn.Module, device_type: str, own_steps: Iterable[str] = ()
+) -> None:
     """Replace Lightning's mixed precision, where a strategy has it, by autocast around a model's forward.
 
     Args:
         strategy: Of a trainer that has not set it up yet.
         model: The model.
         device_type: `cpu`, `cuda` …
+        own_steps: Steps of a user's own, which run under autocast as in any LightningModule.
     """
     plugin = strategy.precision_plugin
     if type(plugin) is MixedPrecision:
@@ -139,3 +158,4 @@ def leave_autocast_to_forward(strategy: Strategy, model: nn.Module, device_type:
         strategy.precision_plugin = plugin = ForwardPrecision(precision, plugin.scaler)
     if isinstance(plugin, ForwardPrecision):  # of an earlier call on the same trainer, maybe
         wrap_forward(model, plugin.precision, device_type)
+        plugin.of_own_steps = {name: autocast_of(plugin, device_type) for name in own_steps}

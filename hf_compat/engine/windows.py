@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -100,6 +100,8 @@ class Windows:
             the first window after a skip is read, or before an epoch that starts at its beginning, as HF does.
         restore_rng: Sets the random states to those of the position where the run goes on.
     """
+
+    gives_windows: ClassVar[bool] = True  # of which each is one batch to Lightning
 
     def __init__(
         self,

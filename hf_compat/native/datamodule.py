@@ -104,7 +104,7 @@ class HFDataModule(pl.LightningDataModule):
             steps.take_place(*place_of(trainer))
         model = getattr(module, "model", None)
         if model is not None and model is not getattr(steps, "model", None):
-            steps.take_model(model)
+            steps.take_model(model, module.forward_owner if isinstance(module, HFModule) else None)
         if not hasattr(steps, "model"):  # nothing says which columns are of use
             steps.args = copy.copy(steps.args)
             steps.args.__dict__["remove_unused_columns"] = False
@@ -115,12 +115,16 @@ class HFDataModule(pl.LightningDataModule):
         steps = self._enter()
         loader = self._loader_of(steps)
         kind: type[Windows] = Windows if has_length(loader) else WindowsWithoutLength
-        if self.trainer is None or isinstance(self.trainer.lightning_module, HFModule):
+        trainer = self.trainer
+        module = None if trainer is None else trainer.lightning_module
+        is_ours = isinstance(module, HFModule)
+        if trainer is None or module is None or (is_ours and not module.automatic_optimization):
             windows = self._windows(steps, loader, kind)
-            if self.trainer is not None:
+            if trainer is not None:
                 hold_windows(windows)
             return windows
-        check_told(self.trainer, steps.args.gradient_accumulation_steps)
+        if not is_ours:
+            check_told(trainer, steps.args.gradient_accumulation_steps)
         with _changed(steps, "gradient_accumulation_steps", 1):
             return self._windows(steps, loader, MicroBatches if kind is Windows else MicroBatchesWithoutLength)
 

@@ -41,7 +41,8 @@ def accumulate_batches(trainer: pl.Trainer, batches: int) -> None:
         trainer: Its training data are loaded: a window holds the batches of an update already.
         batches: Plain batches that make an update.
     """
-    if not isinstance(trainer.train_dataloader, Windows):
+    data = trainer.train_dataloader
+    if not (isinstance(data, Windows) and data.gives_windows):
         count_updates(trainer, batches)
 
 

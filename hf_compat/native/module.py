@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from lightning.pytorch.trainer.states import TrainerStatus
+from lightning.pytorch.utilities.types import STEP_OUTPUT, OptimizerLRScheduler
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.callbacks.manual_optimization import refuse_native, serve_callbacks, thaw_optimized
 from hf_compat.callbacks.other_distribution import adopt_callbacks_of, adopt_data_of
 from hf_compat.checkpoint.files import short
+from hf_compat.data.tree import find_batch_size
 from hf_compat.data.types import Batch
 from hf_compat.engine.embedding_noise import begin_noise, end_noise
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import compile_model_only, leave_out_step_metrics, place_of
 from hf_compat.engine.overflow_debug import DebugUnderflowOverflow, watch_where_asked
-from hf_compat.engine.precision import leave_autocast_to_forward, unwrap_forward
+from hf_compat.engine.precision import ForwardPrecision, leave_autocast_to_forward, unwrap_forward
 from hf_compat.engine.protocols import TrainingSteps
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
 from hf_compat.engine.windows import Window, Windows
@@ -46,15 +49,21 @@ from hf_compat.native.limits import (
 )
 from hf_compat.native.loading import LoadableModule
 from hf_compat.native.override_points import OverridePoints, call_overrides, refuse_unheard_methods
-from hf_compat.native.own_steps import GuardedStep, leave_own_step, serve_own_step
+from hf_compat.native.own_steps import (
+    AuthorStep,
+    GuardedStep,
+    leave_own_step,
+    loss_of_batch,
+    makes_updates,
+    serve_own_step,
+)
 from hf_compat.native.plain_batches import PlainBatches
 from hf_compat.native.refusals import (
     names_beside,
-    refuse_automatic,
-    refuse_beside,
+    overrides_automatic_hooks,
     refuse_late,
-    refuse_own_forward,
     refuse_unused_hooks,
+    tell_of_untrained,
     trained_names,
 )
 from hf_compat.native.schedules import adopt_optimizer, keep_monitor, step_plateau, updates_of_fit
@@ -70,13 +79,7 @@ from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.process_exit import leave_at_exit
 from hf_compat.training_run.best_metric import tracked_value
 
-# By what a Lightning trainer is asked to do: the step of the module that it calls.
-_STEPS = {
-    TrainerFn.FITTING: "training_step",
-    TrainerFn.VALIDATING: "validation_step",
-    TrainerFn.TESTING: "test_step",
-    TrainerFn.PREDICTING: "predict_step",
-}
+_STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
 class HFModule(OverridePoints, LoadableModule):
@@ -102,6 +105,8 @@ class HFModule(OverridePoints, LoadableModule):
     _is_set_up = False  # for the run under way
     _beside: Sequence[str] = ()  # parameters of the fit that are no part of the model
     _optimized: frozenset[int] | None = None  # ids of those that HF's optimizer was made for
+    _said_automatic: bool | None = None  # what the author has said of `automatic_optimization`
+    _author: AuthorStep | None = None  # in a fit whose updates are made of an author's loss
 
     def __init__(
         self,
@@ -128,14 +133,34 @@ class HFModule(OverridePoints, LoadableModule):
             check_metrics(compute_metrics, None, False)
         super().__init__(model, own or steps, compute_metrics)  # type: ignore[arg-type]  # one of them is there
         self._own_steps = own
+        self.__dict__.pop("_said_automatic", None)  # what the base class has said
         self.logs_to_lightning = own is not None
         if own is not None:
             self._become_native(own)
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
+        said = cls.automatic_optimization
+        if isinstance(said, bool):  # in the body of the class, where it would hide the property
+            cls._said_automatic = said
+            cls.automatic_optimization = HFModule.automatic_optimization
         refuse_unheard_methods(cls)
         keep_hooks(cls, HFModule)
+
+    @property
+    def automatic_optimization(self) -> bool:
+        """Whether Lightning makes the updates. Where the author says nothing, HF's updates are made.
+
+        A `training_step` of the author's own then returns a loss for them; hooks of its own that only automatic
+        optimization calls (`optimizer_step` …) leave the updates to Lightning.
+        """
+        if self._said_automatic is not None:
+            return self._said_automatic
+        return self._own_steps is not None and self._has_own_step and overrides_automatic_hooks(self, HFModule)
+
+    @automatic_optimization.setter
+    def automatic_optimization(self, said: bool) -> None:
+        self._said_automatic = said
 
     def _take_model(self, model: nn.Module) -> None:
         """Train the model that a subclass sets in the place of the one that the constructor was given."""
@@ -156,6 +181,34 @@ class HFModule(OverridePoints, LoadableModule):
     def _has_own_step(self) -> bool:
         return type(self).training_step is not HFModule.training_step
 
+    @property
+    def _returns_loss_for_updates(self) -> bool:
+        """Whether HF's updates are made of the loss that a `training_step` of the author's own returns."""
+        return self._has_own_step and self._said_automatic is None and not self.automatic_optimization
+
+    @property
+    def _has_own_forward(self) -> bool:
+        return type(self).forward is not HFModule.forward
+
+    @property
+    def forward_owner(self) -> nn.Module | None:
+        """This module, where a `forward` of its own says what a batch holds; None where the model's does."""
+        if not self._has_own_forward:
+            return None
+        kinds = {parameter.kind for parameter in inspect.signature(self.forward).parameters.values()}
+        return None if inspect.Parameter.VAR_KEYWORD in kinds else self
+
+    def _called_model(self) -> nn.Module:
+        """Return what forward passes go through: this module where it has a forward of its own, else the model."""
+        if self._own_steps is not None and self._has_own_forward:
+            return self
+        return super()._called_model()
+
+    @property
+    def _optimized_module(self) -> nn.Module:
+        """Whose gradients an update clips and zeroes: those of parts beside the model as well."""
+        return self if self._beside else super()._optimized_module
+
     def _become_native(self, steps: NativeSteps) -> None:
         """Do what a Trainer does otherwise: watch updates, gather batches and metrics, seed."""
         self._last_update = self.observer = LastUpdate()
@@ -169,27 +222,19 @@ class HFModule(OverridePoints, LoadableModule):
         """Refuse what the trainer would do to gradients beside the arguments: Lightning asks this before it checks."""
         if self._own_steps is not None:
             self._is_set_up = False
+            self._leave_author(self._own_steps)  # of a fit that has failed
             adopt_callbacks_of(self.trainer)
             adopt_data_of(self.trainer, self)
             leave_out_expected()
             forget_updates(self.trainer)
-            assert self.trainer.state.fn is not None  # one of them asks for callbacks
-            self._refuse_what_step_leaves_out(_STEPS[self.trainer.state.fn])
         if self._own_steps is not None and not self.automatic_optimization:
             if self.trainer.state.fn == "fit":
-                refuse_unused_hooks(self)
+                refuse_unused_hooks(self, HFModule)
             check_mechanics(self._own_steps.args, self.trainer)
             refuse_native(self.trainer.callbacks, self.model)  # type: ignore[attr-defined]  # set by a connector
             check_strategy(self.trainer.strategy)
         serve_callbacks(self.trainer, self, self.model)
         return super().configure_callbacks()
-
-    def _refuse_what_step_leaves_out(self, step: str) -> None:
-        """Refuse what a step of this class would not use, where a subclass does not override it."""
-        if getattr(type(self), step) is getattr(HFModule, step):
-            refuse_own_forward(self, HFModule, step)
-            if step == "training_step":
-                refuse_automatic(self)
 
     def setup(self, stage: str) -> None:
         """Take this process's place; compare a trainer of the user's own with the arguments."""
@@ -212,7 +257,12 @@ class HFModule(OverridePoints, LoadableModule):
         steps.take_device(self.trainer.strategy.root_device)
         if not self.automatic_optimization:
             compile_model_only(self, self.model)
-        leave_autocast_to_forward(self.trainer.strategy, self.model, steps.args.device.type)
+        steps.take_forward_of(self.forward_owner)
+        own = [name for name in _STEPS if getattr(type(self), name) is not getattr(HFModule, name)]
+        if self._returns_loss_for_updates:
+            own.remove("training_step")  # an update of HF's calls it
+        called = steps.model_wrapped = self._called_model()
+        leave_autocast_to_forward(self.trainer.strategy, called, steps.args.device.type, own)
         call_overrides(self, steps)
         self._is_set_up = True
         if stage != "fit":
@@ -238,7 +288,7 @@ class HFModule(OverridePoints, LoadableModule):
             self._is_set_up = False
             show_expected()
             self._stop_watching()
-            unwrap_forward(self.model)
+            unwrap_forward(self._called_model())
             end_noise(self.trainer)
             datamodule = getattr(self.trainer, "datamodule", None)
             if datamodule is not None and hasattr(datamodule, "is_set_up"):
@@ -246,6 +296,7 @@ class HFModule(OverridePoints, LoadableModule):
             forget_updates(self.trainer)
             self.leave_fit()
             leave_own_step(self)
+            self._leave_author(self._own_steps)
         super().teardown(stage)
 
     def _stop_watching(self) -> None:
@@ -269,7 +320,7 @@ class HFModule(OverridePoints, LoadableModule):
         steps = self._own_steps
         if steps is not None:
             steps.forget_optimizer()
-            if self._has_own_step and names_beside(self, self.model):
+            if names_beside(self, self.model):
                 steps.create_optimizer(self)
             self._optimized = frozenset(id(parameter) for parameter in trained_names(self).values())
         return super().configure_optimizers()
@@ -283,8 +334,6 @@ class HFModule(OverridePoints, LoadableModule):
         """Work with the optimizer that is in force."""
         if self._own_steps is not None:
             self._check_trained()
-            if self.trainer.enable_validation:
-                self._refuse_what_step_leaves_out("validation_step")
         if self._own_steps is not None and not self.automatic_optimization:
             if not self._has_own_step or len(self.trainer.optimizers) == 1:
                 adopt_optimizer(self.trainer, self._own_steps)
@@ -295,13 +344,26 @@ class HFModule(OverridePoints, LoadableModule):
         if self._has_own_step:
             serve_own_step(self, self.stepping)
             if self._own_steps is not None:
-                GuardedStep(self, self._own_steps.args.gradient_accumulation_steps)
+                self._call_own_step(self._own_steps)
+
+    def _call_own_step(self, steps: NativeSteps) -> None:
+        """Let updates be made of the loss that a step of the user's own returns, or watch one that makes updates."""
+        if self._returns_loss_for_updates and len(self.trainer.optimizers) == 1:
+            self._author = vars(steps)["training_step"] = AuthorStep(self, steps)
+            self.__dict__["training_step"] = functools.partial(HFModule.training_step, self)
+        elif not self.automatic_optimization:
+            GuardedStep(self, steps.args.gradient_accumulation_steps)
+
+    def _leave_author(self, steps: NativeSteps) -> None:
+        """Give the steps and the module their own `training_step` back."""
+        if self._author is not None:
+            vars(steps).pop("training_step", None)
+            self.__dict__.pop("training_step", None)
+            self._author = None
 
     def _check_trained(self) -> None:
         """Refuse parameters that the updates of this fit would leave as they are."""
         self._beside = names_beside(self, self.model)
-        if not self._has_own_step:
-            refuse_beside(self, self._beside)
         if self._optimized is not None:
             refuse_late(self, self._optimized)
         self._optimized = None
@@ -320,33 +382,66 @@ class HFModule(OverridePoints, LoadableModule):
             self._plain_batches.start_epoch()
             begin_at_epoch(self.trainer.train_dataloader, self.trainer.current_epoch)
 
-    def training_step(self, window: Window | Batch, batch_idx: int) -> torch.Tensor | None:
+    def training_step(  # type: ignore[override]  # with a step of the author's own, what that returned
+        self, window: Window | Batch, batch_idx: int
+    ) -> STEP_OUTPUT:
         """Do one update and log what it measured; of plain batches, gather an update's.
 
         Returns:
-            The window's loss, detached; None where the update takes more batches.
+            The window's loss, detached; None where the update takes more batches. Where something else makes the
+            update (a step of a subclass that returns a loss, Lightning, Fabric, a loop by hand) the loss of the batch,
+            with its graph.
         """
-        if self._own_steps is None:
+        steps, author = self._own_steps, self._author
+        if steps is None:
             return super().training_step(window, batch_idx)
+        if author is not None and author.runs:
+            return author.loss_of_hf(window)
+        if self.automatic_optimization or not self._is_set_up:
+            return loss_of_batch(steps, window)
         guarded = self.__dict__.get("training_step")
         if isinstance(guarded, GuardedStep):  # a step of the user's own lets this one make the update
             guarded.made_update = True
-            refuse_automatic(self)
-            refuse_own_forward(self, HFModule, "training_step")
-            refuse_beside(self, self._beside)
+        first = batch_idx * steps.args.gradient_accumulation_steps  # the number of the micro-batch
         if not isinstance(window, Window):
             gathered = self._plain_batches.add(window, self.trainer.is_last_batch)
             if gathered is None:
                 leave_out_step_metrics(self.trainer)
                 return None
-            window = gathered
+            window, first = gathered, batch_idx + 1 - len(gathered)
+        if author is not None:
+            author.batch_idx = first
         window.micro_batches = [self._in_true_precision(batch) for batch in window.micro_batches]
         self._last_update.forget()
         loss = super().training_step(window, batch_idx)
         self._log_update(loss)
         if isinstance(guarded, GuardedStep):
             guarded.loss_of_update = loss
+        if author is not None and isinstance(author.output, Mapping):
+            return {**author.output, "loss": loss}  # callbacks read the rest
         return loss
+
+    def log(self, name: str, value: object, *args: object, **kwargs: object) -> None:
+        """Log a value as any LightningModule; its weight in a mean is the number of samples in the (micro-)batch."""
+        if self._author is not None and self._author.runs:
+            self._author.logged.add(name)
+            kwargs["batch_size"] = kwargs.get("batch_size") or find_batch_size(self._author.batch) or 1
+        super().log(name, value, *args, **kwargs)
+
+    def _update(self, model: nn.Module, window: Window) -> None:
+        if self._beside:
+            tell_of_untrained(self, self._beside)
+        super()._update(model, window)
+
+    def manual_backward(self, loss: torch.Tensor, *args: object, **kwargs: object) -> None:
+        """Run a backward pass in a step that makes its updates itself.
+
+        Raises:
+            OverrideError: The step has not said so, and an update is made of the loss that it returns.
+        """
+        if self._author is not None and self._author.runs:
+            raise makes_updates(self, "calls `manual_backward`")
+        super().manual_backward(loss, *args, **kwargs)
 
     def _in_true_precision(self, batch: Batch) -> Batch:
         """Return a batch with its floating numbers in the precision of the weights (`precision="bf16-true"`)."""
@@ -358,10 +453,14 @@ class HFModule(OverridePoints, LoadableModule):
         measured = self._last_update.measured()
         if loss is None or not measured or self.trainer.barebones:  # no update was made, or nothing may be logged
             return
-        self.log("loss", loss, prog_bar=True)
-        self.log("loss_epoch", loss, on_step=False, on_epoch=True, sync_dist=True)
+        logged = set() if self._author is None else self._author.logged
+        if "loss" not in logged:
+            self.log("loss", loss, prog_bar=True)
+            if "loss_epoch" not in logged:
+                self.log("loss_epoch", loss, on_step=False, on_epoch=True, sync_dist=True)
         for name, value in measured.items():
-            self.log(name, value)
+            if name not in logged:
+                self.log(name, value)
 
     def on_train_epoch_end(self) -> None:
         """Finish the epoch; step a schedule of Lightning's that follows a metric."""
@@ -371,6 +470,20 @@ class HFModule(OverridePoints, LoadableModule):
         config = self._replaced_schedule() if self._own_steps is not None else None
         if config is not None and config.reduce_on_plateau and not self.automatic_optimization:
             step_plateau(self.trainer, config)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip at `max_grad_norm` of the arguments where Lightning makes the updates, and was not told otherwise."""
+        steps, precision = self._own_steps, self.trainer.precision_plugin
+        if gradient_clip_val is None and steps is not None and not self.stepping.steps_in_backward:
+            if isinstance(precision, ForwardPrecision):
+                precision.unscale(optimizer)
+            gradient_clip_val, gradient_clip_algorithm = steps.args.max_grad_norm, "norm"
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def on_validation_model_zero_grad(self) -> None:
         """Keep the gradients of a window that the next epoch completes; an update zeroes its own."""
@@ -401,7 +514,6 @@ class HFModule(OverridePoints, LoadableModule):
     ) -> torch.Tensor | None:
         """Predict one batch and keep what the metrics need; returns its loss."""
         if self._own_steps is not None:
-            refuse_own_forward(self, HFModule, "validation_step")
             batch = batch if isinstance(batch, EvaluationBatch) else EvaluationBatch(batch, False, -1)
             batch.inputs = self._in_true_precision(batch.inputs)
         return super().validation_step(batch, batch_idx, dataloader_idx)
@@ -410,7 +522,6 @@ class HFModule(OverridePoints, LoadableModule):
 
     def predict_step(self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0) -> Nested:
         """Return the logits of one batch, as `Trainer.predict` keeps them."""
-        refuse_own_forward(self, HFModule, "predict_step")
         inputs = self._in_true_precision(batch.inputs if isinstance(batch, EvaluationBatch) else batch)
         steps = self.steps
         with torch.enable_grad():  # the prediction step decides whether it needs gradients

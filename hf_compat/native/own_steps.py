@@ -1,4 +1,4 @@
-"""A `training_step` of the user's own, in automatic or in manual optimization: what it needs, and what is refused.
+"""A `training_step` of the user's own: HF's update is made of the loss that it returns, or it makes updates itself.
 
 The steps of HF's switch schedule-free optimizers themselves, and count their micro-batches; others do not.
 """
@@ -6,17 +6,23 @@ The steps of HF's switch schedule-free optimizers themselves, and count their mi
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import lightning.pytorch as pl
 import torch
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hf_compat.data.types import Batch
-from hf_compat.engine.windows import Window
-from hf_compat.errors import ArgumentError, OverrideError
+from hf_compat.engine.precision import autocast_of
+from hf_compat.engine.windows import NumItems, Window
+from hf_compat.errors import ArgumentError, LossError, OverrideError
+from hf_compat.native.steps import NativeSteps
 from hf_compat.optim.stepping import Stepping
+from hf_compat.runtime.inspection import call_with_optional
+from hf_compat.trainer_methods.steps import checked_loss, name_bad_loss
 
 Step = Callable[..., object]
 
@@ -34,9 +40,124 @@ def serve_own_step(module: pl.LightningModule, stepping: Stepping) -> None:
 
 
 def leave_own_step(module: pl.LightningModule) -> None:
-    """Give the module its own hook back."""
+    """Give the module its own hooks back."""
     module.__dict__.pop("on_train_batch_start", None)
     GuardedStep.leave(module)
+
+
+class AuthorStep:
+    """A `training_step` that returns a loss: HF's update calls it for each micro-batch, and trains by what it returns.
+
+    It takes the place of HF's own `training_step(model, inputs, num_items_in_batch)`.
+
+    Args:
+        module: Whose step it is.
+        steps: The steps of the module; their arguments say how many micro-batches make an update.
+
+    Attributes:
+        runs: Whether the step is under way.
+        batch: The micro-batch that it was given last.
+        output: What it returned last.
+        logged: Names of the values that it has logged.
+    """
+
+    def __init__(self, module: pl.LightningModule, steps: NativeSteps) -> None:
+        self.module, self.steps = module, steps
+        self.step: Step = type(module).training_step.__get__(module)
+        self.takes_index = "batch_idx" in inspect.signature(self.step).parameters
+        self.runs, self.batch_idx = False, 0
+        self.batch: Batch = None
+        self.output: object = None
+        self.logged: set[str] = set()
+        self._items: NumItems = None
+        self._losses_of_hf: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __call__(self, model: nn.Module, inputs: Batch, num_items_in_batch: NumItems = None) -> torch.Tensor:
+        """Run the step on a micro-batch, and the backward pass of its loss.
+
+        Raises:
+            OverrideError: It has made an update itself.
+            LossError: It returned no loss with a gradient.
+        """
+        steps, updates = self.steps, self.module.trainer.global_step
+        self._items, self._losses_of_hf = num_items_in_batch, {}
+        batch = self.batch = steps._prepare_input(inputs)
+        self.runs = True
+        try:
+            with autocast_of(self.module.trainer.precision_plugin, steps.args.device.type):
+                self.output = self.step(batch, self.batch_idx) if self.takes_index else self.step(batch)
+        finally:
+            self.runs = False
+        self.batch_idx += 1
+        steps._empty_cache_in_time()
+        if self.module.trainer.global_step != updates:
+            raise makes_updates(self.module, "stepped an optimizer")
+        loss = self.output.get("loss") if isinstance(self.output, Mapping) else self.output
+        if loss is None:
+            return torch.zeros((), device=steps.args.device)  # as in Lightning, such a batch trains nothing
+        if not isinstance(loss, torch.Tensor):
+            raise LossError(
+                f"`training_step` of {type(self.module).__name__} returned {type(loss).__name__}, and no loss.\n\n"
+                "Hint: return a tensor, or a mapping with one under `loss`; or None to leave a batch out."
+            )
+        loss = self._scaled(loss)
+        try:
+            steps.accelerator.backward(loss)
+        except RuntimeError as error:
+            name_bad_loss(loss, error)
+            raise
+        return loss.detach()
+
+    def loss_of_hf(self, batch: Batch) -> torch.Tensor:
+        """Return HF's loss of a micro-batch, for a step that calls `super().training_step(…)`.
+
+        A loss that is divided by the items of the whole window is given as their mean over its micro-batches, as any
+        other loss: what the step adds has the same weight then.
+        """
+        with torch.autocast(self.steps.args.device.type, enabled=False):  # as HF, around the model's forward only
+            loss = loss_of_micro_batch(self.steps, batch, self._items)
+        size = self.steps.current_gradient_accumulation_steps
+        shown = loss * size if size != 1 and self.steps._is_scaled_for_window(self._items) else loss
+        self._losses_of_hf[id(shown)] = shown, loss
+        return shown
+
+    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        size = self.steps.current_gradient_accumulation_steps
+        own, is_scaled = self._losses_of_hf.get(id(loss), (None, loss))
+        if size == 1:
+            return loss
+        if own is loss and self.steps._is_scaled_for_window(self._items):
+            return is_scaled  # to the last bit what HF trains by
+        return loss / size
+
+
+def loss_of_micro_batch(steps: NativeSteps, batch: Batch, num_items: NumItems = None) -> torch.Tensor:
+    """Return HF's loss of a micro-batch, with its graph."""
+    inputs = steps._prepare_inputs(batch)
+    with steps.compute_loss_context_manager():
+        return checked_loss(
+            call_with_optional(
+                steps.compute_loss, steps.model_wrapped, inputs, optional={"num_items_in_batch": num_items}
+            )
+        )
+
+
+def loss_of_batch(steps: NativeSteps, batch: Batch | Window) -> torch.Tensor:
+    """Return HF's loss of what a loader gave, with its graph: of a window the loss that its update trains by."""
+    if not isinstance(batch, Window):
+        return loss_of_micro_batch(steps, batch)
+    losses = [loss_of_micro_batch(steps, inputs, batch.num_items) for inputs in batch]
+    total = torch.stack(losses).sum()
+    return total if steps._is_scaled_for_window(batch.num_items) else total / len(losses)
+
+
+def makes_updates(module: pl.LightningModule, what: str) -> OverrideError:
+    """Return the error for a step that makes updates, and does not say so."""
+    return OverrideError(
+        f"`training_step` of {type(module).__name__} {what}, and an update is made of the loss that it returns.\n\n"
+        "Hint: set `self.automatic_optimization = False` after `super().__init__(…)` to make the updates in "
+        "`training_step`; or leave that to HFModule, and return the loss."
+    )
 
 
 class GuardedStep:

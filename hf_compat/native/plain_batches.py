@@ -46,6 +46,8 @@ class PlainBatches:
 class MicroBatches(Windows):
     """The same data and the same state, for a module that knows no windows: each batch is what the loader gave."""
 
+    gives_windows = False
+
     def __init__(self, loader: Loader, **settings: object) -> None:
         super().__init__(loader, **{**settings, "read_window": _one_batch})  # type: ignore[arg-type]  # handed on
 

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 from torch import nn
 from torchmetrics import Metric
 
-from hf_compat.errors import OverrideError
+from hf_compat.errors import OverrideError, warn_once
 
 # Hooks that Lightning calls in automatic optimization only, and what does the same in an HFModule.
 _OF_AUTOMATIC_OPTIMIZATION = {
@@ -21,18 +21,27 @@ _OF_AUTOMATIC_OPTIMIZATION = {
 }
 
 
-def refuse_unused_hooks(module: pl.LightningModule) -> None:
+def overrides_automatic_hooks(module: pl.LightningModule, base: type[pl.LightningModule]) -> bool:
+    """Whether a subclass has hooks of its own that Lightning calls in automatic optimization only."""
+    return any(_is_own(module, base, name) for name in _OF_AUTOMATIC_OPTIMIZATION)
+
+
+def _is_own(module: pl.LightningModule, base: type[pl.LightningModule], name: str) -> bool:
+    hook = getattr(module, name)
+    return getattr(hook, "__func__", hook) is not getattr(base, name)
+
+
+def refuse_unused_hooks(module: pl.LightningModule, base: type[pl.LightningModule]) -> None:
     """Refuse hooks of a subclass that take a part of the update: Lightning calls them in automatic optimization only.
 
     Raises:
         OverrideError: One is overridden; the message names it and what does the same.
     """
     for name, hint in _OF_AUTOMATIC_OPTIMIZATION.items():
-        hook = getattr(module, name)
-        if getattr(hook, "__func__", hook) is not getattr(pl.LightningModule, name):
+        if _is_own(module, base, name):
             raise OverrideError(
                 f"`{name}` of {type(module).__name__} would never be called: an HFModule makes its updates itself.\n\n"
-                f"Hint: {hint}; or override `training_step` with `automatic_optimization = True`."
+                f"Hint: {hint}; or set `automatic_optimization = True`, which leaves the updates to Lightning."
             )
 
 
@@ -50,18 +59,15 @@ def names_beside(module: pl.LightningModule, model: nn.Module) -> list[str]:
     return [name for name, parameter in trained_names(module).items() if id(parameter) not in inside]
 
 
-def refuse_beside(module: pl.LightningModule, names: Sequence[str]) -> None:
-    """Refuse parameters that updates of HF's would leave as they are.
-
-    Raises:
-        OverrideError: There are some; the message names them.
-    """
-    if names:
-        raise OverrideError(
-            f"{type(module).__name__} has parameters beside `model` that its updates would not train: "
-            f"{_shown(names)}.\n\nHint: make them part of the model that HFModule is given; or freeze them "
-            "(`requires_grad_(False)`); or override `training_step` with `automatic_optimization = True`, which "
-            "trains all parameters of the module."
+def tell_of_untrained(module: pl.LightningModule, names: Sequence[str]) -> None:
+    """Warn once of parts beside the model that the update under way does not reach: nothing calls them."""
+    parameters = dict(module.named_parameters())
+    without = [name for name in names if name in parameters and parameters[name].grad is None]
+    if without:
+        warn_once(
+            f"{type(module).__name__} has parameters beside `model` that its loss does not depend on: "
+            f"{_shown(without)}. They stay as they are.\n\n"
+            "Hint: call them in `forward`, `compute_loss` or `training_step`, or freeze them (`requires_grad_(False)`)."
         )
 
 
@@ -88,37 +94,3 @@ def refuse_late(module: pl.LightningModule, optimized: frozenset[int]) -> None:
 
 def _shown(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names[:4]) + (f" and {len(names) - 4} more" if names[4:] else "")
-
-
-def refuse_own_forward(module: pl.LightningModule, base: type[pl.LightningModule], step: str) -> None:
-    """Refuse a `forward` of a subclass that a step of the base class would not call.
-
-    Args:
-        module: An instance of the subclass.
-        base: Whose step calls the model itself.
-        step: The name of the step.
-
-    Raises:
-        OverrideError: The subclass has its own `forward`.
-    """
-    kind = type(module)
-    if kind.forward is not base.forward:
-        raise OverrideError(
-            f"`forward` of {kind.__name__} would never be called: `{step}` of HFModule calls `model` itself.\n\n"
-            "Hint: move what it does into the model's own forward, which returns the loss first; or override "
-            f"`{step}` without `super()`, and call `self(…)` there."
-        )
-
-
-def refuse_automatic(module: pl.LightningModule) -> None:
-    """Refuse Lightning's updates beside those of HFModule's own `training_step`.
-
-    Raises:
-        OverrideError: The module optimizes automatically.
-    """
-    if module.automatic_optimization:
-        raise OverrideError(
-            f"{type(module).__name__} has `automatic_optimization = True`, and `training_step` of HFModule makes the "
-            "whole update itself.\n\n"
-            "Hint: leave that out; or override `training_step` and return a loss there, without `super()`."
-        )

@@ -115,11 +115,24 @@ class NativeSteps(SetupMethods, ModelMethods, GenerationSteps, OptimizationMetho
         self._set_use_cache()
         self._enable_activation_checkpointing()
 
-    def take_model(self, model: nn.Module) -> None:
-        """Work with a model: read off it what it takes and returns."""
+    def take_model(self, model: nn.Module, called: nn.Module | None = None) -> None:
+        """Work with a model: read off it what it takes and returns.
+
+        Args:
+            model: The model.
+            called: Whose forward is called in its place.
+        """
         self.model = self.model_wrapped = model
+        self._called = called
         self._introspect()
         self._signature_columns = None
         if self.evaluates_as_seq2seq:
             self._set_up_generation()
             self._gen_kwargs = self._generation_keywords({})
+
+    def take_forward_of(self, called: nn.Module | None) -> None:
+        """Read off the forward of a module around the model what a batch holds; None goes by the model's."""
+        if called is not self._called:
+            self._called = called
+            self._introspect()
+            self._signature_columns = None

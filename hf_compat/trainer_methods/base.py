@@ -58,6 +58,7 @@ class TrainerBase:
     args: TrainingArguments
     model: nn.Module
     model_wrapped: nn.Module
+    _called: nn.Module | None = None  # of a native module: itself, where its own forward calls the model
     accelerator: AcceleratorFacade
     state: TrainerState
     control: TrainerControl
@@ -282,6 +283,9 @@ class TrainerBase:
         raise NotImplementedError
 
     def compiled(self, model: nn.Module) -> nn.Module:
+        raise NotImplementedError
+
+    def _model_with_forward(self) -> nn.Module:
         raise NotImplementedError
 
     def _wrapped_between_runs(self) -> nn.Module:

@@ -24,7 +24,7 @@ from hf_compat.data.samplers import LengthGroupedSampler, measure_lengths
 from hf_compat.data.types import Batch, Collator, DataSource
 from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning
 from hf_compat.hf.enums import IntervalStrategy
-from hf_compat.interop.transformers_models import is_datasets_dataset, unwrap_peft
+from hf_compat.interop.transformers_models import is_datasets_dataset
 from hf_compat.interop.upstream_log import log_ignored_columns
 from hf_compat.runtime.inspection import fitting_arguments, has_length, is_replaced
 from hf_compat.runtime.seeding import seed_worker
@@ -276,7 +276,7 @@ class DataloaderMethods(TrainerBase):
     def _set_signature_columns_if_needed(self) -> None:
         """Set `_signature_columns` to what the model's forward takes, labels included."""
         if self._signature_columns is None:
-            parameters = inspect.signature(unwrap_peft(self.accelerator.unwrap_model(self.model)).forward).parameters
+            parameters = inspect.signature(self._model_with_forward().forward).parameters
             extra = dict.fromkeys(["label", "label_ids", *self.label_names])
             self._signature_columns = [*parameters, *extra]
 

@@ -20,7 +20,7 @@ class ModelMethods(TrainerBase):
 
     def _introspect(self) -> None:
         """Find out what the model takes and returns."""
-        model = unwrap_peft(self.accelerator.unwrap_model(self.model))
+        model = self._model_with_forward()
         accepts = getattr(model, "accepts_loss_kwargs", None)
         accepts = takes_loss_keywords(model) if accepts is None else accepts
         self.model_accepts_loss_kwargs = has_var_keyword(model.forward) if accepts is None else accepts
@@ -34,6 +34,10 @@ class ModelMethods(TrainerBase):
                 warnings.warn("Label smoothing does not fit multi-label classification: it is off.", stacklevel=4)
             else:
                 self.label_smoother = LabelSmoother(epsilon=self.args.label_smoothing_factor)
+
+    def _model_with_forward(self) -> nn.Module:
+        """Return whose forward says what a batch holds and what a loss is divided by."""
+        return unwrap_peft(self.accelerator.unwrap_model(self.model if self._called is None else self._called))
 
     def compiled(self, model: nn.Module) -> nn.Module:
         """Return the model compiled as the arguments say, the same form for the same model; as it is without them."""

@@ -58,7 +58,7 @@ class StepMethods(TrainerBase):
             )
         del inputs
         self._empty_cache_in_time()
-        loss = _checked_loss(loss)
+        loss = checked_loss(loss)
         micro_batches = self.current_gradient_accumulation_steps
         if micro_batches != 1 and not self._is_scaled_for_window(num_items_in_batch):
             loss = loss / micro_batches
@@ -356,7 +356,12 @@ def name_bad_loss(loss: torch.Tensor, error: Exception) -> None:
     raise LossError(f"The loss {found}: there is nothing to train by.\n\nHint: {hint}.") from error
 
 
-def _checked_loss(loss: object) -> torch.Tensor:
+def checked_loss(loss: object) -> torch.Tensor:
+    """Return what `compute_loss` gave.
+
+    Raises:
+        LossError: It is no tensor.
+    """
     if not isinstance(loss, torch.Tensor):
         raise LossError(
             f"`compute_loss` gave {type(loss).__name__}, not a tensor, so there is nothing to train on.\n\n"

@@ -36,7 +36,7 @@ class Automatic(HFModule):
         self.automatic_optimization = True
 
     def training_step(self, window, batch_idx):
-        return self.model(**window.micro_batches[0])["loss"]
+        return self.model(**window)["loss"]
 
 
 class OwnBackward(HFModule):

@@ -64,7 +64,7 @@ def test_a_model_that_was_evaluated_trains_in_training_mode(make, lightning):
 
         def training_step(self, batch, batch_idx):
             modes.append(self.model.training)
-            return self.model(**batch[0])["loss"]
+            return self.model(**batch)["loss"]
 
     lightning(max_epochs=2).fit(Own(Classifier(), make()), HFDataModule(make(), rows(16), rows(8)))
     assert modes == [True] * 8

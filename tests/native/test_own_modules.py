@@ -12,7 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from toy import Classifier, Stream, rows, weights
 
 from hf_compat import HFDataModule, HFModule, TrainingArguments
-from hf_compat.errors import ArgumentError, OverrideError
+from hf_compat.errors import ArgumentError, HfCompatWarning, LossError, OverrideError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -60,22 +60,39 @@ def add_head(module):
     module.head = nn.Linear(3, 3)
 
 
-@pytest.mark.parametrize("where", ["__init__", "setup", "configure_model", "on_fit_start"])
-def test_parameters_beside_the_model_are_refused_wherever_they_are_added(make, lightning, where):
+class HeadLoss(Head):
+    """A head that the loss reaches."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        logits = self.head(model(**inputs)["logits"])
+        loss = nn.functional.cross_entropy(logits, inputs["labels"])
+        return (loss, {"logits": logits}) if return_outputs else loss
+
+
+@pytest.mark.parametrize("where", ["__init__", "setup", "configure_model"])
+def test_parameters_beside_the_model_are_trained_wherever_they_are_added(make, lightning, where):
     hook = {"setup": lambda self, stage: add_head(self)}.get(where, add_head)
-    kind = Head if where == "__init__" else type("Late", (HFModule,), {where: hook})
-    refused(lightning(), kind(Classifier(), make()), HFDataModule(None, rows(16)), "`head.weight`", kind.__name__)
+    kind = HeadLoss
+    if where != "__init__":
+        kind = type("Late", (HFModule,), {where: hook, "compute_loss": HeadLoss.compute_loss})
+    found = []
+    for rate in (0.01, 0.0):
+        torch.manual_seed(0)
+        module = kind(Classifier(dropout=0.0), make(learning_rate=rate, lr_scheduler_type="constant"))
+        torch.manual_seed(1)
+        lightning().fit(module, HFDataModule(None, rows(16), rows(8)))
+        found.append(module.head.weight)
+    assert not torch.equal(*found)
 
 
-def test_parameters_beside_the_model_are_refused_where_a_step_calls_the_bases(make, lightning):
-    class Own(Head):
-        def training_step(self, batch, batch_idx):
-            return super().training_step(batch, batch_idx)
+def test_parameters_beside_the_model_that_come_after_the_optimizer_are_refused(make, lightning):
+    module = type("Late", (HFModule,), {"on_fit_start": add_head})(Classifier(), make())
+    refused(lightning(), module, HFDataModule(None, rows(16)), "`head.weight`", "after")
 
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.1)
 
-    refused(lightning(), Own(Classifier(), make()), HFDataModule(None, rows(16)), "`head.weight`")
+def test_a_head_that_nothing_calls_is_told_of(make, lightning):
+    with pytest.warns(HfCompatWarning, match=r"`head.weight`(.|\n)*stay as they are"):
+        lightning().fit(Head(Classifier(), make()), HFDataModule(None, rows(16)))
 
 
 def test_parameters_of_the_model_that_come_after_the_optimizer_are_refused(make, lightning):
@@ -117,12 +134,14 @@ def test_frozen_parts_and_metrics_beside_the_model_change_nothing(make, lightnin
     assert torch.equal(*found)
 
 
+@pytest.mark.parametrize("says", [True, None])
 @pytest.mark.parametrize("decay", [0.0, 0.5])
-def test_a_step_of_ones_own_trains_a_head_beside_the_model_as_lightning_does(make, lightning, decay):
+def test_a_step_of_ones_own_trains_a_head_beside_the_model_as_lightning_does(make, lightning, decay, says):
     class Own(Head):
         def __init__(self, *parts):
             super().__init__(*parts)
-            self.automatic_optimization = True
+            if says is not None:
+                self.automatic_optimization = says
 
         def training_step(self, batch, batch_idx):
             return nn.functional.cross_entropy(self.head(self.model(batch["x"])["logits"]), batch["labels"])
@@ -142,40 +161,65 @@ def test_a_step_of_ones_own_trains_a_head_beside_the_model_as_lightning_does(mak
             groups = [{"params": decaying, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
             return torch.optim.AdamW(groups, lr=0.01, fused=True)
 
-    args = make(weight_decay=decay, lr_scheduler_type="constant")
+    args = make(weight_decay=decay, lr_scheduler_type="constant", max_grad_norm=0.1)
     ours, by_hand = Own(Classifier(dropout=0.0), args), ByHand()
     by_hand.load_state_dict(ours.state_dict())
     for module in (ours, by_hand):
-        lightning(max_epochs=2).fit(module, DataLoader(rows(16), batch_size=4))
+        clips = {} if module is ours else {"gradient_clip_val": 0.1}
+        lightning(max_epochs=2, **clips).fit(module, DataLoader(rows(16), batch_size=4))
     mine, theirs = ours.state_dict(), by_hand.state_dict()
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    # Lightning adds up the norm in the order of the optimizer's groups, HF in that of the parameters
+    tolerance = 0.0 if says else 1e-6
+    assert all(torch.allclose(mine[name], theirs[name], rtol=0, atol=tolerance) for name in theirs)
 
 
 # Forward, loss, model ------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
-def test_a_forward_that_nothing_calls_is_refused(make, lightning, command):
+def doubled(out):
+    return {**out, "loss": 2 * out["loss"], "logits": out["logits"] + 1} if "loss" in out else out
+
+
+class Doubled(Classifier):
+    def forward(self, x, labels=None):
+        return doubled(super().forward(x, labels))
+
+
+class DoubledAround(HFModule):
+    """The same around the model."""
+
+    def forward(self, x, labels=None):
+        return doubled(self.model(x, labels))
+
+
+class DoubledAroundAll(HFModule):
+    def forward(self, **inputs):
+        return doubled(super().forward(**inputs))
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16-mixed"}])
+@pytest.mark.parametrize("around", [DoubledAround, DoubledAroundAll])
+def test_a_forward_of_ones_own_is_called_by_every_step(make, lightning, around, options):
+    found = []
+    for kind, model in ((HFModule, Doubled), (around, Classifier), (HFModule, Classifier)):
+        torch.manual_seed(0)
+        module = kind(model(), make(gradient_accumulation_steps=2, bf16=bool(options)))
+        trainer, data = lightning(max_epochs=2, **options), HFDataModule(None, rows(16), rows(8), rows(8), None)
+        trainer.fit(module, data)
+        [validated], [tested] = trainer.validate(module, data, verbose=False), trainer.test(module, data, verbose=False)
+        logits = torch.cat(trainer.predict(module, data))
+        found.append([weights(module), validated["eval_loss"], tested["test_loss"], logits])
+    assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(*found[:2], strict=True))
+    assert not any(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(*found[1:], strict=True))
+
+
+def test_the_columns_of_a_forward_of_ones_own_stay(make, lightning):
     class Own(HFModule):
-        def forward(self, **inputs):
-            raise AssertionError("nothing calls it")
+        def forward(self, x, weight, labels=None):
+            seen.append(weight)
+            return self.model(x, labels)
 
-    module, data = Own(Classifier(), make()), HFDataModule(None, rows(16), rows(8), rows(8))
-    with pytest.raises(OverrideError, match=r"`forward` of Own would never be called(.|\n)*Hint: "):
-        getattr(lightning(), command)(module, data)
-
-
-@pytest.mark.parametrize("name", ["training_step", "validation_step"])
-def test_a_forward_is_refused_where_one_step_does_not_call_it(make, lightning, name):
-    class Own(HFModule):
-        def forward(self, **inputs):
-            return self.model(**inputs)
-
-        def training_step(self, batch, batch_idx):
-            if name == "training_step":
-                return super().training_step(batch, batch_idx)
-            return self(**batch)["loss"]
-
-    data = HFDataModule(None, rows(16), rows(8) if name == "validation_step" else None)
-    refused(lightning(), Own(Classifier(), make()), data, "`forward` of Own", name)
+    seen, data = [], [{**row, "weight": 1.0, "other": "text"} for row in rows(16)]
+    lightning().fit(Own(Classifier(), make()), HFDataModule(None, data))
+    assert len(seen) == 4
 
 
 def test_a_forward_that_steps_of_ones_own_call_is_called(make, lightning):
@@ -261,21 +305,218 @@ class NoAutomatic(HFModule):
         return self.model(**batch)["loss"]
 
 
-@pytest.mark.parametrize("returned", ["loss", "mapping"])
-def test_a_loss_that_nothing_trains_by_is_refused(make, lightning, returned):
-    class Own(NoAutomatic):
+class Mapping(HFModule):
+    def training_step(self, batch):
+        return {"loss": self.model(**batch)["loss"], "number": 3}
+
+
+class Calls(HFModule):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx)
+
+
+class ItsLoss(HFModule):
+    def training_step(self, batch, batch_idx):
+        return 1.0 * super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("kind", [NoAutomatic, Mapping, Calls, ItsLoss])
+def test_a_loss_that_a_step_returns_is_what_hfs_updates_are_made_of(make, lightning, kind, accumulation):
+    found = []
+    for each in (HFModule, kind):
+        torch.manual_seed(0)
+        module = each(Classifier(), make(gradient_accumulation_steps=accumulation, lr_scheduler_type="linear"))
+        trainer = lightning(max_epochs=2)
+        trainer.fit(module, HFDataModule(None, rows(28), rows(8)))  # with a short last window
+        numbers = [float(trainer.callback_metrics[name]) for name in ("loss_epoch", "grad_norm", "eval_loss")]
+        found.append((weights(module), trainer.global_step, *numbers))
+    assert torch.equal(found[0][0], found[1][0]) and found[0][1:] == found[1][1:]
+    assert "training_step" not in vars(module) and "training_step" not in vars(module.steps)
+
+
+def test_what_a_step_adds_to_hfs_loss_is_trained(make, lightning):
+    class Penalty(HFModule):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) + self.model.outer.weight.square().sum()
+
+    class InTheModel(Classifier):
+        def forward(self, x, labels=None):
+            out = super().forward(x, labels)
+            return {**out, "loss": out["loss"] + self.outer.weight.square().sum()}
+
+    found = []
+    for kind, model in ((Penalty, Classifier), (HFModule, InTheModel), (HFModule, Classifier)):
+        torch.manual_seed(0)
+        module = kind(model(), make(gradient_accumulation_steps=2))
+        lightning(max_epochs=2).fit(module, HFDataModule(None, rows(32)))
+        found.append(weights(module))
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
+class Counting(Classifier):
+    """Divides its loss by the items of the whole window, as models of transformers do."""
+
+    def forward(self, x, labels=None, num_items_in_batch=None, **_):
+        logits = super().forward(x)["logits"]
+        total = nn.functional.cross_entropy(logits, labels, reduction="sum")
+        return {"loss": total / (len(x) if num_items_in_batch is None else num_items_in_batch), "logits": logits}
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.5])
+def test_a_loss_of_hfs_that_counts_items_keeps_its_weight(make, lightning, penalty):
+    class Own(HFModule):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
-            return {"loss": loss} if returned == "mapping" else loss
+            return loss + penalty * self.model.outer.weight.square().sum() if penalty else loss
 
-    refused(
-        lightning(), Own(Classifier(), make()), HFDataModule(None, rows(16)), "Own", "automatic_optimization = True"
-    )
+    class ByLoss(HFModule):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+            if self.training:
+                loss = loss + penalty * self.model.outer.weight.square().sum() / 4
+            return (loss, outputs) if return_outputs else loss
+
+    found = []
+    for kind in (Own, ByLoss):
+        torch.manual_seed(0)
+        module = kind(Counting(), make(gradient_accumulation_steps=4, remove_unused_columns=False))
+        lightning(max_epochs=2).fit(module, HFDataModule(None, rows(32)))
+        found.append(weights(module))
+    # with a penalty the loss is multiplied and divided by 4 once
+    assert torch.equal(*found) if not penalty else torch.allclose(*found, rtol=0, atol=1e-6)
+
+
+def test_a_step_of_ones_own_and_a_plain_loader_make_the_updates_that_the_schedule_is_planned_for(make, lightning):
+    rates, numbers = [], []
+
+    class Own(HFModule):
+        def training_step(self, batch, batch_idx):
+            numbers.append(batch_idx)
+            return self.model(**batch)["loss"]
+
+        def on_before_optimizer_step(self, optimizer):
+            rates.append(optimizer.param_groups[0]["lr"])
+
+    args = make(gradient_accumulation_steps=4, lr_scheduler_type="linear")
+    lightning().fit(Own(Classifier(), args), DataLoader(rows(64), batch_size=4))
+    assert rates == pytest.approx([0.01 * (1 - update / 4) for update in range(4)])
+    assert numbers == list(range(16))
+
+
+def test_values_that_a_step_logs_are_means_over_its_micro_batches(make, lightning):
+    class Own(HFModule):
+        def training_step(self, batch, batch_idx):
+            loss = self.model(**batch)["loss"]
+            self.log("loss", 7.0)  # its own, in the place of ours
+            self.log("number", float(batch_idx), on_step=False, on_epoch=True)
+            return loss
+
+    trainer = lightning()
+    trainer.fit(Own(Classifier(), make(gradient_accumulation_steps=4)), HFDataModule(None, rows(32)))
+    assert float(trainer.callback_metrics["number"]) == 3.5 and float(trainer.callback_metrics["loss"]) == 7.0
+    assert "learning_rate" in trainer.callback_metrics
+
+
+def test_a_step_may_leave_a_batch_out(make, lightning):
+    class Own(HFModule):
+        def training_step(self, batch, batch_idx):
+            return None
+
+    module = Own(Classifier(), make())
+    before = weights(module)
+    lightning().fit(module, HFDataModule(None, rows(16)))
+    assert torch.equal(before, weights(module))
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (lambda self, batch, batch_idx: 3.0, r"returned float(.|\n)*Hint: return a tensor"),
+        (lambda self, batch, batch_idx: self.model(**batch)["loss"].detach(), "does not require grad"),
+    ],
+)
+def test_what_is_no_loss_is_refused(make, lightning, step, words):
+    module = type("Own", (HFModule,), {"training_step": step})(Classifier(), make())
+    with pytest.raises(LossError, match=words):
+        lightning().fit(module, HFDataModule(None, rows(16)))
+
+
+def manual(self, batch, batch_idx):
+    self.manual_backward(self.model(**batch)["loss"])
+    self.optimizers().step()
+
+
+def stepping(self, batch, batch_idx):
+    loss = self.model(**batch)["loss"]
+    loss.backward()
+    self.optimizers().step()
+    return loss
+
+
+@pytest.mark.parametrize("step", [manual, stepping])
+def test_a_step_that_makes_updates_has_to_say_so(make, lightning, step):
+    module = type("Own", (HFModule,), {"training_step": step})(Classifier(), make())
+    with pytest.raises(OverrideError, match=r"`training_step` of Own(.|\n)*automatic_optimization = False"):
+        lightning().fit(module, HFDataModule(None, rows(16)))
+
+
+@pytest.mark.parametrize("where", ["init", "body", "mixin"])
+def test_what_an_author_says_of_the_optimization_holds_wherever_it_is_said(make, where):
+    class InInit(HFModule):
+        def __init__(self, *parts):
+            super().__init__(*parts)
+            self.automatic_optimization = True
+
+    class InBody(HFModule):
+        automatic_optimization = True
+
+    class Mixin:
+        automatic_optimization = True
+
+    class Mixed(Mixin, HFModule):
+        pass
+
+    module = {"init": InInit, "body": InBody, "mixin": Mixed}[where](Classifier(), make())
+    assert module.automatic_optimization
+    module.automatic_optimization = False
+    assert not module.automatic_optimization
+
+
+def test_a_hook_that_automatic_optimization_alone_calls_leaves_the_updates_to_lightning(make, lightning):
+    called = []
+
+    class Own(HFModule):
+        def training_step(self, batch, batch_idx):
+            return self.model(**batch)["loss"]
+
+        def optimizer_step(self, *args, **kwargs):
+            called.append(self.trainer.global_step)
+            super().optimizer_step(*args, **kwargs)
+
+    lightning().fit(Own(Classifier(), make()), HFDataModule(None, rows(16)))
+    assert called == [0, 1, 2, 3]
+
+
+class Declared(HFModule):
+    """Makes its updates itself, and says so."""
+
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.automatic_optimization = False
+
+
+def test_a_loss_that_nothing_trains_by_is_refused(make, lightning):
+    class Own(Declared):
+        def training_step(self, batch, batch_idx):
+            return self.model(**batch)["loss"]
+
+    refused(lightning(), Own(Classifier(), make()), HFDataModule(None, rows(16)), "Own", "automatic_optimization")
 
 
 @pytest.mark.parametrize("keeps_graph", [True, False])
 def test_manual_steps_of_ones_own_may_return_their_loss(make, lightning, keeps_graph):
-    class Own(HFModule):
+    class Own(Declared):
         def training_step(self, batch, batch_idx):
             loss = self.model(**batch)["loss"]
             loss.backward()
@@ -291,7 +532,7 @@ def test_manual_steps_of_ones_own_may_return_their_loss(make, lightning, keeps_g
 
 @pytest.mark.parametrize("change", ["penalty", "number", "mapping"])
 def test_a_change_of_the_loss_that_the_base_has_trained_is_refused(make, lightning, change):
-    class Own(HFModule):
+    class Own(Declared):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
             if change == "number":
@@ -318,26 +559,46 @@ def test_what_a_step_returns_beside_the_loss_that_the_base_has_trained_reaches_c
     assert seen == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("own_step", [True, False])
-def test_two_ways_to_make_an_update_are_refused(make, lightning, own_step):
-    class Own(HFModule):
-        def __init__(self, *parts):
-            super().__init__(*parts)
-            self.automatic_optimization = True
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("norm", [0.0, 0.1])
+def test_lightnings_updates_may_be_made_of_hfs_loss(make, lightning, accumulation, norm):
+    """Both make the same updates where an epoch has no short window."""
 
-    class Both(Own):
-        def training_step(self, batch, batch_idx):
-            return super().training_step(batch, batch_idx)
+    class Automatic(HFModule):
+        automatic_optimization = True
 
-    module = (Both if own_step else Own)(Classifier(), make())
-    refused(lightning(), module, HFDataModule(None, rows(16)), "automatic_optimization = True")
+    found = []
+    for kind in (HFModule, Automatic):
+        torch.manual_seed(0)
+        module = kind(Classifier(), make(gradient_accumulation_steps=accumulation, max_grad_norm=norm))
+        lightning(max_epochs=2).fit(module, HFDataModule(None, rows(32)))
+        found.append(weights(module))
+    # Lightning adds up the norm in the order of the optimizer's groups, HF in that of the parameters
+    assert torch.allclose(*found, rtol=0, atol=1e-6 if norm else 0.0)
 
 
 # Accumulation --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", [WithModel, NoAutomatic])
-def test_a_window_does_not_pose_as_a_batch_in_a_step_of_ones_own(make, lightning, kind):
-    module = kind(Classifier(), make(gradient_accumulation_steps=4))
+def test_a_window_does_not_pose_as_a_batch_in_updates_of_ones_own(make, lightning):
+    class Own(Declared):
+        def training_step(self, batch, batch_idx):
+            return self.model(**batch)["loss"]
+
+    module = Own(Classifier(), make(gradient_accumulation_steps=4))
     refused(lightning(), module, HFDataModule(None, rows(32)), "window of 4 micro-batches", "for inputs in batch:")
+
+
+@pytest.mark.parametrize("kind", [WithModel, NoAutomatic])
+def test_a_step_of_ones_own_trains_each_micro_batch(make, lightning, kind):
+    class Own(kind):
+        def training_step(self, batch, batch_idx):
+            seen.append(len(batch["x"]))
+            assert type(batch) is dict
+            return super().training_step(batch, batch_idx)
+
+    seen = []
+    trainer = lightning()
+    trainer.fit(Own(Classifier(), make(gradient_accumulation_steps=4)), HFDataModule(None, rows(32)))
+    assert seen == [4] * 8 and trainer.global_step == 2
 
 
 class Plain(pl.LightningModule):
@@ -409,7 +670,7 @@ def test_accumulation_that_both_sides_say_is_refused(make, lightning):
 
 
 def test_a_manual_step_that_leaves_accumulation_out_is_refused(make, lightning):
-    class Own(HFModule):
+    class Own(Declared):
         def training_step(self, batch, batch_idx):
             self.manual_backward(self.model(**batch)["loss"])
             self.optimizers().step()

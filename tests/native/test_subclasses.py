@@ -152,7 +152,7 @@ def test_steps_of_ones_own(args, lightning):
     class Own(HFModule):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
-            self.log("twice", 2 * loss)
+            self.log("twice_epoch", 2 * loss, on_step=False, on_epoch=True)
             return loss
 
         def validation_step(self, batch, batch_idx, dataloader_idx=0):
@@ -161,7 +161,7 @@ def test_steps_of_ones_own(args, lightning):
     trainer = lightning()
     trainer.fit(Own(Classifier(), args), HFDataModule(None, rows(32), rows(8)))
     metrics = trainer.callback_metrics
-    assert float(metrics["twice"]) == pytest.approx(2 * float(metrics["loss"]))
+    assert float(metrics["twice_epoch"]) == pytest.approx(2 * float(metrics["loss_epoch"]))
     assert "own_loss" in metrics
 
 
