@@ -8,7 +8,7 @@ a fork inherits their locks, and may wait for one for ever. Tests with ports, si
 crowded machine: where five or fewer failed, these run again, alone. Their first failures stay printed, and what passes
 alone is named at the end.
 
---quick takes every test that starts no process, and a sample of the others. --changed takes the tests of what was
+--quick takes the fastest tests of each file, all of them where a file takes a few seconds. --changed takes the tests of what was
 changed since a commit (HEAD, if none is named) and of what imports it. --record writes tests/durations.json anew, by
 which the files are divided over the workers.
 """
@@ -75,7 +75,7 @@ def _suite(environment, words: list[str]) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Lint, type check and test.", allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help="a sample of the tests that start processes, all others")
+    parser.add_argument("--quick", action="store_true", help="the fastest tests of each file")
     parser.add_argument("--changed", nargs="?", const="HEAD", metavar="REV", help="tests of what was changed since REV")
     parser.add_argument("--record", action="store_true", help="write tests/durations.json anew")
     chosen, selected = parser.parse_known_args()

@@ -1,6 +1,7 @@
 """Which tests run, and in which order (a plugin of pytest, used by `tests/run.py`).
 
-`--quick` leaves a sample of the tests that start processes or compare whole runs, and everything else. `--changed REV`
+`--quick` leaves the fastest tests of each file, as many as take some seconds: fewer where they start processes or compare
+whole runs. `--changed REV`
 leaves the tests of what was changed since a commit and of what imports it. Files come longest first, by the recorded
 durations, so that no worker idles at the end; `--record` writes these anew.
 """
@@ -24,13 +25,14 @@ DURATIONS = TESTS / "durations.json"
 # Tests of whole runs stand above every module: a change of the package takes a sample of them.
 WHOLE_RUNS = ("parity", "distributed", "faults", "libraries", "scripts", "examples", "releases", "house", "")
 STARTS_PROCESSES = re.compile(r"\b(subprocess|sys\.executable|os\.fork|forking|launching|multiprocessing)\b")
-# Of a file that starts processes, tests run in `--quick` until they have taken so long.
-SAMPLE_SECONDS = 3.0
+# In `--quick` the tests of a file run, fastest first, until they have taken so long.
+SECONDS_OF_A_FILE = 6.0
+SECONDS_IF_IT_STARTS_PROCESSES = 3.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("selection of tests")
-    group.addoption("--quick", action="store_true", help="a sample of the tests that start processes, and all others")
+    group.addoption("--quick", action="store_true", help="the fastest tests of each file")
     group.addoption("--changed", metavar="REV", help="tests of what was changed since a commit, and of what imports it")
     group.addoption("--record", action="store_true", help="write tests/durations.json anew")
 
@@ -67,25 +69,26 @@ def _function(item: pytest.Item) -> str:
 
 
 def _sampled(items: list[pytest.Item], recorded: dict[str, dict[str, float]]) -> Iterator[pytest.Item]:
-    """Yield all tests of a file that starts nothing, and of others the fastest, at least one."""
+    """Yield the fastest tests of each file, at least one."""
     of_files = defaultdict(list)
     for item in items:
         of_files[item.path].append(item)
     for path, tests in of_files.items():
-        if not STARTS_PROCESSES.search(path.read_text()) and path.parent.name not in WHOLE_RUNS:
-            yield from tests
-            continue
+        starts = STARTS_PROCESSES.search(path.read_text()) or path.parent.name in WHOLE_RUNS
+        most = SECONDS_IF_IT_STARTS_PROCESSES if starts else SECONDS_OF_A_FILE
         took = recorded.get(_name(path), {})
         counts = defaultdict(int)
         for test in tests:
             counts[_function(test)] += 1
-        each = {name: took.get(name, SAMPLE_SECONDS) / count for name, count in counts.items()}
+        each = {name: took.get(name, most) / count for name, count in counts.items()}
         spent, kept = 0.0, set()
         for test in sorted(tests, key=lambda test: each[_function(test)]):
             spent += each[_function(test)]
-            if kept and spent > SAMPLE_SECONDS:
+            if kept and spent > most:
                 break
             kept.add(test)
+        if len(kept) < len(tests):
+            kept -= {test for test in tests if test.get_closest_marker("whole_file")}
         yield from (test for test in tests if test in kept)
 
 

@@ -113,6 +113,7 @@ def test_resumed_run_is_the_uninterrupted_one(checkpoints, writer, reader, tmp_p
         assert seen == 15  # the callback's count went on
 
 
+@pytest.mark.whole_file
 def test_all_nine_ways_were_taken_and_are_equal(capsys):
     assert list(RESULTS) == [(writer, reader) for writer in PROGRAMS for reader in PROGRAMS], "run this whole file"
     assert all(RESULTS.values())

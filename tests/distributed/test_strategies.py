@@ -102,6 +102,7 @@ def test_strategy(name, tmp_path, one, found):
         assert row["resumes in one process"], alone.stderr[-2000:]
 
 
+@pytest.mark.whole_file
 def test_the_table_in_the_docs_says_what_was_found(found):
     parts = ("trains", "evaluates", "resumes", "resumes in one process", "from_pretrained")
     text = DOCS.read_text()
