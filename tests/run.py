@@ -8,9 +8,9 @@ a fork inherits their locks, and may wait for one for ever. Tests with ports, si
 crowded machine: where five or fewer failed, these run again, alone. Their first failures stay printed, and what passes
 alone is named at the end.
 
---quick takes the fastest tests of each file, all of them where a file takes a few seconds. --changed takes the tests of what was
-changed since a commit (HEAD, if none is named) and of what imports it. --record writes tests/durations.json anew, by
-which the files are divided over the workers.
+--quick takes the fastest tests of each file, all of them where a file takes a few seconds. --changed takes the tests
+of what was changed since a commit (HEAD, if none is named) and of what imports it. --record writes
+tests/durations.json anew, by which the files are divided over the workers.
 """
 
 from __future__ import annotations

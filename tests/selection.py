@@ -1,9 +1,8 @@
 """Which tests run, and in which order (a plugin of pytest, used by `tests/run.py`).
 
-`--quick` leaves the fastest tests of each file, as many as take some seconds: fewer where they start processes or compare
-whole runs. `--changed REV`
-leaves the tests of what was changed since a commit and of what imports it. Files come longest first, by the recorded
-durations, so that no worker idles at the end; `--record` writes these anew.
+`--quick` leaves the fastest tests of each file, as many as take some seconds; fewer where they start processes or
+compare whole runs. `--changed REV` leaves the tests of what was changed since a commit and of what imports it. Files
+come longest first, by the recorded durations, so that no worker idles at the end; `--record` writes these anew.
 """
 
 from __future__ import annotations
