@@ -104,6 +104,7 @@ class HFDataModule(pl.LightningDataModule):
             steps.take_place(*place_of(trainer))
         model = getattr(module, "model", None)
         if model is not None and model is not getattr(steps, "model", None):
+            steps.compute_loss_func = getattr(getattr(module, "steps", None), "compute_loss_func", None)
             steps.take_model(model, module.forward_owner if isinstance(module, HFModule) else None)
         if not hasattr(steps, "model"):  # nothing says which columns are of use
             steps.args = copy.copy(steps.args)

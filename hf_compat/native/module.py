@@ -95,6 +95,7 @@ class HFModule(OverridePoints, LoadableModule):
         steps: Whoever owns the overridable steps; made from `model` and `args` where none is given.
         compute_metrics: Metrics of validation and test: a torchmetrics object, something that makes one, or a function
             of an `EvalPrediction`. A Trainer brings its own.
+        compute_loss_func: From outputs, labels and `num_items_in_batch` to the loss, as of `transformers.Trainer`.
 
     Example:
         `lightning.Trainer(max_epochs=3).fit(HFModule(model, args), HFDataModule(args, train_dataset=data))`
@@ -107,6 +108,7 @@ class HFModule(OverridePoints, LoadableModule):
     _optimized: frozenset[int] | None = None  # ids of those that HF's optimizer was made for
     _said_automatic: bool | None = None  # what the author has said of `automatic_optimization`
     _author: AuthorStep | None = None  # in a fit whose updates are made of an author's loss
+    _guarded: GuardedStep | None = None  # in one where the author makes updates
 
     def __init__(
         self,
@@ -114,6 +116,7 @@ class HFModule(OverridePoints, LoadableModule):
         args: TrainingArguments | None = None,
         steps: TrainingSteps | None = None,
         compute_metrics: Metric | MetricCollection | Callable[..., Any] | None = None,
+        compute_loss_func: Callable[..., torch.Tensor] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             spec, model = model, made(model, "model")
@@ -124,6 +127,7 @@ class HFModule(OverridePoints, LoadableModule):
                 )
         own = NativeSteps(model, args) if steps is None else None
         if own is not None:
+            own.compute_loss_func = compute_loss_func
             check_supported(own.args)
             compilation_of(own.args)
             if own.args.use_liger_kernel:
@@ -320,15 +324,25 @@ class HFModule(OverridePoints, LoadableModule):
         steps = self._own_steps
         if steps is not None:
             steps.forget_optimizer()
-            if names_beside(self, self.model):
+            call_overrides(self, steps)
+            if names_beside(self, self.model) and "create_optimizer" not in vars(steps):
                 steps.create_optimizer(self)
             self._optimized = frozenset(id(parameter) for parameter in trained_names(self).values())
         return super().configure_optimizers()
 
     def _planned_updates(self) -> int:
-        if self._own_steps is None:
+        steps = self._own_steps
+        if steps is None:
             return super()._planned_updates()
-        return updates_of_fit(self.trainer, self._own_steps)
+        if self._trainer is not None:
+            return updates_of_fit(self.trainer, steps)
+        updates = steps.args.max_steps if self.num_training_updates is None else self.num_training_updates
+        if updates <= 0:
+            raise ArgumentError(
+                "`configure_optimizers` was called without a lightning.Trainer, and nothing says for how many updates."
+                "\n\nHint: set `max_steps` in TrainingArguments, or `num_training_updates` of the module."
+            )
+        return updates
 
     def on_fit_start(self) -> None:
         """Work with the optimizer that is in force."""
@@ -352,10 +366,11 @@ class HFModule(OverridePoints, LoadableModule):
             self._author = vars(steps)["training_step"] = AuthorStep(self, steps)
             self.__dict__["training_step"] = functools.partial(HFModule.training_step, self)
         elif not self.automatic_optimization:
-            GuardedStep(self, steps.args.gradient_accumulation_steps)
+            self._guarded = GuardedStep(self, steps.args.gradient_accumulation_steps)
 
     def _leave_author(self, steps: NativeSteps) -> None:
         """Give the steps and the module their own `training_step` back."""
+        self._guarded = None
         if self._author is not None:
             vars(steps).pop("training_step", None)
             self.__dict__.pop("training_step", None)
@@ -398,10 +413,8 @@ class HFModule(OverridePoints, LoadableModule):
         if author is not None and author.runs:
             return author.loss_of_hf(window)
         if self.automatic_optimization or not self._is_set_up:
+            steps.take_device(self.device)
             return loss_of_batch(steps, window)
-        guarded = self.__dict__.get("training_step")
-        if isinstance(guarded, GuardedStep):  # a step of the user's own lets this one make the update
-            guarded.made_update = True
         first = batch_idx * steps.args.gradient_accumulation_steps  # the number of the micro-batch
         if not isinstance(window, Window):
             gathered = self._plain_batches.add(window, self.trainer.is_last_batch)
@@ -415,11 +428,8 @@ class HFModule(OverridePoints, LoadableModule):
         self._last_update.forget()
         loss = super().training_step(window, batch_idx)
         self._log_update(loss)
-        if isinstance(guarded, GuardedStep):
-            guarded.loss_of_update = loss
-        if author is not None and isinstance(author.output, Mapping):
-            return {**author.output, "loss": loss}  # callbacks read the rest
-        return loss
+        own = author or self._guarded
+        return loss if own is None else own.update_made(loss)
 
     def log(self, name: str, value: object, *args: object, **kwargs: object) -> None:
         """Log a value as any LightningModule; its weight in a mean is the number of samples in the (micro-)batch."""
@@ -445,7 +455,7 @@ class HFModule(OverridePoints, LoadableModule):
 
     def _in_true_precision(self, batch: Batch) -> Batch:
         """Return a batch with its floating numbers in the precision of the weights (`precision="bf16-true"`)."""
-        if "true" not in str(self.trainer.precision):
+        if not self._is_set_up or "true" not in str(self.trainer.precision):
             return batch
         return self.trainer.precision_plugin.convert_input(batch)
 
@@ -513,9 +523,13 @@ class HFModule(OverridePoints, LoadableModule):
         self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0
     ) -> torch.Tensor | None:
         """Predict one batch and keep what the metrics need; returns its loss."""
-        if self._own_steps is not None:
+        steps = self._own_steps
+        if steps is not None:
             batch = batch if isinstance(batch, EvaluationBatch) else EvaluationBatch(batch, False, -1)
             batch.inputs = self._in_true_precision(batch.inputs)
+            if not self._is_set_up:  # in Fabric, or in a loop by hand
+                steps.take_device(self.device)
+                return steps.prediction_step(steps.model_wrapped, batch.inputs, prediction_loss_only=True)[0]
         return super().validation_step(batch, batch_idx, dataloader_idx)
 
     test_step = validation_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import lightning.pytorch as pl
@@ -14,16 +14,17 @@ from torch import nn
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.engine.protocols import Items
 from hf_compat.errors import OverrideError
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.native.refusals import names_beside
 from hf_compat.native.steps import NativeSteps
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.steps import Inputs
 
+Method = Callable[..., object]
+
 # Methods that HF's Trainer calls by itself, by what does their work in a Lightning trainer.
 _REFUSED: dict[str, tuple[str, ...]] = {
-    "override `configure_optimizers`, which returns the optimizer and its schedule": (
-        "create_optimizer", "create_scheduler", "create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs",
-        "_get_learning_rate",
-    ),
+    "override `configure_optimizers`, which returns the optimizer and its schedule": ("_get_learning_rate",),
     "override `train_dataloader`, `val_dataloader` or `test_dataloader` of HFDataModule": (
         "get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "_get_dataloader", "_get_train_sampler",
         "_get_eval_sampler", "_get_collator_with_removed_columns", "_remove_unused_columns",
@@ -62,7 +63,24 @@ _CALLS: dict[str, Callable[[inspect.Signature], inspect.BoundArguments]] = {
     "compute_loss_context_manager": lambda signature: signature.bind(None),
     "get_decay_parameter_names": lambda signature: signature.bind(None, "model"),
     "_prepare_inputs": lambda signature: signature.bind(None, "inputs"),
+    "create_optimizer": lambda signature: signature.bind(None),
+    "create_scheduler": lambda signature: signature.bind(None, num_training_steps=1),
+    "create_optimizer_and_scheduler": lambda signature: signature.bind(None, 1),
+    "get_optimizer_cls_and_kwargs": lambda signature: signature.bind("args", "model"),
 }
+# What methods of HF's leave on the Trainer.
+_MADE_BY = {
+    "create_optimizer": ("optimizer",),
+    "create_scheduler": ("lr_scheduler",),
+    "create_optimizer_and_scheduler": ("optimizer", "lr_scheduler"),
+}
+# What overrides read of HF's Trainer, besides the model.
+_OF_STEPS = frozenset(
+    {
+        "accelerator", "args", "can_return_loss", "compute_loss_func", "data_collator", "label_names", "label_smoother",
+        "lr_scheduler", "model_accepts_loss_kwargs", "model_wrapped", "optimizer", "processing_class",
+    }
+)  # fmt: skip
 HONOURED = tuple(_CALLS)
 
 
@@ -72,6 +90,12 @@ class OverridePoints(pl.LightningModule):
     @property
     def _hf(self) -> NativeSteps:
         return cast(NativeSteps, self.steps)
+
+    def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
+        """Return an attribute of HF's Trainer, for methods that were written for one."""
+        if name in _OF_STEPS and "steps" in self.__dict__:
+            return cast(torch.Tensor, getattr(self.__dict__["steps"], name))  # of any type
+        return super().__getattr__(name)
 
     def compute_loss(
         self, model: nn.Module, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Items = None
@@ -118,6 +142,43 @@ class OverridePoints(pl.LightningModule):
         """Move a micro-batch to the device."""
         return NativeSteps._prepare_inputs(self._hf, inputs)
 
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Make the optimizer, of all that is trained.
+
+        Mirrors:
+            `transformers.Trainer.create_optimizer`, 5.23.
+        """
+        if model is None and names_beside(self, self._hf.model):
+            model = self
+        return NativeSteps.create_optimizer(self._hf, model)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> object:
+        """Make the schedule of the learning rate.
+
+        Mirrors:
+            `transformers.Trainer.create_scheduler`, 5.23.
+        """
+        return NativeSteps.create_scheduler(self._hf, num_training_steps, optimizer)
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Make both.
+
+        Mirrors:
+            `transformers.Trainer.create_optimizer_and_scheduler`, 5.23.
+        """
+        NativeSteps.create_optimizer_and_scheduler(self._hf, num_training_steps)
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(
+        args: TrainingArguments, model: nn.Module | None = None
+    ) -> tuple[type, dict[str, object]]:
+        """Return the class of the optimizer and its keywords.
+
+        Mirrors:
+            `transformers.Trainer.get_optimizer_cls_and_kwargs`, 5.23.
+        """
+        return NativeSteps.get_optimizer_cls_and_kwargs(args, model)
+
 
 def call_overrides(module: OverridePoints, steps: NativeSteps) -> None:
     """Let the steps call what a module, or its class, has in the place of HF's methods."""
@@ -126,7 +187,23 @@ def call_overrides(module: OverridePoints, steps: NativeSteps) -> None:
         if getattr(method, "__func__", method) is getattr(OverridePoints, name):
             vars(steps).pop(name, None)
         else:
-            vars(steps)[name] = method
+            vars(steps)[name] = _Maker(module, steps, method, _MADE_BY[name]) if name in _MADE_BY else method
+
+
+class _Maker:
+    """A method of a module that makes an optimizer or a schedule, for the steps to have what it made."""
+
+    def __init__(self, module: OverridePoints, steps: NativeSteps, method: Method, names: Sequence[str]) -> None:
+        self.module, self.steps, self.method, self.names = module, steps, method, names
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        returned = self.method(*args, **kwargs)
+        for name in self.names:
+            set_here = self.module.__dict__.pop(name, None)  # HF's methods leave it on `self`
+            made = returned if set_here is None and len(self.names) == 1 else set_here
+            if made is not None:
+                setattr(self.steps, name, made)
+        return returned
 
 
 def refuse_unheard_methods(kind: type[pl.LightningModule | pl.LightningDataModule], honoured: bool = True) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -108,6 +109,10 @@ class AuthorStep:
             raise
         return loss.detach()
 
+    def update_made(self, loss: torch.Tensor | None) -> STEP_OUTPUT:
+        """Return what callbacks are given of an update: what the step returned beside its loss."""
+        return {**self.output, "loss": loss} if isinstance(self.output, Mapping) else loss
+
     def loss_of_hf(self, batch: Batch) -> torch.Tensor:
         """Return HF's loss of a micro-batch, for a step that calls `super().training_step(…)`.
 
@@ -190,6 +195,11 @@ class GuardedStep:
             del module.__dict__["training_step"]
             if guarded._own is not None:
                 module.__dict__["training_step"] = guarded._own
+
+    def update_made(self, loss: torch.Tensor | None) -> STEP_OUTPUT:
+        """Note that the step under way has called HFModule's, which made an update."""
+        self.made_update, self.loss_of_update = True, loss
+        return loss
 
     def __call__(self, batch: Batch | Window, *args: object, **kwargs: object) -> object:
         """Run the step.
