@@ -50,6 +50,11 @@ def weights(model):
     return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
 
 
+def of_model(found):
+    """Weights of a module, by their names in its model."""
+    return {name.removeprefix("model."): values for name, values in found.items()}
+
+
 def write(folder, rank, **found):
     (folder / f"found{rank}.json").write_text(json.dumps(found))
 
@@ -76,7 +81,7 @@ class Losses(pl.Callback):
         self.seen.append(float(trainer.strategy.reduce(loss.clone(), reduce_op="mean")))
 
 
-def natively(folder, name, values, saver=None, resumes=None):
+def natively(folder, name, values, saver=None, resumes=None, kind=HFModule):
     def body(rank):
         torch.set_num_threads(1)
         os.environ["OMP_NUM_THREADS"] = "1"  # else Lightning sets as many as there are cores
@@ -89,7 +94,7 @@ def natively(folder, name, values, saver=None, resumes=None):
         if resumes is not None:
             torch.manual_seed(99)
             model = type(model)()
-        module = HFModule(model, args)
+        module = kind(model, args)
         trainer = pl.Trainer(
             accelerator="cpu", strategy="ddp", devices=1, num_nodes=NODES, max_epochs=2, logger=False,
             enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=saver is not None,
@@ -99,7 +104,7 @@ def natively(folder, name, values, saver=None, resumes=None):
         data = HFDataModule(None, rows_of(name), rows_of(name)[:9])
         trainer.fit(module, data, ckpt_path=resumes)
         metrics = trainer.validate(module, data, verbose=False)[0]
-        write(folder, rank, losses=losses.seen, weights=weights(model), evaluated=metrics["eval_loss"])
+        write(folder, rank, losses=losses.seen, weights=weights(module), evaluated=metrics["eval_loss"])
 
     return run(folder, body)
 
@@ -117,7 +122,7 @@ def run(folder, body):
 def test_two_processes_give_the_same_losses_and_weights(tmp_path, name):
     values = CASES.get(name, {"gradient_accumulation_steps": 2})
     ours, native = by_trainer(tmp_path / "trainer", name, values), natively(tmp_path / "native", name, values)
-    assert native["weights"] == ours["weights"]
+    assert of_model(native["weights"]) == ours["weights"]
     assert native["losses"] == ours["losses"] and len(ours["losses"]) > 4
     assert native["evaluated"] == pytest.approx(ours["evaluated"], rel=1e-6)  # Lightning keeps 32 bits
 
@@ -131,6 +136,46 @@ def test_two_processes_go_on_within_an_epoch(tmp_path, name):
         return ModelCheckpoint(kept, filename="{step}", every_n_train_steps=3, save_top_k=-1)
 
     whole = natively(tmp_path / "whole", name, CASES[name], saver)
-    assert whole["weights"] == ours["weights"]
+    assert of_model(whole["weights"]) == ours["weights"]
     again = natively(tmp_path / "again", name, CASES[name], saver, resumes=str(kept / "step=3.ckpt"))
-    assert again["weights"] == ours["weights"] and again["losses"] == ours["losses"][3:]
+    assert of_model(again["weights"]) == ours["weights"] and again["losses"] == ours["losses"][3:]
+
+
+class Forward(HFModule):
+    def forward(self, x, labels=None):
+        return self.model(x, labels)
+
+
+class Step(HFModule):
+    def training_step(self, batch, batch_idx):
+        return self.model(**batch)["loss"]
+
+
+class Super(HFModule):
+    def training_step(self, batch, batch_idx):
+        return {"loss": super().training_step(batch, batch_idx)}
+
+
+class Head(HFModule):
+    """A part beside the model: its gradients are exchanged, too, or the ranks would end with different ones."""
+
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.head = torch.nn.Linear(3, 3)
+
+    def forward(self, x, labels=None):
+        logits = self.head(self.model(x)["logits"])
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+@pytest.mark.parametrize("kind", [Forward, Step, Super])
+def test_what_a_subclass_says_anew_changes_no_number_on_two_processes(tmp_path, kind):
+    values = CASES["short_last_window"]
+    plain, own = (natively(tmp_path / each.__name__, "x", values, kind=each) for each in (HFModule, kind))
+    assert own["weights"] == plain["weights"] and own["losses"] == plain["losses"]
+    assert own["evaluated"] == plain["evaluated"]
+
+
+def test_a_head_beside_the_model_is_trained_alike_on_two_processes(tmp_path):
+    found = [natively(tmp_path / str(rate), "x", {"learning_rate": rate}, kind=Head) for rate in (1e-2, 0.0)]
+    assert found[0]["weights"]["head.weight"] != found[1]["weights"]["head.weight"]
