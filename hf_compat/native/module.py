@@ -412,8 +412,9 @@ class HFModule(OverridePoints, LoadableModule):
             return super().training_step(window, batch_idx)
         if author is not None and author.runs:
             return author.loss_of_hf(window)
-        if self.automatic_optimization or not self._is_set_up:
-            steps.take_device(self.device)
+        if not self._is_set_up:
+            return loss_of_batch(self._without_trainer(steps), window)
+        if self.automatic_optimization:
             return loss_of_batch(steps, window)
         first = batch_idx * steps.args.gradient_accumulation_steps  # the number of the micro-batch
         if not isinstance(window, Window):
@@ -452,6 +453,14 @@ class HFModule(OverridePoints, LoadableModule):
         if self._author is not None and self._author.runs:
             raise makes_updates(self, "calls `manual_backward`")
         super().manual_backward(loss, *args, **kwargs)
+
+    def _without_trainer(self, steps: NativeSteps) -> NativeSteps:
+        """Make the steps ready for Fabric, or for a loop by hand."""
+        steps.take_device(self.device)
+        steps.take_forward_of(self.forward_owner)
+        call_overrides(self, steps)
+        steps.model_wrapped = self if self._has_own_forward else self.model
+        return steps
 
     def _in_true_precision(self, batch: Batch) -> Batch:
         """Return a batch with its floating numbers in the precision of the weights (`precision="bf16-true"`)."""
@@ -528,7 +537,7 @@ class HFModule(OverridePoints, LoadableModule):
             batch = batch if isinstance(batch, EvaluationBatch) else EvaluationBatch(batch, False, -1)
             batch.inputs = self._in_true_precision(batch.inputs)
             if not self._is_set_up:  # in Fabric, or in a loop by hand
-                steps.take_device(self.device)
+                steps = self._without_trainer(steps)
                 return steps.prediction_step(steps.model_wrapped, batch.inputs, prediction_loss_only=True)[0]
         return super().validation_step(batch, batch_idx, dataloader_idx)
 
@@ -538,6 +547,8 @@ class HFModule(OverridePoints, LoadableModule):
         """Return the logits of one batch, as `Trainer.predict` keeps them."""
         inputs = self._in_true_precision(batch.inputs if isinstance(batch, EvaluationBatch) else batch)
         steps = self.steps
+        if self._own_steps is not None and not self._is_set_up:
+            steps = self._without_trainer(self._own_steps)
         with torch.enable_grad():  # the prediction step decides whether it needs gradients
             model = steps.compiled(steps.model_wrapped)
             _, logits, _ = steps.prediction_step(model, inputs, prediction_loss_only=False)

@@ -218,3 +218,73 @@ def test_a_loss_as_older_releases_of_hf_have_it_is_called(make, lightning):
         lightning().fit(module, data)
         found.append(weights(module))
     assert torch.equal(*found)
+
+
+def sets(self):
+    self.optimizer = torch.optim.SGD(self.parameters(), self.args.learning_rate)
+
+
+def sets_and_returns(self, model=None):
+    if self.optimizer is None:
+        self.optimizer = torch.optim.SGD(self.parameters(), self.args.learning_rate)
+    return self.optimizer
+
+
+def both(self, num_training_steps):
+    self.create_optimizer()
+    self.lr_scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"create_optimizer": sets},
+        {"create_optimizer": sets_and_returns},
+        {"create_optimizer": lambda self: torch.optim.SGD(self.parameters(), 0.01)},
+        {"get_optimizer_cls_and_kwargs": staticmethod(lambda args, model=None: (torch.optim.SGD, {"lr": 0.01}))},
+    ],
+)
+def test_an_optimizer_made_as_in_hfs_trainer_trains(make, lightning, members):
+    class ByLightning(HFModule):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), 0.01)
+            lr = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1 - update / 4)
+            return [optimizer], [{"scheduler": lr, "interval": "step"}]
+
+    found = []
+    for kind in (ByLightning, type("Own", (HFModule,), members)):
+        module, data = make(kind)
+        for _ in range(2):  # a second fit has an optimizer of its own
+            trainer = lightning()
+            trainer.fit(module, data)
+            found.append((weights(module), trainer.optimizers[0]))
+    assert torch.equal(found[0][0], found[2][0]) and torch.equal(found[1][0], found[3][0])
+    assert found[2][1] is not found[3][1] and type(found[2][1]) is torch.optim.SGD
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"create_optimizer_and_scheduler": both},
+        {"create_scheduler": lambda self, num_training_steps, optimizer=None: setattr(
+            self, "lr_scheduler", torch.optim.lr_scheduler.StepLR(optimizer or self.optimizer, 2))},
+    ],
+)  # fmt: skip
+def test_a_schedule_made_as_in_hfs_trainer_is_stepped(make, lightning, members):
+    rates = []
+
+    class Own(type("Made", (HFModule,), members)):
+        def on_before_optimizer_step(self, optimizer):
+            rates.append(optimizer.param_groups[0]["lr"])
+
+    module, data = make(Own)
+    lightning().fit(module, data)
+    assert rates == pytest.approx([0.01, 0.01, 0.001, 0.001])
+
+
+def test_what_overrides_read_of_hfs_trainer_is_there(make):
+    module, _ = make()
+    assert module.args is module.steps.args and module.optimizer is None and module.label_names == ["labels"]
+    assert module.model_accepts_loss_kwargs is False
+    with pytest.raises(AttributeError, match="no_such"):
+        module.no_such  # noqa: B018 - reading it is the test
