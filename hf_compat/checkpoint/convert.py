@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Iterator
 
 import torch
@@ -15,12 +14,10 @@ from hf_compat.checkpoint.conversion_paths import checked_paths, put, writing
 from hf_compat.checkpoint.dcp_reader import dcp_tensors, is_dcp_folder
 from hf_compat.checkpoint.fields import is_count
 from hf_compat.checkpoint.files import first_line, naming, open_regular, short
-from hf_compat.checkpoint.lightning_form import OWN_KEY, LightningCheckpoint
-from hf_compat.checkpoint.lightning_io import PREFIX, from_hf, read_lightning, to_hf, write_weights
+from hf_compat.checkpoint.lightning_io import from_hf, read_lightning, to_hf, warn_of_left_out, write_weights
 from hf_compat.checkpoint.reading import StoredTensor, fitting
 from hf_compat.checkpoint.zero_reader import find_zero_folder, zero_tensors
-from hf_compat.errors import ArgumentError, CheckpointError, HfCompatWarning
-from hf_compat.runtime.nested import leaves
+from hf_compat.errors import ArgumentError, CheckpointError
 
 SHARD_BYTES = 5 * 10**9
 _TORCH_BEGINS = (b"PK\x03\x04", b"\x80")  # a zip file; before 1.6 a pickle
@@ -68,7 +65,7 @@ def _convert(source: str, target: str, shard_bytes: int, keep_names: bool) -> st
         _check_kind(source)
         checkpoint = read_lightning(source)
         to_hf(checkpoint, target)
-        _warn_of_left_out(source, checkpoint)
+        warn_of_left_out(source, checkpoint)
         return f"the Lightning checkpoint {source} is the HF folder {target}"
     raise ArgumentError(
         f"There is nothing to convert from {source} to {target}.\n\n"
@@ -81,37 +78,6 @@ def _check_kind(source: str) -> None:
     with open_regular(source) as file:
         if not file.read(4).startswith(_TORCH_BEGINS):
             raise CheckpointError(f"{source} is no Lightning checkpoint: it is not a file of `torch.save`.")
-
-
-# What a Lightning checkpoint holds beside tensors of the model, and what becomes a file of the folder.
-_KNOWN = frozenset(
-    {
-        "state_dict",
-        "optimizer_states",
-        "lr_schedulers",
-        "callbacks",
-        "loops",
-        "MixedPrecision",
-        "hyper_parameters",
-        OWN_KEY,
-    }
-)
-
-
-def _warn_of_left_out(source: str, checkpoint: LightningCheckpoint) -> None:
-    """Name the tensors that a folder has no place for: those of metrics beside the model, of averages …"""
-    left_out = [name for name in checkpoint["state_dict"] if not name.startswith(PREFIX)]
-    for key, held in checkpoint.items():
-        if key not in _KNOWN and any(isinstance(part, torch.Tensor) for part in leaves(held)):
-            left_out.append(key)
-    if left_out:
-        shown = ", ".join(left_out[:5]) + (" …" if left_out[5:] else "")
-        warnings.warn(
-            f"{source} holds {len(left_out)} entries with weights that are not the model's, and an HF folder has no "
-            f"place for: {shown}. They are left out.\n\nHint: keep the .ckpt.",
-            HfCompatWarning,
-            stacklevel=4,
-        )
 
 
 def _write_lightning(checkpoint: dict[str, object], target: str) -> None:

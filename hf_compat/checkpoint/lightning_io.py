@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import warnings
 from typing import Any
 
 import hf_compat.upstream  # noqa: F401 - loads Lightning
@@ -36,8 +37,9 @@ from hf_compat.checkpoint.reading import COMPILED, Weights, fitting, read_torch_
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, DataPosition, Moment, RunState
 from hf_compat.checkpoint.sealing import seal
 from hf_compat.checkpoint.trainer_state import read_trainer_state
-from hf_compat.errors import ArgumentError, CheckpointError
+from hf_compat.errors import ArgumentError, CheckpointError, HfCompatWarning
 from hf_compat.hf.state import INTERVALS, TrainerControl, TrainerState
+from hf_compat.runtime.nested import leaves
 from hf_compat.runtime.rng import legacy_globals, pack_legacy_rng, unpack_rng
 
 PREFIX = "model."
@@ -183,6 +185,37 @@ def _run_state(checkpoint: LightningCheckpoint, data: DataPosition) -> RunState:
     )
 
 
+# What a Lightning checkpoint holds beside tensors of the model, and what becomes a file of the folder.
+_KNOWN = frozenset(
+    {
+        "state_dict",
+        "optimizer_states",
+        "lr_schedulers",
+        "callbacks",
+        "loops",
+        "MixedPrecision",
+        "hyper_parameters",
+        OWN_KEY,
+    }
+)
+
+
+def warn_of_left_out(source: str, checkpoint: LightningCheckpoint) -> None:
+    """Name the tensors that an HF folder has no place for: of parts beside the model, of metrics, of averages …"""
+    left_out = [name for name in checkpoint["state_dict"] if not name.startswith(PREFIX)]
+    for key, held in checkpoint.items():
+        if key not in _KNOWN and any(isinstance(part, torch.Tensor) for part in leaves(held)):
+            left_out.append(key)
+    if left_out:
+        shown = ", ".join(left_out[:5]) + (" …" if left_out[5:] else "")
+        warnings.warn(
+            f"{source} holds {len(left_out)} entries with weights that are not the model's, and an HF folder has no "
+            f"place for: {shown}. They are left out.\n\nHint: keep, or save, a .ckpt.",
+            HfCompatWarning,
+            stacklevel=4,
+        )
+
+
 def write_weights(weights: dict[str, torch.Tensor], path: str) -> None:
     """Write weights; a tensor that stands under several names is written once, its other names in the metadata."""
     written: dict[str, torch.Tensor] = {}
@@ -216,6 +249,7 @@ class HFCheckpointIO(CheckpointIO):
         if str(path).endswith(".ckpt"):
             self.behind.save_checkpoint(checkpoint, path, storage_options)
         else:
+            warn_of_left_out(str(path), checkpoint)
             to_hf(checkpoint, str(path))
 
     def teardown(self) -> None:

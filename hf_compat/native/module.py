@@ -186,6 +186,14 @@ class HFModule(OverridePoints, LoadableModule):
         return type(self).training_step is not HFModule.training_step
 
     @property
+    def _is_attached(self) -> bool:
+        """Whether a lightning.Trainer has this module; Fabric has a stand-in for one."""
+        try:
+            return isinstance(self.trainer, pl.Trainer)
+        except RuntimeError:
+            return False
+
+    @property
     def _returns_loss_for_updates(self) -> bool:
         """Whether HF's updates are made of the loss that a `training_step` of the author's own returns."""
         return self._has_own_step and self._said_automatic is None and not self.automatic_optimization
@@ -334,7 +342,7 @@ class HFModule(OverridePoints, LoadableModule):
         steps = self._own_steps
         if steps is None:
             return super()._planned_updates()
-        if self._trainer is not None:
+        if self._is_attached:
             return updates_of_fit(self.trainer, steps)
         updates = steps.args.max_steps if self.num_training_updates is None else self.num_training_updates
         if updates <= 0:

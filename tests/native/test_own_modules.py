@@ -90,6 +90,18 @@ def test_parameters_beside_the_model_that_come_after_the_optimizer_are_refused(m
     refused(lightning(), module, HFDataModule(None, rows(16)), "`head.weight`", "after")
 
 
+def test_a_head_goes_into_a_checkpoint_and_a_folder_says_that_it_leaves_it_out(make, lightning, tmp_path):
+    module, data = HeadLoss(Classifier(dropout=0.0), make()), HFDataModule(None, rows(16))
+    trainer = lightning(max_epochs=2)
+    trainer.fit(module, data)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    with pytest.warns(HfCompatWarning, match=r"no place for: head.weight, head.bias(.|\n)*\.ckpt"):
+        trainer.save_checkpoint(tmp_path / "checkpoint-8")
+    again = HeadLoss(Classifier(dropout=0.0), make())
+    lightning(max_epochs=2).fit(again, data, ckpt_path=tmp_path / "one.ckpt")
+    assert torch.equal(module.head.weight, again.head.weight)
+
+
 def test_a_head_that_nothing_calls_is_told_of(make, lightning):
     with pytest.warns(HfCompatWarning, match=r"`head.weight`(.|\n)*stay as they are"):
         lightning().fit(Head(Classifier(), make()), HFDataModule(None, rows(16)))
