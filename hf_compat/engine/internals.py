@@ -16,12 +16,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from traceback import walk_tb
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import lightning
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.core.saving import _load_state
 from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
@@ -552,6 +553,32 @@ def compile_model_only(module: LightningModule, model: nn.Module) -> None:
 def place_of(trainer: Trainer) -> tuple[int, int, int, int]:
     """Return rank, rank on this machine, processes, and processes on this machine."""
     return trainer.global_rank, trainer.local_rank, trainer.world_size, trainer.num_devices
+
+
+@runtime_checkable
+class HoldsBatches(Protocol):
+    """A window, or an evaluation's batch."""
+
+    def change_batches(self, change: Callable[[object], object]) -> None:
+        """Put something in the place of each batch."""
+
+
+class HooksOfPlainBatches(LightningModule):
+    """Gives the hooks that transfer batches plain ones: each micro-batch of a window, what an evaluation's batch holds.
+
+    `_call_batch_hook` is where Lightning calls a module's hooks, or those of its data. Remove it when a batch can say
+    what a hook is to be given.
+    """
+
+    def _call_batch_hook(self, hook_name: str, batch: object, *args: object) -> object:
+        call = super()._call_batch_hook
+        if not isinstance(batch, HoldsBatches):
+            return call(hook_name, batch, *args)
+        selector = self.trainer._data_connector._datahook_selector
+        owner = type(self if selector is None else selector.get_instance(hook_name))
+        if getattr(owner, hook_name) is not getattr(DataHooks, hook_name):  # else the steps move what they train
+            batch.change_batches(lambda part: call(hook_name, part, *args))
+        return batch
 
 
 def call_hooks_before_step(precision: Precision, model: LightningModule, optimizer: Optimizer) -> None:

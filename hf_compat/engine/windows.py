@@ -69,6 +69,10 @@ class Window:
     def __contains__(self, key: object) -> bool:
         return key in self._as_batch()
 
+    def change_batches(self, change: Callable[[Batch], Batch]) -> None:
+        """Put something in the place of each micro-batch."""
+        self.micro_batches = [change(batch) for batch in self.micro_batches]
+
     def keys(self) -> Iterable[object]:
         """Return the names in the last micro-batch."""
         return self._as_batch().keys()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hf_compat.data.types import Batch, ModelOutput
+from hf_compat.engine.internals import HooksOfPlainBatches
 from hf_compat.engine.protocols import Items
 from hf_compat.errors import OverrideError
 from hf_compat.hf.arguments import TrainingArguments
@@ -84,7 +85,7 @@ _OF_STEPS = frozenset(
 HONOURED = tuple(_CALLS)
 
 
-class OverridePoints(pl.LightningModule):
+class OverridePoints(HooksOfPlainBatches):
     """The methods of HF's steps that a subclass may override, by HF's names and signatures."""
 
     @property

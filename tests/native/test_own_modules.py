@@ -311,6 +311,34 @@ def test_a_model_that_is_set_too_late_is_refused(make, lightning, hook):
     module.model = Classifier()  # the run has ended
 
 
+class InModule(HFModule):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return {**batch, "x": 2 * batch["x"]}
+
+
+class InData(HFDataModule):
+    on_after_batch_transfer = InModule.on_after_batch_transfer
+
+
+class Doubles(Classifier):
+    def forward(self, x, labels=None):
+        return super().forward(2 * x, labels)
+
+
+@pytest.mark.parametrize(("kind", "data_kind"), [(InModule, HFDataModule), (HFModule, InData)])
+def test_hooks_that_transfer_batches_change_each_micro_batch(make, lightning, kind, data_kind):
+    found = []
+    for module_kind, of_data, model in ((kind, data_kind, Classifier), (HFModule, HFDataModule, Doubles)):
+        torch.manual_seed(0)
+        module = module_kind(model(), make(gradient_accumulation_steps=4, per_device_eval_batch_size=3))
+        trainer, data = lightning(max_epochs=2), of_data(None, rows(28), rows(8), rows(8))
+        trainer.fit(module, data)
+        loss = float(trainer.callback_metrics["eval_loss"])
+        found.append((weights(module), loss, torch.cat(trainer.predict(module, data))))
+    (ours, loss, logits), (theirs, expected, others) = found
+    assert torch.equal(ours, theirs) and loss == expected and torch.equal(logits, others)
+
+
 # Steps ---------------------------------------------------------------------------------------------------------------
 class NoAutomatic(HFModule):
     def training_step(self, batch, batch_idx):
