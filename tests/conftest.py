@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -27,6 +28,13 @@ pytest_plugins = ["selection", "warm_python.session"]
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # this was started in the background of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imports_left_to_themselves():
+    """Keep what is imported out of collections: transformers makes one a `train()`, of 0.4 s with all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

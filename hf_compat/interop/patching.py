@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import inspect
 import sys
@@ -183,8 +182,10 @@ def _modules_of_transformers() -> list[ModuleType]:
 def _top_levels() -> list[ModuleType]:
     """Return `transformers`, and what code holds under that name from before it loaded itself once more."""
     kind = type(sys.modules["transformers"])
-    found = (one for one in gc.get_objects() if type(one) is kind)
-    return [one for one in found if one.__name__ == "transformers"]
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    held = (value for module in modules for value in list(vars(module).values()) if type(value) is kind)
+    known = {id(one): one for one in (*modules, *held) if type(one) is kind and one.__name__ == "transformers"}
+    return list(known.values())
 
 
 def _exchange(names: dict[str, object], replacements: dict[int, object]) -> None:

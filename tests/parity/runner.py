@@ -11,6 +11,7 @@ everything once and forks for each case: no case sees another one's seeds, cache
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import importlib.util
 import os
@@ -179,6 +180,7 @@ def main() -> None:
     if chosen.mended:
         mends.mend()
     torch.set_num_threads(1)
+    gc.freeze()  # what is imported: transformers' Trainer collects once a `train()`
     for number, name in enumerate(chosen.cases or CASES):
         (chosen.folder / name).mkdir(parents=True, exist_ok=True)
         run_forked(chosen.api, name, chosen.folder, number)

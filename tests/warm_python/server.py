@@ -124,4 +124,5 @@ def main(folder: str, session: str) -> None:
     del sys.path[0]  # tests/, for this package alone
     server = Server(Path(folder), int(session))
     gc.collect()
+    gc.freeze()  # what is imported: a collection in a fork would take 0.4 s for it, and copy its pages
     server.run()
