@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from hf_compat.callbacks.bridge import close_bars
+from hf_compat.callbacks.loggers import end_as_failed
 from hf_compat.callbacks.startup_log import show_logs
 from hf_compat.data.types import Collator
 from hf_compat.engine.module import WindowModule
@@ -232,9 +233,11 @@ class Trainer(
                 if trial is None:  # a trial never goes on from what another one has left
                     wanted = self._checkpoint_of_exception(wanted)
                 return self._train_from(wanted, trial, ignore_keys_for_eval)
-        except BaseException:
+        except BaseException as error:
             self._memory_tracker.give_up()
             close_bars(self.callback_handler)
+            if self.is_world_process_zero():
+                end_as_failed(self.callback_handler.callbacks, error)
             raise
         finally:
             self._remove_neftune_noise()

@@ -95,6 +95,16 @@ class LoggerCallback(TrainerCallback):
     def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if state.is_world_process_zero:
             self.logger.save()
+            self.logger.finalize("success")
+
+
+def end_as_failed(callbacks: Iterable[Callback], error: BaseException) -> None:
+    """Tell the loggers among callbacks that a training has failed, as Lightning does: MLflow's run ends as such."""
+    for logger in [callback.logger for callback in callbacks if isinstance(callback, LoggerCallback)]:
+        try:
+            logger.finalize("failed")
+        except Exception as other:  # of any tracker's client; the training's own error is the one to be seen
+            error.add_note(f"{type(logger).__name__} could not end its run: {type(other).__name__}: {other}")
 
 
 def experiment_of(callbacks: Iterable[Callback], args: Args, state: TrainerState) -> object:

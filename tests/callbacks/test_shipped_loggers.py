@@ -9,7 +9,7 @@ import pytest
 from lightning.pytorch import loggers as pll
 from toy import Classifier, rows
 
-from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
+from hf_compat import HFDataModule, HFModule, Trainer, TrainerCallback, TrainingArguments
 from hf_compat.errors import MissingPackage
 
 pytestmark = [
@@ -98,3 +98,60 @@ def test_a_package_that_is_missing_is_named(make_args, name):
 
 def test_every_logger_of_lightning_is_here():
     assert {*WORKS, *MISSING} == set(pll.__all__)
+
+
+class Ended(Own):
+    """Notes how its runs ended, and what was logged when."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def log_metrics(self, metrics, step=None):
+        self.told.append("log")
+
+    def finalize(self, status):
+        self.told.append(status)
+
+
+class Fails(TrainerCallback):
+    def __init__(self, error):
+        self.error = error
+
+    def on_step_end(self, args, state, control, **kwargs):
+        raise self.error
+
+
+@pytest.mark.parametrize("place", ["callbacks", "report_to"])
+@pytest.mark.parametrize("beside", [None, pl.callbacks.LambdaCallback])
+def test_a_run_ends_with_its_training_and_goes_on_with_the_next(make_args, place, beside):
+    logger = Ended()
+    args = make_args(**({"report_to": [logger]} if place == "report_to" else {}), max_steps=2, logging_steps=1)
+    callbacks = [*([logger] if place == "callbacks" else []), *([beside()] if beside else [])]
+    trainer = Trainer(Classifier(), args, train_dataset=rows(16), eval_dataset=rows(8), callbacks=callbacks)
+    for _ in range(2):
+        logger.told.clear()
+        trainer.train()
+        assert logger.told[-2:] == ["log", "success"] and "failed" not in logger.told
+    trainer.evaluate()
+    assert "log" in logger.told[logger.told.index("success") :]
+
+
+@pytest.mark.parametrize("error", [ValueError("a bad batch"), KeyboardInterrupt()])
+def test_a_run_that_fails_is_told_so(make_args, error):
+    logger = Ended()
+    trainer = Trainer(Classifier(), make_args(), train_dataset=rows(16), callbacks=[logger, Fails(error)])
+    with pytest.raises(type(error)):
+        trainer.train()
+    assert logger.told[-1] == "failed" and "success" not in logger.told
+
+
+def test_a_logger_that_cannot_end_its_run_hides_no_error(make_args):
+    class Broken(Ended):
+        def finalize(self, status):
+            raise ConnectionError("no server")
+
+    trainer = Trainer(Classifier(), make_args(), train_dataset=rows(16), callbacks=[Broken(), Fails(ValueError("bad"))])
+    with pytest.raises(ValueError, match="bad") as raised:
+        trainer.train()
+    assert "Broken could not end its run: ConnectionError: no server" in raised.value.__notes__
