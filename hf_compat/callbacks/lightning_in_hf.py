@@ -17,9 +17,12 @@ gets its hooks from HF's events.
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 import warnings
 from collections.abc import Mapping
+from typing import Self
 
 import lightning.pytorch as pl
 import torch
@@ -29,12 +32,14 @@ from torch import nn
 from hf_compat.callbacks.event_order import check_lightning_callback
 from hf_compat.callbacks.loggers import HistoryLogger
 from hf_compat.callbacks.other_distribution import adopt
+from hf_compat.checkpoint.plain_values import readable_states
 from hf_compat.data.types import Batch
 from hf_compat.engine.build import quietly
 from hf_compat.engine.internals import note_metrics, place_at, stand_beside
-from hf_compat.errors import CallbackError, HfCompatWarning
+from hf_compat.errors import CallbackError, CheckpointError, HfCompatWarning
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
-from hf_compat.hf.state import TrainerControl, TrainerState
+from hf_compat.hf.state import ExportableState, TrainerControl, TrainerState
+from hf_compat.interop.callback_classes import exportable_of_transformers
 
 # Hooks within a step, and of single evaluation batches: HF has no event for them.
 _WITHOUT_EVENT = (
@@ -48,6 +53,37 @@ _WITHOUT_EVENT = (
     "on_exception",
     "on_save_checkpoint",
     "on_load_checkpoint",
+)
+
+
+# Callbacks of Lightning's that cannot do their work here: why, and the way out. The first kind that fits counts.
+_REFUSED: tuple[tuple[tuple[type[pl.Callback], ...], str, str], ...] = (
+    (
+        (lightning_callbacks.WeightAveraging, lightning_callbacks.StochasticWeightAveraging),
+        "puts its weights or its schedule in place inside the loops, for which transformers.Trainer has no event",
+        "pass it to hf_compat.Trainer, which runs Lightning's loops",
+    ),
+    (
+        (lightning_callbacks.ProgressBar,),
+        "follows batches, for which transformers.Trainer has no event",
+        "use HF's own progress bar, or pass it to hf_compat.Trainer",
+    ),
+    (
+        (lightning_callbacks.SpikeDetection, lightning_callbacks.ThroughputMonitor),
+        "reads batches and what a step returns, which transformers.Trainer does not pass to callbacks",
+        "pass it to hf_compat.Trainer",
+    ),
+    (
+        (lightning_callbacks.OnExceptionCheckpoint,),
+        "writes when an exception ends the training, for which transformers.Trainer has no event",
+        "set `save_steps`, or pass it to hf_compat.Trainer",
+    ),
+    (
+        (lightning_callbacks.BackboneFinetuning,),
+        "trains the backbone at a rate of its own, and transformers.Trainer has made one optimizer of all parameters "
+        "before its first event",
+        "give `optimizers=(…)` with a group for the backbone, or pass it to hf_compat.Trainer",
+    ),
 )
 
 
@@ -65,15 +101,21 @@ class _Beside(pl.LightningModule):
     def configure_optimizers(self) -> None: ...
 
 
-class LightningCallbackAdapter(TrainerCallback):
+def _overrides(kind: type[pl.Callback], hook: str) -> bool:
+    return getattr(kind, hook) is not getattr(pl.Callback, hook)
+
+
+class LightningCallbackAdapter(TrainerCallback, ExportableState):
     """Call a Lightning callback in a `transformers.Trainer`, as far as HF has events for its hooks.
 
     It sees a Lightning trainer with HF's progress (`global_step`, `current_epoch`), HF's logs as `callback_metrics`,
     and the real optimizer. `should_stop` ends the training. What it logs goes into HF's `log_history`. `batch` and
-    `outputs` of its hooks are None: HF does not pass them to callbacks.
+    `outputs` of its hooks are None: HF does not pass them to callbacks. Its `state_dict` is in HF's checkpoints, and is
+    given back with `restore_callback_states_from_checkpoint=True`.
 
     Args:
-        callback: The Lightning callback.
+        callback: The Lightning callback. HF makes an adapter again by its class when it restores states: the class of
+            each adapter knows its own.
 
     Raises:
         CallbackError: It cannot work here: it needs hooks inside the evaluation (averaged weights), say.
@@ -82,12 +124,29 @@ class LightningCallbackAdapter(TrainerCallback):
         `transformers.Trainer(…, callbacks=[LightningCallbackAdapter(Timer("00:08:00:00"))])`
     """
 
-    def __init__(self, callback: pl.Callback) -> None:
-        callback = adopt(callback)
+    _held: pl.Callback | None = None  # of the class of one adapter
+    _saved: Mapping[str, object] | None = None  # to be given back when training begins
+
+    def __new__(cls, callback: pl.Callback | None = None) -> Self:
+        """Make an adapter of a class of its own, which is transformers' `ExportableState`, too."""
+        if cls._held is None and callback is not None:
+            theirs = exportable_of_transformers()
+            bases = (cls,) if theirs is None else (cls, theirs)
+            content = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+            held = adopt(callback)
+            # HF keeps states by the name of the class, and mixes up those of several of one name
+            cls = type(f"{cls.__name__}[{getattr(held, 'state_key', '')}]", bases, {**content, "_held": held})
+        return super().__new__(cls)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return LightningCallbackAdapter, (self.callback,)
+
+    def __init__(self, callback: pl.Callback | None = None) -> None:
+        callback = adopt(callback) if self._held is None else self._held
         if not isinstance(callback, pl.Callback):
             raise CallbackError(f"{callback!r} is no Lightning callback.\n\nHint: pass HF callbacks as they are.")
-        check_lightning_callback(callback, nn.Module())
         self._refuse(callback)
+        check_lightning_callback(callback, nn.Module())
         self._warn_of_uncalled_hooks(callback)
         self.callback = callback
         self.trainer: pl.Trainer | None = None
@@ -96,30 +155,40 @@ class LightningCallbackAdapter(TrainerCallback):
 
     @staticmethod
     def _refuse(callback: pl.Callback) -> None:
-        name = type(callback).__name__
-        averaging = (lightning_callbacks.WeightAveraging, lightning_callbacks.StochasticWeightAveraging)
-        if isinstance(callback, averaging):
-            raise CallbackError(
-                f"Lightning's {name} puts its weights or its schedule in place inside the loops, for which "
-                "transformers.Trainer has no event.\n\n"
-                "Hint: pass it to hf_compat.Trainer, which runs Lightning's loops."
-            )
-        if isinstance(callback, lightning_callbacks.ProgressBar):
-            raise CallbackError(
-                f"Lightning's {name} follows batches, for which transformers.Trainer has no event.\n\n"
-                "Hint: use HF's own progress bar, or pass it to hf_compat.Trainer."
-            )
+        for kinds, why, hint in _REFUSED:
+            if isinstance(callback, kinds):
+                raise CallbackError(f"Lightning's {type(callback).__name__} {why}.\n\nHint: {hint}.")
 
     @staticmethod
     def _warn_of_uncalled_hooks(callback: pl.Callback) -> None:
-        missing = [h for h in _WITHOUT_EVENT if getattr(type(callback), h) is not getattr(pl.Callback, h)]
-        if missing and not type(callback).__module__.startswith(("lightning.", "pytorch_lightning.")):
+        is_lightnings = type(callback).__module__.startswith(("lightning.", "pytorch_lightning."))
+        own = () if is_lightnings else (h for h in _WITHOUT_EVENT if _overrides(type(callback), h))
+        missing = [*own, *(h for h in _WITHOUT_EVENT if h in vars(callback))]  # a LambdaCallback has them itself
+        if missing:
             warnings.warn(
                 f"{type(callback).__name__}: {', '.join(missing)} will not be called: "
                 "transformers.Trainer has no event for them.",
                 HfCompatWarning,
                 stacklevel=3,
             )
+
+    def state(self) -> dict[str, dict[str, object]]:
+        """Return the callback's state for HF's `trainer_state.json`."""
+        file = io.BytesIO()
+        torch.save(readable_states({self.callback.state_key: self.callback.state_dict()}), file)
+        return {"args": {}, "attributes": {"saved": base64.b64encode(file.getvalue()).decode("ascii")}}
+
+    @property
+    def saved(self) -> str:
+        """The state that HF has read from a checkpoint, as `state` gives it; assigning it restores the callback."""
+        return str(self.state()["attributes"]["saved"])
+
+    @saved.setter
+    def saved(self, text: str) -> None:
+        try:
+            self._saved = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)[self.callback.state_key]
+        except Exception as error:  # base64, zipfile and torch raise what they like
+            raise CheckpointError(f"The state of {type(self.callback).__name__} cannot be read: {error}") from error
 
     def _hook(self, name: str, *arguments: object) -> None:
         assert self.trainer is not None  # made when training began
@@ -176,6 +245,8 @@ class LightningCallbackAdapter(TrainerCallback):
         self._make(args, state, kwargs["model"], kwargs.get("optimizer"), kwargs.get("lr_scheduler"))
         self._enter_epoch(state)
         self._hook("setup", "fit")
+        if self._saved:
+            self.callback.load_state_dict(dict(self._saved))
         self._hook("on_fit_start")
         self._hook("on_train_start")
         return self._answer(control)

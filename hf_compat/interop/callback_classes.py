@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 
 from hf_compat.hf.callbacks import TrainerCallback
 from hf_compat.interop.transformers_models import loaded
+from hf_compat.runtime.text import is_installed
 
 # Where transformers has the classes that a Trainer adds by itself.
 _HOMES = (
@@ -25,6 +27,14 @@ def known_to_transformers(kind: type[TrainerCallback]) -> type[TrainerCallback]:
         if isinstance(theirs, type) and not issubclass(kind, theirs):
             return _both(kind, theirs)  # type: ignore[arg-type]  # classes have a hash
     return kind
+
+
+def exportable_of_transformers() -> type | None:
+    """Return transformers' `ExportableState`; None where it is not installed, or before 4.44."""
+    if not is_installed("transformers"):
+        return None
+    theirs = getattr(importlib.import_module("transformers.trainer_callback"), "ExportableState", None)
+    return theirs if isinstance(theirs, type) else None
 
 
 @functools.cache
