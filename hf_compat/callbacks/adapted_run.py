@@ -11,8 +11,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sized
-from typing import Literal, TypedDict, cast
+from collections.abc import Mapping, Sized
+from typing import Literal, NamedTuple, TypedDict, cast
 
 import lightning.pytorch as pl
 import torch
@@ -20,7 +20,11 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
 from torch.utils.data import DataLoader
 
+from hf_compat.data.loader import PreparedDataLoader
+from hf_compat.engine.evaluation import EvaluationBatches
 from hf_compat.engine.internals import run_own_validation
+from hf_compat.engine.module import WindowModule
+from hf_compat.engine.windows import Windows
 from hf_compat.errors import warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
@@ -92,7 +96,7 @@ class AdaptedRun:
         self.losses = LossLog("cpu", 0, args.logging_nan_inf_filter)
         self.updates_done = 0
         self.in_update = False
-        self.grad_norm: torch.Tensor | None = None
+        self.grad_norm: torch.Tensor | float | None = None
         self.learning_rate: float | None = None
         self.flags_decide = False
         self.evaluation_cause: Literal["interval", "flag", "start"] = "interval"
@@ -118,6 +122,12 @@ class AdaptedRun:
         state.is_world_process_zero = trainer.is_global_zero
         state.is_local_process_zero = trainer.local_rank == 0
         state.train_batch_size = self.args.per_device_train_batch_size
+        if self.args.eval_strategy != IntervalStrategy.NO and not trainer.enable_validation:
+            asked = IntervalStrategy(self.args.eval_strategy).value
+            warn_once(
+                f"HFCallbackAdapter: `eval_strategy={asked!r}`, and the Lightning trainer "
+                "validates nothing: callbacks that follow evaluations, as EarlyStoppingCallback, hear of none."
+            )
         device = trainer.strategy.root_device
         self.losses = LossLog(device, trainer.global_step, self.args.logging_nan_inf_filter)
         self._start_time, self._micro_batches = time.time(), 0
@@ -171,10 +181,19 @@ class AdaptedRun:
 
     def note_update(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Keep the numbers of the update that is about to be made."""
+        if isinstance(module, WindowModule):
+            return  # it has clipped already, and says after the update what it measured
         self.learning_rate = float(optimizer.param_groups[0]["lr"])
         if self.flags_decide:
             gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
             self.grad_norm = torch.nn.utils.get_total_norm(gradients)
+
+    def take_measured(self, module: nn.Module) -> None:
+        """Keep what a module of ours has measured in the update that was made: the norm before it has clipped."""
+        measured = getattr(module.observer, "measured", dict) if isinstance(module, WindowModule) else dict
+        numbers: dict[str, torch.Tensor | float] = measured()
+        if numbers:
+            self.grad_norm, self.learning_rate = numbers.get("grad_norm"), float(numbers["learning_rate"])
 
     def take_logs(self) -> dict[str, float]:
         """Return the entries of a log, which goes into the history; none where no update was made since the last."""
@@ -290,13 +309,14 @@ def arguments_of(trainer: pl.Trainer) -> TrainingArguments:
     by_epoch = trainer.check_val_every_n_epoch is not None
     interval = trainer.val_check_interval
     steps = int(interval) if not by_epoch and isinstance(interval, (int, float)) and interval >= 1 else None
+    evaluates = IntervalStrategy.EPOCH if steps is None else IntervalStrategy.STEPS
     return TrainingArguments(
         output_dir=trainer.default_root_dir,
         max_steps=trainer.max_steps,
         num_train_epochs=epochs if epochs > 0 else _NO_END,
         gradient_accumulation_steps=trainer.accumulate_grad_batches,
         logging_steps=max(trainer.log_every_n_steps, 1),  # type: ignore[attr-defined]  # set by a connector
-        eval_strategy=IntervalStrategy.EPOCH if steps is None else IntervalStrategy.STEPS,
+        eval_strategy=evaluates if trainer.enable_validation else IntervalStrategy.NO,
         eval_steps=steps,
         save_strategy="no",
         metric_for_best_model="loss",
@@ -306,16 +326,37 @@ def arguments_of(trainer: pl.Trainer) -> TrainingArguments:
 
 
 def _samples(loaders: object, batches: int, world_size: int) -> float | None:
-    """Return how many samples some batches of a loader hold; None where that is not known.
+    """Return how many samples some batches of loaders hold; None where that is not known.
 
-    The last batch of an epoch may be a short one: whole epochs count as the data set's length.
+    The last batch of an epoch may be a short one: whole epochs count as the data sets' length.
     """
-    (loader,) = loaders if isinstance(loaders, (list, tuple)) and len(loaders) == 1 else (loaders,)
-    if not isinstance(loader, DataLoader) or loader.batch_size is None:
+    if isinstance(loaders, Windows):  # as the Trainer's summary has it
+        return loaders.counts.num_train_samples * batches / max(loaders.counts.max_updates, 1)
+    parts = list(loaders.values()) if isinstance(loaders, Mapping) else loaders
+    found = [_Part.of(loader) for loader in (parts if isinstance(parts, (list, tuple)) else [parts])]
+    whole = sum(part.batches or 0 for part in found)
+    if whole and batches % whole == 0 and all(part.batches and part.samples for part in found):
+        return float(batches // whole * sum(part.samples or 0 for part in found))
+    sizes = {part.batch_size for part in found}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None:
         return None
-    whole = loader.batch_size * world_size
-    if not has_length(loader) or not has_length(loader.dataset):
-        return float(batches * whole)
-    epochs, rest = divmod(batches, max(len(loader), 1))
-    samples_per_epoch = min(len(loader) * whole, len(cast(Sized, loader.dataset)))
-    return float(epochs * samples_per_epoch + rest * whole)
+    epochs, rest = divmod(batches, whole) if whole and found[0].samples else (0, batches)
+    return float(epochs * (found[0].samples or 0) + rest * size * world_size)
+
+
+class _Part(NamedTuple):
+    """A loader's batches, samples and samples of a batch, each None where it does not say."""
+
+    batches: int | None
+    samples: int | None
+    batch_size: int | None
+
+    @classmethod
+    def of(cls, loader: object) -> _Part:
+        inner = loader.loader if isinstance(loader, EvaluationBatches) else loader
+        if not isinstance(inner, DataLoader):
+            return cls(None, None, None)
+        samples = len(cast(Sized, inner.dataset)) if has_length(inner.dataset) else None
+        size = inner.samples_of_a_batch if isinstance(inner, PreparedDataLoader) else inner.batch_size
+        return cls(len(inner) if has_length(inner) else None, samples, size)

@@ -222,6 +222,7 @@ class HFCallbackAdapter(pl.Callback):
         run.state.global_step = run.updates_done  # HF counts the update after this event
         self._fire("on_optimizer_step")
         run.count_update(trainer, batch_idx)
+        run.take_measured(trainer.lightning_module)
         self._fire("on_step_end")
         if self._is_last:
             run.updates_done = trainer.global_step

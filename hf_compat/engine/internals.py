@@ -140,6 +140,16 @@ def run_validation(trainer: Trainer, batches: Iterable[object]) -> None:
     _run_validation_loop(trainer)
 
 
+def validates_after_this_batch(trainer: Trainer) -> bool:
+    """Whether Lightning validates at the end of the training batch that is under way; a hook asks at its end.
+
+    Lightning has no public way to ask. Remove it when checkpoints of a batch's end are resumed with their validation.
+    """
+    loop = trainer.fit_loop
+    fetcher = loop._data_fetcher
+    return trainer.training and fetcher is not None and loop.epoch_loop._should_check_val_fx(fetcher)
+
+
 def run_own_validation(trainer: Trainer) -> bool:
     """Run the validation loop of a fit at any moment, on its own loaders; False where it has none.
 

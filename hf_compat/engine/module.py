@@ -36,8 +36,10 @@ from hf_compat.engine.internals import (
     load_waiting_data_states,
     note_for_callbacks,
     replace_optimizer,
+    run_own_validation,
     start_from,
     start_within_epoch,
+    validates_after_this_batch,
     warn_of_newer_lightning,
 )
 from hf_compat.engine.protocols import SilentObserver, TrainingSteps, UpdateObserver
@@ -156,7 +158,11 @@ class WindowModule(pl.LightningModule):
         data = windows.position_of_checkpoint(is_training_batch(self.trainer), is_over)
         if self.trainer.world_size > 1:  # one process writes for all, and each has read other batches ahead
             data = dataclasses.replace(data, lookahead=None, source=None)
-        checkpoint[OWN_KEY] = {"windows": data.to_plain(), "updates": self.trainer.global_step}
+        checkpoint[OWN_KEY] = {
+            "windows": data.to_plain(),
+            "updates": self.trainer.global_step,
+            "validates_next": self.logs_to_lightning and validates_after_this_batch(self.trainer),
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what an HF folder says about the progress of its run; name weights as the model, compiled or not."""
@@ -213,6 +219,9 @@ class WindowModule(pl.LightningModule):
                 start_within_epoch(self.trainer, updates, windows.updates_to_skip, updates)
         elif self.trainer.current_epoch > windows.next_epoch:
             windows.finish_epoch()  # behind an epoch's last update Lightning goes on with the next one
+        if self._lightning_resumes and resume.get("validates_next"):
+            with windows.drawing_before():  # what the interrupted run was about to do
+                run_own_validation(self.trainer)
 
     def _start_plain_loader(self, position: DataPosition, updates: int) -> None:
         """Count on from an HF folder with a loader that cannot be moved: Lightning warns where that is in an epoch."""

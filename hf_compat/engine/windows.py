@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -158,6 +159,18 @@ class Windows:
         self._done = 0
         self._is_leaving = self._is_over = self._is_rewound = False
         self._epoch_rng: PlainState | None = None
+
+    @contextlib.contextmanager
+    def drawing_before(self) -> Iterator[None]:
+        """Let what is done within the context draw random numbers from where the run goes on, before it does."""
+        start = self._start
+        if start is None or start.position is None or start.position.rng is None:
+            yield
+            return
+        self._restore_rng(start.position.rng)
+        yield
+        position = dataclasses.replace(start.position, rng=read_rng())
+        self._start = dataclasses.replace(start, position=position)
 
     def leave_epoch(self, is_over: bool) -> None:
         """End the pass before its next window.

@@ -11,11 +11,14 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import transformers
+from handwritten import bare_trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from torch.utils.data import DataLoader
 from toy import Classifier, rows
 
 from hf_compat import (
+    DefaultFlowCallback,
+    EarlyStoppingCallback,
     HFCallbackAdapter,
     HFDataModule,
     HFModule,
@@ -25,6 +28,7 @@ from hf_compat import (
     TrainerCallback,
     TrainingArguments,
 )
+from hf_compat.errors import HfCompatWarning, UnmetRequirement
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -176,3 +180,49 @@ def test_a_flag_of_one_rank_holds_on_all_in_a_bare_lightning_trainer(tmp_path):
         "RANK 0 ended after 2",
         "RANK 1 ended after 2",
     ]
+
+
+LEFT_TO_ARGUMENTS = {"accumulate_grad_batches": 1, "gradient_clip_val": None}
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_with_an_hfmodule_the_logs_are_the_trainers(tmp_path, accumulation):
+    values = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": accumulation, "use_cpu": True}
+    args = TrainingArguments(
+        str(tmp_path), num_train_epochs=2, logging_steps=1, eval_strategy="epoch", report_to="none",
+        disable_tqdm=True, **values,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    trainer = Trainer(Classifier(), args, train_dataset=rows(30), eval_dataset=rows(9))
+    trainer.train()
+    torch.manual_seed(0)
+    adapter, data = HFCallbackAdapter(DefaultFlowCallback, args=args), HFDataModule(None, rows(30), rows(9))
+    module = HFModule(Classifier(), TrainingArguments(str(tmp_path), **values))
+    bare_trainer([adapter], tmp_path, max_epochs=2, **LEFT_TO_ARGUMENTS).fit(module, data)
+    ours, theirs = adapter.state.log_history, trainer.state.log_history
+    assert [log.keys() for log in ours] == [log.keys() for log in theirs]
+    for name in ("grad_norm", "learning_rate", "eval_loss"):
+        found = [[log[name] for log in logs if name in log] for logs in (ours, theirs)]
+        assert found[0] == found[1] and found[0]
+    [evaluated] = [log for log in ours if "eval_loss" in log][:1]
+    ratio = evaluated["eval_samples_per_second"] / evaluated["eval_steps_per_second"]
+    assert ratio == pytest.approx(9 / 2, rel=1e-2)  # both are rounded
+
+
+def test_without_validation_an_early_stop_is_refused_as_in_hf(tmp_path):
+    adapter = HFCallbackAdapter(EarlyStoppingCallback(2))
+    with pytest.raises(UnmetRequirement, match="eval_strategy"):
+        bare_trainer([adapter], tmp_path, **LEFT_TO_ARGUMENTS).fit(
+            HFModule(Classifier(), None), HFDataModule(None, rows(8))
+        )
+
+
+def test_arguments_that_evaluate_where_nothing_is_validated_are_told_of(tmp_path):
+    args = TrainingArguments(
+        str(tmp_path), eval_strategy="epoch", metric_for_best_model="loss", use_cpu=True, report_to="none"
+    )
+    adapter = HFCallbackAdapter(EarlyStoppingCallback(2), args=args)
+    with pytest.warns(HfCompatWarning, match="eval_strategy='epoch'.*validates nothing"):
+        bare_trainer([adapter], tmp_path, max_epochs=1, **LEFT_TO_ARGUMENTS).fit(
+            HFModule(Classifier()), HFDataModule(None, rows(8))
+        )

@@ -17,6 +17,8 @@ import hf_compat
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*defined a `validation_step` but have no `val_dataloader`"),
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     # the state after the update is what is meant
     pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization"),
 ]
@@ -80,3 +82,41 @@ def test_a_folder_of_hf_goes_on_with_a_plain_loader(make_args, tmp_path, lightni
     assert (trainer.global_step, trainer.current_epoch) == (updates, 3)
     assert len(rates) == (updates - at) * accumulation
     assert rates[-1] == 0  # the schedule ends with the run
+
+
+class Validations(pl.Callback):
+    def __init__(self):
+        self.losses = []
+
+    def on_validation_end(self, trainer, pl_module):
+        if not trainer.sanity_checking:
+            self.losses.append(float(trainer.callback_metrics["eval_loss"]))
+
+
+@pytest.mark.parametrize("interval", [1.0, 0.5, 3])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("at", [4, 8, 6])
+def test_a_validation_that_was_to_follow_a_checkpoint_is_made_when_it_is_resumed(tmp_path, interval, accumulation, at):
+    """Its loader draws a random number, so dropout and order of what comes next depend on it."""
+
+    def run(folder, seed, saves=(), **resume):
+        args = hf_compat.TrainingArguments(
+            str(tmp_path), per_device_train_batch_size=4, use_cpu=True, learning_rate=0.01,
+            gradient_accumulation_steps=accumulation,
+        )  # fmt: skip
+        module, seen = hf_compat.HFModule(toy.Classifier(), args), Validations()
+        torch.manual_seed(seed)
+        trainer = pl.Trainer(
+            max_epochs=3, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+            val_check_interval=interval, callbacks=[seen, *saves], enable_checkpointing=bool(saves),
+        )  # fmt: skip
+        trainer.fit(module, hf_compat.HFDataModule(None, toy.rows(32 * accumulation), toy.rows(8)), **resume)
+        return toy.weights(module), seen.losses
+
+    saver = ModelCheckpoint(tmp_path, every_n_train_steps=at, save_top_k=-1, filename="{step}")
+    whole, losses = run(tmp_path, 0, [saver])
+    again, later = run(tmp_path, 9, ckpt_path=tmp_path / f"step={at}.ckpt")
+    assert torch.equal(whole, again) and losses[-len(later) :] == later
+    before = (at - 1) // {1.0: 8, 0.5: 4, 3: 3}[interval]  # validations before the checkpoint
+    if interval != 3:  # with an interval in batches Lightning begins each epoch anew
+        assert len(later) == len(losses) - before
