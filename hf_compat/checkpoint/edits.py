@@ -125,6 +125,14 @@ def way_out(folder: str) -> str:
     )
 
 
+def no_checkpoint(path: str, hint: str = "name a checkpoint-<updates> folder or a .ckpt") -> CheckpointError:
+    """Return the error for a path where nothing is, with the checkpoints that are beside it."""
+    beside = names.list_checkpoints(os.path.dirname(os.path.abspath(path)))
+    known = f" Beside it: {', '.join(map(os.path.basename, beside))}." if beside else ""
+    what = "file" if path.endswith(".ckpt") else "folder"
+    return CheckpointError(f"Can't find a valid checkpoint at {path}: there is no such {what}.{known}\n\nHint: {hint}.")
+
+
 def warn_of(folder: str, edits: Edits) -> None:
     """Say once what differs in a folder that is read all the same."""
     if edits.described():

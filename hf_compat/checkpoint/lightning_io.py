@@ -29,7 +29,7 @@ from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.conversion_paths import put, writing
-from hf_compat.checkpoint.edits import as_named
+from hf_compat.checkpoint.edits import as_named, no_checkpoint
 from hf_compat.checkpoint.files import check_regular, first_line
 from hf_compat.checkpoint.lightning_form import OWN_KEY, LightningCheckpoint, check_lightning
 from hf_compat.checkpoint.plain_values import readable_checkpoint, reading_arrays
@@ -259,8 +259,10 @@ class HFCheckpointIO(CheckpointIO):
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         if os.path.isdir(path):
             return from_hf(str(path))
-        if os.path.lexists(path):  # else a place elsewhere, which Lightning knows how to reach, or nothing
+        if os.path.lexists(path):
             check_regular(path)
+        elif "://" not in str(path):  # else a place elsewhere, which Lightning knows how to reach
+            raise no_checkpoint(str(path))
         try:
             with reading_arrays():
                 # nothing is unpickled unless the caller asks for it in so many words

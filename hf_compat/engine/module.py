@@ -174,11 +174,12 @@ class WindowModule(pl.LightningModule):
             trainer = self.trainer
         except RuntimeError:  # a module is made of a checkpoint, without a trainer
             trainer = None
-        if trainer is not None and trainer.world_size == 1:  # else each process may hold a part of each weight
+        if trainer is None or trainer.world_size == 1:  # else each process may hold a part of each weight
+            where = str((trainer.ckpt_path if trainer is not None else None) or "The checkpoint")
             own = {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()}
-            check_weights(str(trainer.ckpt_path or "The checkpoint"), weights, own.items())
-            if self._lightning_resumes and weights:
-                self._tell_of_missing(str(trainer.ckpt_path or "The checkpoint"), weights, own)
+            check_weights(where, weights, own.items())
+            if trainer is not None and self._lightning_resumes and weights:
+                self._tell_of_missing(where, weights, own)
         checkpoint["state_dict"] = names_of(self, weights)
 
     def _as_held(self, weights: Weights) -> Weights:

@@ -105,7 +105,7 @@ class AuthorStep:
         try:
             steps.accelerator.backward(loss)
         except RuntimeError as error:
-            name_bad_loss(loss, error)
+            name_bad_loss(loss, error, self.module)
             raise
         return loss.detach()
 

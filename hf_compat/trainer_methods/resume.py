@@ -14,7 +14,7 @@ from typing import cast
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.adapters import holds_whole_model, misfitting_adapters
-from hf_compat.checkpoint.edits import problems_of_named, reading_edited, warn_of, way_out
+from hf_compat.checkpoint.edits import no_checkpoint, problems_of_named, reading_edited, warn_of, way_out
 from hf_compat.checkpoint.files import first_line, naming
 from hf_compat.checkpoint.headers import misfitting_weights
 from hf_compat.checkpoint.judging import holds_model_alone
@@ -105,12 +105,16 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
     def _newest_checkpoint(self, folder: str, unloadable: Mapping[str, str] = _NONE) -> str:
         """Finish what a killed save has left, then return the newest whole checkpoint; the first process looks."""
         found: list[str] = []
+        passed_over: list[str] = []
 
         def judge(path: str) -> list[str]:
             if path in unloadable:
-                return [f"it cannot be loaded ({unloadable[path]})"]
-            wrong = self._problems(path)
-            if not wrong:
+                wrong = [f"it cannot be loaded ({unloadable[path]})"]
+            else:
+                wrong = self._problems(path)
+            if wrong:
+                passed_over.append(f"  {os.path.basename(path)}: {'; '.join(wrong)}")
+            else:
                 self._refuse_misfits(path)
             return wrong
 
@@ -118,8 +122,9 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
             manifest.recover(folder)
             last = manifest.newest_checkpoint(folder, judge) if os.path.isdir(folder) else None
             if last is None:
+                why = "".join(f"\n{reason}" for reason in passed_over)
                 raise CheckpointError(
-                    f"No valid checkpoint found in output directory ({folder}).\n\n"
+                    f"No valid checkpoint found in output directory ({folder}).{why}\n\n"
                     "Hint: train without `resume_from_checkpoint`, or name a folder."
                 )
             found.append(last)
@@ -130,11 +135,8 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
     def _check_checkpoint(self, checkpoint: str, reading: contextlib.ExitStack) -> None:
         """Refuse a checkpoint that somebody names and that is damaged; warn of one that was edited."""
         if not os.path.isdir(checkpoint):
-            beside = names.list_checkpoints(os.path.dirname(os.path.abspath(checkpoint)))
-            known = f" Beside it: {', '.join(map(os.path.basename, beside))}." if beside else ""
-            raise CheckpointError(
-                f"Can't find a valid checkpoint at {checkpoint}: there is no such folder.{known}\n\n"
-                "Hint: name a checkpoint-<updates> folder, or train without `resume_from_checkpoint`."
+            raise no_checkpoint(
+                checkpoint, "name a checkpoint-<updates> folder, or train without `resume_from_checkpoint`"
             )
         wrong, edits = problems_of_named(checkpoint)
         if not wrong:

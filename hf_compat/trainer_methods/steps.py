@@ -65,7 +65,7 @@ class StepMethods(TrainerBase):
         try:
             self.accelerator.backward(loss)
         except RuntimeError as error:
-            name_bad_loss(loss, error)
+            name_bad_loss(loss, error, model)
             raise
         return loss.detach()
 
@@ -338,8 +338,13 @@ def call_model(model: nn.Module, inputs: Inputs) -> ModelOutput:
         raise
 
 
-def name_bad_loss(loss: torch.Tensor, error: Exception) -> None:
+def name_bad_loss(loss: torch.Tensor, error: Exception, model: nn.Module) -> None:
     """Raise an error that names why there was no way back from a loss; return where it is not to blame.
+
+    Args:
+        loss: The loss.
+        error: What torch has said.
+        model: What was trained.
 
     Raises:
         LossError: The loss is no scalar, or nothing that is trained has gone into it.
@@ -348,6 +353,9 @@ def name_bad_loss(loss: torch.Tensor, error: Exception) -> None:
         found, hint = f"has the shape {tuple(loss.shape)}, and is no scalar", "take its mean"
     elif loss.device.type == "meta":
         found, hint = "is on the meta device, which holds no numbers", "load the model's weights"
+    elif not any(parameter.requires_grad for parameter in model.parameters()):
+        found = "does not require grad, and no parameter of the model does: all are frozen"
+        hint = "call `requires_grad_(True)` on what is to be trained, before the Trainer is made"
     elif not loss.requires_grad:
         found = "does not require grad"
         hint = "compute it from parameters with `requires_grad=True`, without `detach`, `item` or `no_grad`"

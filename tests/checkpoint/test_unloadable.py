@@ -8,6 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
 import torch
 import toy
@@ -15,7 +16,7 @@ import toy
 from hf_compat import HFDataModule, HFModule, Trainer
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.convert import convert
-from hf_compat.errors import CheckpointError, CheckpointMismatch
+from hf_compat.errors import CheckpointError, CheckpointMismatch, LossError
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 
@@ -47,6 +48,12 @@ def written(make_args, tmp_path):
 
 def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture
+def lightning_trainer():
+    return pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+                      enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
 
 
 UNLOADABLE = [
@@ -274,3 +281,34 @@ def test_a_missing_folder_is_called_so(make_args, tmp_path):
     with pytest.raises(CheckpointError, match=r"(?s)no such folder.*Beside it: .*checkpoint-6") as caught:
         train(make_args(**VALUES), str(out / "checkpoint-60"))
     assert "seal" not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_a_missing_folder_is_called_so_in_a_lightning_trainer(make_args, tmp_path, lightning_trainer, command):
+    folder = written(make_args, tmp_path)
+    module, data = HFModule(toy.Classifier()), HFDataModule(None, *[toy.rows(8)] * 3)
+    with pytest.raises(CheckpointError, match=r"checkpoint-9: there is no such folder. Beside it: checkpoint-2"):
+        getattr(lightning_trainer, command)(module, data, ckpt_path=str(folder / "checkpoint-9"))
+
+
+def test_why_no_checkpoint_can_be_loaded_stands_in_the_error(make_args, tmp_path):
+    folder = written(make_args, tmp_path)
+    for update in (2, 4, 6):
+        (folder / f"checkpoint-{update}" / "optimizer.pt").write_bytes(b"xx")
+    with pytest.raises(
+        CheckpointError, match=r"No valid checkpoint(.|\n)*checkpoint-6: optimizer.pt(.|\n)*checkpoint-2"
+    ):
+        train(make_args(**VALUES), resume=True)
+
+
+def test_a_module_of_another_shape_is_named(make_args, tmp_path):
+    folder = written(make_args, tmp_path)
+    with pytest.raises(CheckpointError, match=r"does not fit the model: `model.outer.weight` has the shape \[3, 16\]"):
+        HFModule.load_from_checkpoint(folder / "checkpoint-6", model=toy.Classifier(classes=5))
+
+
+def test_a_model_without_a_trained_parameter_is_called_frozen(make_args):
+    model = toy.Classifier()
+    model.requires_grad_(False)
+    with pytest.raises(LossError, match=r"no parameter of the model does: all are frozen(.|\n)*requires_grad_\(True\)"):
+        Trainer(model, make_args(), train_dataset=toy.rows(8)).train()
