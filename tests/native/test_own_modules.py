@@ -325,6 +325,7 @@ class Doubles(Classifier):
         return super().forward(2 * x, labels)
 
 
+@pytest.mark.filterwarnings("ignore:You have overridden `on_after_batch_transfer`")
 @pytest.mark.parametrize(("kind", "data_kind"), [(InModule, HFDataModule), (HFModule, InData)])
 def test_hooks_that_transfer_batches_change_each_micro_batch(make, lightning, kind, data_kind):
     found = []
