@@ -398,16 +398,15 @@ class WindowModule(pl.LightningModule):
             self._schedule_epoch = self.trainer.current_epoch
             self._step_schedule("epoch", self._replaced_schedule())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what a fit under way works with, its trainer among it: a copy, or a pickle, belongs to none."""
+        state: dict[str, Any] = super().__getstate__()
+        return {name: value for name, value in state.items() if name not in ("_mechanics", "_in_force", "_held")}
+
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowModule:
-        """Copy the model, which callbacks that average weights do; the owner of steps and data is not copied."""
-        for shared in (
-            self.steps,
-            self.observer,
-            self.evaluation,
-            self.__dict__.get("_mechanics"),
-            self.__dict__.get("_in_force"),
-        ):
-            memo[id(shared)] = shared
+        """Copy the model, which callbacks that average weights do; a Trainer, and with it the data, is not copied."""
+        if getattr(self, "_own_steps", None) is None:
+            memo |= {id(shared): shared for shared in (self.steps, self.observer, self.evaluation)}
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -136,6 +137,12 @@ class HFModule(OverridePoints, LoadableModule):
         super().__init_subclass__(**options)
         refuse_unheard_methods(cls)
         keep_hooks(cls, HFModule)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the guard of a step of the user's own, too."""
+        copied = SimpleNamespace(**super().__getstate__())
+        leave_own_step(copied)
+        return vars(copied)
 
     def _take_model(self, model: nn.Module) -> None:
         """Train the model that a subclass sets in the place of the one that the constructor was given."""
