@@ -171,9 +171,17 @@ class WindowModule(pl.LightningModule):
         if trainer is not None and trainer.world_size == 1:  # else each process may hold a part of each weight
             own = {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()}
             check_weights(str(trainer.ckpt_path or "The checkpoint"), weights, own.items())
-            if self._lightning_resumes and weights:
+            if weights and (self._lightning_resumes or self._resume is None):
                 self._tell_of_missing(str(trainer.ckpt_path or "The checkpoint"), weights, own)
         checkpoint["state_dict"] = names_of(self, weights)
+        if trainer is not None and trainer.state.fn == "fit" and trainer.is_global_zero:
+            self._tell_of_what_starts_anew(str(trainer.ckpt_path), bool(checkpoint.get("optimizer_states", True)))
+
+    def _tell_of_what_starts_anew(self, path: str, has_optimizer: bool) -> None:
+        if self._resume is None and not self._lightning_resumes:
+            logger.warning("%s holds a model and no state of a training: training begins with its weights.", path)
+        elif not has_optimizer:
+            logger.warning("%s has no optimizer and schedule: both start anew.", path)
 
     def _as_held(self, weights: Weights) -> Weights:
         """Return weights as the model holds them: an HF folder may have other names for them."""
