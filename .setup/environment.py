@@ -37,8 +37,8 @@ def prepare() -> str:
     venv.create(VENV, with_pip=True, clear=not STAMP.is_file())
     install = [str(_python()), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(CONSTRAINTS)]
     # torch first and by its exact version: with it in place, no other package asks for a newer build
-    subprocess.run([*install, "torch==2.13.0"], check=True)
-    subprocess.run([*install, "-e", f"{ROOT}[test]"], check=True)
+    subprocess.run([*install, "torch==2.13.0"], check=True, env=clean_variables())
+    subprocess.run([*install, "-e", f"{ROOT}[test]"], check=True, env=clean_variables())
     STAMP.write_text(_fingerprint())
     return str(_python())
 

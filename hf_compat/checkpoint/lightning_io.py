@@ -14,6 +14,7 @@ import dataclasses
 import json
 import os
 import warnings
+from pathlib import Path
 from typing import Any
 
 import hf_compat.upstream  # noqa: F401 - loads Lightning
@@ -27,10 +28,12 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.adapters import holds_adapters
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.conversion_paths import put, writing
 from hf_compat.checkpoint.edits import as_named, no_checkpoint
 from hf_compat.checkpoint.files import check_regular, first_line
+from hf_compat.checkpoint.judging import holds_model_alone
 from hf_compat.checkpoint.lightning_form import OWN_KEY, LightningCheckpoint, check_lightning
 from hf_compat.checkpoint.plain_values import readable_checkpoint, reading_arrays
 from hf_compat.checkpoint.reading import COMPILED, Weights, fitting, read_torch_file, read_weights
@@ -43,6 +46,8 @@ from hf_compat.runtime.nested import leaves
 from hf_compat.runtime.rng import legacy_globals, pack_legacy_rng, unpack_rng
 
 PREFIX = "model."
+ADAPTERS_KEY = "hf_compat_adapters"  # of a checkpoint in memory: the folder that PEFT reads
+_NO_OPTIMIZER: LightningCheckpoint = {"optimizer_states": [], "lr_schedulers": []}  # both start anew
 
 
 def from_hf(folder: str) -> LightningCheckpoint:
@@ -55,17 +60,44 @@ def from_hf(folder: str) -> LightningCheckpoint:
         CheckpointError: The folder is damaged. One that was edited is read as it is, with a warning.
     """
     with as_named(folder):
-        return _read_hf(folder)
+        return {**_state_of(folder), "state_dict": _weights_of(folder)}
 
 
-def _read_hf(folder: str) -> LightningCheckpoint:
+def read_folder(folder: str) -> LightningCheckpoint:
+    """Read what a `ckpt_path` of a Lightning trainer names: an HF folder, or a model that was saved alone.
+
+    Raises:
+        CheckpointError: The folder is damaged.
+    """
+    if holds_model_alone(Path(folder)):
+        return {**_beginning(), "callbacks": {}, **_NO_OPTIMIZER, **_weights_or_adapters(folder)}
+    with as_named(folder):
+        return {**_NO_OPTIMIZER, **_state_of(folder), **_weights_or_adapters(folder)}
+
+
+def _beginning() -> LightningCheckpoint:
+    return {"pytorch-lightning_version": lightning.__version__, "global_step": 0, "epoch": 0}
+
+
+def _weights_of(folder: str) -> Weights:
+    return {PREFIX + name: tensor for name, tensor in read_weights(folder).items()}
+
+
+def _weights_or_adapters(folder: str) -> LightningCheckpoint:
+    """Read weights; PEFT reads adapters itself, from the folder that the module is told."""
+    if holds_adapters(folder):
+        return {"state_dict": {}, ADAPTERS_KEY: folder}
+    return {"state_dict": _weights_of(folder)}
+
+
+def _state_of(folder: str) -> LightningCheckpoint:
+    """Read what a checkpoint holds beside the weights."""
     contents = Contents(folder)
     state = read_trainer_state(contents.need(names.TRAINER_STATE_NAME))
-    checkpoint: LightningCheckpoint = {
-        "pytorch-lightning_version": lightning.__version__,
+    checkpoint = {
+        **_beginning(),
         "global_step": state.global_step,
         "epoch": int(state.epoch),
-        "state_dict": {PREFIX + name: tensor for name, tensor in read_weights(folder).items()},
         "callbacks": {},
         OWN_KEY: {"updates": state.global_step},
     }
@@ -258,7 +290,7 @@ class HFCheckpointIO(CheckpointIO):
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         if os.path.isdir(path):
-            return from_hf(str(path))
+            return read_folder(str(path))
         if os.path.lexists(path):
             check_regular(path)
         elif "://" not in str(path):  # else a place elsewhere, which Lightning knows how to reach

@@ -279,7 +279,6 @@ class PreparedDataLoader(DataLoader[Batch]):
                 self._reach_end(current)
             yield current
             current = following
-        self.iteration += 1
 
     def _first_batch(self, batches: Iterator[Batch], read: Callable[[], Batch], resume: Resume | None) -> Batch | _End:
         if not self._is_map_style and self.skip_batches:
@@ -316,8 +315,8 @@ class PreparedDataLoader(DataLoader[Batch]):
         for batch, samples, is_last in rounds:
             if is_last:
                 self.end_of_dataloader, self.remainder = True, samples
+                self.iteration += 1
             yield self._on_device(batch)
-        self.iteration += 1
 
     def _on_device(self, batch: Batch) -> Batch:
         return batch if self.target_device is None else move_to_device(batch, self.target_device, self.non_blocking)
@@ -353,6 +352,7 @@ class PreparedDataLoader(DataLoader[Batch]):
 
     def _reach_end(self, last_batch: Batch) -> None:
         self.end_of_dataloader = True
+        self.iteration += 1  # now: Lightning counts batches, and never asks for one after the last
         if not self._is_map_style and self.rank_slice.world_size == 1:
             self.remainder = find_batch_size(last_batch) or -1
 

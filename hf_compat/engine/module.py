@@ -178,9 +178,17 @@ class WindowModule(pl.LightningModule):
             where = str((trainer.ckpt_path if trainer is not None else None) or "The checkpoint")
             own = {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()}
             check_weights(where, weights, own.items())
-            if trainer is not None and self._lightning_resumes and weights:
+            if trainer is not None and weights and (self._lightning_resumes or self._resume is None):
                 self._tell_of_missing(where, weights, own)
         checkpoint["state_dict"] = names_of(self, weights)
+        if trainer is not None and trainer.state.fn == "fit" and trainer.is_global_zero:
+            self._tell_of_what_starts_anew(str(trainer.ckpt_path), bool(checkpoint.get("optimizer_states", True)))
+
+    def _tell_of_what_starts_anew(self, path: str, has_optimizer: bool) -> None:
+        if self._resume is None and not self._lightning_resumes:
+            logger.warning("%s holds a model and no state of a training: training begins with its weights.", path)
+        elif not has_optimizer:
+            logger.warning("%s has no optimizer and schedule: both start anew.", path)
 
     def _as_held(self, weights: Weights) -> Weights:
         """Return weights as the model holds them: an HF folder may have other names for them."""
@@ -417,16 +425,15 @@ class WindowModule(pl.LightningModule):
             self._schedule_epoch = self.trainer.current_epoch
             self._step_schedule("epoch", self._replaced_schedule())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what a fit under way works with, its trainer among it: a copy, or a pickle, belongs to none."""
+        state: dict[str, Any] = super().__getstate__()
+        return {name: value for name, value in state.items() if name not in ("_mechanics", "_in_force", "_held")}
+
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowModule:
-        """Copy the model, which callbacks that average weights do; the owner of steps and data is not copied."""
-        for shared in (
-            self.steps,
-            self.observer,
-            self.evaluation,
-            self.__dict__.get("_mechanics"),
-            self.__dict__.get("_in_force"),
-        ):
-            memo[id(shared)] = shared
+        """Copy the model, which callbacks that average weights do; a Trainer, and with it the data, is not copied."""
+        if getattr(self, "_own_steps", None) is None:
+            memo |= {id(shared): shared for shared in (self.steps, self.observer, self.evaluation)}
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()})

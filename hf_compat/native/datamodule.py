@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TypeAlias
 
 import lightning.pytorch as pl
+from lightning.pytorch.trainer.states import TrainerStatus
 
 from hf_compat.data.types import Collator
-from hf_compat.engine.evaluation import EvaluationBatches
 from hf_compat.engine.internals import place_of
 from hf_compat.engine.windows import Windows, WindowsWithoutLength
 from hf_compat.errors import DataError
@@ -21,13 +21,13 @@ from hf_compat.native.limits import hold_windows
 from hf_compat.native.module import HFModule
 from hf_compat.native.override_points import refuse_unheard_methods
 from hf_compat.native.plain_batches import MicroBatches, MicroBatchesWithoutLength, check_told
-from hf_compat.native.prediction import PredictionBatches
+from hf_compat.native.prediction import PlainEvaluationBatches, PredictionBatches
 from hf_compat.native.schedules import NO_END
 from hf_compat.native.steps import NativeSteps
 from hf_compat.runtime.inspection import has_length
 from hf_compat.trainer_methods.base import Dataset, Loader, ProcessingClass
 
-EvaluationLoaders: TypeAlias = EvaluationBatches | dict[str, EvaluationBatches] | list[EvaluationBatches]
+EvaluationLoaders: TypeAlias = Loader | dict[str, Loader] | list[Loader]
 
 
 class HFDataModule(pl.LightningDataModule):
@@ -72,6 +72,10 @@ class HFDataModule(pl.LightningDataModule):
         super().__init_subclass__(**options)
         refuse_unheard_methods(cls, honoured=False)
 
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the trainer out, as a LightningModule does: it holds open files and iterators."""
+        return {**self.__dict__, "trainer": None}
+
     def setup(self, stage: str) -> None:
         """Note that all sets are made; a subclass that makes them here need not call this."""
         self.is_set_up = True
@@ -94,8 +98,12 @@ class HFDataModule(pl.LightningDataModule):
     def eval_dataset(self, dataset: Dataset) -> None:
         self.steps.eval_dataset = dataset
 
-    def _enter(self) -> NativeSteps:
-        """Work as this process of the trainer, for the model that it trains: its signature says which columns stay."""
+    @contextmanager
+    def _entered(self) -> Iterator[NativeSteps]:
+        """Copy rank and model from the trainer while loaders are made: the model's signature says which columns stay.
+
+        Without a model all columns stay.
+        """
         steps, trainer = self.steps, self.trainer
         module = None if trainer is None else trainer.lightning_module
         if isinstance(module, HFModule) and isinstance(module.steps, NativeSteps):
@@ -106,28 +114,29 @@ class HFDataModule(pl.LightningDataModule):
         if model is not None and model is not getattr(steps, "model", None):
             steps.compute_loss_func = getattr(getattr(module, "steps", None), "compute_loss_func", None)
             steps.take_model(model, module.forward_owner if isinstance(module, HFModule) else None)
-        if not hasattr(steps, "model"):  # nothing says which columns are of use
-            steps.args = copy.copy(steps.args)
-            steps.args.__dict__["remove_unused_columns"] = False
-        return steps
+        with nullcontext() if hasattr(steps, "model") else _changed(steps, "remove_unused_columns", False):
+            yield steps
 
-    def train_dataloader(self) -> Windows:
-        """Return the windows of training, each of which is one update; plain batches to a module of another kind."""
-        steps = self._enter()
-        loader = self._loader_of(steps)
-        kind: type[Windows] = Windows if has_length(loader) else WindowsWithoutLength
-        trainer = self.trainer
-        module = None if trainer is None else trainer.lightning_module
-        is_ours = isinstance(module, HFModule)
-        if trainer is None or module is None or (is_ours and not module.automatic_optimization):
-            windows = self._windows(steps, loader, kind)
-            if trainer is not None:
+    def train_dataloader(self) -> Windows | Loader:
+        """Return the training batches: to the running fit of an HFModule as windows, each of which is one update.
+
+        Any other fit, and a caller outside one, gets plain batches.
+        """
+        with self._entered() as steps:
+            loader = self._loader_of(steps)
+            if self.trainer is None or not self._is_running:
+                return loader
+            module = self.trainer.lightning_module
+            is_ours = isinstance(module, HFModule)
+            kind: type[Windows] = Windows if has_length(loader) else WindowsWithoutLength
+            if is_ours and not module.automatic_optimization:
+                windows = self._windows(steps, loader, kind)
                 hold_windows(windows)
-            return windows
-        if not is_ours:
-            check_told(trainer, steps.args.gradient_accumulation_steps)
-        with _changed(steps, "gradient_accumulation_steps", 1):
-            return self._windows(steps, loader, MicroBatches if kind is Windows else MicroBatchesWithoutLength)
+                return windows
+            if not is_ours:
+                check_told(self.trainer, steps.args.gradient_accumulation_steps)
+            with _changed(steps, "gradient_accumulation_steps", 1):
+                return self._windows(steps, loader, MicroBatches if kind is Windows else MicroBatchesWithoutLength)
 
     def _windows(self, steps: NativeSteps, loader: Loader, kind: type[Windows]) -> Windows:
         counts = steps.set_initial_training_values(self._planned(steps.args, loader), loader)
@@ -161,25 +170,39 @@ class HFDataModule(pl.LightningDataModule):
     def _val_dataloader(self) -> EvaluationLoaders:
         if self.eval_dataset is None:
             return self._nothing("validate", "eval_dataset")
-        steps = self._enter()
-        if isinstance(self.eval_dataset, Mapping):
-            return {str(n): EvaluationBatches(steps.get_eval_dataloader(part)) for n, part in self.eval_dataset.items()}
-        return EvaluationBatches(steps.get_eval_dataloader())
+        with self._entered() as steps:
+            if isinstance(self.eval_dataset, Mapping):
+                sets = {str(name): steps.get_eval_dataloader(part) for name, part in self.eval_dataset.items()}
+                return {name: self._in_batches(loader) for name, loader in sets.items()}
+            return self._in_batches(steps.get_eval_dataloader())
 
     def test_dataloader(self) -> EvaluationLoaders:
         """Return the batches of testing."""
         if self.test_dataset is None:
             return self._nothing("test", "test_dataset")
-        return EvaluationBatches(self._enter().get_test_dataloader(self.test_dataset))
+        with self._entered() as steps:
+            return self._in_batches(steps.get_test_dataloader(self.test_dataset))
 
     def predict_dataloader(self) -> EvaluationLoaders:
         """Return the batches to predict."""
         dataset = self.test_dataset if self.predict_dataset is None else self.predict_dataset
         if dataset is None:
             return self._nothing("predict", "predict_dataset")
-        return PredictionBatches(self._enter().get_test_dataloader(dataset))
+        with self._entered() as steps:
+            return self._in_batches(steps.get_test_dataloader(dataset))
 
-    def _nothing(self, command: str, name: str) -> list[EvaluationBatches]:
+    def _in_batches(self, loader: Loader) -> Loader:
+        """Return a loader for whoever asks: a run of an HFModule, of another module, or a caller outside a run."""
+        if self.trainer is None or not self._is_running:
+            return loader
+        kind = PredictionBatches if isinstance(self.trainer.lightning_module, HFModule) else PlainEvaluationBatches
+        return kind(loader)
+
+    @property
+    def _is_running(self) -> bool:
+        return self.trainer is not None and self.trainer.state.status == TrainerStatus.RUNNING
+
+    def _nothing(self, command: str, name: str) -> list[Loader]:
         """Return no loader to a fit, which does without.
 
         Raises:

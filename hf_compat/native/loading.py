@@ -20,7 +20,7 @@ from hf_compat.checkpoint.contents import MANIFEST_NAME, Contents
 from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.files import read_json
 from hf_compat.checkpoint.lightning_form import OWN_KEY, LightningCheckpoint
-from hf_compat.checkpoint.lightning_io import PREFIX, HFCheckpointIO
+from hf_compat.checkpoint.lightning_io import ADAPTERS_KEY, PREFIX, HFCheckpointIO
 from hf_compat.checkpoint.pickled_arguments import read_pickled_arguments
 from hf_compat.checkpoint.reading import COMPILED, read_torch_file, read_weights
 from hf_compat.engine.internals import given_hyperparameters, load_state, restricted_classmethod
@@ -48,6 +48,13 @@ class LoadableModule(WindowModule):
         held = self.hparams
         assert isinstance(held, dict)  # of what a parser has read
         _drop_secrets(held)
+
+    def on_load_checkpoint(self, checkpoint: LightningCheckpoint) -> None:
+        """Load adapters, which PEFT reads itself, beside what any checkpoint holds."""
+        folder = checkpoint.pop(ADAPTERS_KEY, None)
+        if folder is not None:
+            _load_adapter(self.model, folder)
+        super().on_load_checkpoint(checkpoint)
 
     @restricted_classmethod
     def load_from_checkpoint(

@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -165,6 +166,15 @@ class HFModule(OverridePoints, LoadableModule):
     @automatic_optimization.setter
     def automatic_optimization(self, said: bool) -> None:
         self._said_automatic = said
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what a fit has put around a step of the user's own, too."""
+        state = super().__getstate__()
+        if state.pop("_author", None) is not None:
+            state.pop("training_step", None)
+        copied = SimpleNamespace(**state)
+        leave_own_step(copied)
+        return vars(copied)
 
     def _take_model(self, model: nn.Module) -> None:
         """Train the model that a subclass sets in the place of the one that the constructor was given."""

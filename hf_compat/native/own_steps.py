@@ -9,6 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import torch
@@ -40,8 +41,8 @@ def serve_own_step(module: pl.LightningModule, stepping: Stepping) -> None:
         _switch_before_batches(module, stepping)
 
 
-def leave_own_step(module: pl.LightningModule) -> None:
-    """Give the module its own hooks back."""
+def leave_own_step(module: pl.LightningModule | SimpleNamespace) -> None:
+    """Give the module, or a copy of its attributes, its own hook back."""
     module.__dict__.pop("on_train_batch_start", None)
     GuardedStep.leave(module)
 
@@ -188,7 +189,7 @@ class GuardedStep:
         module.__dict__["training_step"] = self
 
     @staticmethod
-    def leave(module: pl.LightningModule) -> None:
+    def leave(module: pl.LightningModule | SimpleNamespace) -> None:
         """Give a module its own step back."""
         guarded = module.__dict__.get("training_step")
         if isinstance(guarded, GuardedStep):

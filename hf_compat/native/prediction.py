@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 from torch.utils.data import DataLoader, SequentialSampler
 
+from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatches
 from hf_compat.engine.internals import known_batches
 
@@ -23,3 +25,13 @@ class PredictionBatches(EvaluationBatches):
         if batches is None or not isinstance(getattr(batches, "sampler", None), SequentialSampler):
             return None
         return known_batches([list(indices) for indices in batches])
+
+
+class PlainEvaluationBatches(PredictionBatches):
+    """The batches as the loader gives them, for a module of another kind.
+
+    They are no `DataLoader`, which Lightning would share out among the processes once more.
+    """
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (batch.inputs for batch in super().__iter__())

@@ -56,6 +56,11 @@ class NativeSteps(SetupMethods, ModelMethods, GenerationSteps, OptimizationMetho
         if model is not None:
             self.prepare_model(model)
 
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out what the last fit has made: the next one makes its own, and a copied module stays small."""
+        of_fit = {"optimizer": None, "lr_scheduler": None, "accelerator": AcceleratorFacade(self.args)}
+        return {**self.__dict__, **of_fit}
+
     def use_arguments(self, args: TrainingArguments) -> None:
         """Work with other arguments from now on."""
         self.args = args

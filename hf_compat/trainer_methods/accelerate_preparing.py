@@ -25,6 +25,10 @@ from hf_compat.trainer_methods.accelerate_states import StateMembers
 Unused: TypeAlias = Any
 
 
+def _is_never(_: nn.Module) -> bool:
+    return False  # no lambda: native modules hold this object, and pickle finds a function by its name
+
+
 class PreparingMembers(StateMembers):
     """What makes loaders, models, optimizers and schedules of the script's own work beside the engine's."""
 
@@ -43,7 +47,7 @@ class PreparingMembers(StateMembers):
         self._schedulers: list[Prepared] = []
         self._dataloaders: list[Prepared] = []
         self._trained_optimizer: Prepared = None
-        self.is_trained_by_engine: Callable[[nn.Module], bool] = lambda model: False
+        self.is_trained_by_engine: Callable[[nn.Module], bool] = _is_never
         self._begin_without_states()
 
     @property

@@ -202,6 +202,67 @@ def test_folders_are_ckpt_paths_of_every_command(plain):
     assert fitting.global_step == 6
 
 
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_a_model_that_was_saved_alone_is_a_ckpt_path(plain, tmp_path, caplog, command):
+    trainer, _ = plain
+    trainer.save_model(str(tmp_path / "saved"))
+    module = HFModule(Classifier(), TrainingArguments(learning_rate=0.0, use_cpu=True))
+    assert not same(module.model, trainer.model)
+    found = lightning_trainer(max_epochs=1)
+    data = HFDataModule(None, rows(16), rows(8, 1), rows(8, 1))
+    with caplog.at_level("WARNING", "hf_compat"):
+        getattr(found, command)(module, data, ckpt_path=str(tmp_path / "saved"))
+    assert same(module.model, trainer.model)
+    assert found.global_step == (2 if command == "fit" else 0)
+    told = f"{tmp_path / 'saved'} holds a model and no state of a training: training begins with its weights."
+    assert (told in caplog.text) == (command == "fit")
+
+
+def test_a_saved_model_of_another_shape_is_refused_by_name(plain, tmp_path, caplog):
+    trainer, _ = plain
+    trainer.save_model(str(tmp_path / "saved"))
+    data = HFDataModule(None, rows(16), rows(8, 1))
+    with pytest.raises(CheckpointError, match="outer"):
+        lightning_trainer().validate(HFModule(Classifier(classes=4)), data, ckpt_path=str(tmp_path / "saved"))
+    larger = Classifier()
+    larger.more = nn.Linear(2, 2)
+    lightning_trainer().validate(HFModule(larger), data, ckpt_path=str(tmp_path / "saved"), verbose=False)
+    assert "missing keys" in caplog.text and "more.weight" in caplog.text
+
+
+def test_a_checkpoint_without_its_optimizer_is_a_ckpt_path(tmp_path, caplog):
+    trainer = Trainer(Classifier(), arguments(tmp_path, save_only_model=True), train_dataset=rows(16))
+    trainer.train()
+    module, fitting = HFModule(Classifier(), TrainingArguments(use_cpu=True)), lightning_trainer(max_steps=6)
+    fitting.fit(module, HFDataModule(None, rows(16)), ckpt_path=str(tmp_path / "checkpoint-4"))
+    assert fitting.global_step == 6 and "has no optimizer and schedule: both start anew" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft reads it
+@pytest.mark.parametrize("folder", ["saved", "checkpoint-4"])
+def test_adapters_are_a_ckpt_path(tmp_path, folder):
+    from peft import LoraConfig, get_peft_model
+
+    def adapted():
+        torch.manual_seed(0)
+        return get_peft_model(tiny_gpt2(), LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=True))
+
+    trainer = Trainer(adapted(), arguments(tmp_path), train_dataset=blocks(16), eval_dataset=blocks(8))
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    path, data = str(tmp_path / folder), HFDataModule(None, blocks(16), blocks(8), blocks(8))
+    args = TrainingArguments(learning_rate=1e-2, label_smoothing_factor=0.1, use_cpu=True)
+    for command in ("validate", "test", "predict"):
+        module = HFModule(adapted(), args)
+        getattr(lightning_trainer(), command)(module, data, ckpt_path=path)
+        assert same(module.model, trainer.model)
+    with pytest.raises(CheckpointError, match="holds an adapter, and the model has none"):
+        lightning_trainer().validate(HFModule(tiny_gpt2(), args), data, ckpt_path=path)
+    fitting = lightning_trainer(max_steps=6)
+    fitting.fit(module, data, ckpt_path=path)
+    assert fitting.global_step == 6 and not same(module.model, trainer.model)
+
+
 def test_best_and_last_of_a_model_checkpoint(tmp_path):
     module, data = HFModule(Classifier(), TrainingArguments(use_cpu=True)), HFDataModule(None, rows(16), rows(8, 1))
     saving = ModelCheckpoint(tmp_path, monitor="eval_loss", save_last=True)

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from toy import Classifier, rows, weights
 
 from hf_compat import HFDataModule, HFModule, TrainingArguments
+from hf_compat.engine.windows import Window
 from hf_compat.errors import ArgumentError
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*does not have many workers")]
@@ -64,7 +65,7 @@ def test_steps_train_as_those_of_any_module(tmp_path, in_fabric):
 
 def test_a_window_gives_the_loss_of_its_update(tmp_path):
     module = module_and_arguments(tmp_path, gradient_accumulation_steps=4)
-    [window] = HFDataModule(module.steps.args, rows(16)).train_dataloader()
+    window = Window(list(HFDataModule(module.steps.args, rows(16)).train_dataloader()), None, True, 1.0)
     losses = [module.model(**batch)["loss"] for batch in window]
     found = module.training_step(window, 0)
     assert torch.allclose(found, sum(losses) / 4, rtol=0, atol=1e-6)  # added up in another order
