@@ -94,7 +94,7 @@ def test_a_module_and_its_data_are_pickled_and_train_on(lightning, way, trained)
         (HFModule, {}, {}),
         (HFModule, {"debug": "underflow_overflow"}, {"precision": "bf16-mixed"}),
         (OwnStep, {}, {}),
-        (ReturnsLoss, {"gradient_accumulation_steps": 2}, {}),
+        (ReturnsLoss, {}, {}),
         (OwnStep, {"optim": "schedule_free_adamw"}, {}),
     ],
 )
