@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from hf_compat.data.tree import nested_detach
 from hf_compat.data.types import Batch
 from hf_compat.engine.precision import autocast_of
 from hf_compat.engine.windows import NumItems, Window
@@ -59,7 +60,7 @@ class AuthorStep:
     Attributes:
         runs: Whether the step is under way.
         batch: The micro-batch that it was given last.
-        output: What it returned last.
+        output: The mapping that it returned last, detached.
         logged: Names of the values that it has logged.
     """
 
@@ -69,7 +70,7 @@ class AuthorStep:
         self.takes_index = "batch_idx" in inspect.signature(self.step).parameters
         self.runs, self.batch_idx = False, 0
         self.batch: Batch = None
-        self.output: object = None
+        self.output: Mapping[str, object] | None = None
         self.logged: set[str] = set()
         self._items: NumItems = None
         self._losses_of_hf: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -87,14 +88,15 @@ class AuthorStep:
         self.runs = True
         try:
             with autocast_of(self.module.trainer.precision_plugin, steps.args.device.type):
-                self.output = self.step(batch, self.batch_idx) if self.takes_index else self.step(batch)
+                result = self.step(batch, self.batch_idx) if self.takes_index else self.step(batch)
         finally:
             self.runs = False
         self.batch_idx += 1
         steps._empty_cache_in_time()
         if self.module.trainer.global_step != updates:
             raise makes_updates(self.module, "stepped an optimizer")
-        loss = self.output.get("loss") if isinstance(self.output, Mapping) else self.output
+        loss = result.get("loss") if isinstance(result, Mapping) else result
+        self.output = nested_detach(dict(result)) if isinstance(result, Mapping) else None
         if loss is None:
             return torch.zeros((), device=steps.args.device)  # as in Lightning, such a batch trains nothing
         if not isinstance(loss, torch.Tensor):
@@ -102,7 +104,7 @@ class AuthorStep:
                 f"`training_step` of {type(self.module).__name__} returned {type(loss).__name__}, and no loss.\n\n"
                 "Hint: return a tensor, or a mapping with one under `loss`; or None to leave a batch out."
             )
-        loss = self._scaled(loss)
+        loss, self._losses_of_hf = self._scaled(loss), {}
         try:
             steps.accelerator.backward(loss)
         except RuntimeError as error:
@@ -112,7 +114,7 @@ class AuthorStep:
 
     def update_made(self, loss: torch.Tensor | None) -> STEP_OUTPUT:
         """Return what callbacks are given of an update: what the step returned beside its loss."""
-        return {**self.output, "loss": loss} if isinstance(self.output, Mapping) else loss
+        return loss if self.output is None else {**self.output, "loss": loss}
 
     def loss_of_hf(self, batch: Batch) -> torch.Tensor:
         """Return HF's loss of a micro-batch, for a step that calls `super().training_step(…)`.

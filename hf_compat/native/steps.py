@@ -59,7 +59,8 @@ class NativeSteps(SetupMethods, ModelMethods, GenerationSteps, OptimizationMetho
     def __getstate__(self) -> dict[str, object]:
         """Leave out what the last fit has made: the next one makes its own, and a copied module stays small."""
         of_fit = {"optimizer": None, "lr_scheduler": None, "accelerator": AcceleratorFacade(self.args)}
-        return {**self.__dict__, **of_fit}
+        kept = {name: value for name, value in self.__dict__.items() if name != "training_step"}  # a fit's own
+        return {**kept, **of_fit}
 
     def use_arguments(self, args: TrainingArguments) -> None:
         """Work with other arguments from now on."""
