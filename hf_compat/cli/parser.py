@@ -23,6 +23,7 @@ from hf_compat.hf.argument_values import ArgumentCheck
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.hf.value_types import plain
+from hf_compat.interop.nested_words import Hint
 from hf_compat.interop.todays_words import read_plain
 from hf_compat.runtime.text import bool_or_none, without_secrets
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     Options = argparse._ActionsContainer
 
 Value = Any  # of a field: what its type hint says
-Hint = Any  # a type hint: a class, a union, a `Literal` …; typing has no common type of these
 Instances = tuple[Any, ...]  # of the user's dataclasses
 # Training arguments that were lists up to 4.40, and so took several words.
 _SEVERAL_WORDS = ("report_to",)

@@ -19,7 +19,7 @@ from torch import nn
 
 from hf_compat.cli.configuration import ConfigAction, register
 from hf_compat.cli.help import short_help
-from hf_compat.cli.parser import Hint, Value
+from hf_compat.cli.parser import Value
 from hf_compat.cli.scored_weights import MEANING
 from hf_compat.hf.argument_values import OWN_DEFAULTS, checks_of, read_all
 from hf_compat.hf.arguments import OWN_ARGUMENTS
@@ -27,12 +27,12 @@ from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES, translate_legacy
 from hf_compat.hf.value_types import parts_of
 from hf_compat.interop import object_parser
+from hf_compat.interop.nested_words import ANYTHING, Hint
 from hf_compat.interop.object_parser import SPEC
 from hf_compat.interop.todays_words import in_todays_words, read_plain, todays_values
 from hf_compat.plan.lightning_equivalents import ELSEWHERE, EQUIVALENTS, PASSED_ON
 from hf_compat.runtime.text import is_secret
 
-ANYTHING = Any  # a value that its reader checks, not the parser
 COMMANDS = {
     "fit": "train, and evaluate where the arguments say so",
     "validate": "evaluate `data.eval_dataset` with the weights of `--ckpt_path`",

@@ -17,7 +17,8 @@ from jsonargparse import Namespace
 from hf_compat.errors import ArgumentError
 from hf_compat.interop.class_paths import Spec, check_names, import_path
 
-Hint = Any  # a type hint; typing has no common type of these
+Hint = Any  # a type hint: a class, a union, a `Literal` …; typing has no common type of these
+ANYTHING = Any  # a value that its reader checks, not the parser
 
 _AROUND = ("class_path", "init_args", "dict_kwargs")
 
@@ -77,7 +78,7 @@ def put_in(config: Namespace, words: Sequence[Word]) -> None:
 def _changed(spec: Spec, path: tuple[str, ...], text: str, where: str) -> Spec:
     """Return a part of a configuration, of the kind that it was, with a value put into it."""
     if not path:
-        return _read(text, Any, where)
+        return _read(text, ANYTHING, where)
     kind = Namespace if isinstance(spec, Namespace) else dict
     held = {"class_path": spec} if isinstance(spec, str) else _items(spec)
     key, *rest = path
@@ -85,7 +86,10 @@ def _changed(spec: Spec, path: tuple[str, ...], text: str, where: str) -> Spec:
         return kind(**{**({} if held.get("class_path") != text else held), "class_path": text})
     if "class_path" not in held:  # a mapping of several
         part = held.get(key)
-        return {**held, key: _changed(part, tuple(rest), text, f"{where}.{key}") if rest else _read(text, Any, where)}
+        return {
+            **held,
+            key: _changed(part, tuple(rest), text, f"{where}.{key}") if rest else _read(text, ANYTHING, where),
+        }
     if key in ("init_args", "dict_kwargs"):
         key, *rest = rest or [""]
     place = "init_args" if key not in _items(held.get("dict_kwargs")) else "dict_kwargs"
@@ -113,9 +117,9 @@ def _hint(target: Callable[..., object], name: str) -> Hint:
     except (NameError, TypeError, AttributeError):  # names that only a type checker has, or no function
         hint = None
     if hint is not None or parameter is None:
-        return Any if hint is None else hint
+        return ANYTHING if hint is None else hint
     kinds = {bool: bool, int: int | float, float: float, str: str}
-    return kinds.get(type(parameter.default), Any)
+    return kinds.get(type(parameter.default), ANYTHING)
 
 
 def _read(text: str, hint: Hint, where: str) -> Spec:
@@ -125,7 +129,7 @@ def _read(text: str, hint: Hint, where: str) -> Spec:
         reader.add_argument("--value", type=hint)
     except ValueError:
         reader = jsonargparse.ArgumentParser(exit_on_error=False)
-        reader.add_argument("--value", type=Any)
+        reader.add_argument("--value", type=ANYTHING)
     try:
         value = reader.parse_args([f"--value={text}"]).value
     except jsonargparse.ArgumentError as error:

@@ -12,7 +12,7 @@ import re
 import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 from weakref import WeakKeyDictionary
 
 from jsonargparse import ArgumentParser, Namespace
@@ -23,7 +23,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.hf.value_types import parts_of
 from hf_compat.interop.class_paths import Spec
-from hf_compat.interop.nested_words import Hint, put_in, take_words
+from hf_compat.interop.nested_words import ANYTHING, Hint, put_in, take_words
 from hf_compat.interop.todays_words import in_todays_words, todays_values
 from hf_compat.runtime.text import nearest, shown
 
@@ -66,7 +66,7 @@ def add_class_arguments(
         prefix = f"{nested_key}." if nested_key else ""
         _ARGUMENTS.setdefault(self, []).append(prefix)
         for name in OLD_NAMES:
-            self.add_argument(f"--{prefix}{name}", type=Any, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+            self.add_argument(f"--{prefix}{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return added
 
 
@@ -106,7 +106,7 @@ def _open_types(parser: ArgumentParser) -> Iterator[tuple[str, Hint]]:
 def _says_nothing(hint: Hint) -> bool:
     """Whether a type lets a parser know nothing: there is none, or any value has it."""
     parts = parts_of(hint)
-    return hint == SPEC or any(p in (Any, object) or type(p).__name__ == "UnvalidatedType" for p in parts)
+    return hint == SPEC or any(p in (ANYTHING, object) or type(p).__name__ == "UnvalidatedType" for p in parts)
 
 
 def _is_model(hint: Hint) -> bool:

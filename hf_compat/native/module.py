@@ -138,7 +138,7 @@ class HFModule(OverridePoints, LoadableModule):
         refuse_unheard_methods(cls)
         keep_hooks(cls, HFModule)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave out the guard of a step of the user's own, too."""
         copied = SimpleNamespace(**super().__getstate__())
         leave_own_step(copied)
