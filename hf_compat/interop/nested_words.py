@@ -43,7 +43,8 @@ def take_words(line: Sequence[str], sections: Mapping[str, bool]) -> tuple[list[
 
     Args:
         line: The words.
-        sections: The places of the objects, and whether words about the whole of one are taken; a parser reads others.
+        sections: The places of the objects, and whether any word about the whole of one is taken; else a parser reads
+            those that are no JSON.
 
     Returns:
         The other words, and those that were taken, in order.
@@ -52,16 +53,19 @@ def take_words(line: Sequence[str], sections: Mapping[str, bool]) -> tuple[list[
     while waiting:
         word = waiting.pop(0)
         name, equals, text = word.removeprefix("--").partition("=")
-        found = next((s for s, whole in sections.items() if name.startswith(f"{s}.") or (whole and name == s)), None)
+        found = next((s for s in sections if name == s or name.startswith(f"{s}.")), None)
         if not word.startswith("--") or found is None or name.endswith(".help"):
             rest.append(word)
             continue
-        if not equals:
-            if not waiting:
-                raise ArgumentError(f"`--{name}` has no value.\n\nHint: `--{name} VALUE`.")
-            text = waiting.pop(0)
+        if not equals and not waiting:
+            raise ArgumentError(f"`--{name}` has no value.\n\nHint: `--{name} VALUE`.")
+        words = [word] if equals else [word, waiting.pop(0)]
+        text = text if equals else words[1]
         path = () if name == found else tuple(name.removeprefix(f"{found}.").split("."))
-        taken.append(Word(found, path, text))
+        if path or sections[found] or text.lstrip().startswith("{"):
+            taken.append(Word(found, path, text))
+        else:
+            rest += words
     return rest, taken
 
 
@@ -83,7 +87,7 @@ def _changed(spec: Spec, path: tuple[str, ...], text: str, where: str) -> Spec:
     held = {"class_path": spec} if isinstance(spec, str) else _items(spec)
     key, *rest = path
     if key == "class_path":
-        return kind(**{**({} if held.get("class_path") != text else held), "class_path": text})
+        return spec if held.get("class_path") == text else {"class_path": text}
     if "class_path" not in held:  # a mapping of several
         part = held.get(key)
         return {

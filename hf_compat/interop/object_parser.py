@@ -7,11 +7,11 @@ well, and an unknown name is told with the nearest known one. The functions are 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 from weakref import WeakKeyDictionary
 
@@ -38,11 +38,13 @@ def parse_args(self: ArgumentParser, args: Sequence[str] | None = None, *further
     """Parse a command line, whose words may be about parts of objects and have old names of arguments."""
     words = _with_todays_names(sys.argv[1:] if args is None else args, _ARGUMENTS.get(self, []))
     open_types = dict(_open_types(self))
+    # another word about a model may be the name of a known class, or a file
+    sections = {place: type(None) in parts_of(hint) and not _is_model(hint) for place, hint in open_types.items()}
     try:
-        # the parser may require a value without a default, and fails where one spec is to replace another
-        sections = {place: type(None) in parts_of(hint) and not _is_model(hint) for place, hint in open_types.items()}
-        line, of_objects = take_words(_with_whole_classes(words, open_types), sections)
-        config: Namespace = ArgumentParser.parse_args(self, line, *further, **options)
+        line, of_objects = take_words(words, sections)
+        given = {word.section for word in of_objects if word.path in ((), ("class_path",))}
+        with _not_required(self, given):
+            config: Namespace = ArgumentParser.parse_args(self, line, *further, **options)
         put_in(config, of_objects)
     except ArgumentError as wrong:
         self.error(str(wrong), wrong)
@@ -77,6 +79,19 @@ def error(self: ArgumentParser, message: str, ex: Exception | None = None) -> No
         near = _near_name(self, unknown[1].replace("-", "_"))
         message += f"\n\nHint: did you mean `{near}`?" if near else ""
     ArgumentParser.error(self, message, ex)
+
+
+@contextmanager
+def _not_required(parser: ArgumentParser, given: Collection[str]) -> Iterator[None]:
+    """Let a line be parsed without the objects that words beside it give."""
+    actions = [action for action in parser._actions if action.dest in given and action.required]
+    for action in actions:
+        action.required = False
+    try:
+        yield
+    finally:
+        for action in actions:
+            action.required = True
 
 
 def _near_name(parser: ArgumentParser, name: str) -> str | None:
@@ -114,20 +129,6 @@ def _is_model(hint: Hint) -> bool:
     parts = parts_of(hint)
     is_spec = any(part is dict or typing.get_origin(part) is dict for part in parts)
     return is_spec and any(isinstance(part, type) and issubclass(part, nn.Module) for part in parts)
-
-
-def _with_whole_classes(words: Sequence[str], open_types: Mapping[str, Hint]) -> list[str]:
-    """Say the class of a model as a whole value: the parser may require one."""
-    places = {f"--{place}.class_path": place for place, hint in open_types.items() if _is_model(hint)}
-    turned: list[str] = []
-    waiting = list(words)
-    while waiting:
-        word = waiting.pop(0)
-        name, equals, text = word.partition("=")
-        if name in places and (equals or waiting):
-            word = f"--{places[name]}={json.dumps({'class_path': text if equals else waiting.pop(0)})}"
-        turned.append(word)
-    return turned
 
 
 def _with_todays_names(words: Sequence[str], prefixes: Sequence[str]) -> list[str]:

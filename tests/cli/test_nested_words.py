@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from pathlib import Path
 
@@ -211,6 +212,24 @@ def test_several_sets_models_metrics_and_what_replaces_another(monkeypatch):
     assert lightning_cli(*made).model.model.hidden == 5
     other = lightning_cli("--data.train_dataset.class_path=words_module.Inner", "--data.train_dataset.width=3")
     assert other.datamodule.train_dataset.width == 3
+
+
+@pytest.mark.parametrize("path", ["words_module.Model", "words_module.make_model"])
+def test_json_replaces_an_object_of_a_file(path):
+    whole = json.dumps({"class_path": path, "init_args": {"hidden": 9}})
+    config = copy.deepcopy(CLI)
+    config["model"]["model"] = {"class_path": "words_module.make_model", "init_args": {"hidden": 5}}
+    assert lightning_cli(f"--model.model={whole}", config=config).model.model.hidden == 9
+    Path("run.yaml").write_text(YAML.replace("words_module.Model", "words_module.make_model"))
+    assert run("--model", whole).trainer.model.hidden == 9
+    data = json.dumps({"class_path": "words_module.make_data", "init_args": {"n": 4}})
+    Path("run.yaml").write_text(YAML.replace("words_module.Data", "words_module.make_data"))
+    assert len(run("--data.train_dataset", data).trainer.train_dataset) == 4
+    config = copy.deepcopy(CLI)
+    config["data"]["train_dataset"]["class_path"] = "words_module.make_data"
+    assert len(lightning_cli("--data.train_dataset", data, config=config).datamodule.train_dataset) == 4
+    del config["model"]["model"]
+    assert lightning_cli(f"--model.model={whole}", config=config).model.model.hidden == 9
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
