@@ -7,7 +7,6 @@ would be inert, or wrong, are refused before training, and the others get what t
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable
 
 import lightning.pytorch as pl
 from lightning.pytorch import callbacks as lightning_callbacks
@@ -29,25 +28,31 @@ _REFUSED_NATIVELY = (
     (
         "BatchSizeFinder",
         "the batch size is the arguments'",
-        "set `per_device_train_batch_size` in the arguments, and leave the callback out",
+        "set `per_device_train_batch_size` in the arguments; `auto_find_batch_size=True` of `hf_compat.Trainer` finds "
+        "one that fits",
     ),
     (
         "LearningRateFinder",
         "the learning rate and its schedule are the arguments'",
-        "set `learning_rate`; short runs with `max_steps=100` compare several",
+        "set `learning_rate`; short fits with `max_steps=100` compare several, `hyperparameter_search` of "
+        "`hf_compat.Trainer` does so by itself",
     ),
 )
 
 
-def refuse_native(callbacks: Iterable[pl.Callback], model: nn.Module) -> None:
+def refuse_native(callbacks: list[pl.Callback], model: nn.Module) -> None:
     """Refuse callbacks of a Lightning trainer of the user's own that cannot work with an HFModule.
+
+    One that a `Tuner` has put there is taken away: the trainer fits again after the refusal.
 
     Raises:
         CallbackError: The message holds the way out.
     """
-    for callback in callbacks:
+    for callback in list(callbacks):
         for refused, why, hint in _REFUSED_NATIVELY:
             if isinstance(callback, getattr(lightning_callbacks, refused)):
+                if getattr(callback, "_early_exit", False):
+                    callbacks.remove(callback)
                 raise CallbackError(
                     f"Lightning's {type(callback).__name__} cannot work with an HFModule: {why}.\n\nHint: {hint}."
                 )

@@ -162,8 +162,8 @@ def _of_pairs(chosen: argparse.Namespace) -> Explanation:
 
 def _names_today(pairs: Sequence[str]) -> set[str]:
     """Return the names of the arguments that somebody set, as they are today; others follow from them."""
-    from hf_compat.cli.sections import todays_values
     from hf_compat.hf.legacy import OLD_NAMES
+    from hf_compat.interop.todays_words import todays_values
 
     names: set[str] = set()
     for pair in pairs:

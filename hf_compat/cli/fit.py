@@ -19,7 +19,6 @@ import numpy as np
 from torch import nn
 
 from hf_compat.cli.help import help_of_arguments, help_of_trainer
-from hf_compat.cli.nested_words import put_in, take_words
 from hf_compat.cli.results import keep, keep_metrics
 from hf_compat.cli.scored_weights import (
     BEST,
@@ -34,7 +33,7 @@ from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
-from hf_compat.interop.class_paths import Made, Spec, build, build_or_import, import_path
+from hf_compat.interop.class_paths import Made, Spec, build, build_data, build_or_import, import_path
 from hf_compat.plan.lightning_equivalents import PASSED_ON, join
 from hf_compat.runtime.seeding import set_seed
 from hf_compat.runtime.text import is_secret, nearest, without_secrets
@@ -90,14 +89,14 @@ class Run:
     def __init__(self, command: str, words: Sequence[str]) -> None:
         self.command = command
         parser = make_parser(command)
-        line, of_objects = take_words(as_sections(words), (*(f"data.{name}" for name in DATA), *FUNCTIONS), ("model",))
+        line = as_sections(words)
         try:
             self.config = parser.parse_args(line)
             explicit = parser.parse_args(line, defaults=False).as_dict()
         except jsonargparse.ArgumentError as error:
             # without the cause: its message may hold a token
-            raise ArgumentError(f"{_told(error, line)}\n\nHint: {_way_out(command, error)}") from None
-        put_in(self.config, of_objects)
+            hint = "" if "Hint:" in str(error) else f"\n\nHint: {_way_out(command, error)}"
+            raise ArgumentError(f"{_told(error, line)}{hint}") from None
         self.checkpoint = wanted_checkpoint(command, self.config, line)
         self.trainer_class: type[Trainer] = build_or_import(self.config.trainer_class, "trainer_class")
         self.args = _arguments(
@@ -107,7 +106,7 @@ class Run:
         set_seed(self.args.seed)
         model = self._model()
         sources = self.config.data.as_dict()
-        data = {name: _data(spec, f"data.{name}") for name, spec in sources.items()}
+        data = {name: build_data(spec, f"data.{name}") for name, spec in sources.items()}
         self.test_dataset = data.pop("test_dataset")
         self.trainer = self._trainer(model, data)
         self._find_checkpoint()
@@ -277,14 +276,6 @@ def _arguments(config: Section, given: set[str], kind: type[TrainingArguments]) 
             f"{config['trainer_class']}.\n\nHint: trainer_class: hf_compat.Seq2SeqTrainer."
         )
     return kind(**chosen, **old)
-
-
-def _data(spec: Spec, where: str) -> Made:
-    """Make a data set, collator or tokenizer: a text is the path of a function or class that is called."""
-    if isinstance(spec, str):
-        made = build_or_import(spec, where)
-        return made() if where.endswith("dataset") and callable(made) else made
-    return build(spec, where)
 
 
 def _function(spec: Spec, where: str) -> Made:

@@ -23,6 +23,8 @@ from hf_compat.hf.argument_values import ArgumentCheck
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.hf.value_types import plain
+from hf_compat.interop.nested_words import Hint
+from hf_compat.interop.todays_words import read_plain
 from hf_compat.runtime.text import bool_or_none, without_secrets
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     Options = argparse._ActionsContainer
 
 Value = Any  # of a field: what its type hint says
-Hint = Any  # a type hint: a class, a union, a `Literal` …; typing has no common type of these
 Instances = tuple[Any, ...]  # of the user's dataclasses
 # Training arguments that were lists up to 4.40, and so took several words.
 _SEVERAL_WORDS = ("report_to",)
@@ -412,15 +413,3 @@ def _bool_or_text(word: str | bool) -> str | bool:
 
 def _text_or_list(word: str) -> str | list[Value]:
     return json.loads(word) if word.lstrip().startswith("[") else word
-
-
-def read_plain(word: str | bool) -> bool | int | float | str:
-    """Read the value of an old name: a truth value, a number, or text."""
-    if isinstance(word, bool) or word.lower() in ("true", "false"):
-        return str(word).lower() == "true"
-    for read in (int, float):
-        try:
-            return read(word)
-        except ValueError:
-            continue
-    return word

@@ -19,19 +19,20 @@ from torch import nn
 
 from hf_compat.cli.configuration import ConfigAction, register
 from hf_compat.cli.help import short_help
-from hf_compat.cli.parser import Hint, Value, read_plain
+from hf_compat.cli.parser import Value
 from hf_compat.cli.scored_weights import MEANING
 from hf_compat.hf.argument_values import OWN_DEFAULTS, checks_of, read_all
-from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
+from hf_compat.hf.arguments import OWN_ARGUMENTS
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
-from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, read_old, translate_legacy
-from hf_compat.hf.value_types import parts_of, plain
+from hf_compat.hf.legacy import OLD_NAMES, translate_legacy
+from hf_compat.hf.value_types import parts_of
+from hf_compat.interop import object_parser
+from hf_compat.interop.nested_words import ANYTHING, Hint
+from hf_compat.interop.object_parser import SPEC
+from hf_compat.interop.todays_words import in_todays_words, read_plain, todays_values
 from hf_compat.plan.lightning_equivalents import ELSEWHERE, EQUIVALENTS, PASSED_ON
 from hf_compat.runtime.text import is_secret
 
-ANYTHING = Any  # a value that its reader checks, not the parser
-# What `build` makes something of. The parser leaves it as it is written: it would fill in None for what a class needs.
-SPEC = bool | int | float | dict | list | str | None  # type: ignore[type-arg]  # the parser looks into dict[str, …]
 COMMANDS = {
     "fit": "train, and evaluate where the arguments say so",
     "validate": "evaluate `data.eval_dataset` with the weights of `--ckpt_path`",
@@ -75,6 +76,8 @@ _SKIP = "skip_unset" if _release(jsonargparse.__version__) >= (4, 49) else "skip
 
 class ConfigParser(ArgumentParser):
     """jsonargparse's parser; what it writes, to a file or the screen, holds no secret, and its help is short."""
+
+    parse_args = object_parser.parse_args
 
     def format_help(self, *_: object, **__: object) -> str:  # later releases hand over a formatter
         """Return the sections, and the arguments that most runs set."""
@@ -229,7 +232,7 @@ def as_sections(words: Sequence[str]) -> list[str]:
         else:
             values = [value] if equals else _take_values(rest, takes_many=name in _LISTS)
             said[name] = _as_text(values, name in _LISTS) or "true"
-            turned.extend(_in_todays_words(name, said[name]))
+            turned.extend(in_todays_words("args.", name, said[name]))
     _compare_old_and_new(said)
     return turned
 
@@ -254,22 +257,3 @@ def _take_values(rest: list[str], takes_many: bool) -> list[str]:
 
 def _as_text(values: list[str], is_list: bool) -> str:
     return json.dumps(values) if is_list and values and not values[0].startswith("[") else "".join(values)
-
-
-def _in_todays_words(name: str, text: str) -> list[str]:
-    """Return an argument's word; of an old name, the words of today: they override a configuration file's."""
-    today = todays_values(name, read_plain(text)) if name in OLD_NAMES else {}
-    if not today:
-        return [f"--args.{name}={text}"]
-    return [f"--args.{n}={value if isinstance(value, str) else json.dumps(value)}" for n, value in today.items()]
-
-
-def todays_values(name: str, value: Value) -> dict[str, Value]:
-    """Return what an old name says in today's; nothing for one that has no effect or no counterpart."""
-    row = OLD_NAMES[name]
-    if row.inert or name in ATTRIBUTES_ONLY:
-        return {}
-    translated: Mapping[str, Value] = row.translate(
-        read_old(name, value, checks_of(TrainingArguments, TrainingArguments))
-    )
-    return {today: plain(said) for today, said in translated.items()}

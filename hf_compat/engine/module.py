@@ -425,9 +425,9 @@ class WindowModule(pl.LightningModule):
             self._schedule_epoch = self.trainer.current_epoch
             self._step_schedule("epoch", self._replaced_schedule())
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave out what a fit under way works with, its trainer among it: a copy, or a pickle, belongs to none."""
-        state: dict[str, Any] = super().__getstate__()
+        state: dict[str, object] = super().__getstate__()
         return {name: value for name, value in state.items() if name not in ("_mechanics", "_in_force", "_held")}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowModule:

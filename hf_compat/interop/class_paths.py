@@ -117,6 +117,12 @@ def build_or_import(spec: Spec, where: str) -> Made:
     return import_path(spec, where) if isinstance(spec, str) else build(spec, where)
 
 
+def build_data(spec: Spec, where: str) -> Made:
+    """Make a data set, collator or tokenizer: a text is the path of a thing, and what gives a data set is called."""
+    made = build_or_import(spec, where)
+    return made() if isinstance(spec, str) and where.endswith("dataset") and callable(made) else made
+
+
 def check_names(target: Callable[..., Made], arguments: Mapping[str, Made], where: str, path: str) -> None:
     """Refuse arguments that a class or function does not take.
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from jsonargparse import Namespace
 
+from hf_compat.data.types import DataSource
 from hf_compat.errors import ArgumentError
-from hf_compat.interop.class_paths import Made, Spec, build
+from hf_compat.interop.class_paths import Made, Spec, build, build_data
 
 ModelSpec = dict[str, Spec]
+# Data, or what stands for it. The parser leaves a `dict` as it is: it would write '2024' of a text back as a number.
+DataSpec = dict | DataSource  # type: ignore[type-arg]  # the parser looks into dict[str, …]
 
 
 def made(value: Made, where: str) -> Made:
@@ -27,12 +30,13 @@ def made(value: Made, where: str) -> Made:
     if type(value).__name__ == "NestedArg":  # jsonargparse's, of a word about a part of something whose type is open
         whole = f'{{"class_path": …, "init_args": {{"{value.key}": {value.val}}}}}'
         raise ArgumentError(
-            f"`{where}.init_args.{value.key}={value.val}`: LightningCLI cannot change a part of `{where}` on the "
-            f"command line.\n\nHint: `--….{where} '{whole}'` replaces all of it, a YAML file may say it, and "
-            "`hf-compat fit` takes such words."
+            f"`{where}.init_args.{value.key}={value.val}`: this parser cannot change a part of `{where}`.\n\n"
+            f"Hint: `--….{where} '{whole}'` replaces all of it; LightningCLI and `hf-compat fit` take such words."
         )
     if isinstance(value, Namespace):
         value = value.as_dict()
+    if isinstance(value, str):
+        return build_data(value, where)
     if type(value) is not dict:  # a DatasetDict is the user's
         return value
     if "class_path" in value:

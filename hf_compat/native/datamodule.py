@@ -16,7 +16,7 @@ from hf_compat.engine.windows import Windows, WindowsWithoutLength
 from hf_compat.errors import DataError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.native.agreement import share_arguments
-from hf_compat.native.configured import made
+from hf_compat.native.configured import DataSpec, made
 from hf_compat.native.limits import hold_windows
 from hf_compat.native.module import HFModule
 from hf_compat.native.override_points import refuse_unheard_methods
@@ -25,7 +25,7 @@ from hf_compat.native.prediction import PlainEvaluationBatches, PredictionBatche
 from hf_compat.native.schedules import NO_END
 from hf_compat.native.steps import NativeSteps
 from hf_compat.runtime.inspection import has_length
-from hf_compat.trainer_methods.base import Dataset, Loader, ProcessingClass
+from hf_compat.trainer_methods.base import Dataset, Loader
 
 EvaluationLoaders: TypeAlias = Loader | dict[str, Loader] | list[Loader]
 
@@ -48,12 +48,12 @@ class HFDataModule(pl.LightningDataModule):
     def __init__(
         self,
         args: TrainingArguments | None = None,
-        train_dataset: Dataset = None,
-        eval_dataset: Dataset = None,
-        test_dataset: Dataset = None,
+        train_dataset: DataSpec = None,
+        eval_dataset: DataSpec = None,
+        test_dataset: DataSpec = None,
         data_collator: Collator | None = None,
-        processing_class: ProcessingClass = None,
-        predict_dataset: Dataset = None,
+        processing_class: DataSpec = None,
+        predict_dataset: DataSpec = None,
     ) -> None:
         super().__init__()
         self.steps = NativeSteps(

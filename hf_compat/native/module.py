@@ -167,7 +167,7 @@ class HFModule(OverridePoints, LoadableModule):
     def automatic_optimization(self, said: bool) -> None:
         self._said_automatic = said
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave out what a fit has put around a step of the user's own, too."""
         state = super().__getstate__()
         if state.pop("_author", None) is not None:

@@ -9,21 +9,23 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jsonargparse
 from jsonargparse import Namespace
 
-from hf_compat.cli.parser import Hint
-from hf_compat.cli.sections import ANYTHING
 from hf_compat.errors import ArgumentError
 from hf_compat.interop.class_paths import Spec, check_names, import_path
+
+Hint = Any  # a type hint: a class, a union, a `Literal` …; typing has no common type of these
+ANYTHING = Any  # a value that its reader checks, not the parser
 
 _AROUND = ("class_path", "init_args", "dict_kwargs")
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word about an object of the configuration.
+    """A word about a part of an object of the configuration.
 
     Args:
         section: The object's place: `model`, `data.train_dataset` …
@@ -36,15 +38,13 @@ class Word:
     text: str
 
 
-def take_words(
-    line: Sequence[str], objects: Sequence[str], with_parts_alone: Sequence[str]
-) -> tuple[list[str], list[Word]]:
+def take_words(line: Sequence[str], sections: Mapping[str, bool]) -> tuple[list[str], list[Word]]:
     """Take the words about objects out of a command line.
 
     Args:
         line: The words.
-        objects: Sections whose words are all taken.
-        with_parts_alone: Sections whose parts are taken; the parser reads the whole.
+        sections: The places of the objects, and whether any word about the whole of one is taken; else a parser reads
+            those that are no JSON.
 
     Returns:
         The other words, and those that were taken, in order.
@@ -53,22 +53,19 @@ def take_words(
     while waiting:
         word = waiting.pop(0)
         name, equals, text = word.removeprefix("--").partition("=")
-        found = next((s for s in (*objects, *with_parts_alone) if name == s or name.startswith(f"{s}.")), None)
-        is_whole = name == found
-        if (
-            not word.startswith("--")
-            or found is None
-            or (is_whole and found in with_parts_alone)
-            or name.endswith(".help")
-        ):
+        found = next((s for s in sections if name == s or name.startswith(f"{s}.")), None)
+        if not word.startswith("--") or found is None or name.endswith(".help"):
             rest.append(word)
             continue
-        if not equals:
-            if not waiting:
-                raise ArgumentError(f"`--{name}` has no value.\n\nHint: `--{name} VALUE`.")
-            text = waiting.pop(0)
-        path = () if is_whole else tuple(name.removeprefix(f"{found}.").split("."))
-        taken.append(Word(found, path, text))
+        if not equals and not waiting:
+            raise ArgumentError(f"`--{name}` has no value.\n\nHint: `--{name} VALUE`.")
+        words = [word] if equals else [word, waiting.pop(0)]
+        text = text if equals else words[1]
+        path = () if name == found else tuple(name.removeprefix(f"{found}.").split("."))
+        if path or sections[found] or text.lstrip().startswith("{"):
+            taken.append(Word(found, path, text))
+        else:
+            rest += words
     return rest, taken
 
 
@@ -79,31 +76,40 @@ def put_in(config: Namespace, words: Sequence[Word]) -> None:
         ArgumentError: A constructor does not take such an argument, or not such a value.
     """
     for word in words:
-        spec = config[word.section]
-        spec = spec.as_dict() if isinstance(spec, Namespace) else spec
-        config[word.section] = _changed(spec, word.path, word.text, word.section)
+        config[word.section] = _changed(config.get(word.section), word.path, word.text, word.section)
 
 
 def _changed(spec: Spec, path: tuple[str, ...], text: str, where: str) -> Spec:
-    """Return a part of a configuration with a value put into it."""
+    """Return a part of a configuration, of the kind that it was, with a value put into it."""
     if not path:
         return _read(text, ANYTHING, where)
-    spec = {"class_path": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
+    kind = Namespace if isinstance(spec, Namespace) else dict
+    held = {"class_path": spec} if isinstance(spec, str) else _items(spec)
     key, *rest = path
     if key == "class_path":
-        return {**({} if spec.get("class_path") != text else spec), "class_path": text}
-    if "class_path" not in spec:  # a mapping of several
-        return {**spec, key: _changed(spec.get(key), tuple(rest), text, f"{where}.{key}")}
+        return spec if held.get("class_path") == text else {"class_path": text}
+    if "class_path" not in held:  # a mapping of several
+        part = held.get(key)
+        return {
+            **held,
+            key: _changed(part, tuple(rest), text, f"{where}.{key}") if rest else _read(text, ANYTHING, where),
+        }
     if key in ("init_args", "dict_kwargs"):
         key, *rest = rest or [""]
-    place = "init_args" if key not in (spec.get("dict_kwargs") or {}) else "dict_kwargs"
-    beside = {name: value for name, value in spec.items() if name not in _AROUND}
-    given = {**beside, **(spec.get(place) or {})}
-    target = import_path(spec["class_path"], where)
-    check_names(target, {key: text}, where, spec["class_path"])
+    place = "init_args" if key not in _items(held.get("dict_kwargs")) else "dict_kwargs"
+    beside = {name: value for name, value in held.items() if name not in _AROUND}
+    given = {**beside, **_items(held.get(place))}
+    target = import_path(held["class_path"], where)
+    check_names(target, {key: text}, where, held["class_path"])
     at = f"{where}.init_args.{key}"
     given[key] = _changed(given.get(key), tuple(rest), text, at) if rest else _read(text, _hint(target, key), at)
-    return {**{name: value for name, value in spec.items() if name in _AROUND}, place: given}
+    return kind(**{**{name: value for name, value in held.items() if name in _AROUND}, place: kind(**given)})
+
+
+def _items(spec: Spec) -> dict[str, Spec]:
+    if isinstance(spec, Namespace):
+        return dict(vars(spec))
+    return dict(spec) if isinstance(spec, Mapping) else {}
 
 
 def _hint(target: Callable[..., object], name: str) -> Hint:
