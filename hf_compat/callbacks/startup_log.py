@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import TextIO
 
 import torch
+from tqdm import tqdm
 
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.run_counts import ENDLESS_EPOCHS, RunCounts
@@ -22,13 +24,21 @@ def show_logs(level: int | None) -> None:
     """
     logger = logging.getLogger(_PACKAGE)
     if not logger.handlers and not logging.getLogger().handlers:
-        handler = logging.StreamHandler(sys.stderr)
+        handler = _BesideBars(sys.stderr)
         handler.setFormatter(logging.Formatter("%(message)s"))
         logger.addHandler(handler)
     if level is not None:
         logger.setLevel(level)
     elif logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
+
+
+class _BesideBars(logging.StreamHandler[TextIO]):
+    """Writes lines above the progress bars, which are drawn anew below them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with tqdm.external_write_mode(self.stream):
+            super().emit(record)
 
 
 def opening_lines(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from hf_compat.errors import ArgumentError
@@ -393,3 +393,20 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
             `transformers.TrainingArguments._validate_args`, 5.23.
         """
         check_arguments(self)
+
+
+def describe_fields(kind: type[TrainingArguments]) -> None:
+    """Put every argument into the docstring of a class: name, type, default and the text of `--help`."""
+    lines = [
+        f"        {one.name} ({one.type}, default {_shown_default(one)}): {one.metadata.get('help', '')}"
+        for one in fields(kind)
+    ]
+    text = "    Args:\n" + "\n".join(lines) + "\n\n    Raises:"
+    kind.__doc__ = str(kind.__doc__).replace("    Raises:", text, 1)
+
+
+def _shown_default(one: Field[ArgumentValue]) -> str:
+    return repr(one.default_factory() if one.default is MISSING and callable(one.default_factory) else one.default)
+
+
+describe_fields(TrainingArguments)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hf_compat.hf.argument_values import ArgumentCheck, checks_of
-from hf_compat.hf.arguments import TrainingArguments, _arg
+from hf_compat.hf.arguments import TrainingArguments, _arg, describe_fields
 from hf_compat.hf.legacy import ArgumentValue
 
 # A `transformers.GenerationConfig`; transformers may be absent when command lines are made from these hints.
@@ -61,3 +61,6 @@ class Seq2SeqTrainingArguments(TrainingArguments):
         elif isinstance(config, os.PathLike):
             values["generation_config"] = os.fspath(config)
         return values
+
+
+describe_fields(Seq2SeqTrainingArguments)

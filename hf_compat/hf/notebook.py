@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 from hf_compat.hf.builtin_callbacks import ProgressCallback
 from hf_compat.hf.callbacks import Args, Kwarg
 from hf_compat.hf.enums import IntervalStrategy
+from hf_compat.hf.html_text import table_of
 from hf_compat.hf.state import TrainerControl, TrainerState
 
 # What an evaluation reports besides its metrics.
@@ -82,18 +82,3 @@ def _named(metrics: Mapping[str, object]) -> dict[str, object]:
     kept = {key: value for key, value in metrics.items() if not _SPEED.fullmatch(key)}
     names = {key: " ".join(word.capitalize() for word in key.split("_")[1:]) or key for key in kept}
     return {"Validation Loss" if names[key] == "Loss" else names[key]: value for key, value in kept.items()}
-
-
-def table_of(rows: Sequence[Mapping[str, object]]) -> str:
-    """Return rows as an HTML table; the columns are all names, in the order in which they came."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(_text(row.get(name, '')))}</td>" for name in columns) + "</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _text(value: object) -> str:
-    return f"{value:.6f}" if isinstance(value, float) else str(value)

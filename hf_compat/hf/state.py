@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
 
 from hf_compat.errors import CallbackError
+from hf_compat.hf.html_text import table_of
 from hf_compat.hf.search import hp_params
 
 if TYPE_CHECKING:
@@ -202,6 +203,14 @@ class TrainerState:
         control = self.stateful_callbacks.get("TrainerControl", {})
         exported = control[0] if isinstance(control, list) else control
         return bool(exported.get("args", {}).get("should_epoch_stop", False))
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook where the run stands, and its logs."""
+        hidden, default = ("log_history", "stateful_callbacks", "global_step", "epoch"), TrainerState()
+        names = [field.name for field in dataclasses.fields(self) if field.name not in hidden]
+        stands = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(default, name)}
+        rows = [{"global_step": self.global_step, "epoch": self.epoch, **stands}]
+        return table_of(rows) + (table_of(self.log_history) if self.log_history else "")
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
         """Take the three intervals from the arguments; shares below 1 become updates, rounded up."""

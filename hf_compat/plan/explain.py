@@ -10,6 +10,7 @@ from enum import Enum
 from hf_compat.errors import ArgumentError, MissingOptimizer, UnsupportedArgument
 from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.html_text import ShownAsPrinted
 from hf_compat.hf.profiles import NEWEST, PROFILES, RELEASES
 from hf_compat.hf.value_types import Range, number
 from hf_compat.interop.arguments import as_our_arguments
@@ -37,8 +38,8 @@ class ExplainedArgument:
     becomes: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Explanation:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Explanation(ShownAsPrinted):
     """What a set of arguments means here. `print` it, or read `to_json()`.
 
     Args:

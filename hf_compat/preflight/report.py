@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+from hf_compat.hf.html_text import ShownAsPrinted
+
 _WIDTH = 108
 
 
@@ -49,8 +51,8 @@ class Unchecked:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreflightReport:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class PreflightReport(ShownAsPrinted):
     """What a preflight has found. `print` it, or read `to_json()`.
 
     Args:

@@ -145,8 +145,12 @@ class OutputFolderMethods(TrainerBase):
         if not others:
             return
         limit = self.args.save_total_limit
-        fate = f"`save_total_limit={limit}` removes them first" if limit else "they stay"
-        logger.warning("%s: %s come from an earlier run; %s.", run_dir, ", ".join(others), fate)
+        is_one = len(others) == 1
+        fate = f"`save_total_limit={limit}` removes {'it' if is_one else 'them'} first"
+        if not limit:
+            fate = "it stays" if is_one else "they stay"
+        comes = "comes" if is_one else "come"
+        logger.warning("%s: %s %s from an earlier run; %s.", run_dir, ", ".join(others), comes, fate)
 
 
 def _tidied(folder: str) -> Exception | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from toy import Classifier, rows
+from tqdm import tqdm
 
 from hf_compat import Trainer, TrainingArguments, translate
-from hf_compat.callbacks.startup_log import opening_lines, startup_lines
+from hf_compat.callbacks.startup_log import opening_lines, show_logs, startup_lines
 from hf_compat.plan.run_counts import make_run_counts
 
 
@@ -39,3 +42,17 @@ def test_the_one_line_names_the_update_that_a_run_goes_on_from_and_unused_device
     schedule = make_run_counts(args, micro_batches=3, num_examples=24, total_train_batch_size=8)
     line, hint = opening_lines(plan, schedule, 10, 5, in_detail=False)
     assert "from update 5 on" in line and "one of 4 GPUs" in hint
+
+
+def test_a_line_stands_above_a_bar_that_is_drawn_anew(capsys, monkeypatch):
+    logger = logging.getLogger("hf_compat")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(logger, "handlers", [])
+    show_logs(logging.WARNING)
+    with tqdm(total=3, file=sys.stderr, ncols=40) as bar:
+        bar.update(1)
+        logger.warning("a line")
+        bar.update(1)
+    drawn = capsys.readouterr().err
+    before = drawn[: drawn.index("a line")]
+    assert before.endswith("\r") and "a line\n" in drawn and "33%" in drawn.partition("a line\n")[2]

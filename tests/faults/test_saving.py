@@ -47,7 +47,7 @@ def test_an_older_runs_checkpoints_go_before_fresh_ones(make_args, tmp_path, cap
     with caplog.at_level("WARNING", logger="hf_compat"):
         make(make_args, out, save_total_limit=2, callbacks=[SavedAreThere()]).train()
     assert checkpoints(out) == ["checkpoint-4", "checkpoint-6"]
-    assert caplog.text.count("checkpoint-12 come from an earlier run; `save_total_limit=2` removes them first") == 1
+    assert caplog.text.count("checkpoint-12 comes from an earlier run; `save_total_limit=2` removes it first") == 1
     assert make(make_args, out, save_total_limit=2).train(resume_from_checkpoint=True).global_step == 6
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hf_compat.hf.notebook import in_notebook, table_of
+import hf_compat
+from hf_compat.hf.html_text import table_of
+from hf_compat.hf.notebook import in_notebook
 
 pytestmark = pytest.mark.real_python
 
@@ -82,3 +85,26 @@ def test_two_sets_stand_in_one_row(tmp_path):
 def test_names_are_text_and_this_is_no_notebook():
     assert table_of([{"<b>": "<script>"}, {"n": 0.5}]).count("<script>") == 0 and not in_notebook()
     assert cells(table_of([{"a": 1}, {"b": 0.25}]), "td") == ["1", "", "", "0.250000"]
+
+
+def test_a_state_shows_where_the_run_stands_and_its_logs():
+    state = hf_compat.TrainerState(global_step=3, epoch=0.5, log_history=[{"loss": 0.25, "step": 3}])
+    shown = state._repr_html_()
+    assert cells(shown, "th")[:2] == ["global_step", "epoch"] and cells(shown, "td")[-2:] == ["0.250000", "3"]
+    assert cells(hf_compat.TrainerState()._repr_html_(), "td") == ["0", "0"]
+
+
+def test_what_is_printed_is_shown_so_as_the_last_line_of_a_cell():
+    explained = hf_compat.explain(hf_compat.TrainingArguments(learning_rate=0.5, run_name="<b>", use_cpu=True))
+    shown = explained._repr_html_()
+    assert shown.startswith("<pre>") and "learning_rate=0.5" in shown and "&lt;b&gt;" in shown and "<b>" not in shown
+    from IPython.lib.pretty import pretty
+
+    assert pretty(explained) == str(explained)
+
+
+@pytest.mark.parametrize("kind", [hf_compat.TrainingArguments, hf_compat.Seq2SeqTrainingArguments])
+def test_help_describes_every_argument(kind):
+    for field in dataclasses.fields(kind):
+        [line] = [line for line in kind.__doc__.splitlines() if line.startswith(f"        {field.name} (")]
+        assert len(line.partition("): ")[2]) >= 10, field.name
