@@ -45,6 +45,7 @@ from hf_compat.runtime.memory_tracker import TrainerMemoryTracker
 from hf_compat.runtime.out_of_memory import run_with_fitting_batch_size
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.runtime.text import did_you_mean, shown
+from hf_compat.runtime.tracebacks import brief
 from hf_compat.trainer_methods.argument_checks import ArgumentChecks
 from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass, Trial
 from hf_compat.trainer_methods.callbacks import CallbackMethods
@@ -199,6 +200,7 @@ class Trainer(
     def tokenizer(self, processing_class: ProcessingClass) -> None:
         self.processing_class = processing_class
 
+    @brief
     def train(
         self,
         resume_from_checkpoint: str | bool | None = None,

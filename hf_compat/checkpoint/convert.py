@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 
 import torch
-from tqdm.auto import tqdm
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.conversion_paths import checked_paths, put, writing
@@ -18,6 +17,7 @@ from hf_compat.checkpoint.lightning_io import from_hf, read_lightning, to_hf, wa
 from hf_compat.checkpoint.reading import StoredTensor, fitting
 from hf_compat.checkpoint.zero_reader import find_zero_folder, zero_tensors
 from hf_compat.errors import ArgumentError, CheckpointError
+from hf_compat.runtime.progress import progress_bar
 
 SHARD_BYTES = 5 * 10**9
 _TORCH_BEGINS = (b"PK\x03\x04", b"\x80")  # a zip file; before 1.6 a pickle
@@ -111,7 +111,7 @@ def _write_files(stored: list[StoredTensor], partial: str, shard_bytes: int, kee
     groups = list(_grouped(stored, shard_bytes))
     file_of: dict[str, str] = {}
     total_bytes = 0
-    for number, group in enumerate(tqdm(groups, desc="weight files"), start=1):
+    for number, group in enumerate(progress_bar(groups, desc="weight files"), start=1):
         weights = {tensor.name.removeprefix(prefix): _load(tensor) for tensor in group}
         file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         write_weights(weights, os.path.join(partial, file))

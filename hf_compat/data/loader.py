@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
-from tqdm.auto import tqdm
 
 from hf_compat.data.batch_rebalance import knows_its_rank
 from hf_compat.data.checks import end_in_silence, stopped_by_code
@@ -28,6 +27,7 @@ from hf_compat.interop.transformers_models import is_datasets_stream
 from hf_compat.runtime.child_signals import HeldChildSignals, dead_among
 from hf_compat.runtime.collectives import broadcast_object
 from hf_compat.runtime.inspection import has_length
+from hf_compat.runtime.progress import progress_bar
 
 
 def draw_seed() -> int:
@@ -92,7 +92,7 @@ class Resume:
 
 def read_and_drop(batches: Iterator[Batch], skip: int) -> None:
     """Read batches that are trained already, where there is no other way past them."""
-    for _ in tqdm(islice(batches, skip), total=skip, desc="skipping trained batches", leave=False):
+    for _ in progress_bar(islice(batches, skip), total=skip, desc="skipping trained batches", leave=False):
         pass
 
 

@@ -6,13 +6,14 @@ import logging
 import math
 from typing import Any
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from hf_compat.errors import UnmetRequirement
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.state import ExportableState, ExportedState, TrainerControl, TrainerState
 from hf_compat.runtime.inspection import has_length
+from hf_compat.runtime.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class ProgressCallback(TrainerCallback):
 
     def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if state.is_world_process_zero:
-            self.training_bar = tqdm(total=state.max_steps, initial=state.global_step, dynamic_ncols=True)
+            self.training_bar = self.make_bar(state.max_steps, state.global_step)
         self.current_step = state.global_step
 
     def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
@@ -81,7 +82,7 @@ class ProgressCallback(TrainerCallback):
         if not state.is_world_process_zero or not has_length(loader):
             return
         if self.prediction_bar is None:
-            self.prediction_bar = tqdm(total=len(loader), leave=self.training_bar is None, dynamic_ncols=True)
+            self.prediction_bar = self.make_bar(len(loader), leave=self.training_bar is None)
         self.prediction_bar.update(1)
 
     def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
@@ -98,6 +99,10 @@ class ProgressCallback(TrainerCallback):
 
     def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         self.close()
+
+    def make_bar(self, total: int, initial: int = 0, leave: bool = True) -> tqdm[None]:
+        """Return a bar of `total` updates or batches, of which `initial` are done; `leave`: it stays at the end."""
+        return progress_bar(total=total, initial=initial, leave=leave)
 
     def close(self) -> None:
         """Close both bars; the trainer calls this when an error ends the run."""

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
-from typing import Protocol
 
 from hf_compat.hf.builtin_callbacks import ProgressCallback
 from hf_compat.hf.callbacks import Args, Kwarg
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.hf.html_text import table_of
 from hf_compat.hf.state import TrainerControl, TrainerState
+from hf_compat.runtime.progress import HtmlBar, NotebookOutput
 
 # What an evaluation reports besides its metrics.
 _SPEED = re.compile(r"epoch|total_flos|.*_(runtime|samples_per_second|steps_per_second|model_preparation_time)")
 
 
-class _Shown(Protocol):
-    """What a notebook shows and can show anew: IPython's `DisplayHandle`."""
-
-    def update(self, obj: object) -> None: ...
-
-
-def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return shell is not None and "IPKernelApp" in shell.config
-
-
 class NotebookProgressCallback(ProgressCallback):
-    """Show bars, and in the place of lines of logs a table: one row an evaluation, or a log where nothing is evaluated.
+    """Show in one output of a cell the bar of training, a table, and the bar of an evaluation. Needs no widgets.
+
+    The table has a row for each evaluation, or for each log where nothing is evaluated.
 
     Mirrors:
         `transformers.utils.notebook.NotebookProgressCallback`, 5.23.
@@ -40,41 +28,51 @@ class NotebookProgressCallback(ProgressCallback):
     def __init__(self, max_str_len: int = 100) -> None:
         super().__init__(max_str_len)
         self.rows: list[dict[str, object]] = []
-        self._shown: _Shown | None = None
+        self._begin()
 
-    def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
-        super().on_train_begin(args, state, control, **kwargs)
-        self.rows, self._shown = [], None
+    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
+        if self.training_bar is not None:
+            self.training_bar.set_postfix_str(f"Epoch {state.epoch:.4g}/{state.num_train_epochs}", refresh=False)
+        super().on_step_end(args, state, control, **kwargs)
 
     def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         logs = kwargs["logs"]
-        if args.eval_strategy == IntervalStrategy.NO and "loss" in logs:
+        if self.training_bar is not None and args.eval_strategy == IntervalStrategy.NO and "loss" in logs:
             self._add({"Step": state.global_step, "Training Loss": logs["loss"]})
 
     def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
+        if self.training_bar is None and self.prediction_bar is None:  # data of unknown length have no bar
+            self._begin()
         super().on_evaluate(args, state, control, **kwargs)
+        if not state.is_world_process_zero:
+            return
         by_epoch = args.eval_strategy == IntervalStrategy.EPOCH
         place = {"Epoch": round(state.epoch or 0)} if by_epoch else {"Step": state.global_step}
         last = next((log["loss"] for log in reversed(state.log_history) if "loss" in log), "No log")
         self._add({**place, "Training Loss": last, **_named(kwargs.get("metrics") or {})})
 
+    def make_bar(self, total: int, initial: int = 0, leave: bool = True) -> HtmlBar:
+        """Return a bar in the output; one that stays begins a new output, others go below the table."""
+        if leave:
+            self._begin()
+        part = "bar" if leave else "evaluation"
+        return HtmlBar(total=total, initial=initial, leave=leave, show=lambda text: self._put(part, text))
+
+    def _begin(self) -> None:
+        self.rows = []
+        self._output = NotebookOutput()
+        self._parts = dict.fromkeys(("bar", "table", "evaluation"), "")
+
     def _add(self, row: dict[str, object]) -> None:
-        if self.training_bar is None:  # nothing is trained, or another process shows it
-            return
         if self.rows and next(iter(row.items())) == next(iter(self.rows[-1].items())):  # another data set's metrics
             self.rows[-1].update(row)
         else:
             self.rows.append(row)
-        self._show()
+        self._put("table", table_of(self.rows))
 
-    def _show(self) -> None:
-        from IPython.display import HTML, display
-
-        table = HTML(table_of(self.rows))  # type: ignore[no-untyped-call]  # IPython's
-        if self._shown is None:
-            self._shown = display(table, display_id=True)  # type: ignore[no-untyped-call]  # IPython's
-        else:
-            self._shown.update(table)
+    def _put(self, part: str, text: str) -> None:
+        self._parts[part] = text
+        self._output.show("".join(self._parts.values()))
 
 
 def _named(metrics: Mapping[str, object]) -> dict[str, object]:

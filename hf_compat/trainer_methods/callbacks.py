@@ -17,10 +17,11 @@ from hf_compat.data.tree import nested_detach
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, PrinterCallback, ProgressCallback
 from hf_compat.hf.callbacks import CallbackHandler, callback_kind
-from hf_compat.hf.notebook import NotebookProgressCallback, in_notebook
+from hf_compat.hf.notebook import NotebookProgressCallback
 from hf_compat.hf.state import TrainerState, is_exportable
 from hf_compat.interop.callback_classes import known_to_transformers
 from hf_compat.interop.replaced_globals import global_of_trainer
+from hf_compat.runtime.progress import in_notebook
 from hf_compat.trainer_methods.base import AnyCallback, ModelOutput, TrainerBase
 
 logger = logging.getLogger(__name__)

@@ -30,6 +30,7 @@ from hf_compat.runtime.absent_ranks import naming_absent_ranks
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import Nested
+from hf_compat.runtime.tracebacks import brief
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import Dataset, Loader, Metrics
 from hf_compat.trainer_methods.trials import check_model_is_there
@@ -44,6 +45,7 @@ class EvaluationMethods(UpstreamHooks):
     _evaluation_part = WHOLE
     model_preparation_time: float
 
+    @brief
     def evaluate(
         self, eval_dataset: Dataset = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> Metrics:
@@ -104,6 +106,7 @@ class EvaluationMethods(UpstreamHooks):
         part, self._evaluation_part = self._evaluation_part, WHOLE
         return part
 
+    @brief
     def predict(
         self, test_dataset: Dataset, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:

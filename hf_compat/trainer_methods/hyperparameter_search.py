@@ -14,6 +14,7 @@ from hf_compat.errors import ArgumentError, OverrideError, SearchError
 from hf_compat.hf.search import BestRun, HPSearchBackend, Space, default_compute_objective
 from hf_compat.interop.upstream_log import log_line
 from hf_compat.runtime.text import did_you_mean, shown
+from hf_compat.runtime.tracebacks import brief
 from hf_compat.trainer_methods.base import Metrics, Objective, Trial
 from hf_compat.trainer_methods.search_backends import PACKAGES, Directions, chosen_backend
 from hf_compat.trainer_methods.trials import checked_objective
@@ -29,6 +30,7 @@ _READ_BY_CONSTRUCTOR = ("disable_tqdm", "label_names", "label_smoothing_factor",
 class SearchMethods(UpstreamHooks):
     """A search over hyperparameters: every trial is a `train()` of this Trainer with a model of its own."""
 
+    @brief
     def hyperparameter_search(
         self,
         hp_space: Callable[[Trial], Space] | None = None,

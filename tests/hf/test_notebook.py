@@ -12,7 +12,8 @@ import pytest
 
 import hf_compat
 from hf_compat.hf.html_text import table_of
-from hf_compat.hf.notebook import in_notebook
+from hf_compat.preflight.report import PreflightReport
+from hf_compat.runtime.progress import in_notebook
 
 pytestmark = pytest.mark.real_python
 
@@ -101,6 +102,8 @@ def test_what_is_printed_is_shown_so_as_the_last_line_of_a_cell():
     from IPython.lib.pretty import pretty
 
     assert pretty(explained) == str(explained)
+    report = PreflightReport(findings=(), unchecked=(), checked=("arguments",))
+    assert pretty(report) == str(report) and "arguments" in report._repr_html_()
 
 
 @pytest.mark.parametrize("kind", [hf_compat.TrainingArguments, hf_compat.Seq2SeqTrainingArguments])

@@ -1,0 +1,83 @@
+"""A notebook that is run and saved: its page has bars, tables and short tracebacks, without a widget."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+pytestmark = pytest.mark.real_python
+
+TESTS = Path(__file__).resolve().parents[1]
+CELLS = [
+    """
+import toy, torch, transformers, hf_compat
+class Wrong(toy.Classifier):
+    def forward(self, x, labels=None):
+        return {"loss": torch.zeros(3) @ torch.zeros(4)}
+def trainer(api, model=toy.Classifier, **values):
+    args = api.TrainingArguments("out", max_steps=6, use_cpu=True, report_to="none", logging_steps=2, **values)
+    return api.Trainer(model(), args, train_dataset=toy.rows(16), eval_dataset=toy.rows(16))
+""",
+    "t = trainer(hf_compat, eval_strategy='steps', eval_steps=2); t.train()",
+    "trainer(hf_compat).evaluate()",
+    "trainer(hf_compat, Wrong).train()",
+    "trainer(transformers, Wrong).train()",
+    "t.state",
+    "hf_compat.explain(t.args)",
+]
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("notebook")
+    cells = [nbformat.v4.new_code_cell(cell) for cell in CELLS]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{TESTS}:{TESTS.parent}")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        book = nbformat.v4.new_notebook(cells=cells)
+        at = {"metadata": {"path": str(folder)}}
+        NotebookClient(book, timeout=500, kernel_name="python3", resources=at, allow_errors=True).execute()
+    return [cell.outputs for cell in book.cells]
+
+
+def pages(outputs, kind="text/html"):
+    return [one.data[kind] for one in outputs if kind in one.get("data", {})]
+
+
+def test_no_cell_but_the_wrong_ones_fails(outputs):
+    assert [n for n, cell in enumerate(outputs) if any(one.output_type == "error" for one in cell)] == [3, 4]
+
+
+def test_a_training_is_one_output_with_a_full_bar_and_a_table(outputs):
+    shown = [one for one in outputs[1] if one.output_type == "display_data"]
+    [page] = pages(shown)
+    assert "<progress value='6' max='6'" in page and re.search(r"6/6 \[00:\d\d&lt;00:00.*Epoch 3/3\]", page)
+    assert page.count("<tr>") == 1 + 3 and page.count("<progress") == 1  # the bars of the evaluations are gone
+    text = "".join(one.text for one in outputs[1] if one.output_type == "stream")
+    assert "%|" not in text and "'loss'" not in text and "IProgress" not in text
+
+
+def test_an_evaluation_by_itself_has_a_bar_and_a_table(outputs):
+    [page] = pages([one for one in outputs[2] if one.output_type == "display_data"])
+    assert "<progress value='2' max='2'" in page and "<th>Validation Loss</th>" in page
+
+
+def test_a_traceback_is_shorter_than_transformers(outputs):
+    def lines(outputs):
+        [error] = [one for one in outputs if one.output_type == "error"]
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
+        assert "in Wrong.forward" in plain
+        return plain.splitlines()
+
+    ours, theirs = lines(outputs[3]), lines(outputs[4])
+    assert len(ours) < len(theirs) and sum(".py:" in line for line in ours) == 1, "\n".join(ours)
+
+
+def test_last_lines_of_cells_are_shown_as_pages(outputs):
+    state, explained = (pages(outputs[n])[-1] for n in (5, 6))
+    assert "<td>6</td>" in state and "eval_loss" in state
+    assert explained.startswith("<pre>") and "max_steps=6" in explained

@@ -1,0 +1,91 @@
+"""An error that leaves `train`, `evaluate` or `predict` shows the user's frames, not those of the package between."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+import torch
+from toy import Classifier, rows
+
+from hf_compat import Trainer
+from hf_compat.errors import HfCompatError
+
+
+class Failing(Classifier):
+    kind: type[BaseException] = ValueError
+
+    def forward(self, x, labels=None):
+        raise self.kind("in forward")
+
+
+class OwnLoss(Trainer):
+    def compute_loss(self, model, inputs, **kwargs):
+        return super().compute_loss(model, inputs, **kwargs)
+
+
+def names(error):
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def failed(call, kind=BaseException):
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError("it did not fail")
+
+
+@pytest.mark.parametrize("method", ["train", "evaluate", "predict"])
+@pytest.mark.parametrize("raised", [ValueError, KeyboardInterrupt])
+def test_the_users_frames_stay(make_args, method, raised):
+    model = Failing()
+    model.kind = raised
+    trainer = OwnLoss(model, make_args(max_steps=2), train_dataset=rows(8), eval_dataset=rows(8))
+    call = {"train": trainer.train, "evaluate": trainer.evaluate, "predict": lambda: trainer.predict(rows(8))}[method]
+    found = names(failed(call))
+    assert [name for name in found if name != "<lambda>"] == [
+        "failed",
+        "without_inner_frames",
+        "compute_loss",
+        "forward",
+    ]
+
+
+def test_where_it_was_raised_stays(make_args):
+    trainer = Trainer(Classifier(), make_args(max_steps=2))
+    error = failed(trainer.train, HfCompatError)
+    assert len(names(error)) == 3 and "hf_compat" in traceback.extract_tb(error.__traceback__)[-1].filename
+
+    def shapes(x, labels=None):
+        return {"loss": torch.nn.functional.linear(x, torch.zeros(1, 99)).sum()}
+
+    trainer = Trainer(Classifier(), make_args(max_steps=2), train_dataset=rows(8))
+    trainer.model.forward = shapes
+    assert names(failed(trainer.train)) == ["failed", "without_inner_frames", "shapes"]
+
+
+def test_what_an_error_followed_from_is_short_too(make_args):
+    class Chained(Trainer):
+        def training_step(self, *args, **kwargs):
+            try:
+                return super().training_step(*args, **kwargs)
+            except ValueError as error:
+                raise RuntimeError("in training_step") from error
+
+    error = failed(Chained(Failing(), make_args(max_steps=2), train_dataset=rows(8)).train)
+    assert names(error) == ["failed", "without_inner_frames", "training_step"]
+    assert names(error.__cause__) == ["training_step", "forward"]
+
+
+def test_a_variable_of_the_environment_shows_all(make_args, monkeypatch):
+    trainer = Trainer(Failing(), make_args(max_steps=2), train_dataset=rows(8))
+    short = names(failed(trainer.train))
+    monkeypatch.setenv("HF_COMPAT_TRACEBACKS", "full")
+    full = names(failed(trainer.train))
+    assert len(short) == 3 and len(full) > 20 and {"_fit_impl", *short} <= set(full)
+
+
+def test_the_hint_stands_in_the_traceback(make_args):
+    error = failed(Trainer(Failing(), make_args(max_steps=2), train_dataset=rows(8)).train)
+    assert "HF_COMPAT_TRACEBACKS=full" in "".join(traceback.format_exception(error))
