@@ -6,7 +6,8 @@ import html
 import io
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
 from tqdm import tqdm
 
@@ -70,6 +71,13 @@ class HtmlBar(tqdm):
         self.show("" if msg == "" else f"<div>{bar} {html.escape(self.format_meter(**values))}</div>")
 
 
-def progress_bar(iterable: Iterable[_T] | None = None, **options: Any) -> tqdm[_T]:
-    """Return a bar of tqdm for where this process shows its output. `options` are those of `tqdm`."""
-    return HtmlBar(iterable, **options) if in_notebook() else tqdm(iterable, dynamic_ncols=True, **options)
+def progress_bar(
+    iterable: Iterable[_T] | None = None,
+    total: int | None = None,
+    initial: int = 0,
+    leave: bool = True,
+    desc: str | None = None,
+) -> tqdm[_T]:
+    """Return a bar of tqdm for where this process shows its output; the arguments are those of `tqdm`."""
+    kind = HtmlBar if in_notebook() else partial(tqdm, dynamic_ncols=True)
+    return kind(iterable, total=total, initial=initial, leave=leave, desc=desc)
