@@ -210,7 +210,7 @@ class TrainerState:
         names = [field.name for field in dataclasses.fields(self) if field.name not in hidden]
         stands = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(default, name)}
         rows = [{"global_step": self.global_step, "epoch": self.epoch, **stands}]
-        return table_of(rows) + (table_of(self.log_history) if self.log_history else "")
+        return "".join(table_of(each, numbers=".6g") for each in (rows, self.log_history) if each)
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
         """Take the three intervals from the arguments; shares below 1 become updates, rounded up."""

@@ -52,7 +52,8 @@ def _values_of_data(model: NativeSteps, data: NativeSteps) -> dict[str, object]:
     for field in fields(model.args):
         name, default = field.name, default_of(field)
         of_model, of_data = getattr(model.args, name), getattr(data.args, name, default)
-        if name in _OF_NO_EFFECT or of_data in (default, of_model):
+        is_replaced = name == "learning_rate" and model.set_rate is not None
+        if is_replaced or name in _OF_NO_EFFECT or of_data in (default, of_model):
             continue
         if name in _OF_DATA and of_model == default:
             values[name] = of_data

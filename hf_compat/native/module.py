@@ -167,6 +167,20 @@ class HFModule(OverridePoints, LoadableModule):
     def automatic_optimization(self, said: bool) -> None:
         self._said_automatic = said
 
+    @property
+    def learning_rate(self) -> float:
+        """The rate that training begins with; setting it, as Lightning's `Tuner` does, leaves the arguments alone."""
+        return (self._own_steps or self.steps).args.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        if self._own_steps is None:
+            raise OverrideError(
+                f"`learning_rate` of {type(self).__name__} was set before `super().__init__(model, args)`.\n\n"
+                "Hint: set it after, or in the arguments."
+            )
+        self._own_steps.set_learning_rate(rate)
+
     def __getstate__(self) -> dict[str, object]:
         """Leave out what a fit has put around a step of the user's own, too."""
         state = super().__getstate__()

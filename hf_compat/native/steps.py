@@ -45,6 +45,7 @@ class NativeSteps(SetupMethods, ModelMethods, GenerationSteps, OptimizationMetho
         processing_class: ProcessingClass = None,
     ) -> None:
         self.has_own_arguments = args is not None
+        self.set_rate: float | None = None  # a learning rate in place of the arguments'
         self.args = TrainingArguments() if args is None else adopt_arguments(args)
         self.accelerator = AcceleratorFacade(self.args)
         self.optimizer = self.lr_scheduler = None
@@ -64,11 +65,19 @@ class NativeSteps(SetupMethods, ModelMethods, GenerationSteps, OptimizationMetho
 
     def use_arguments(self, args: TrainingArguments) -> None:
         """Work with other arguments from now on."""
+        if self.set_rate is not None:
+            args = copy.copy(args)
+            args.learning_rate = self.set_rate
         self.args = args
         self._renew_accelerator()
         self._train_batch_size = args.train_batch_size
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         self._gen_kwargs = self._generation_keywords({})
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Train at another rate than that of the arguments, which stay as they are."""
+        self.set_rate = rate
+        self.use_arguments(self.args)
 
     @property
     def evaluates_as_seq2seq(self) -> bool:

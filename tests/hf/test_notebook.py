@@ -91,14 +91,14 @@ def test_names_are_text_and_this_is_no_notebook():
 def test_a_state_shows_where_the_run_stands_and_its_logs():
     state = hf_compat.TrainerState(global_step=3, epoch=0.5, log_history=[{"loss": 0.25, "step": 3}])
     shown = state._repr_html_()
-    assert cells(shown, "th")[:2] == ["global_step", "epoch"] and cells(shown, "td")[-2:] == ["0.250000", "3"]
+    assert cells(shown, "th")[:2] == ["global_step", "epoch"] and cells(shown, "td")[-2:] == ["0.25", "3"]
     assert cells(hf_compat.TrainerState()._repr_html_(), "td") == ["0", "0"]
 
 
 def test_what_is_printed_is_shown_so_as_the_last_line_of_a_cell():
     explained = hf_compat.explain(hf_compat.TrainingArguments(learning_rate=0.5, run_name="<b>", use_cpu=True))
     shown = explained._repr_html_()
-    assert shown.startswith("<pre>") and "learning_rate=0.5" in shown and "&lt;b&gt;" in shown and "<b>" not in shown
+    assert shown.startswith("<pre ") and "learning_rate=0.5" in shown and "&lt;b&gt;" in shown and "<b>" not in shown
     from IPython.lib.pretty import pretty
 
     assert pretty(explained) == str(explained)

@@ -80,4 +80,4 @@ def test_a_traceback_is_shorter_than_transformers(outputs):
 def test_last_lines_of_cells_are_shown_as_pages(outputs):
     state, explained = (pages(outputs[n])[-1] for n in (5, 6))
     assert "<td>6</td>" in state and "eval_loss" in state
-    assert explained.startswith("<pre>") and "max_steps=6" in explained
+    assert explained.startswith("<pre ") and "max_steps=6" in explained

@@ -9,7 +9,7 @@ from lightning.pytorch.tuner import Tuner
 from toy import Classifier, rows, weights
 
 from hf_compat import HFDataModule, HFModule, TrainingArguments
-from hf_compat.errors import CallbackError
+from hf_compat.errors import CallbackError, OverrideError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -22,10 +22,9 @@ class OwnStep(HFModule):
     def __init__(self, *parts):
         super().__init__(*parts)
         self.automatic_optimization = True
-        self.learning_rate = 1e-3
 
     def training_step(self, batch, batch_idx):
-        return self.model(**batch[0])["loss"]
+        return self.model(**batch)["loss"]
 
 
 def arguments(folder):
@@ -64,10 +63,38 @@ def test_a_callback_of_the_users_own_stays_refused(lightning, tmp_path, finder):
 
 
 def test_a_rate_is_found_for_a_step_of_the_users_own(lightning, tmp_path):
-    module, data, trainer = OwnStep(Classifier(), arguments(tmp_path)), HFDataModule(None, rows(160)), lightning()
+    args = arguments(tmp_path)
+    module, data, trainer = OwnStep(Classifier(), args), HFDataModule(args, rows(160)), lightning()
     before = weights(module)
     found = Tuner(trainer).lr_find(module, data, num_training=30)
     assert found.results["lr"][0] == pytest.approx(1e-8) and module.learning_rate == found.suggestion()
     assert torch.equal(weights(module), before) and not list(tmp_path.iterdir())
     trainer.fit(module, data)
-    assert trainer.global_step == 40
+    assert trainer.global_step == 40 and args.learning_rate == 5e-5
+    assert trainer.optimizers[0].param_groups[0]["initial_lr"] == found.suggestion()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_rate_that_is_set_trains_as_one_of_the_arguments(lightning, tmp_path, shared):
+    def trained(rate, said):
+        torch.manual_seed(0)
+        args = arguments(tmp_path)
+        args.learning_rate = rate
+        module = HFModule(Classifier(), args)
+        if said is not None:
+            module.learning_rate = said
+        lightning().fit(module, HFDataModule(args if shared else None, rows(32)))
+        return weights(module)
+
+    assert torch.equal(trained(1e-3, 1e-2), trained(1e-2, None))
+    assert not torch.equal(trained(1e-3, None), trained(1e-2, None))
+
+
+def test_a_rate_before_the_constructor_is_refused(tmp_path):
+    class Early(HFModule):
+        def __init__(self):
+            self.learning_rate = 1e-3
+            super().__init__(Classifier(), arguments(tmp_path))
+
+    with pytest.raises(OverrideError, match="before `super"):
+        Early()
