@@ -17,6 +17,7 @@ from hf_compat.hf.arguments_views import ArgumentViews
 from hf_compat.hf.declared_old_names import asked_by_declared, declared_old_names
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.hf.old_attributes import OldAttributes, assign_old, read_attribute, remember, remembered
+from hf_compat.runtime.text import shown
 
 # What upstream resolves into objects of Accelerate and DeepSpeed; ours are made from the fields.
 _DERIVED = frozenset({"distributed_state", "deepspeed_plugin", "hf_deepspeed_config", "fsdp_plugin_args", "device"})
@@ -37,6 +38,12 @@ def as_our_arguments(args: object) -> TrainingArguments:
     names = [field.name for field in fields(kind)]
     if isinstance(args, type) or not is_dataclass(args) or not hasattr(args, "output_dir"):
         raise ArgumentError(f"`args` is a {type(args).__name__}.\n\nHint: pass `hf_compat.TrainingArguments(…)`.")
+    unknown = unknown_arguments(args)
+    if unknown:
+        warn_once(
+            f"{', '.join(f'`{shown(name, value)}`' for name, value in unknown.items())} has no effect: this release of "
+            f"hf_compat does not know {'it' if len(unknown) == 1 else 'them'}, the installed transformers is newer."
+        )
     declared = _declared_by_script(type(args))
     values = {name: getattr(args, name) for name in names if hasattr(args, name)}
     defaults = {one.name: default_of(one) for one in fields(_class_of_transformers(type(args)) or kind)}
@@ -47,6 +54,17 @@ def as_our_arguments(args: object) -> TrainingArguments:
         if name not in passed_over and not name.startswith("_"):
             setattr(ours, name, value)
     return ours
+
+
+def unknown_arguments(args: object) -> dict[str, object]:
+    """Return the arguments of a newer transformers that are set away from their defaults, with their values."""
+    theirs = _class_of_transformers(type(args))
+    if theirs is None:
+        return {}
+    known = {field.name for field in fields(_OURS[theirs.__name__])} | OLD_NAMES.keys() | _DERIVED
+    new = [field for field in fields(theirs) if field.name not in known and hasattr(args, field.name)]
+    defaults = {one.name: default_of(one) if one.default_factory is MISSING else one.default_factory() for one in new}
+    return {name: getattr(args, name) for name, default in defaults.items() if getattr(args, name) != default}
 
 
 def _declared_by_script(kind: type) -> Mapping[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
 
@@ -13,7 +13,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.html_text import ShownAsPrinted
 from hf_compat.hf.profiles import NEWEST, PROFILES, RELEASES
 from hf_compat.hf.value_types import Range, number
-from hf_compat.interop.arguments import as_our_arguments
+from hf_compat.interop.arguments import as_our_arguments, unknown_arguments
 from hf_compat.plan.argument_support import default_of, row_of
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.memory_estimate import size_of_run
@@ -116,6 +116,7 @@ def explain(args: TrainingArguments, counts: RunCounts | None = None, parameters
         >>> [argument.name for argument in explanation.arguments if argument.value == 0.5]
         ['max_grad_norm']
     """
+    unknown = unknown_arguments(args)
     args = as_our_arguments(args)
     if counts is not None and not isinstance(counts, RunCounts):
         raise ArgumentError(
@@ -131,7 +132,7 @@ def explain(args: TrainingArguments, counts: RunCounts | None = None, parameters
         refused = str(error)
     sizes = tuple(size_of_run(plan, float(str(size))).lines()) if plan is not None and size else ()
     return Explanation(
-        arguments=tuple(_explained(args)),
+        arguments=(*_explained(args, unknown), *_unknown(unknown)),
         plan=plan,
         refused=refused,
         sizes=sizes,
@@ -151,9 +152,18 @@ def _other_defaults(args: TrainingArguments) -> Iterator[str]:
         yield f"{shown(name, getattr(args, name))}  (transformers {RELEASES[NEWEST]}: {today!r})"
 
 
-def _explained(args: TrainingArguments) -> Iterator[ExplainedArgument]:
+def _unknown(values: Mapping[str, object]) -> Iterator[ExplainedArgument]:
+    for name, value in values.items():
+        told = "<hidden>" if is_secret(name) else hide_secrets(value)
+        becomes = "nothing: an argument of a newer transformers, which this release of hf_compat does not know"
+        yield ExplainedArgument(name=name, value=told, becomes=becomes)
+
+
+def _explained(args: TrainingArguments, unknown: Collection[str]) -> Iterator[ExplainedArgument]:
     """Yield the arguments that are set away from their defaults."""
     for field in fields(args):
+        if field.name in unknown:
+            continue
         value = getattr(args, field.name)
         value = value.value if isinstance(value, Enum) else value
         if field.name == "accelerator_config":  # an object by now
