@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
 import torch
+from torch import nn
 
 from hf_compat.checkpoint.files import first_line, short
+from hf_compat.checkpoint.reading import COMPILED
 from hf_compat.errors import CheckpointError
 
 _RATES = ("lr", "initial_lr", "weight_decay", "eps", "momentum", "dampening", "betas")
@@ -201,15 +203,42 @@ def unfit(path: str, what: str) -> CheckpointError:
     return CheckpointError(f"{path} cannot be used: {what}.\n\nHint: resume from another checkpoint.")
 
 
-def check_weights(where: str, weights: Mapping[str, torch.Tensor], own: Iterable[tuple[str, torch.Tensor]]) -> None:
+def check_weights(where: str, weights: Mapping[str, torch.Tensor], model: nn.Module) -> None:
     """Refuse weights that a model cannot take.
 
     Raises:
         CheckpointError: One has another shape, or another kind of number.
     """
-    wrong = misfits({name: (tensor.shape, tensor.is_floating_point()) for name, tensor in weights.items()}, own)
+    stored = {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in weights.items()}
+    wrong = misfits(stored, weights_that_torch_loads(model).items())
     if wrong:
         raise CheckpointError(f"{where} does not fit the model: {'; '.join(wrong[:3])}.")
+
+
+def weights_that_torch_loads(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the weights that a checkpoint has to hold as the model has them, under names of an uncompiled model.
+
+    A part that overrides `load_state_dict` or `_load_from_state_dict`, or has hooks before it, may take others. So may
+    parameters whose parts lie elsewhere (DeepSpeed's ZeRO 3).
+    """
+    model = getattr(model, "_orig_mod", model)
+    if _is_overridden(type(model).load_state_dict):
+        return {}
+    own = tuple(f"{name}." if name else "" for name, part in model.named_modules() if _loads_by_itself(part))
+    return {
+        name.replace(COMPILED, ""): tensor
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if isinstance(tensor, torch.Tensor) and not hasattr(tensor, "ds_shape") and not (own and name.startswith(own))
+    }
+
+
+def _loads_by_itself(part: nn.Module) -> bool:
+    hooks = (getattr(hook, "hook", hook) for hook in part._load_state_dict_pre_hooks.values())
+    return any(map(_is_overridden, (type(part)._load_from_state_dict, *hooks)))
+
+
+def _is_overridden(method: Callable[..., object]) -> bool:
+    return (getattr(method, "__module__", None) or "").partition(".")[0] not in ("torch", "lightning", "hf_compat")
 
 
 def misfits(stored: Mapping[str, tuple[Sequence[int], bool]], own: Iterable[tuple[str, torch.Tensor]]) -> list[str]:

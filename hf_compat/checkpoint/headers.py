@@ -13,7 +13,7 @@ import torch
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.files import check_regular, first_line
-from hf_compat.checkpoint.forms import misfits
+from hf_compat.checkpoint.forms import misfits, weights_that_torch_loads
 from hf_compat.checkpoint.reading import COMPILED, shard_names
 from hf_compat.errors import CheckpointError
 
@@ -44,14 +44,11 @@ def misfitting_weights(
 
     Args:
         folder: The checkpoint.
-        model: The model. Parameters whose parts lie elsewhere (DeepSpeed's ZeRO 3) are not compared.
+        model: The model.
         adapter: The name of the adapter that the folder holds, for a model of PEFT.
         subfolder: Where in the folder that adapter is.
     """
-    own = [(_plain(name, adapter), tensor) for name, tensor in model.state_dict(keep_vars=True).items()]
-    compared = [
-        (name, tensor) for name, tensor in own if isinstance(tensor, torch.Tensor) and not hasattr(tensor, "ds_shape")
-    ]
+    compared = [(_plain(name, adapter), tensor) for name, tensor in weights_that_torch_loads(model).items()]
     contents = Contents(folder)
     try:
         for name in _files(contents, adapter, subfolder):

@@ -177,7 +177,7 @@ class WindowModule(pl.LightningModule):
         if trainer is None or trainer.world_size == 1:  # else each process may hold a part of each weight
             where = str((trainer.ckpt_path if trainer is not None else None) or "The checkpoint")
             own = {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()}
-            check_weights(where, weights, own.items())
+            check_weights(where, weights, self)
             if trainer is not None and weights and (self._lightning_resumes or self._resume is None):
                 self._tell_of_missing(where, weights, own)
         checkpoint["state_dict"] = names_of(self, weights)

@@ -196,7 +196,7 @@ class StateMembers(ProcessMembers):
     def _weights_taker(self, folder: StateFolder, index: int, held: ModelState, strict: bool) -> Callable[[], object]:
         weights = folder.read_weights(index)
         own = held.model.state_dict()
-        check_weights(folder.path, weights, own.items())
+        check_weights(folder.path, weights, held.model)
         aliases = own.keys() - dict(held.model.named_parameters()).keys() - dict(held.model.named_buffers()).keys()
         differing = sorted((own.keys() - aliases) ^ (weights.keys() - aliases))
         if strict and differing:
