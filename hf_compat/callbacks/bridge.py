@@ -69,6 +69,7 @@ class BridgedTrainer(Protocol):
     stop_signals: StopSignals
 
     def _save_checkpoint(self, model: nn.Module, trial: Trial) -> None: ...
+    def _adopt_changes(self) -> None: ...
 
     def _maybe_log_save_evaluate(
         self,
@@ -333,6 +334,7 @@ class HFBridge(pl.Callback):
         if self._last_saved != trainer.state.global_step:
             trainer._save_checkpoint(trainer.model, self.run.trial)
             self._fire("on_save")
+            trainer._adopt_changes()
         if self._writer is not None:
             self._writer.wait()
         if signals.asks_for_requeue and trainer.state.is_world_process_zero:

@@ -208,7 +208,7 @@ def compare(root: Path, name: str, facts: object) -> str | None:
             if not isinstance(facts, dict) or size != facts.get("bytes"):
                 return f"{name} has {size} bytes, not what {MANIFEST_NAME} says"
             if "sha256" not in facts:
-                how = difference_unflushed(root / name, facts, os.fstat(file.fileno()))
+                how = difference_unflushed(facts, os.fstat(file.fileno()))
                 return None if how is None else f"{name} {how}"
             digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # a buffered file
     except OSError as error:

@@ -4,7 +4,6 @@
 `list_unflushed` lists them first, and the folder gets its name; `finish` forces them to the disk and hashes them beside
 the training. Until then an entry says in which boot of its system the file was written and when: who kills the process
 loses nothing of what the system holds, and after a power cut the boot is another one, so the folder is passed over.
-Where somebody may look at the folder before that, and copy it elsewhere, an entry has a checksum that holds anywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from hf_compat.checkpoint.checksums import checksum_facts, has_checksum, holds_checksum
+from hf_compat.checkpoint import layout
 from hf_compat.checkpoint.contents import MANIFEST_KIND, MANIFEST_NAME, Listed, Writer, read_manifest, read_writer
 from hf_compat.checkpoint.files import is_inside, write_new
 from hf_compat.checkpoint.hidden_folders import SAVING, hidden_folder
@@ -30,6 +29,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Files up to this size, in bytes, are hashed at once: it takes less time than to put it off.
 _HASHED_AT_ONCE = 2**18
 _THREADS = 4
+
+Stamps = dict[str, tuple[int, int, int]]  # by file: bytes, time of change in ns, inode
 
 _WRITTEN_FIRST = f".{MANIFEST_NAME}."
 
@@ -62,46 +63,68 @@ def seal(folder: str, writer: Writer | None = None) -> None:
     """Flush every file of a folder to disk, then write its manifest, which names the writer where there is one."""
     root = Path(folder)
     listed: Listed = {}
-    for name in _own_files(root):
-        flush(root / name)
-        listed[name] = {"bytes": (root / name).stat().st_size, "sha256": _sha256(root / name)}
+    with ThreadPoolExecutor(_THREADS) as threads:  # both wait outside Python
+        names = list(_own_files(root))
+        listed.update(zip(names, threads.map(lambda name: _facts(root / name), names), strict=True))
     _replace_manifest(root, listed, writer, root / _half_written())
     _flush_folders(root, listed)
 
 
-def list_unflushed(folder: str, writer: Writer | None = None, with_checksums: bool = False) -> None:
-    """Write a manifest of files that are not on the disk yet; big ones are hashed by `finish`, which is to follow.
+def _facts(path: Path) -> dict[str, object]:
+    """Force a file to the disk, and return what a manifest says about it."""
+    flush(path)
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
 
-    Args:
-        folder: The checkpoint.
-        writer: Who wrote it.
-        with_checksums: Tell checksums of the big files: somebody may copy the folder before it is finished.
-    """
+
+def list_unflushed(folder: str, writer: Writer | None = None) -> None:
+    """Write a manifest of files that are not on the disk yet; big ones are hashed by `finish`, which is to follow."""
     root = Path(folder)
-    names = list(_own_files(root))
-    with ThreadPoolExecutor(_THREADS if with_checksums else 1) as threads:
-        facts = threads.map(lambda name: _facts_unflushed(root / name, with_checksums), names)
-        listed: Listed = dict(zip(names, facts, strict=True))
+    listed: Listed = {name: _facts_unflushed(root / name) for name in _own_files(root)}
     _replace_manifest(root, listed, writer, root / _half_written(), is_durable=False)
 
 
-def _facts_unflushed(path: Path, with_checksum: bool) -> dict[str, object]:
+def _facts_unflushed(path: Path) -> dict[str, object]:
     stat = path.stat()
     facts: dict[str, object] = {"bytes": stat.st_size, "boot": this_boot(), "mtime_ns": stat.st_mtime_ns}
-    if stat.st_size <= _HASHED_AT_ONCE:
-        return facts | {"sha256": _sha256(path)}
-    return facts | checksum_facts(path) if with_checksum else facts
+    return facts | {"sha256": _sha256(path)} if stat.st_size <= _HASHED_AT_ONCE else facts
 
 
-def flush_all(folder: str) -> None:
-    """Force a folder's files, and its name, to the disk: what was there before may go then."""
+def stamps(folder: str) -> Stamps:
+    """Return what tells each file of a folder from one that is put in its place: size, time and inode."""
     root = Path(folder)
-    names = list(_own_files(root))
-    for name in names:
-        flush(root / name)
-    flush(root / MANIFEST_NAME)
-    _flush_folders(root, dict.fromkeys(names))
-    flush(root.parent)
+    stats = {name: os.stat(root / name) for name in _own_files(root)}
+    return {name: (stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats.items()}
+
+
+def adopt_changes(folder: str, before: Stamps) -> list[str]:
+    """Write the manifest of a sealed folder anew where files were changed, removed or added since.
+
+    Args:
+        folder: The checkpoint.
+        before: Its `stamps` when it was sealed.
+
+    Returns:
+        What was changed; nothing where a manifest is not there any more.
+    """
+    root, now = Path(folder), stamps(folder)
+    listed = read_manifest(root)
+    if listed is None or now == before:
+        return []
+    missing = sorted(listed.keys() - now.keys())
+    added = sorted(name for name in now.keys() - before.keys() if layout.is_part_of_checkpoint(name))
+    changed = sorted(name for name in listed.keys() & now.keys() if now[name] != before.get(name))
+    kept = {name: facts for name, facts in listed.items() if name in now}
+    if missing or added or changed:
+        _replace_manifest(
+            root, kept | {name: _facts(root / name) for name in (*changed, *added)}, read_writer(root),
+            root / _half_written(),
+        )  # fmt: skip
+        _flush_folders(root, kept)
+    return [
+        f"{name} is {how}"
+        for how, files in (("changed", changed), ("removed", missing), ("added", added))
+        for name in files
+    ]
 
 
 def finish(folder: str) -> None:
@@ -189,19 +212,13 @@ def refusal(root: Path, name: str, facts: object) -> str | None:
     return None if said is None else f"{name} could not be written to the disk: {said}"
 
 
-def difference_unflushed(path: Path, facts: Mapping[str, object], stat: os.stat_result) -> str | None:
+def difference_unflushed(facts: Mapping[str, object], stat: os.stat_result) -> str | None:
     """Return how a file without a hash differs from what was listed; None where it is as it was written."""
     if "boot" not in facts:
         return "has no hash"
-    if has_checksum(facts) and not _is_unchanged(facts, stat):
-        return None if holds_checksum(path, facts) else "is damaged (its checksum differs)"
     if not _is_of_this_boot(facts):
         return "was not on the disk when its system stopped, or was written on another machine, and has no hash"
-    return None if _is_unchanged(facts, stat) else "was changed before it was hashed"
-
-
-def _is_unchanged(facts: Mapping[str, object], stat: os.stat_result) -> bool:
-    return _is_of_this_boot(facts) and stat.st_mtime_ns == facts.get("mtime_ns")
+    return None if stat.st_mtime_ns == facts.get("mtime_ns") else "was changed before it was hashed"
 
 
 def _is_of_this_boot(facts: object) -> bool:

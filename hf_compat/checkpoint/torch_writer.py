@@ -19,7 +19,10 @@ from typing import Any
 
 import torch
 
-from hf_compat.checkpoint.checksums import crc32
+try:  # the extra `speed`: the same checksums, six times as fast
+    from isal.isal_zlib import crc32
+except ImportError:
+    from zlib import crc32
 
 _THREADS = 4
 _ALIGNMENT = 64

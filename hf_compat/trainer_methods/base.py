@@ -255,6 +255,9 @@ class TrainerBase:
     def _hp_search_setup(self, trial: Trial) -> None:
         raise NotImplementedError
 
+    def _adopt_changes(self) -> None:
+        raise NotImplementedError
+
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         raise NotImplementedError
 

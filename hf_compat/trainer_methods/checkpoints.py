@@ -72,6 +72,7 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
     """The public methods and override points of saving and resuming."""
 
     _other_weights: dict[str, Any] | None = None
+    _sealed: tuple[str, sealing.Stamps] | None = None  # the checkpoint just written, and its files then
     _extras: dict[str, Any] = {}
 
     def _get_output_dir(self, trial: Trial) -> str:
@@ -124,6 +125,7 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
                 self._write_and_flush_later(place, final, best)
             else:
                 self._write_and_seal(self._write_checkpoint, place, final, best, self._push_checkpoint)
+                self._sealed = (final, sealing.stamps(final)) if self.args.should_save else None
         except BaseException:
             self.state.best_model_checkpoint = best_before
             raise
@@ -156,45 +158,26 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
             self._make_room(final, best)
 
     def _write_and_flush_later(self, place: SavingPlace, final: str, best: str | None) -> None:
-        """Write a folder and put it into its place; its files are flushed and hashed, and room is made, meanwhile.
-
-        Where somebody may look at it, its files have checksums at once, and room is made before it is looked at.
-        """
-        is_seen = self._may_be_seen()
+        """Write a folder and put it into its place; its files are flushed and hashed, and room is made, meanwhile."""
         agree(self._attempt(lambda: self._write_into(place, self._write_checkpoint, final), place, final))
-        agree(self._attempt(lambda: self._put_in_place(place, final, best, is_seen), place, final))
-        if not self.args.should_save:
-            return
-        if is_seen:
-            self._make_room(final, best)
-        self._background.submit(lambda: self._finish_later(final, best, makes_room=not is_seen))
+        agree(self._attempt(lambda: self._put_in_place_unflushed(place, final), place, final))
+        if self.args.should_save:
+            self._background.submit(lambda: self._finish_later(final, best))
 
-    def _put_in_place(self, place: SavingPlace, final: str, best: str | None, is_seen: bool) -> None:
-        """Give a folder its name; it has to be on the disk already where older ones are to go at once."""
-        if not self.args.should_save:
-            return
-        self._put_in_place_unflushed(place, final, is_seen)
-        if is_seen and self._has_to_make_room(final, best):
-            with self._removing_lost(final):
-                sealing.flush_all(final)
+    def _put_in_place_unflushed(self, place: SavingPlace, final: str) -> None:
+        if self.args.should_save:
+            place.adopt(final)
+            sealing.list_unflushed(place.inside(final), self._writer(place.run_dir))
+            self._keep(place.run_dir)
+            place.land(final)
+            os.replace(place.inside(final), final)
+            place.discard()
 
-    def _put_in_place_unflushed(self, place: SavingPlace, final: str, is_seen: bool) -> None:
-        place.adopt(final)
-        if os.path.lexists(final):  # the old folder may go only when the new one is on the disk
-            self._seal(place, final)
-            return
-        sealing.list_unflushed(place.inside(final), self._writer(place.run_dir), with_checksums=is_seen)
-        self._keep(place.run_dir)
-        place.land(final)
-        os.replace(place.inside(final), final)
-        place.discard()
-
-    def _finish_later(self, final: str, best: str | None, makes_room: bool) -> None:
+    def _finish_later(self, final: str, best: str | None) -> None:
         """Force a checkpoint to the disk, write its hashes, then remove what there is no room for; in a thread."""
         with self._removing_lost(final):
             sealing.finish(final)
-        if makes_room:
-            self._make_room(final, best)
+        self._make_room(final, best)
 
     @contextlib.contextmanager
     def _removing_lost(self, final: str) -> Iterator[None]:
@@ -218,12 +201,14 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
     def _may_flush_later(self, final: str) -> bool:
         """Return whether a checkpoint may get its name before it is on the disk with all hashes.
 
+        Code of the user's that looks at it may copy, change or remove it, and nothing is written into it from then on.
         An upload takes what is there. The old folder of that name may not go before that either; and a system that
         does not tell its starts apart, or another one that has written a part of it, could not tell what a power cut
         has taken.
         """
         return (
-            self.args._launch.nodes == 1
+            not self._may_be_seen()
+            and self.args._launch.nodes == 1
             and not self.args.push_to_hub
             and not os.path.lexists(final)
             and sealing.this_boot() is not None
@@ -245,6 +230,22 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
             place.land(final)
             manifest.put_in_place(place.inside(final), final)
             place.discard()
+
+    def _adopt_changes(self) -> None:
+        """List anew what the run's own code has changed in the checkpoint just written: `on_save`, or an override."""
+        (folder, stamps), self._sealed = self._sealed or ("", {}), None
+        try:
+            changes = sealing.adopt_changes(folder, stamps) if folder else ()
+        except OSError as error:
+            if not os.path.isdir(folder):  # removed, or moved elsewhere
+                return
+            raise _not_written(folder, error) from error
+        if changes:
+            logger.warning(
+                "%s: the run's callbacks or overrides have changed it (%s). A resume reads it as it is now.",
+                folder,
+                "; ".join(changes),
+            )
 
     def _attempt(self, write: Callable[[], None], place: SavingPlace, final: str) -> Exception | None:
         """Write, and return what went wrong: the other processes have to know before it is raised."""

@@ -67,6 +67,7 @@ class LogMethods(SearchMethods):
             finally:
                 self._is_saving_by_flag = False
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+            self._adopt_changes()
 
         log_evaluate_save(self, log=log, evaluate=evaluate, save=save, agreement=self._run.flags)
 

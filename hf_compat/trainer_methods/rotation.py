@@ -42,13 +42,6 @@ class RotationMethods(OutputFolderMethods):
         else:
             self._remove_surplus(self._oldest_first(run_dir, names.checkpoint_step(written) or 0), [best, written])
 
-    def _has_to_make_room(self, written: str, best: str | None) -> bool:
-        """Return whether something is to be removed, or an override decides that."""
-        if self._overrides_rotation(*ROTATION_METHODS):
-            return True
-        oldest_first = self._oldest_first(os.path.dirname(written), names.checkpoint_step(written) or 0)
-        return bool(checkpoints_to_delete(oldest_first, self.args.save_total_limit, keep=[best, written]))
-
     def _remove_surplus(self, oldest_first: Sequence[str], keep: Sequence[str | None]) -> None:
         for path in checkpoints_to_delete(oldest_first, self.args.save_total_limit, keep=keep):
             _remove_or_warn(path)

@@ -7,7 +7,6 @@ and renames that were not flushed have not happened.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import io
@@ -116,7 +115,7 @@ class Waits(TrainerCallback):
 
 
 class Sees(Waits):
-    """Hears of checkpoints, and may look at them: room is made before that, and files have checksums."""
+    """Hears of checkpoints, and may look at them: they are on the disk with all hashes before, and room is made."""
 
     def on_save(self, args, state, control, **kwargs):
         self.on_step_begin(args, state, control)
@@ -245,15 +244,6 @@ def test_training_goes_on_before_the_hashes_are_there_and_ends_after_them(make_a
     assert unhashed(tmp_path / "out" / "checkpoint-2") == unhashed(tmp_path / "out" / "checkpoint-4") == []
 
 
-@pytest.fixture
-def after_copies(monkeypatch):
-    """Nothing is hashed at once; what goes on beside the training waits until the folder of that name is copied."""
-    done, finish = collections.defaultdict(threading.Event), sealing.finish
-    monkeypatch.setattr(sealing, "_HASHED_AT_ONCE", -1)
-    monkeypatch.setattr(sealing, "finish", lambda folder: (done[os.path.basename(folder)].wait(30), finish(folder)))
-    return done
-
-
 def copied(folder, to):
     """Copy a checkpoint as `cp -r` does, which keeps no times."""
     shutil.copytree(folder, to / folder.name, copy_function=shutil.copyfile)
@@ -261,14 +251,13 @@ def copied(folder, to):
 
 
 class Copies(TrainerCallback):
-    def __init__(self, to, done):
-        self.to, self.done = to, done
+    def __init__(self, to):
+        self.to = to
 
     def on_save(self, args, state, control, **kwargs):
         self.to.mkdir(exist_ok=True)
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         copied(folder, self.to)
-        self.done[folder.name].set()
 
 
 class CopiesItself(Trainer):
@@ -286,11 +275,9 @@ class SavesItself(TrainerCallback):
             self.copies.on_save(args, state, control)
 
 
-def test_who_calls_the_method_and_copies_at_once_has_what_vouches_for_it(
-    make_args, tmp_path, after_copies, monkeypatch
-):
+def test_who_calls_the_method_and_copies_at_once_has_what_vouches_for_it(make_args, tmp_path, monkeypatch):
     saves, copies = SavesItself(), tmp_path / "copies"
-    saves.copies, args = Copies(copies, after_copies), make_args(save_strategy="no", max_steps=4)
+    saves.copies, args = Copies(copies), make_args(save_strategy="no", max_steps=4)
     saves.trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(), callbacks=[saves])
     saves.trainer.train()
     monkeypatch.setattr(sealing, "this_boot", lambda: "another machine")
@@ -299,25 +286,24 @@ def test_who_calls_the_method_and_copies_at_once_has_what_vouches_for_it(
 
 @pytest.mark.parametrize("trainer_class", [Trainer, CopiesItself])
 def test_who_copies_a_checkpoint_elsewhere_at_once_has_what_vouches_for_it(
-    make_args, tmp_path, after_copies, monkeypatch, trainer_class
+    make_args, tmp_path, monkeypatch, trainer_class
 ):
     copies = tmp_path / "copies"
-    callback = Copies(copies, after_copies)
+    callback = Copies(copies)
     monkeypatch.setattr(CopiesItself, "copies", callback, raising=False)
     run(make_args, trainer_class, callbacks=[callback] if trainer_class is Trainer else [])
     monkeypatch.setattr(sealing, "this_boot", lambda: "another machine")
     for step in (2, 4):
         copy = copies / f"checkpoint-{step}"
-        assert "model.safetensors" in unhashed(copy) and manifest.problems(str(copy)) == []
-        assert unhashed(tmp_path / "out" / f"checkpoint-{step}") == []
+        assert unhashed(copy) == manifest.problems(str(copy)) == []
     assert get_last_checkpoint(copies) == str(copies / "checkpoint-4")
 
 
 @pytest.mark.parametrize("how", ["a bit", "zeros", "the end"])
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
-def test_a_copy_that_is_damaged_is_found(make_args, tmp_path, after_copies, monkeypatch, name, how):
+def test_a_copy_that_is_damaged_is_found(make_args, tmp_path, monkeypatch, name, how):
     copies = tmp_path / "copies"
-    run(make_args, callbacks=[Copies(copies, after_copies)])
+    run(make_args, callbacks=[Copies(copies)])
     monkeypatch.setattr(sealing, "this_boot", lambda: "another machine")
     file = copies / "checkpoint-4" / name
     content = bytearray(file.read_bytes())
@@ -328,7 +314,7 @@ def test_a_copy_that_is_damaged_is_found(make_args, tmp_path, after_copies, monk
     else:
         content[-64:] = bytes(64)
     file.write_bytes(content)
-    assert manifest.problems(str(copies / "checkpoint-4")) == [f"{name} is damaged (its checksum differs)"]
+    assert manifest.problems(str(copies / "checkpoint-4")) == [f"{name} is damaged (its hash differs)"]
     assert get_last_checkpoint(copies) == str(copies / "checkpoint-2")
 
 
@@ -352,21 +338,20 @@ def test_older_checkpoints_are_gone_when_somebody_looks(make_args, tmp_path, slo
     assert seen == [["checkpoint-2"], ["checkpoint-4"]]
 
 
-def test_a_tracker_that_reads_no_checkpoints_does_not_hold_a_save_up(make_args, tmp_path, monkeypatch):
-    flushed_while_waiting, flush_all = [], sealing.flush_all
-
+def test_a_tracker_that_reads_no_checkpoints_does_not_hold_a_save_up(make_args, tmp_path, slow_flush):
     class Hears(TrainerCallback):
         reads_checkpoints = False
+        found = []
 
         def on_save(self, args, state, control, **kwargs):
-            pass
+            self.found.append(unhashed(Path(args.output_dir) / f"checkpoint-{state.global_step}"))
+            slow_flush.set()
 
-    monkeypatch.setattr(sealing, "flush_all", lambda folder: flushed_while_waiting.append(flush_all(folder)))
     run(make_args, callbacks=[Hears()], save_total_limit=1)
-    assert flushed_while_waiting == []
+    assert "model.safetensors" in Hears.found[0]
     Hears.reads_checkpoints = True
     run(make_args, callbacks=[Hears()], save_total_limit=1, output_dir=str(tmp_path / "read"))
-    assert len(flushed_while_waiting) == 1
+    assert Hears.found[2:] == [[], []]
 
 
 def test_a_disk_that_fails_afterwards_ends_the_run_and_keeps_what_was_there(make_args, tmp_path, monkeypatch):
