@@ -50,7 +50,7 @@ class Payload:
         self.mark = mark
 
     def __reduce__(self):
-        return os.system, (f"touch {self.mark}",)
+        return os.system, (f"touch '{self.mark}'",)
 
 
 @pytest.mark.parametrize("where", ["zero", "dcp", "ckpt"])
@@ -76,7 +76,7 @@ def test_an_instantiator_in_a_lightning_checkpoint_is_not_called(make_args, tmp_
 
     path, mark = tmp_path / "it.ckpt", tmp_path / "mark"
     weights = {f"model.{name}": tensor for name, tensor in toy.Classifier().state_dict().items()}
-    hostile = {"_instantiator": "os.system", "command": f"touch {mark}"}
+    hostile = {"_instantiator": "os.system", "command": f"touch '{mark}'"}
     torch.save({"state_dict": weights, "global_step": 0, "epoch": 0, "hyper_parameters": hostile}, path)
     trainer = hf_compat.Trainer(toy.Classifier(), make_args(max_steps=1), train_dataset=toy.rows())
     trainer.train(resume_from_checkpoint=str(path))

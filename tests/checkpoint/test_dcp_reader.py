@@ -26,7 +26,7 @@ class Harmful:
         self.mark = mark
 
     def __reduce__(self):
-        return os.system, (f"touch {self.mark}",)
+        return os.system, (f"touch '{self.mark}'",)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ class Harmful:
         self.mark = mark
 
     def __reduce__(self):
-        return os.system, (f"touch {self.mark}",)
+        return os.system, (f"touch '{self.mark}'",)
 
 
 def test_a_torch_file_runs_nothing(tmp_path):

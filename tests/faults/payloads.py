@@ -72,7 +72,7 @@ def objects(mark: Path) -> dict[str, object]:
 
     import numpy as np
 
-    code, touch = code_of(mark), f"touch {mark}"
+    code, touch = code_of(mark), f"touch '{mark}'"
     script = mark.with_suffix(".py")
     script.write_text(code)
     hidden = np.empty(1, dtype=object)
@@ -482,7 +482,7 @@ def attributes_of_python(out: Path, mark: Path) -> None:
 @targeted(".ckpt", "it.ckpt", "an instantiator in the hyperparameters")
 def instantiator(out: Path, mark: Path) -> None:
     content = torch.load(out / "it.ckpt", weights_only=True)
-    content["hyper_parameters"] = {"_instantiator": "os.system", "command": f"touch {mark}"}
+    content["hyper_parameters"] = {"_instantiator": "os.system", "command": f"touch '{mark}'"}
     torch.save(content, out / "it.ckpt")
 
 

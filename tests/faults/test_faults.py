@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -223,6 +224,7 @@ def test_a_full_disk(whole, make_args, tmp_path):
         last = get_last_checkpoint(place / "out")
         shutil.copytree(place / "out", tmp_path / "kept")
     finally:
+        gc.collect()  # the error's frames have open files
         subprocess.run(["umount", str(place)], check=True)
     weights = make_and_finish(make_args, tmp_path / "kept")
     other = make(make_args, tmp_path / "other")
@@ -245,6 +247,7 @@ def test_a_folder_that_becomes_read_only(make_args, tmp_path):
             make(make_args, place / "out").train(resume_from_checkpoint=True)
         assert before == {path: path.read_bytes() for path in (place / "out").rglob("*") if path.is_file()}
     finally:
+        gc.collect()  # the error's frames have open files
         subprocess.run(["umount", str(place)], check=True)
 
 
@@ -261,7 +264,7 @@ class Payload:
         self.mark = mark
 
     def __reduce__(self):
-        return os.system, (f"touch {self.mark}",)
+        return os.system, (f"touch '{self.mark}'",)
 
 
 @pytest.mark.parametrize("protocol", ["torch", "pickle"])

@@ -87,7 +87,7 @@ def test_a_slurm_job_is_queued_again_and_goes_on(make_args, tmp_path, monkeypatc
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     scontrol = bin_folder / "scontrol"
-    scontrol.write_text(f"#!/bin/sh\necho $* >> {tmp_path}/asked\n")
+    scontrol.write_text(f'#!/bin/sh\necho $* >> "{tmp_path}/asked"\n')
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
