@@ -24,9 +24,11 @@ DURATIONS = TESTS / "durations.json"
 # Tests of whole runs stand above every module: a change of the package takes a sample of them.
 WHOLE_RUNS = ("parity", "distributed", "faults", "libraries", "scripts", "examples", "releases", "house", "")
 STARTS_PROCESSES = re.compile(r"\b(subprocess|sys\.executable|os\.fork|forking|launching|multiprocessing)\b")
-# In `--quick` the tests of a file run, fastest first, until they have taken so long.
-SECONDS_OF_A_FILE = 6.0
-SECONDS_IF_IT_STARTS_PROCESSES = 3.0
+# In `--quick` the tests of a file run, fastest first, until they have taken so long. Of a file that starts processes
+# none runs if the fastest takes longer than `SECONDS_OF_A_TEST`.
+SECONDS_OF_A_FILE = 3.0
+SECONDS_IF_IT_STARTS_PROCESSES = 1.5
+SECONDS_OF_A_TEST = 2.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -82,8 +84,9 @@ def _sampled(items: list[pytest.Item], recorded: dict[str, dict[str, float]]) ->
         each = {name: took.get(name, most) / count for name, count in counts.items()}
         spent, kept = 0.0, set()
         for test in sorted(tests, key=lambda test: each[_function(test)]):
-            spent += each[_function(test)]
-            if kept and spent > most:
+            seconds = each[_function(test)]
+            spent += seconds
+            if (kept and spent > most) or (starts and seconds > SECONDS_OF_A_TEST):
                 break
             kept.add(test)
         if len(kept) < len(tests):

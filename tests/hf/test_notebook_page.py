@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-pytestmark = pytest.mark.real_python
+pytestmark = [pytest.mark.real_python, pytest.mark.whole_file]
 
 TESTS = Path(__file__).resolve().parents[1]
 CELLS = [
