@@ -33,6 +33,7 @@ def test_explain_prints_json_for_processes_that_are_not_there(capsys):
     explained = json.loads(capsys.readouterr().out)
     assert explained["plan"]["world_size"] == 16 and explained["plan"]["device"] == "cuda:0"
     assert explained["plan"]["precision"] == "bf16-mixed" and explained["sizes"]
+    assert explained["plan"]["devices_per_node"] == 8
 
 
 def test_explain_of_a_refused_argument_has_the_status_1(capsys):

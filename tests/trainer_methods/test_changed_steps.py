@@ -237,16 +237,17 @@ def test_adalomo_of_the_package_is_refused_without_cuda(tmp_path, monkeypatch):
         run(hf_compat, tmp_path, "adalomo")
 
 
-def test_each_parameter_can_have_a_schedule():
+@pytest.mark.parametrize(("warmup", "expected"), [(0, [1.0, 0.75, 0.5, 0.25]), (2, [0.0, 0.5, 1.0, 0.5])])
+def test_each_parameter_can_have_a_schedule(warmup, expected):
     layers = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     optimizer = LayerWiseDummyOptimizer({one: torch.optim.SGD([one], lr=1.0) for one in layers}, lr=1.0)
     optimizer.attach_hooks()
-    schedule = get_scheduler("linear", optimizer, num_warmup_steps=0, num_training_steps=4)
+    schedule = get_scheduler("linear", optimizer, num_warmup_steps=warmup, num_training_steps=4)
     assert isinstance(schedule, LayerWiseDummyScheduler)
     rates = []
     for _ in range(3):
         sum(one.sum() for one in layers).backward()
         schedule.step()
         rates.append(schedule.get_last_lr())
-    assert rates == [[0.75], [0.5], [0.25]]
-    assert all(torch.equal(one, torch.full((2,), 1 - 1 - 0.75 - 0.5)) for one in layers)
+    assert rates == [[rate] for rate in expected[1:]]
+    assert all(torch.equal(one, torch.full((2,), 1 - sum(expected[:3]))) for one in layers)
