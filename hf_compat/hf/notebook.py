@@ -32,7 +32,7 @@ class NotebookProgressCallback(ProgressCallback):
 
     def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if self.training_bar is not None:
-            self.training_bar.set_postfix_str(f"Epoch {state.epoch:.4g}/{state.num_train_epochs}", refresh=False)
+            self.training_bar.set_postfix_str(f"Epoch {state.epoch or 0:.4g}/{state.num_train_epochs}", refresh=False)
         super().on_step_end(args, state, control, **kwargs)
 
     def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
