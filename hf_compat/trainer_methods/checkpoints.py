@@ -165,13 +165,17 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
             self._background.submit(lambda: self._finish_later(final, best))
 
     def _put_in_place_unflushed(self, place: SavingPlace, final: str) -> None:
-        if self.args.should_save:
-            place.adopt(final)
-            sealing.list_unflushed(place.inside(final), self._writer(place.run_dir))
-            self._keep(place.run_dir)
-            place.land(final)
-            os.replace(place.inside(final), final)
-            place.discard()
+        if not self.args.should_save:
+            return
+        place.adopt(final)
+        if os.path.lexists(final):  # an override has written there: that may go only when the new one is on the disk
+            self._seal(place, final)
+            return
+        sealing.list_unflushed(place.inside(final), self._writer(place.run_dir))
+        self._keep(place.run_dir)
+        place.land(final)
+        os.replace(place.inside(final), final)
+        place.discard()
 
     def _finish_later(self, final: str, best: str | None) -> None:
         """Force a checkpoint to the disk, write its hashes, then remove what there is no room for; in a thread."""

@@ -8,9 +8,11 @@ import time
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from toy import Classifier, rows
 
+import hf_compat
 from hf_compat import Trainer, TrainerCallback
 from hf_compat.checkpoint import manifest, sealing
 from hf_compat.trainer_utils import get_last_checkpoint
@@ -62,8 +64,6 @@ def test_a_changed_checkpoint_is_whole(make_args, tmp_path, caplog, act, limit):
 
 
 def test_a_run_without_its_optimizer_goes_on_as_in_transformers(make_args, tmp_path):
-    transformers = pytest.importorskip("transformers")
-
     class Drop(transformers.TrainerCallback):
         def on_save(self, args, state, control, **kwargs):
             drop_optimizer(f"{args.output_dir}/checkpoint-{state.global_step}")
@@ -80,8 +80,6 @@ def test_a_run_without_its_optimizer_goes_on_as_in_transformers(make_args, tmp_p
             trainer.train(resume_from_checkpoint=resume)
             found.append([log["loss"] for log in trainer.state.log_history if "loss" in log])
         return found
-
-    import hf_compat
 
     assert losses(hf_compat, OnSave(drop_optimizer)) == losses(transformers, Drop())
 
