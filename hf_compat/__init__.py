@@ -105,7 +105,9 @@ __all__ = tuple(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         if _is_imported(sys._getframe(1)):  # Python would say nothing but that there is none
-            _load_transformers()
+            # Whoever imports a name that is not ours may mean one of its names
+            with contextlib.suppress(ImportError):
+                importlib.import_module("transformers")
             raise ImportError(f"cannot import name {name!r} from {__name__!r}{_hint(name)}", name=__name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_hint(name)}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
@@ -116,12 +118,6 @@ def __getattr__(name: str) -> Any:
 def _is_imported(frame: FrameType) -> bool:
     """Return whether a line `from hf_compat import …` asks for a name, and not `getattr` or `hasattr`."""
     return frame.f_code.co_code[frame.f_lasti] == opcode.opmap["IMPORT_FROM"]
-
-
-def _load_transformers() -> None:
-    """Load transformers where it is installed: whoever imports a name that is not ours may mean one of its names."""
-    with contextlib.suppress(ImportError):
-        importlib.import_module("transformers")
 
 
 def _hint(name: str) -> str:

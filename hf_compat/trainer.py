@@ -123,7 +123,17 @@ class Trainer(
         with telling_of_failure():
             refuse_edited_methods(type(self))
             tell_of_unread_globals()
-            processing_class = _accept_old_names(old_names, processing_class)
+            tokenizer = old_names.pop("tokenizer", None)
+            if old_names:
+                name = next(iter(old_names))
+                known = [p for p in inspect.signature(Trainer.__init__).parameters if p not in ("self", "old_names")]
+                hint = did_you_mean(name, [*known, "tokenizer"], f"the arguments are {', '.join(known)}.", cutoff=0.5)
+                raise UnknownArgument(
+                    f"Trainer got an unknown argument `{shown(name, old_names[name])}`.\n\nHint: {hint}"
+                )
+            if tokenizer is not None and processing_class is not None:
+                raise ArgumentError("`tokenizer` is the old name of `processing_class`: pass one of them.")
+            processing_class = processing_class if processing_class is not None else tokenizer
             self.lightning_options = {} if lightning_options is None else lightning_options
             if args is None:
                 log_line("No `TrainingArguments` passed, using `output_dir=tmp_trainer`.")
@@ -145,7 +155,17 @@ class Trainer(
             self._set_up_counters()
             self.state.is_local_process_zero = self.is_local_process_zero()
             self.state.is_world_process_zero = self.is_world_process_zero()
-            self._set_up_run()
+            # Begin with a run in which nothing was trained, and with what outlives a run
+            self.hp_name = self.hp_search_backend = self._trial = None
+            self.deepspeed = None
+            self.neftune_noise_alpha = self.args.neftune_noise_alpha
+            self.lightning_trainer: pl.Trainer | None = None
+            self.stop_signals = StopSignals()
+            self._is_prepared = False
+            self._evaluation_averages = StepAverages()
+            self._background = BackgroundWriter()
+            self._copy_memory, self._state_copies = CopyMemory(), StateCopies()
+            self._run = TrainingRun(losses=LossLog(self.args.device, 0, self.args.logging_nan_inf_filter))
             self._set_callbacks(callbacks)
             self._prepare_hub()
             self.control = self.callback_handler.on_init_end(self.args, self.state, self.control)
@@ -168,19 +188,6 @@ class Trainer(
         if args.max_steps > 0:
             log_line("max_steps is given, it will override any value given in num_train_epochs")
         self._seed()
-
-    def _set_up_run(self) -> None:
-        """Begin with a run in which nothing was trained, and with what outlives a run."""
-        self.hp_name = self.hp_search_backend = self._trial = None
-        self.deepspeed = None
-        self.neftune_noise_alpha = self.args.neftune_noise_alpha
-        self.lightning_trainer: pl.Trainer | None = None
-        self.stop_signals = StopSignals()
-        self._is_prepared = False
-        self._evaluation_averages = StepAverages()
-        self._background = BackgroundWriter()
-        self._copy_memory, self._state_copies = CopyMemory(), StateCopies()
-        self._run = TrainingRun(losses=LossLog(self.args.device, 0, self.args.logging_nan_inf_filter))
 
     @property
     def lightning_options(self) -> CheckedOptions:
@@ -301,15 +308,3 @@ class Trainer(
 
     def _make_module(self, plan: LightningPlan) -> WindowModule:
         return make_module(plan, self.model, self)
-
-
-def _accept_old_names(old_names: dict[str, ProcessingClass], processing_class: ProcessingClass) -> ProcessingClass:
-    tokenizer = old_names.pop("tokenizer", None)
-    if old_names:
-        name = next(iter(old_names))
-        known = [p for p in inspect.signature(Trainer.__init__).parameters if p not in ("self", "old_names")]
-        hint = did_you_mean(name, [*known, "tokenizer"], f"the arguments are {', '.join(known)}.", cutoff=0.5)
-        raise UnknownArgument(f"Trainer got an unknown argument `{shown(name, old_names[name])}`.\n\nHint: {hint}")
-    if tokenizer is not None and processing_class is not None:
-        raise ArgumentError("`tokenizer` is the old name of `processing_class`: pass one of them.")
-    return processing_class if processing_class is not None else tokenizer

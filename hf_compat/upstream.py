@@ -18,24 +18,20 @@ def load_lightning() -> None:
     except ImportError as error:
         if "transformers" not in str(error) and getattr(error, "name", None) != "transformers":
             raise
-        _load_lightning_as_if_without_transformers()
+        from lightning_utilities.core.imports import RequirementCache
 
+        is_there = RequirementCache.__bool__
 
-def _load_lightning_as_if_without_transformers() -> None:
-    from lightning_utilities.core.imports import RequirementCache
+        def is_there_but_for_transformers(cache: RequirementCache) -> bool:
+            return not str(cache.requirement).startswith("transformers") and is_there(cache)
 
-    is_there = RequirementCache.__bool__
-
-    def is_there_but_for_transformers(cache: RequirementCache) -> bool:
-        return not str(cache.requirement).startswith("transformers") and is_there(cache)
-
-    for name in [name for name in sys.modules if name.split(".")[0] == "torchmetrics"]:
-        del sys.modules[name]  # what the failed import left half made
-    RequirementCache.__bool__ = is_there_but_for_transformers  # type: ignore[method-assign,assignment]
-    try:
-        importlib.import_module("lightning.pytorch")
-    finally:
-        RequirementCache.__bool__ = is_there  # type: ignore[method-assign]
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchmetrics"]:
+            del sys.modules[name]  # what the failed import left half made
+        RequirementCache.__bool__ = is_there_but_for_transformers  # type: ignore[method-assign,assignment]
+        try:
+            importlib.import_module("lightning.pytorch")
+        finally:
+            RequirementCache.__bool__ = is_there  # type: ignore[method-assign]
 
 
 load_lightning()

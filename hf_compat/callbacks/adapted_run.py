@@ -131,7 +131,11 @@ class AdaptedRun:
         device = trainer.strategy.root_device
         self.losses = LossLog(device, trainer.global_step, self.args.logging_nan_inf_filter)
         self._start_time, self._micro_batches = time.time(), 0
-        self._warn_of_what_has_no_effect()
+        if self.args.load_best_model_at_end:
+            warn_once(
+                "HFCallbackAdapter: `load_best_model_at_end=True` has no effect in a Lightning trainer; "
+                "ModelCheckpoint keeps the best model."
+            )
 
     def agree_on_flags(self, sources: FlagSources) -> None:
         """Let all processes act on the same flags from now on, as the callbacks that may set one make it necessary."""
@@ -142,13 +146,6 @@ class AdaptedRun:
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector
         if not self.flags_decide and interval and self.state.global_step % interval == 0:
             self.control.should_log = True
-
-    def _warn_of_what_has_no_effect(self) -> None:
-        if self.args.load_best_model_at_end:
-            warn_once(
-                "HFCallbackAdapter: `load_best_model_at_end=True` has no effect in a Lightning trainer; "
-                "ModelCheckpoint keeps the best model."
-            )
 
     def restore(self, saved: AdapterState) -> None:
         """Go on where a checkpoint's run stood."""

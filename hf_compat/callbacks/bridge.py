@@ -151,19 +151,16 @@ class HFBridge(pl.Callback):
         if self._order is None:
             self._fire(PAIRS[hook])
         else:
-            self._fire_for_segment(PAIRS[hook], segment, self._order)
-
-    def _fire_for_segment(self, event: str, segment: int, order: CallbackOrder) -> None:
-        trainer = self.hf_trainer
-        handler = trainer.callback_handler
-        handler.active_ids = order.segments(handler.callbacks)[segment]
-        try:
-            if segment == 0:
-                self._fire(event)
-            else:  # the flags are reset once, by the handler's own method
-                trainer.control = handler.call_event(event, trainer.args, trainer.state, trainer.control)
-        finally:
-            handler.active_ids = None
+            trainer = self.hf_trainer
+            handler = trainer.callback_handler
+            handler.active_ids = self._order.segments(handler.callbacks)[segment]
+            try:
+                if segment == 0:
+                    self._fire(PAIRS[hook])
+                else:  # the flags are reset once, by the handler's own method
+                    trainer.control = handler.call_event(PAIRS[hook], trainer.args, trainer.state, trainer.control)
+            finally:
+                handler.active_ids = None
 
     def _prepare(self, hook: str, batch: StepBatch, outputs: StepOutput) -> None:
         """Do what comes before an event's first callback."""
@@ -171,7 +168,15 @@ class HFBridge(pl.Callback):
         if hook == "on_train_start":
             self.find_requested_kwargs()
         elif hook == "on_train_epoch_start":
-            self._begin_epoch()
+            self.epoch += 1
+            start = self.run.start
+            is_first = self.epoch == start.epoch
+            self.run.begin_epoch(is_first)
+            if is_first and start.epoch_is_over:
+                # what restored flags ask for was done before the checkpoint was whole, and no update will reset them
+                control = self.hf_trainer.control
+                control.should_log = control.should_evaluate = control.should_save = False
+            self.find_requested_kwargs()
         elif hook == "on_train_batch_start":
             self._stepped = False
             self.run.moment = Moment.UPDATE
@@ -180,7 +185,18 @@ class HFBridge(pl.Callback):
             trainer.state.global_step += 1
             trainer.state.epoch = self.epoch + batch.epoch_progress
         elif hook == "on_train_epoch_end":
-            self._close_epoch()
+            hf_trainer, run = self.hf_trainer, self.run
+            if run.windows is not None and not run.windows.saw_data:
+                logger.warning(
+                    "The training data gave no sample in epoch %d; training stops at update %d of %d.",
+                    self.epoch,
+                    hf_trainer.state.global_step,
+                    hf_trainer.state.max_steps,
+                )
+                hf_trainer.control.should_training_stop = True
+            if run.lightning_trainer is not None:
+                # the control says it too; an HF callback of this event may take it back
+                run.lightning_trainer.should_stop = False
         elif hook == "on_validation_batch_end" and self._requested_kwargs:
             trainer.callback_handler.requestable_kwargs.update(loss=outputs, inputs=getattr(batch, "inputs", batch))
 
@@ -215,17 +231,6 @@ class HFBridge(pl.Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin an epoch."""
         self.fire_for_hook("on_train_epoch_start", self._last_segment)
-
-    def _begin_epoch(self) -> None:
-        self.epoch += 1
-        start = self.run.start
-        is_first = self.epoch == start.epoch
-        self.run.begin_epoch(is_first)
-        if is_first and start.epoch_is_over:
-            # what restored flags ask for was done before the checkpoint was whole, and no update will reset them
-            control = self.hf_trainer.control
-            control.should_log = control.should_evaluate = control.should_save = False
-        self.find_requested_kwargs()
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Window, batch_idx: int
@@ -309,20 +314,6 @@ class HFBridge(pl.Callback):
             pl_module.step_schedule_of_epochs()
         self._act_on_flags(trainer, run.flags.sources.in_epochs)
         trainer.should_stop = hf_trainer.control.should_training_stop
-
-    def _close_epoch(self) -> None:
-        hf_trainer, run = self.hf_trainer, self.run
-        if run.windows is not None and not run.windows.saw_data:
-            logger.warning(
-                "The training data gave no sample in epoch %d; training stops at update %d of %d.",
-                self.epoch,
-                hf_trainer.state.global_step,
-                hf_trainer.state.max_steps,
-            )
-            hf_trainer.control.should_training_stop = True
-        if run.lightning_trainer is not None:
-            # the control says it too; an HF callback of this event may take it back
-            run.lightning_trainer.should_stop = False
 
     def _obey_signals(self) -> None:
         """Write a checkpoint where a signal has asked to stop, then stop."""

@@ -74,7 +74,12 @@ def check_lightning_callback(callback: pl.Callback, model: nn.Module) -> None:
         CallbackError: It would be inert, or wrong; the message holds the way out.
     """
     _refuse(callback, model)
-    uncalled = _uncalled_hooks(callback)
+    # The hooks of a callback that are never called here
+    # those that Lightning ships do without these hooks
+    is_users = not type(callback).__module__.startswith(("lightning.", "pytorch_lightning."))
+    overridden = [hook for hook in _NEVER if getattr(type(callback), hook) is not getattr(pl.Callback, hook)]
+    # a LambdaCallback keeps its functions as attributes of the instance
+    uncalled = [*(overridden if is_users else []), *(hook for hook in _NEVER if hook in vars(callback))]
     if uncalled:
         warnings.warn(
             f"{type(callback).__name__}: {', '.join(uncalled)} will not be called: HF has no sanity check, and "
@@ -113,24 +118,13 @@ def _refuse(callback: pl.Callback, model: nn.Module) -> None:
         if isinstance(callback, getattr(lightning_callbacks, refused)):
             raise CallbackError(f"Lightning's {name} cannot work in this Trainer: {why}.\n\nHint: {hint}.")
     check_backbone(callback, model)
-    if isinstance(callback, lightning_callbacks.StochasticWeightAveraging) and _has_batch_norm(model):
+    if isinstance(callback, lightning_callbacks.StochasticWeightAveraging) and any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
+    ):
         raise CallbackError(
             "Lightning's StochasticWeightAveraging runs one more epoch for models with batch norm, beyond the updates "
             "that the arguments ask for.\n\nHint: use lightning's WeightAveraging, which averages buffers too."
         )
-
-
-def _uncalled_hooks(callback: pl.Callback) -> list[str]:
-    """Return the hooks of a callback that are never called here."""
-    # those that Lightning ships do without these hooks
-    is_users = not type(callback).__module__.startswith(("lightning.", "pytorch_lightning."))
-    overridden = [hook for hook in _NEVER if getattr(type(callback), hook) is not getattr(pl.Callback, hook)]
-    # a LambdaCallback keeps its functions as attributes of the instance
-    return [*(overridden if is_users else []), *(hook for hook in _NEVER if hook in vars(callback))]
-
-
-def _has_batch_norm(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
 class EventSource(Protocol):

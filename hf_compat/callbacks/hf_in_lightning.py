@@ -95,22 +95,18 @@ class HFCallbackAdapter(pl.Callback):
         given = [*(callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]), *more]
         if not given:
             raise ArgumentError("HFCallbackAdapter has no callback.\n\nHint: HFCallbackAdapter(MyCallback(), …).")
-        self._refuse_lightning_callbacks(given)
-        self._given_args = None if args is None else adopt_arguments(args)
-        self._processing_class = processing_class
-        self.handler = CallbackHandler(given, None, processing_class, None, None)
-        self._shared_run: AdaptedRun | None = None
-        self._is_first = self._is_last = True
-        self._restored: AdapterState | None = None
-
-    @staticmethod
-    def _refuse_lightning_callbacks(given: list[AnyCallback]) -> None:
         wrong = [c for c in given if isinstance(c, pl.Callback) or is_of_other_distribution(c)]
         if wrong:
             raise CallbackError(
                 f"{type(wrong[0]).__name__} is a Lightning callback, and HFCallbackAdapter calls HF callbacks.\n\n"
                 "Hint: give it to lightning.Trainer itself, beside the adapter."
             )
+        self._given_args = None if args is None else adopt_arguments(args)
+        self._processing_class = processing_class
+        self.handler = CallbackHandler(given, None, processing_class, None, None)
+        self._shared_run: AdaptedRun | None = None
+        self._is_first = self._is_last = True
+        self._restored: AdapterState | None = None
 
     @property
     def state(self) -> TrainerState:
@@ -140,7 +136,8 @@ class HFCallbackAdapter(pl.Callback):
             if self._shared_run is None:
                 given = _agreed_arguments(adapters)
                 self._shared_run = AdaptedRun(given or arguments_of(trainer), given is not None)
-            self._adapted_run.flags_decide = _has_default_flow(adapters)
+            names = {type(callback).__name__ for adapter in adapters for callback in adapter.handler.callbacks}
+            self._adapted_run.flags_decide = DefaultFlowCallback.__name__ in names
         self._shared_run = adapters[0]._adapted_run
         self.handler.model = pl_module
         self.handler.requestable_kwargs["trainer"] = trainer
@@ -365,11 +362,6 @@ class HFCallbackAdapter(pl.Callback):
 
 def _adapters(trainer: pl.Trainer) -> list[HFCallbackAdapter]:
     return [c for c in trainer.callbacks if isinstance(c, HFCallbackAdapter)]  # type: ignore[attr-defined]
-
-
-def _has_default_flow(adapters: list[HFCallbackAdapter]) -> bool:
-    names = {type(callback).__name__ for adapter in adapters for callback in adapter.handler.callbacks}
-    return DefaultFlowCallback.__name__ in names  # transformers' own has the same name
 
 
 def _agreed_arguments(adapters: list[HFCallbackAdapter]) -> TrainingArguments | None:

@@ -147,20 +147,6 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
             raise CallbackError(f"{callback!r} is no Lightning callback.\n\nHint: pass HF callbacks as they are.")
         self._refuse(callback)
         check_lightning_callback(callback, nn.Module())
-        self._warn_of_uncalled_hooks(callback)
-        self.callback = callback
-        self.trainer: pl.Trainer | None = None
-        self._module: _Beside | None = None
-        self._epoch = 0
-
-    @staticmethod
-    def _refuse(callback: pl.Callback) -> None:
-        for kinds, why, hint in _REFUSED:
-            if isinstance(callback, kinds):
-                raise CallbackError(f"Lightning's {type(callback).__name__} {why}.\n\nHint: {hint}.")
-
-    @staticmethod
-    def _warn_of_uncalled_hooks(callback: pl.Callback) -> None:
         is_lightnings = type(callback).__module__.startswith(("lightning.", "pytorch_lightning."))
         own = () if is_lightnings else (h for h in _WITHOUT_EVENT if _overrides(type(callback), h))
         missing = [*own, *(h for h in _WITHOUT_EVENT if h in vars(callback))]  # a LambdaCallback has them itself
@@ -171,6 +157,16 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
                 HfCompatWarning,
                 stacklevel=3,
             )
+        self.callback = callback
+        self.trainer: pl.Trainer | None = None
+        self._module: _Beside | None = None
+        self._epoch = 0
+
+    @staticmethod
+    def _refuse(callback: pl.Callback) -> None:
+        for kinds, why, hint in _REFUSED:
+            if isinstance(callback, kinds):
+                raise CallbackError(f"Lightning's {type(callback).__name__} {why}.\n\nHint: {hint}.")
 
     def state(self) -> dict[str, dict[str, object]]:
         """Return the callback's state for HF's `trainer_state.json`."""

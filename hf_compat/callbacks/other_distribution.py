@@ -53,34 +53,26 @@ def adopt(candidate: Candidate) -> Candidate:
             works in its own distribution only.
     """
     kind: type = type(candidate)
-    if isinstance(candidate, _ADOPTED) or not is_of_other_distribution(candidate) or not _has_adopted_twin(kind):
+    if (
+        isinstance(candidate, _ADOPTED)
+        or not is_of_other_distribution(candidate)
+        or not issubclass(_twin_of(kind), _ADOPTED)
+    ):
         return candidate
-    _check_release(kind)
-    _check_inherited_code(kind)
-    candidate.__class__ = _joined(kind)
-    return candidate
-
-
-def _has_adopted_twin(kind: type) -> bool:
-    return issubclass(_twin_of(kind), _ADOPTED)
-
-
-def _check_release(kind: type) -> None:
     theirs, ours = getattr(loaded(_OTHER), "__version__", "?"), lightning.__version__
     if theirs.split(".")[:2] != ours.split(".")[:2]:
         raise CallbackError(
             f"{kind.__name__} is of {_OTHER} {theirs}, and lightning {ours} trains.\n\n"
             f"Hint: import it from `{_OWN}`, which has the same classes."
         )
-
-
-def _check_inherited_code(kind: type) -> None:
     twin = _twin_of(kind)
     if twin in _BOUND_TO_THEIR_OWN and _shipped_class(kind) is not kind:
         raise CallbackError(
             f"{kind.__name__} inherits from `{_OTHER}`'s {twin.__name__}, whose code knows modules and plugins of "
             f"{_OTHER} only.\n\nHint: let it inherit from `{_OWN}.callbacks.{twin.__name__}`."
         )
+    candidate.__class__ = _joined(kind)
+    return candidate
 
 
 def _shipped_class(kind: type) -> type | None:

@@ -180,7 +180,13 @@ class WandbCallback(TrainerCallback):
             self._begin(args, state)
         elif not self._began:
             self._memory = None
-        self._wandb.config.update(_configuration(args, model), allow_val_change=True)
+        config: Any = getattr(model, "config", None)
+        described = config if isinstance(config, dict) else config.to_dict() if hasattr(config, "to_dict") else {}
+        adapters = getattr(model, "peft_config", None)
+        self._wandb.config.update(
+            {**({"peft_config": adapters} if adapters is not None else {}), **described, **args.to_dict()},
+            allow_val_change=True,
+        )
         self._wandb.define_metric("train/global_step")
         self._wandb.define_metric("*", step_metric="train/global_step", step_sync=True)
         watched = variable("WANDB_WATCH", "false")
@@ -307,10 +313,3 @@ def _log_model(wanted: str) -> str:
     if wanted.lower() != "false":
         logger.warning("WANDB_LOG_MODEL=%s is not known (end, checkpoint, false): no model is logged.", wanted)
     return "false"
-
-
-def _configuration(args: Args, model: nn.Module | None) -> dict[str, object]:
-    config: Any = getattr(model, "config", None)
-    described = config if isinstance(config, dict) else config.to_dict() if hasattr(config, "to_dict") else {}
-    adapters = getattr(model, "peft_config", None)
-    return {**({"peft_config": adapters} if adapters is not None else {}), **described, **args.to_dict()}

@@ -56,13 +56,25 @@ def _convert(source: str, target: str, shard_bytes: int, keep_names: bool) -> st
     to_lightning = target.endswith(".ckpt")
     stored = None if to_lightning else _shards(source)
     if stored is not None:
-        count = _write_shards(stored, target, shard_bytes, keep_names)
+        # Write tensors as safetensors with an index, one file's worth in memory at a time; returns their number
+        if not stored:
+            raise CheckpointError("The shards hold no weights.")
+        with writing(target) as place:
+            count = _write_files(stored, place, shard_bytes, keep_names)
+            put(place, target)
         return f"{count} tensors of the shards in {source} are weights in {target}"
     if os.path.isdir(source) and to_lightning:
-        _write_lightning(from_hf(source), target)
+        checkpoint = from_hf(source)
+        with writing(target) as place:
+            written = os.path.join(place, "it.ckpt")
+            torch.save(checkpoint, written)
+            put(written, target)
         return f"the HF folder {source} is the Lightning checkpoint {target}"
     if os.path.isfile(source) and not to_lightning:
-        _check_kind(source)
+        # Its own error would speak of something else
+        with open_regular(source) as file:
+            if not file.read(4).startswith(_TORCH_BEGINS):
+                raise CheckpointError(f"{source} is no Lightning checkpoint: it is not a file of `torch.save`.")
         checkpoint = read_lightning(source)
         to_hf(checkpoint, target)
         warn_of_left_out(source, checkpoint)
@@ -73,20 +85,6 @@ def _convert(source: str, target: str, shard_bytes: int, keep_names: bool) -> st
     )
 
 
-def _check_kind(source: str) -> None:
-    """Refuse a file that torch has not written: its own error would speak of something else."""
-    with open_regular(source) as file:
-        if not file.read(4).startswith(_TORCH_BEGINS):
-            raise CheckpointError(f"{source} is no Lightning checkpoint: it is not a file of `torch.save`.")
-
-
-def _write_lightning(checkpoint: dict[str, object], target: str) -> None:
-    with writing(target) as place:
-        written = os.path.join(place, "it.ckpt")
-        torch.save(checkpoint, written)
-        put(written, target)
-
-
 def _shards(source: str) -> list[StoredTensor] | None:
     """List the tensors of a folder of shards; None for anything else."""
     if not os.path.isdir(source):
@@ -94,16 +92,6 @@ def _shards(source: str) -> list[StoredTensor] | None:
     if is_dcp_folder(source):
         return dcp_tensors(source)
     return zero_tensors(source) if find_zero_folder(source) is not None else None
-
-
-def _write_shards(stored: list[StoredTensor], target: str, shard_bytes: int, keep_names: bool) -> int:
-    """Write tensors as safetensors with an index, one file's worth in memory at a time; returns their number."""
-    if not stored:
-        raise CheckpointError("The shards hold no weights.")
-    with writing(target) as place:
-        count = _write_files(stored, place, shard_bytes, keep_names)
-        put(place, target)
-    return count
 
 
 def _write_files(stored: list[StoredTensor], partial: str, shard_bytes: int, keep_names: bool) -> int:
@@ -117,7 +105,9 @@ def _write_files(stored: list[StoredTensor], partial: str, shard_bytes: int, kee
         write_weights(weights, os.path.join(partial, file))
         file_of |= dict.fromkeys(weights, file)
         total_bytes += sum(tensor.nbytes for tensor in weights.values())
-    _write_index(file_of, total_bytes, partial)
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": file_of}
+    with open(os.path.join(partial, names.SAFE_WEIGHTS_INDEX_NAME), "w", encoding="utf-8") as text:
+        json.dump(index, text, indent=2)
     return len(file_of)
 
 
@@ -130,12 +120,6 @@ def _load(stored: StoredTensor) -> torch.Tensor:
     if tensor.is_meta:
         raise CheckpointError(f"The stored tensor {stored.name!r} has no data.")
     return tensor
-
-
-def _write_index(file_of: dict[str, str], total_bytes: int, folder: str) -> None:
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": file_of}
-    with open(os.path.join(folder, names.SAFE_WEIGHTS_INDEX_NAME), "w", encoding="utf-8") as text:
-        json.dump(index, text, indent=2)
 
 
 def _common_prefix(all_names: list[str]) -> str:

@@ -231,7 +231,17 @@ def open_dcp(contents: Contents, subfolder: str = "") -> DcpFolder:
     """
     before = f"{subfolder}/" if subfolder else ""
     path = contents.need(before + METADATA_NAME)
-    index = _read_index(path)
+    content = read_small(path, INDEX_BYTES)
+    try:
+        index = _IndexOnly(io.BytesIO(content)).load()
+        wrong = _problem(index)
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever a damaged pickle raises, or lacks
+        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+    if wrong is not None:
+        raise CheckpointError(f"{path} cannot be read: {wrong}.")
+    assert isinstance(index, Metadata)
     for file in sorted({info.relative_path for info in index.storage_data.values()}):
         if not is_plain_name(file):
             raise CheckpointError(f"{path} names {file!r}, which is outside the checkpoint.")
@@ -292,21 +302,6 @@ def _is_whole(entry: io.BytesIO) -> bool:
             return archive.testzip() is None
     except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError):
         return False
-
-
-def _read_index(path: str) -> Metadata:
-    content = read_small(path, INDEX_BYTES)
-    try:
-        index = _IndexOnly(io.BytesIO(content)).load()
-        wrong = _problem(index)
-    except CheckpointError:
-        raise
-    except Exception as error:  # whatever a damaged pickle raises, or lacks
-        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
-    if wrong is not None:
-        raise CheckpointError(f"{path} cannot be read: {wrong}.")
-    assert isinstance(index, Metadata)
-    return index
 
 
 def _problem(index: object) -> str | None:

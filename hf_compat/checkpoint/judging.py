@@ -46,12 +46,11 @@ def judge_contents(contents: Contents) -> Iterator[str]:
 def _all_names(contents: Contents) -> list[str]:
     if contents.listed is not None:
         return sorted(contents.listed)
-    return [*contents.names(), *_indices_of_shards(contents)]
-
-
-def _indices_of_shards(contents: Contents) -> list[str]:
     places = [entry.name for entry in sorted(contents.folder.iterdir()) if entry.is_dir()]
-    return [f"{place}/{METADATA_NAME}" for place in places if contents.find(f"{place}/{METADATA_NAME}") is not None]
+    return [
+        *contents.names(),
+        *[f"{place}/{METADATA_NAME}" for place in places if contents.find(f"{place}/{METADATA_NAME}") is not None],
+    ]
 
 
 def _judge_state(contents: Contents, name: str) -> None:
@@ -212,20 +211,16 @@ def _judge_bytes(path: Path, judges: Mapping[str, WholeJudge] | None = None) -> 
 
 def _is_whole_safetensors(path: Path) -> bool:
     try:
-        return _bytes_of_safetensors(path) == path.stat().st_size
+        # The size that a file's header says it has: its own length comes first, then where each tensor ends
+        with open_regular(path) as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if not 0 < header_bytes < min(path.stat().st_size, _HEADER_BYTES):
+                raise ValueError("the header does not fit into the file")
+            header = json.loads(file.read(header_bytes))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        return (8 + header_bytes + int(max(ends, default=0))) == path.stat().st_size
     except (ValueError, KeyError, IndexError, AttributeError, TypeError, MemoryError, OverflowError, RecursionError):
         return False
-
-
-def _bytes_of_safetensors(path: Path) -> int:
-    """Return the size that a file's header says it has: its own length comes first, then where each tensor ends."""
-    with open_regular(path) as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        if not 0 < header_bytes < min(path.stat().st_size, _HEADER_BYTES):
-            raise ValueError("the header does not fit into the file")
-        header = json.loads(file.read(header_bytes))
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    return 8 + header_bytes + int(max(ends, default=0))
 
 
 def _is_whole_torch_file(path: Path) -> bool:

@@ -46,19 +46,10 @@ def check_lightning(path: str, checkpoint: object) -> None:
     wrong = _wrong_field(checkpoint)
     if wrong is not None:
         raise CheckpointError(f"{path} cannot be read: `{wrong}` is not what Lightning writes.")
-    _check_halves(path, checkpoint)
-    _check_own(path, checkpoint.get(OWN_KEY))
-
-
-def _check_halves(path: str, checkpoint: LightningCheckpoint) -> None:
-    """Refuse the state of optimizers without that of schedules, and the reverse; one of weights alone has neither."""
     missing = [name for name in ("optimizer_states", "lr_schedulers") if name not in checkpoint]
     if len(missing) == 1:
         raise CheckpointError(f"{path} cannot be read: `{missing[0]}` is missing.")
-
-
-def _check_own(path: str, own: object) -> None:
-    """Refuse a wrong form of what `HFModule` has added."""
+    own = checkpoint.get(OWN_KEY)
     if own is None:
         return
     with naming(f"{path}: `{OWN_KEY}`"):

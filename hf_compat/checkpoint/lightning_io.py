@@ -165,7 +165,12 @@ def _write_files(checkpoint: LightningCheckpoint, weights: Weights, folder: str)
     for key, name in (("optimizer_states", names.OPTIMIZER_NAME), ("lr_schedulers", names.SCHEDULER_NAME)):
         if checkpoint.get(key):
             torch.save(checkpoint[key][0], os.path.join(folder, name))
-    data = _position_of_lightning(checkpoint)
+    # Where the data stood: as we saved it, else from the loader's state that Lightning saved
+    own = checkpoint.get(OWN_KEY, {}).get("windows")
+    if own is None:
+        loops = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
+        own = next((loader for loader in (loops.get("combined_loader") or [])[:1] if "epoch" in loader), None)
+    data = None if own is None else DataPosition.read(own)
     state = TrainerState(
         global_step=int(checkpoint["global_step"]),
         epoch=_epoch_of(checkpoint, data),
@@ -173,28 +178,24 @@ def _write_files(checkpoint: LightningCheckpoint, weights: Weights, folder: str)
         train_batch_size=(data.micro_batch_size if data is not None else None) or 0,
         stateful_callbacks=[TrainerControl()],
     )
-    _write_state(state, os.path.join(folder, names.TRAINER_STATE_NAME))
+    # The arguments of who resumes count
+    stated = {name: value for name, value in dataclasses.asdict(state).items() if name not in INTERVALS}
+    with open(os.path.join(folder, names.TRAINER_STATE_NAME), "w", encoding="utf-8") as file:
+        file.write(json.dumps(stated, indent=2, sort_keys=True) + "\n")
     if data is not None:
-        _run_state(checkpoint, data).save(folder)
+        step = int(checkpoint["global_step"])
+        (
+            RunState(
+                data=data,
+                moment=Moment.UPDATE if data.is_open else Moment.EPOCH_END,
+                losses={"tr_loss": 0.0, "total_loss": 0.0, "last_logged": step, "first_update": step},
+                callbacks=checkpoint.get("callbacks", {}),
+                current_epoch=int(checkpoint["epoch"]),
+                lightning_version=checkpoint.get("pytorch-lightning_version", lightning.__version__),
+            )
+        ).save(folder)
         if data.rng is not None:
             torch.save(unpack_rng(data.rng), os.path.join(folder, names.RNG_STATE_NAME))
-
-
-def _write_state(state: TrainerState, path: str) -> None:
-    """Write a state without intervals, which a Lightning trainer has none of: the arguments of who resumes count."""
-    stated = {name: value for name, value in dataclasses.asdict(state).items() if name not in INTERVALS}
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(json.dumps(stated, indent=2, sort_keys=True) + "\n")
-
-
-def _position_of_lightning(checkpoint: LightningCheckpoint) -> DataPosition | None:
-    """Return where the data stood: as we saved it, else from the loader's state that Lightning saved."""
-    own = checkpoint.get(OWN_KEY, {}).get("windows")
-    if own is not None:
-        return DataPosition.read(own)
-    loops = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
-    loaders = loops.get("combined_loader") or []
-    return DataPosition.read(loaders[0]) if loaders and "epoch" in loaders[0] else None
 
 
 def _epoch_of(checkpoint: LightningCheckpoint, data: DataPosition | None) -> float:
@@ -203,18 +204,6 @@ def _epoch_of(checkpoint: LightningCheckpoint, data: DataPosition | None) -> flo
     if not data.is_open or not data.micro_batches_per_epoch:
         return float(data.epoch)
     return float(data.epoch + data.micro_batches_done / data.micro_batches_per_epoch)
-
-
-def _run_state(checkpoint: LightningCheckpoint, data: DataPosition) -> RunState:
-    step = int(checkpoint["global_step"])
-    return RunState(
-        data=data,
-        moment=Moment.UPDATE if data.is_open else Moment.EPOCH_END,
-        losses={"tr_loss": 0.0, "total_loss": 0.0, "last_logged": step, "first_update": step},
-        callbacks=checkpoint.get("callbacks", {}),
-        current_epoch=int(checkpoint["epoch"]),
-        lightning_version=checkpoint.get("pytorch-lightning_version", lightning.__version__),
-    )
 
 
 # What a Lightning checkpoint holds beside tensors of the model, and what becomes a file of the folder.

@@ -59,26 +59,22 @@ def put_in_place(partial: str, final: str) -> None:
     if os.path.islink(final):
         logger.warning("%s is a link to %s: the new checkpoint takes its place.", final, os.readlink(final))
     else:
-        _copy_user_files(Path(final), Path(partial))
+        old = Path(final)
+        ours = set(_listed(old) or ())
+        for path in entries(old):
+            relative = path.relative_to(old).as_posix()
+            target = Path(partial) / relative
+            if relative in ours or names.is_part_of_checkpoint(relative) or os.path.lexists(target):
+                continue
+            if path.is_symlink() or path.is_file():  # nothing can be copied out of a pipe or a socket
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, target, follow_symlinks=False)
     replaced = os.path.join(os.path.dirname(partial), REPLACED)
     os.mkdir(replaced)
     os.replace(final, os.path.join(replaced, os.path.basename(final)))
     os.replace(partial, final)
     flush(Path(final).parent)
     shutil.rmtree(replaced, ignore_errors=True)  # the new checkpoint is in its place, whatever becomes of the old one
-
-
-def _copy_user_files(old: Path, new: Path) -> None:
-    """Copy what is no part of a checkpoint; weights or states of another run would be read as the new one's."""
-    ours = set(_listed(old) or ())
-    for path in entries(old):
-        relative = path.relative_to(old).as_posix()
-        target = new / relative
-        if relative in ours or names.is_part_of_checkpoint(relative) or os.path.lexists(target):
-            continue
-        if path.is_symlink() or path.is_file():  # nothing can be copied out of a pipe or a socket
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, target, follow_symlinks=False)
 
 
 def remove(folder: str) -> None:
@@ -149,14 +145,7 @@ def recover(run_dir: str, is_alone: bool = False) -> None:
     for place, owner in hidden_folders(run_dir, SAVING):
         if has_ended(owner, is_alone or not is_locked(run_dir)):
             _finish(place)
-    _finish_unflushed(run_dir)
-
-
-def _finish_unflushed(run_dir: str) -> None:
-    """Flush and hash what a run that was killed has listed.
-
-    In a folder that is read-only it stays as it is. If the disk refuses it, its manifest says so.
-    """
+    # In a folder that is read-only it stays as it is. If the disk refuses it, its manifest says so.
     for path in names.list_checkpoints(run_dir):
         if is_unfinished(Path(path)):
             with contextlib.suppress(OSError):

@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import fields
 from enum import Enum
-from typing import IO
 
 from hf_compat.checkpoint.files import SMALL_FILE_BYTES, first_line, pinned
 from hf_compat.errors import CheckpointError, HfCompatWarning
@@ -90,31 +89,7 @@ def read_pickled_arguments(path: str) -> dict[str, object] | None:
     state = held.state if isinstance(held, _Named) else None
     if not isinstance(state, Mapping) or not state.keys() >= _ALWAYS:
         return None
-    return _of_today(path, state)
-
-
-def _unpickled(path: str) -> object:
-    if not zipfile.is_zipfile(path):
-        with open(path, "rb") as file:
-            return _of_old_torch(file)
-    with zipfile.ZipFile(path) as archive:
-        pickles = [one for one in archive.infolist() if one.filename.endswith("data.pkl")]
-        if not pickles or pickles[0].file_size > SMALL_FILE_BYTES:
-            raise pickle.UnpicklingError("it holds no pickle of a usual size")
-        with archive.open(pickles[0]) as file:
-            return _Reader(file).load()
-
-
-def _of_old_torch(file: IO[bytes]) -> object:
-    if _Reader(file).load() != _OLD_MAGIC:
-        raise pickle.UnpicklingError("it is no file of torch")
-    for _ in ("protocol", "machine"):
-        _Reader(file).load()
-    return _Reader(file).load()
-
-
-def _of_today(path: str, state: Mapping[str, object]) -> dict[str, object]:
-    """Return today's fields of a release's attributes; what cannot be known without running it has its default."""
+    # Today's fields of a release's attributes; what cannot be known without running it has its default
     known = {name: _plain(held) for name, held in state.items()}
     args = TrainingArguments.__new__(TrainingArguments)
     args.__setstate__({name: value for name, value in known.items() if not isinstance(value, _Named)})
@@ -128,6 +103,22 @@ def _of_today(path: str, state: Mapping[str, object]) -> dict[str, object]:
             stacklevel=2,
         )
     return today
+
+
+def _unpickled(path: str) -> object:
+    if not zipfile.is_zipfile(path):
+        with open(path, "rb") as file:
+            if _Reader(file).load() != _OLD_MAGIC:
+                raise pickle.UnpicklingError("it is no file of torch")
+            for _ in ("protocol", "machine"):
+                _Reader(file).load()
+            return _Reader(file).load()
+    with zipfile.ZipFile(path) as archive:
+        pickles = [one for one in archive.infolist() if one.filename.endswith("data.pkl")]
+        if not pickles or pickles[0].file_size > SMALL_FILE_BYTES:
+            raise pickle.UnpicklingError("it holds no pickle of a usual size")
+        with archive.open(pickles[0]) as file:
+            return _Reader(file).load()
 
 
 def _plain(value: object) -> object:

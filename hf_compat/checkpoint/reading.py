@@ -164,7 +164,10 @@ def read_weights(folder: str) -> Weights:
             return plain_names(read_weights_file(path))
     for name in (names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME):
         if (path := contents.find(name)) is not None:
-            return plain_names(_read_shards(contents, path))
+            weights: Weights = {}
+            for shard in shard_names(path):
+                weights |= read_weights_file(contents.need(shard))
+            return plain_names(weights)
     raise CheckpointError(
         f"Can't find a valid checkpoint at {folder}: it has no {names.SAFE_WEIGHTS_NAME}.\n\n"
         "Hint: name a checkpoint-<updates> folder."
@@ -200,13 +203,6 @@ def shard_names(index: str) -> list[str]:
         if os.path.basename(shard) != shard or not is_plain_name(shard):
             raise CheckpointError(f"{index} names the file {shard!r}, which is outside the checkpoint.")
     return shards
-
-
-def _read_shards(contents: Contents, index: str) -> Weights:
-    weights: Weights = {}
-    for shard in shard_names(index):
-        weights |= read_weights_file(contents.need(shard))
-    return weights
 
 
 def read_weights_file(path: str) -> Weights:

@@ -193,7 +193,17 @@ class RunLock:
             owner = _read_owner(self._path)
             if owner is not None and owner.token == self.owner.token:
                 return  # a process of the same run, on another node, has it
-            self._refuse_where_alive(owner)
+            alive = None if owner is None else owner.is_alive()
+            if alive is None:
+                logger.warning(
+                    "%s: waiting for a sign of life of %s, at most %g s.",
+                    self.folder,
+                    _description(owner),
+                    SILENCE_SECONDS,
+                )
+                alive = not _is_silent(self._path) and os.path.lexists(self._path)
+            if alive:
+                raise OutputFolderError(_refusal(self.folder, _read_owner(self._path) or owner))
             if self._take_over(owner):
                 return
 
@@ -205,7 +215,12 @@ class RunLock:
         except FileExistsError:
             return False
         except OSError:
-            return self._create_without_links()  # not every file system has them
+            # not every file system has them
+            try:
+                write_new(self._path, _lock_content(self.owner))
+            except FileExistsError:
+                return False
+            return True
         finally:
             os.unlink(aside)
         return True
@@ -215,26 +230,6 @@ class RunLock:
         aside = f"{self._path}.{secrets.token_hex(8)}"
         write_new(aside, _lock_content(self.owner))
         return aside
-
-    def _create_without_links(self) -> bool:
-        try:
-            write_new(self._path, _lock_content(self.owner))
-        except FileExistsError:
-            return False
-        return True
-
-    def _refuse_where_alive(self, owner: Owner | None) -> None:
-        alive = None if owner is None else owner.is_alive()
-        if alive is None:
-            logger.warning(
-                "%s: waiting for a sign of life of %s, at most %g s.",
-                self.folder,
-                _description(owner),
-                SILENCE_SECONDS,
-            )
-            alive = not _is_silent(self._path) and os.path.lexists(self._path)
-        if alive:
-            raise OutputFolderError(_refusal(self.folder, _read_owner(self._path) or owner))
 
     def _take_over(self, owner: Owner | None) -> bool:
         """Put this run's lock in the place of one whose run has ended; one process at a time does so."""

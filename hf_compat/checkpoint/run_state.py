@@ -172,7 +172,23 @@ class RunState:
                 first version needs it: it did not tell that from training that stopped.
         """
         if plain["version"] == 1:
-            return _from_version_1(plain, ended_by_callback)
+            data = DataPosition.from_plain(plain["windows"])
+            if data.is_open and ended_by_callback:
+                data = dataclasses.replace(data, is_over=True)
+            kept = ("tr_loss", "total_loss", "last_logged", "first_update", "nonfinite_steps", "scalars")
+            return RunState(
+                data=data,
+                moment=Moment.UPDATE if data.is_open else Moment.EPOCH_END,
+                world_size=plain.get("world_size", 1),
+                samples_per_micro_batch=plain.get("samples_of_a_micro_batch"),
+                losses={name: plain[name] for name in kept if name in plain},
+                loops=plain.get("loops", {}),
+                callbacks=plain.get("callbacks", {}),
+                extras=plain.get("extras") or {},
+                current_epoch=plain.get("current_epoch", 0),
+                lightning_version=plain.get("lightning_version", ""),
+                knows_epoch_end=data.is_open or ended_by_callback,
+            )
         values = {part.name: plain[part.name] for part in dataclasses.fields(cls) if part.name in plain}
         return cls(**{**values, "data": DataPosition.from_plain(plain["data"]), "moment": Moment(plain["moment"])})
 
@@ -247,26 +263,6 @@ def _fields(state: RunState | DataPosition) -> dict[str, object]:
     return {part.name: getattr(state, part.name) for part in dataclasses.fields(state)}
 
 
-def _from_version_1(plain: Mapping[str, Any], ended_by_callback: bool) -> RunState:
-    data = DataPosition.from_plain(plain["windows"])
-    if data.is_open and ended_by_callback:
-        data = dataclasses.replace(data, is_over=True)
-    kept = ("tr_loss", "total_loss", "last_logged", "first_update", "nonfinite_steps", "scalars")
-    return RunState(
-        data=data,
-        moment=Moment.UPDATE if data.is_open else Moment.EPOCH_END,
-        world_size=plain.get("world_size", 1),
-        samples_per_micro_batch=plain.get("samples_of_a_micro_batch"),
-        losses={name: plain[name] for name in kept if name in plain},
-        loops=plain.get("loops", {}),
-        callbacks=plain.get("callbacks", {}),
-        extras=plain.get("extras") or {},
-        current_epoch=plain.get("current_epoch", 0),
-        lightning_version=plain.get("lightning_version", ""),
-        knows_epoch_end=data.is_open or ended_by_callback,
-    )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataCut:
     """How a run cuts its data into updates.
@@ -318,13 +314,36 @@ def resume_point(state: RunState | None, updates_done: int, cut: DataCut, ignore
         cut: How the data is cut now.
         ignore_data_skip: The argument of that name: the epoch's data starts at its beginning.
     """
-    same_cut = state is not None and _is_cut_alike(state, cut)
+    same_cut = state is not None and (_has_same_ranks(state, cut) and _has_same_epochs(state, cut))
     if state is None or ignore_data_skip:
         point = _by_updates(updates_done, cut, ignore_data_skip)
     elif not same_cut:
-        point = _by_samples(state, updates_done, cut)
+        # Count samples: the data goes on after as many as were trained, however they were cut
+        before, size = state.data, state.samples_per_micro_batch or cut.samples_per_micro_batch
+        if before.window_size is None or before.micro_batches_per_epoch is None:
+            point = _by_updates(updates_done, cut, ignore_data_skip=False)
+        else:
+            updates_per_epoch = -(-before.micro_batches_per_epoch // before.window_size)
+            epoch, updates = (0, updates_done) if cut.counts.is_endless else divmod(updates_done, updates_per_epoch)
+            point = ResumePoint(
+                epoch=epoch,
+                skip_micro_batches=updates * before.window_size * size // cut.samples_per_micro_batch,
+                is_finished=_is_finished(epoch, updates_done, cut.counts),
+                restores_folder_rng=True,
+            )
     else:
-        point = _by_position(state, updates_done, cut)
+        # Take the very position that the state holds
+        data, counts = state.data, cut.counts
+        finished = _is_finished(data.epoch, updates_done, counts)
+        if not state.knows_epoch_end and updates_done < data.epoch * counts.updates_per_epoch:
+            point = _by_updates(updates_done, cut, ignore_data_skip=False)
+        else:
+            at_the_end = updates_done == counts.max_updates and data.epoch < counts.num_train_epochs
+            if finished and not (data.is_open and state.moment is Moment.UPDATE and at_the_end):
+                point = ResumePoint(epoch=data.epoch, position=data, is_finished=True)
+            else:
+                is_over = data.is_over or finished or data.micro_batches_done >= counts.micro_batches_per_epoch
+                point = ResumePoint(epoch=data.epoch, position=data, epoch_is_over=data.is_open and is_over)
     seed = None if state is None else state.data.shuffle_seed
     return dataclasses.replace(point, is_exact=same_cut, shuffle_seed=seed)
 
@@ -340,41 +359,8 @@ def _by_updates(updates_done: int, cut: DataCut, ignore_data_skip: bool) -> Resu
     )
 
 
-def _by_samples(state: RunState, updates_done: int, cut: DataCut) -> ResumePoint:
-    """Count samples: the data goes on after as many as were trained, however they were cut."""
-    before, size = state.data, state.samples_per_micro_batch or cut.samples_per_micro_batch
-    if before.window_size is None or before.micro_batches_per_epoch is None:
-        return _by_updates(updates_done, cut, ignore_data_skip=False)
-    updates_per_epoch = -(-before.micro_batches_per_epoch // before.window_size)
-    epoch, updates = (0, updates_done) if cut.counts.is_endless else divmod(updates_done, updates_per_epoch)
-    return ResumePoint(
-        epoch=epoch,
-        skip_micro_batches=updates * before.window_size * size // cut.samples_per_micro_batch,
-        is_finished=_is_finished(epoch, updates_done, cut.counts),
-        restores_folder_rng=True,
-    )
-
-
-def _by_position(state: RunState, updates_done: int, cut: DataCut) -> ResumePoint:
-    """Take the very position that the state holds."""
-    data, counts = state.data, cut.counts
-    finished = _is_finished(data.epoch, updates_done, counts)
-    if not state.knows_epoch_end and updates_done < data.epoch * counts.updates_per_epoch:
-        return _by_updates(updates_done, cut, ignore_data_skip=False)
-    at_the_end = updates_done == counts.max_updates and data.epoch < counts.num_train_epochs
-    if finished and not (data.is_open and state.moment is Moment.UPDATE and at_the_end):
-        return ResumePoint(epoch=data.epoch, position=data, is_finished=True)
-    is_over = data.is_over or finished or data.micro_batches_done >= counts.micro_batches_per_epoch
-    return ResumePoint(epoch=data.epoch, position=data, epoch_is_over=data.is_open and is_over)
-
-
 def _is_finished(epoch: int, updates_done: int, counts: RunCounts) -> bool:
     return updates_done >= counts.max_updates or epoch >= counts.num_train_epochs
-
-
-def _is_cut_alike(state: RunState, cut: DataCut) -> bool:
-    """Return whether the data is cut into the same updates as before, and warn where it is not."""
-    return _has_same_ranks(state, cut) and _has_same_epochs(state, cut)
 
 
 def _has_same_ranks(state: RunState, cut: DataCut) -> bool:

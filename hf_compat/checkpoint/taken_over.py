@@ -31,7 +31,12 @@ def check_optimizer_took_over(path: str, optimizer: torch.optim.Optimizer) -> No
         CheckpointError: The state of a parameter lacks a value, or has a moment of another shape than the parameter.
     """
     for parameter, state in optimizer.state.items():
-        _lay_out(parameter, state)
+        # Kernels walk all of them by one set of strides. A value with other strides trains other numbers, and one
+        # that repeats a number (stride 0) ends the process.
+        for name, value in state.items():
+            is_plain = type(value) is torch.Tensor and type(parameter) in (torch.Tensor, torch.nn.Parameter)
+            if is_plain and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
     if not type(optimizer).__module__.startswith("torch.optim"):
         return
     for group in optimizer.param_groups:
@@ -49,18 +54,6 @@ def check_optimizer_took_over(path: str, optimizer: torch.optim.Optimizer) -> No
                 len(states) - len(kept),
                 len(states),
             )
-
-
-def _lay_out(parameter: torch.Tensor, state: dict[str, Plain]) -> None:
-    """Store values as their parameter is stored.
-
-    Kernels walk all of them by one set of strides. A value with other strides trains other numbers, and one that
-    repeats a number (stride 0) ends the process.
-    """
-    for name, value in state.items():
-        is_plain = type(value) is torch.Tensor and type(parameter) in (torch.Tensor, torch.nn.Parameter)
-        if is_plain and value.shape == parameter.shape and value.stride() != parameter.stride():
-            state[name] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _fresh_values(kind: type[torch.optim.Optimizer], group: Mapping[str, object]) -> set[str]:

@@ -114,7 +114,12 @@ class _Archive:
         record = _Record(f"{self._root}/{name}".encode(), size, self._end)
         self._records.append(record)
         self._end += record.header_size + size
-        content = _as_bytes(data)
+        # What torch gives as a record: a text, bytes, or a storage on the CPU, whose memory is not copied
+        if isinstance(data, (str, bytes)):
+            content = memoryview(data.encode() if isinstance(data, str) else data)
+        else:
+            assert isinstance(data, torch.UntypedStorage)
+            content = torch.empty(0, dtype=torch.uint8).set_(data).numpy().data
         if size <= _WRITTEN_AT_ONCE:
             self._write(record, content)
             return
@@ -148,22 +153,12 @@ class _Archive:
         while self._under_way:
             self._wait_for_one()
         directory = b"".join(record.entry() for record in self._records)
-        self._write_at(self._end, directory + self._closing(len(directory)))
-
-    def _closing(self, size: int) -> bytes:
-        """Return what stands after the directory: where it is, in 64 bits where they are needed."""
+        # What stands after the directory: where it is, in 64 bits where they are needed
+        size = len(directory)
         start, count = self._end, len(self._records)
         fields = (b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, size, start)
         long = struct.pack("<4sQHHIIQQQQ", *fields) + struct.pack("<4sIQI", b"PK\x06\x07", 0, start + size, 1)
         few = 2**16 - 1 if count >= _LARGEST_16 else count
         closing = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, few, few, _short(size), _short(start), 0)
         is_large = count >= _LARGEST_16 or max(start, size) >= _LARGEST_32
-        return (long if is_large else b"") + closing
-
-
-def _as_bytes(data: object) -> memoryview:
-    """Return what torch gives as a record: a text, bytes, or a storage on the CPU, whose memory is not copied."""
-    if isinstance(data, (str, bytes)):
-        return memoryview(data.encode() if isinstance(data, str) else data)
-    assert isinstance(data, torch.UntypedStorage)
-    return torch.empty(0, dtype=torch.uint8).set_(data).numpy().data
+        self._write_at(self._end, directory + ((long if is_large else b"") + closing))

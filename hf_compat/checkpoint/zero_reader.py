@@ -114,13 +114,24 @@ def zero_tensors(source: str) -> list[StoredTensor]:
 
 
 def _list_tensors(models: list[RankFile], optimizers: list[RankFile], folder: Path) -> list[StoredTensor]:
-    world_size = _world_size(optimizers[0])
+    count = optimizers[0]["partition_count"]
+    world_size = int(max(count) if isinstance(count, list) else count)
     if len(optimizers) != world_size:
         raise CheckpointError(f"{folder} has the optimizer states of {len(optimizers)} ranks, of {world_size}.")
     by_stage3 = "fp32_flat_groups" in optimizers[0]
     trained = _stage3(models[0], optimizers) if by_stage3 else _stage2(models[0], optimizers)
     found = [*trained, *_frozen(models, by_stage3), *_buffers(models[0])]
-    return [*found, *_shared(models[0], found)]
+    # Tied weights: a second name for a tensor
+    by_name = {stored.name: stored for stored in found}
+    pairs = (models[0].get("shared_params") or {}).items()
+    return [
+        *found,
+        *[
+            StoredTensor(name=name, nbytes=by_name[of].nbytes, load=by_name[of].load)
+            for name, of in pairs
+            if of in by_name and name not in by_name
+        ],
+    ]
 
 
 def _read(path: str) -> RankFile:
@@ -128,11 +139,6 @@ def _read(path: str) -> RankFile:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} cannot be read: it holds no state of DeepSpeed's.")
     return content
-
-
-def _world_size(optimizer: RankFile) -> int:
-    count = optimizer["partition_count"]
-    return int(max(count) if isinstance(count, list) else count)
 
 
 def _stored(name: str, shape: Shape, load: Load) -> StoredTensor:
@@ -161,12 +167,8 @@ def _slice_of(pieces: list[torch.Tensor], offset: int, shape: Shape) -> Load:
             start, end = start - piece.numel(), end - piece.numel()
         return torch.cat(parts).view(shape)
 
-    _check_pieces(pieces, offset + math.prod(shape))
-    return load
-
-
-def _check_pieces(pieces: list[torch.Tensor], needed: int) -> None:
-    """Refuse pieces that do not hold as many numbers as a tensor needs."""
+    # Refuse pieces that do not hold as many numbers as a tensor needs
+    needed = offset + math.prod(shape)
     if not all(isinstance(piece, torch.Tensor) and piece.dim() == 1 for piece in pieces):
         raise TypeError("a rank's part of the weights is no flat tensor")
     if not all(piece.is_floating_point() for piece in pieces):
@@ -174,6 +176,7 @@ def _check_pieces(pieces: list[torch.Tensor], needed: int) -> None:
     held = sum(piece.numel() for piece in pieces)
     if held < needed:
         raise ValueError(f"the ranks hold {held} numbers where {needed} are needed")
+    return load
 
 
 def _stage3(model: RankFile, optimizers: list[RankFile]) -> list[StoredTensor]:
@@ -212,17 +215,6 @@ def _buffers(model: RankFile) -> list[StoredTensor]:
         StoredTensor(name=name, nbytes=tensor.nbytes, load=lambda tensor=tensor: tensor)  # type: ignore[misc]
         for name in model["buffer_names"]
         if isinstance(tensor := model["module"].get(name), torch.Tensor)
-    ]
-
-
-def _shared(model: RankFile, found: list[StoredTensor]) -> list[StoredTensor]:
-    """Tied weights: a second name for a tensor."""
-    by_name = {stored.name: stored for stored in found}
-    pairs = (model.get("shared_params") or {}).items()
-    return [
-        StoredTensor(name=name, nbytes=by_name[of].nbytes, load=by_name[of].load)
-        for name, of in pairs
-        if of in by_name and name not in by_name
     ]
 
 

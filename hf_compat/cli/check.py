@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from hf_compat.errors import ArgumentError, HfCompatError, ScriptError
 
 if TYPE_CHECKING:
     from hf_compat.preflight.report import PreflightReport
-    from hf_compat.script_runs.until_train import CapturedTrain, UserScript
+    from hf_compat.script_runs.until_train import CapturedTrain
 
 FINE, FOUND, NOT_CHECKED = 0, 1, 2
 _RESULT = "result.json"
@@ -97,7 +97,11 @@ def _checked_in_ranks(chosen: argparse.Namespace, scratch: str) -> Outcome | Non
         *(["-m"] if chosen.module else []), chosen.script, *chosen.arguments,
     ]  # fmt: skip
     supervised(lambda: elastic_run(get_args_parser().parse_args(words)))  # type: ignore[no-untyped-call]  # torch's
-    return _handed_over(chosen, scratch)
+    path = os.path.join(scratch, _RESULT)
+    if not os.path.exists(path):
+        raise ScriptError(f"The processes of {chosen.script} have ended, and none has told what it found.")
+    with open(path, encoding="utf-8") as file:
+        return Outcome(**json.load(file))
 
 
 def _hand_over(outcome: Outcome, scratch: str) -> int:
@@ -109,14 +113,6 @@ def _hand_over(outcome: Outcome, scratch: str) -> int:
         with open(os.path.join(scratch, _RESULT), "w", encoding="utf-8") as file:
             json.dump(told, file)
     return FINE
-
-
-def _handed_over(chosen: argparse.Namespace, scratch: str) -> Outcome:
-    path = os.path.join(scratch, _RESULT)
-    if not os.path.exists(path):
-        raise ScriptError(f"The processes of {chosen.script} have ended, and none has told what it found.")
-    with open(path, encoding="utf-8") as file:
-        return Outcome(**json.load(file))
 
 
 def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
@@ -136,7 +132,16 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
         try:
             report = run_until_train(script, _preflight, overrides)
         except ScriptError as error:
-            return _outcome_of_script(script, error)
+            # What it means that a script has not trained: a refusal of a Trainer is a finding
+            cause = error.__cause__
+            if cause is None or not _is_refusal(cause):
+                return _not_checked(error)
+            from hf_compat.preflight.explaining import finding_of
+            from hf_compat.preflight.report import PreflightReport, Unchecked
+
+            finding = finding_of(cause, "arguments", f"{script.path} cannot make its Trainer")
+            rest = Unchecked(check="everything else", reason="the script ends there, before it trains")
+            return _outcome(PreflightReport(findings=(finding,), unchecked=(rest,), checked=("arguments",)))
     return _outcome(_with_ranks(report))
 
 
@@ -162,30 +167,13 @@ def _preflight(captured: CapturedTrain) -> PreflightReport:
 
     trainer = captured.trainer
     restore_as_written(trainer.args)
-    wanted = _checkpoint_of(captured.positional, captured.keywords)
+    named = captured.keywords.get("resume_from_checkpoint", captured.keywords.get("model_path"))
+    wanted = captured.positional[0] if captured.positional else named
     return trainer.preflight(wanted if isinstance(wanted, (str, bool)) else None)
-
-
-def _checkpoint_of(positional: tuple[object, ...], keywords: Mapping[str, object]) -> object:
-    named = keywords.get("resume_from_checkpoint", keywords.get("model_path"))
-    return positional[0] if positional else named
 
 
 def _outcome(report: PreflightReport) -> Outcome:
     return Outcome(status=FINE if report.ok else FOUND, text=str(report), as_json=report.to_json())
-
-
-def _outcome_of_script(script: UserScript, error: ScriptError) -> Outcome:
-    """Return what it means that a script has not trained: a refusal of a Trainer is a finding."""
-    cause = error.__cause__
-    if cause is None or not _is_refusal(cause):
-        return _not_checked(error)
-    from hf_compat.preflight.explaining import finding_of
-    from hf_compat.preflight.report import PreflightReport, Unchecked
-
-    finding = finding_of(cause, "arguments", f"{script.path} cannot make its Trainer")
-    rest = Unchecked(check="everything else", reason="the script ends there, before it trains")
-    return _outcome(PreflightReport(findings=(finding,), unchecked=(rest,), checked=("arguments",)))
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hf_compat.hf.profiles import PROFILES
 
 if TYPE_CHECKING:
-    from hf_compat.comparison.running import Limits
+    pass
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -49,23 +49,6 @@ def main(words: Sequence[str]) -> int:
     from hf_compat.script_runs.until_train import UserScript
 
     chosen = make_parser().parse_args(list(words))
-    limits = _checked_limits(chosen)
-    script = UserScript(path=chosen.script, arguments=tuple(chosen.arguments), is_module=chosen.module)
-    request = Request(
-        script=script, limits=limits, against=chosen.against, output=chosen.output,
-        allowed=tuple(chosen.allow_writes), compat=chosen.compat,
-    )  # fmt: skip
-    shown = _Progress(quiet=chosen.quiet)
-    found = compare(request, shown.update, shown.begin)
-    shown.end()
-    if chosen.json not in (None, "-"):
-        Path(chosen.json).write_text(as_json(found, limits) + "\n", encoding="utf-8")
-    print(as_json(found, limits) if chosen.json == "-" else as_text(found, limits))  # noqa: T201 - the command's answer
-    _leave(found.theirs.folder.parent, chosen.clean, is_new=chosen.output is None)
-    return found.status
-
-
-def _checked_limits(chosen: argparse.Namespace) -> Limits:
     from hf_compat.comparison.running import Limits
     from hf_compat.errors import ArgumentError
     from hf_compat.runtime.launch import read_launch
@@ -80,7 +63,20 @@ def _checked_limits(chosen: argparse.Namespace) -> Limits:
             f"A launcher has started {read_launch().world_size} processes, and a comparison starts its own.\n\n"
             "Hint: start it alone, with `--devices N`."
         )
-    return Limits(max_steps=chosen.max_steps, timeout_seconds=chosen.timeout, devices=chosen.devices)
+    limits = Limits(max_steps=chosen.max_steps, timeout_seconds=chosen.timeout, devices=chosen.devices)
+    script = UserScript(path=chosen.script, arguments=tuple(chosen.arguments), is_module=chosen.module)
+    request = Request(
+        script=script, limits=limits, against=chosen.against, output=chosen.output,
+        allowed=tuple(chosen.allow_writes), compat=chosen.compat,
+    )  # fmt: skip
+    shown = _Progress(quiet=chosen.quiet)
+    found = compare(request, shown.update, shown.begin)
+    shown.end()
+    if chosen.json not in (None, "-"):
+        Path(chosen.json).write_text(as_json(found, limits) + "\n", encoding="utf-8")
+    print(as_json(found, limits) if chosen.json == "-" else as_text(found, limits))  # noqa: T201 - the command's answer
+    _leave(found.theirs.folder.parent, chosen.clean, is_new=chosen.output is None)
+    return found.status
 
 
 class _Progress:

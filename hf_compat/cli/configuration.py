@@ -79,7 +79,14 @@ class _Measure:
                 raise TooLarge(f"`*{event.anchor}` stands for nothing that is complete before it{_at(event)}")
             self._add(event, None, *self.sizes[event.anchor])
         elif isinstance(event, yaml.ScalarEvent):
-            self._check_scalar(event)
+            if not event.style and _NUMBER.match(event.value):
+                raise TooLarge(f"it has a number of {len(event.value)} digits{_at(event)}")
+            around = self.open[-1]
+            if around.is_mapping and around.parts % 2 == 0:
+                key = (event.tag, event.value)
+                if key in around.keys:
+                    raise TooLarge(f"{event.value[:60]!r} stands there twice{_at(event)}")
+                around.keys.add(key)
             self._add(event, event.anchor, 1, 0)
         if len(self.open) > MOST_LEVELS + 1:
             raise TooLarge(f"it nests more than {MOST_LEVELS} levels{_at(event)}")
@@ -93,16 +100,6 @@ class _Measure:
             raise TooLarge(f"it nests more than {MOST_LEVELS} levels{_at(event)}")
         if sum(part.values for part in self.open) > MOST_VALUES:
             raise TooLarge(f"it stands for more than {MOST_VALUES} values{_at(event)}")
-
-    def _check_scalar(self, event: yaml.ScalarEvent) -> None:
-        if not event.style and _NUMBER.match(event.value):
-            raise TooLarge(f"it has a number of {len(event.value)} digits{_at(event)}")
-        around = self.open[-1]
-        if around.is_mapping and around.parts % 2 == 0:
-            key = (event.tag, event.value)
-            if key in around.keys:
-                raise TooLarge(f"{event.value[:60]!r} stands there twice{_at(event)}")
-            around.keys.add(key)
 
 
 def _at(event: yaml.Event) -> str:

@@ -49,7 +49,12 @@ def read_run(path: str, name: str | None = None) -> RunCurves:
         ArgumentError: There is no state, or it cannot be read; the message names the file and the field.
     """
     file = _state_file(path)
-    state = _read_state(file)
+    try:
+        state = read_json(file, STATE_FILE_BYTES)
+    except CheckpointError as error:
+        raise ArgumentError(first_line(error)) from error
+    if not isinstance(state, dict) or "log_history" not in state:
+        raise ArgumentError(f"{file} is no readable trainer state: it has no `log_history`.")
     curves: dict[str, list[Point]] = {}
     is_over, has_best = False, state.get("best_model_checkpoint") is not None
     for index, log in enumerate(_history(file, state)):
@@ -85,16 +90,6 @@ def _state_file(path: str) -> Path:
             "Hint: training writes one with each checkpoint (`save_steps`), `trainer.save_state()` at its end."
         )
     return Path(max(files, key=lambda file: os.lstat(file).st_mtime_ns))
-
-
-def _read_state(file: Path) -> Log:
-    try:
-        state = read_json(file, STATE_FILE_BYTES)
-    except CheckpointError as error:
-        raise ArgumentError(first_line(error)) from error
-    if not isinstance(state, dict) or "log_history" not in state:
-        raise ArgumentError(f"{file} is no readable trainer state: it has no `log_history`.")
-    return state
 
 
 def _history(file: Path, state: Log) -> list[Log]:

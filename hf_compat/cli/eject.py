@@ -31,46 +31,42 @@ def main(words: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
     chosen = make_parser().parse_args(list(words))
     try:
-        return _eject(chosen)
+        from hf_compat.ejection.project import check_folder, eject
+        from hf_compat.ejection.recording import Recorder
+        from hf_compat.script_runs.until_train import UserScript, run_until_train
+        from hf_compat.script_runs.user_script import require_script
+
+        if not chosen.arguments:
+            raise ArgumentError("No folder was named.\n\nHint: `hf-compat eject SCRIPT [arguments] DIR`.")
+        *arguments, target = chosen.arguments
+        if target.startswith("-"):
+            raise ArgumentError(f"The last word is {target!r}, and no folder.\n\nHint: `hf-compat eject SCRIPT … DIR`.")
+        if not chosen.module:
+            require_script(chosen.script, "hf-compat eject SCRIPT [arguments] DIR")
+        folder = Path(target).absolute()
+        check_folder(folder)
+        recorder = Recorder(Path(chosen.script).resolve().parent if not chosen.module else Path.cwd())
+        script = UserScript(path=chosen.script, arguments=tuple(arguments), is_module=chosen.module)
+        # what the script prints is no part of the answer, and its own output folder is not made
+        with tempfile.TemporaryDirectory() as scratch, recorder.listening(), contextlib.redirect_stdout(sys.stderr):
+            ejected = run_until_train(
+                script,
+                lambda captured: eject(captured, recorder, chosen.script, folder),
+                {"output_dir": f"{scratch}/output", "push_to_hub": False},
+            )
+        print(f"written: {target}")  # noqa: T201 - the command's answer
+        for file in ejected.files:
+            print(f"  {file}")  # noqa: T201 - the command's answer
+        for note in ejected.notes:
+            print(f"note: {note}")  # noqa: T201 - the command's answer
+        print(f"run it: cd {target} && python main.py fit --config config.yaml")  # noqa: T201 - the command's answer
+        return 0
     except ScriptError as error:
         _say(str(error))
         return error.status or 2
     except HfCompatError as error:
         _say(str(error))
         return 2
-
-
-def _eject(chosen: argparse.Namespace) -> int:
-    from hf_compat.ejection.project import check_folder, eject
-    from hf_compat.ejection.recording import Recorder
-    from hf_compat.script_runs.until_train import UserScript, run_until_train
-    from hf_compat.script_runs.user_script import require_script
-
-    if not chosen.arguments:
-        raise ArgumentError("No folder was named.\n\nHint: `hf-compat eject SCRIPT [arguments] DIR`.")
-    *arguments, target = chosen.arguments
-    if target.startswith("-"):
-        raise ArgumentError(f"The last word is {target!r}, and no folder.\n\nHint: `hf-compat eject SCRIPT … DIR`.")
-    if not chosen.module:
-        require_script(chosen.script, "hf-compat eject SCRIPT [arguments] DIR")
-    folder = Path(target).absolute()
-    check_folder(folder)
-    recorder = Recorder(Path(chosen.script).resolve().parent if not chosen.module else Path.cwd())
-    script = UserScript(path=chosen.script, arguments=tuple(arguments), is_module=chosen.module)
-    # what the script prints is no part of the answer, and its own output folder is not made
-    with tempfile.TemporaryDirectory() as scratch, recorder.listening(), contextlib.redirect_stdout(sys.stderr):
-        ejected = run_until_train(
-            script,
-            lambda captured: eject(captured, recorder, chosen.script, folder),
-            {"output_dir": f"{scratch}/output", "push_to_hub": False},
-        )
-    print(f"written: {target}")  # noqa: T201 - the command's answer
-    for file in ejected.files:
-        print(f"  {file}")  # noqa: T201 - the command's answer
-    for note in ejected.notes:
-        print(f"note: {note}")  # noqa: T201 - the command's answer
-    print(f"run it: cd {target} && python main.py fit --config config.yaml")  # noqa: T201 - the command's answer
-    return 0
 
 
 def _say(text: str) -> None:

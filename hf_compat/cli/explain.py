@@ -121,16 +121,12 @@ def _of_trainer(captured: CapturedTrain, chosen: argparse.Namespace) -> tuple[Ex
         "model": f"{type(trainer.model).__name__}, {size:,} parameters",
         "run": data,
     }
-    return _without_folder(explanation), about
-
-
-def _without_folder(explanation: Explanation) -> Explanation:
-    """Leave out the output folder, which is not the one that the script names."""
+    # Leave out the output folder, which is not the one that the script names
     listed = tuple(one for one in explanation.arguments if one.name != "output_dir")
     plan = explanation.plan
     if plan is not None:
         plan = dataclasses.replace(plan, default_root_dir="")
-    return dataclasses.replace(explanation, arguments=listed, plan=plan)
+    return dataclasses.replace(explanation, arguments=listed, plan=plan), about
 
 
 def _counts(trainer: Trainer) -> tuple[RunCounts | None, str]:
@@ -155,21 +151,16 @@ def _of_pairs(chosen: argparse.Namespace) -> Explanation:
     pairs = [*chosen.words, *([] if chosen.compat is None else [f"compat={chosen.compat}"])]
     with _assumed(chosen):
         explanation = explain(_training_arguments(pairs), parameters=chosen.parameters)
-    given = _names_today(chosen.words)
-    listed = tuple(argument for argument in explanation.arguments if argument.name in given)
-    return dataclasses.replace(explanation, arguments=listed)
-
-
-def _names_today(pairs: Sequence[str]) -> set[str]:
-    """Return the names of the arguments that somebody set, as they are today; others follow from them."""
+    # The names of the arguments that somebody set, as they are today; others follow from them
     from hf_compat.hf.legacy import OLD_NAMES
     from hf_compat.interop.todays_words import todays_values
 
-    names: set[str] = set()
-    for pair in pairs:
+    given: set[str] = set()
+    for pair in chosen.words:
         name, _, text = pair.lstrip("-").partition("=")
-        names |= set(todays_values(name, _value(text))) if name in OLD_NAMES else {name}
-    return names
+        given |= set(todays_values(name, _value(text))) if name in OLD_NAMES else {name}
+    listed = tuple(argument for argument in explanation.arguments if argument.name in given)
+    return dataclasses.replace(explanation, arguments=listed)
 
 
 def _training_arguments(pairs: Sequence[str]) -> TrainingArguments:

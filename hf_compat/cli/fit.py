@@ -99,8 +99,11 @@ class Run:
             raise ArgumentError(f"{_told(error, line)}{hint}") from None
         self.checkpoint = wanted_checkpoint(command, self.config, line)
         self.trainer_class: type[Trainer] = build_or_import(self.config.trainer_class, "trainer_class")
+        generates = isinstance(self.trainer_class, type) and issubclass(self.trainer_class, GenerationSteps)
         self.args = _arguments(
-            self.config.as_dict(), set(explicit.get("args") or {}), _kind_of_arguments(self.trainer_class)
+            self.config.as_dict(),
+            set(explicit.get("args") or {}),
+            Seq2SeqTrainingArguments if generates else TrainingArguments,
         )
         # weights that a class or from_pretrained makes at random follow from the seed alone
         set_seed(self.args.seed)
@@ -109,7 +112,13 @@ class Run:
         data = {name: build_data(spec, f"data.{name}") for name, spec in sources.items()}
         self.test_dataset = data.pop("test_dataset")
         self.trainer = self._trainer(model, data)
-        self._find_checkpoint()
+        # Find the checkpoint that is meant; what `fit` goes on from stands among the arguments that it keeps
+        self.is_named = self.checkpoint not in (BEST, LAST)
+        if self.checkpoint is not None and (self.command, self.checkpoint) != ("fit", LAST):
+            self.checkpoint = find_checkpoint(self.trainer, self.checkpoint)
+        if self.command == "fit":
+            self.config.args.resume_from_checkpoint = "true" if self.checkpoint == LAST else self.checkpoint
+            self.config.ckpt_path = None
         self.text = parser.dump(self.config)
 
     def _model(self) -> nn.Module | None:
@@ -155,15 +164,6 @@ class Run:
                 options[name] = made() if isinstance(made, type) else made
         return options
 
-    def _find_checkpoint(self) -> None:
-        """Find the checkpoint that is meant; what `fit` goes on from stands among the arguments that it keeps."""
-        self.is_named = self.checkpoint not in (BEST, LAST)
-        if self.checkpoint is not None and (self.command, self.checkpoint) != ("fit", LAST):
-            self.checkpoint = find_checkpoint(self.trainer, self.checkpoint)
-        if self.command == "fit":
-            self.config.args.resume_from_checkpoint = "true" if self.checkpoint == LAST else self.checkpoint
-            self.config.ckpt_path = None
-
     def execute(self) -> None:
         """Do what the command says."""
         actions: dict[str, Callable[[], None]] = {
@@ -173,11 +173,19 @@ class Run:
             "predict": self._predict,
         }
         if self.command != "fit":
-            self._load_weights()
+            # Load the weights that are to be scored, and say which ones they are
+            if self.checkpoint is not None:
+                load_weights(self.trainer, self.checkpoint, self.is_named)
+                self._say(f"weights: {self.checkpoint}")
+            else:
+                source = pretrained_source(self.config.model)
+                made = "that `model` makes" if source is None else f"of {source}"
+                self._say(f"weights: those {made}; no checkpoint of a run is loaded (`--ckpt_path`)")
         actions[self.command]()
 
     def _fit(self) -> None:
-        self._keep_config()
+        if self.args.should_save:
+            keep(str(self.args.output_dir), "config.yaml", self.text.encode())
         trainer = self.trainer
         result = trainer.train(resume_from_checkpoint=True if self.checkpoint == LAST else self.checkpoint)
         trainer.save_model()
@@ -187,21 +195,6 @@ class Run:
             metrics = trainer.evaluate()
             trainer.log_metrics("eval", metrics)
             trainer.save_metrics("eval", metrics)
-
-    def _keep_config(self) -> None:
-        """Write the configuration beside the results; one that is there and differs is kept."""
-        if self.args.should_save:
-            keep(str(self.args.output_dir), "config.yaml", self.text.encode())
-
-    def _load_weights(self) -> None:
-        """Load the weights that are to be scored, and say which ones they are."""
-        if self.checkpoint is not None:
-            load_weights(self.trainer, self.checkpoint, self.is_named)
-            self._say(f"weights: {self.checkpoint}")
-            return
-        source = pretrained_source(self.config.model)
-        made = "that `model` makes" if source is None else f"of {source}"
-        self._say(f"weights: those {made}; no checkpoint of a run is loaded (`--ckpt_path`)")
 
     def _say(self, text: str) -> None:
         if self.trainer.is_world_process_zero():
@@ -228,26 +221,16 @@ class Run:
         output = self._tested("predict")
         if not self.trainer.is_world_process_zero():
             return
-        named = _named_arrays(output)
+        # Name the arrays of a prediction as they stand in its file
+        parts = output.predictions if isinstance(output.predictions, tuple) else (output.predictions,)
+        named = {"predictions" if i == 0 else f"predictions_{i}": part for i, part in enumerate(parts)}
+        if output.label_ids is not None and not isinstance(output.label_ids, tuple):
+            named["labels"] = output.label_ids
         content = io.BytesIO()
-        np.savez(content, **named)  # type: ignore[arg-type]  # numpy's own keyword is `allow_pickle`
+        np.savez(content, **named)
         path = keep(str(self.args.output_dir), "predictions.npz", content.getvalue())
         self._say(f"written: {path} ({', '.join(named)})")
         self._report("predict", output.metrics or {})
-
-
-def _named_arrays(output: PredictionOutput) -> dict[str, np.ndarray]:
-    """Name the arrays of a prediction as they stand in its file."""
-    parts = output.predictions if isinstance(output.predictions, tuple) else (output.predictions,)
-    named = {"predictions" if i == 0 else f"predictions_{i}": part for i, part in enumerate(parts)}
-    if output.label_ids is not None and not isinstance(output.label_ids, tuple):
-        named["labels"] = output.label_ids
-    return named
-
-
-def _kind_of_arguments(trainer_class: object) -> type[TrainingArguments]:
-    generates = isinstance(trainer_class, type) and issubclass(trainer_class, GenerationSteps)
-    return Seq2SeqTrainingArguments if generates else TrainingArguments
 
 
 def _arguments(config: Section, given: set[str], kind: type[TrainingArguments]) -> TrainingArguments:

@@ -53,27 +53,23 @@ def main(words: Sequence[str]) -> int:
     if chosen.json:
         _say(json.dumps(_as_json(result), indent=2, ensure_ascii=False))
     else:
-        _print(result, writes=chosen.write)
+        # Print the diff, or what was written; then what needs a person, what was skipped and a count
+        for file in result.files:
+            if file.written:
+                _say(f"written: {file.path}")
+            elif file.is_changed:
+                sys.stdout.writelines(_coloured(file.diff))
+        for file in result.files:
+            for finding in file.findings:
+                _tell(f"{_place(file, finding)}: {finding.what}: {finding.reason}")
+        for one in result.skipped:
+            _tell(f"skipped: {one.path}: {one.reason}")
+        for one in result.errors:
+            _tell(f"error: {one.path}: {one.reason}")
+        _tell(_count(result, writes=chosen.write))
     if result.errors:
         return 2
     return 1 if any(file.is_changed and not file.written for file in result.files) else 0
-
-
-def _print(result: Migration, *, writes: bool) -> None:
-    """Print the diff, or what was written; then what needs a person, what was skipped and a count."""
-    for file in result.files:
-        if file.written:
-            _say(f"written: {file.path}")
-        elif file.is_changed:
-            sys.stdout.writelines(_coloured(file.diff))
-    for file in result.files:
-        for finding in file.findings:
-            _tell(f"{_place(file, finding)}: {finding.what}: {finding.reason}")
-    for one in result.skipped:
-        _tell(f"skipped: {one.path}: {one.reason}")
-    for one in result.errors:
-        _tell(f"error: {one.path}: {one.reason}")
-    _tell(_count(result, writes=writes))
 
 
 def _place(file: FileChange, finding: Finding) -> str:

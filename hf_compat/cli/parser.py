@@ -95,27 +95,26 @@ class HfArgumentParser(argparse.ArgumentParser):
         super().__init__(**kwargs)
         self.dataclass_types = _as_list(dataclass_types)
         for kind in self.dataclass_types:
-            self._add_dataclass_arguments(kind)
+            group: Options = self
+            if hasattr(kind, "_argument_group_name"):
+                group = self.add_argument_group(kind._argument_group_name)
+            hints = _hints_of(kind)
+            checks = kind._checks() if issubclass(kind, TrainingArguments) else {}
+            for field in dataclasses.fields(kind):
+                if field.init:
+                    _add_field(group, field, hints[field.name], checks.get(field.name))
         for kind in self.dataclass_types:  # last: an option of the script's own goes first
-            self._add_other_names(kind)
-
-    def _add_dataclass_arguments(self, dtype: DataclassType) -> None:
-        group: Options = self
-        if hasattr(dtype, "_argument_group_name"):
-            group = self.add_argument_group(dtype._argument_group_name)
-        hints = _hints_of(dtype)
-        checks = dtype._checks() if issubclass(dtype, TrainingArguments) else {}
-        for field in dataclasses.fields(dtype):
-            if field.init:
-                _add_field(group, field, hints[field.name], checks.get(field.name))
-
-    def _add_other_names(self, dtype: DataclassType) -> None:
-        for name in _other_names(dtype):
-            if not any(f"--{name}" in action.option_strings for action in self._actions):
-                options = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
-                self.add_argument(
-                    *options, nargs="?", const=True, type=read_plain, default=argparse.SUPPRESS, help=argparse.SUPPRESS
-                )
+            for name in _other_names(kind):
+                if not any(f"--{name}" in action.option_strings for action in self._actions):
+                    options = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
+                    self.add_argument(
+                        *options,
+                        nargs="?",
+                        const=True,
+                        type=read_plain,
+                        default=argparse.SUPPRESS,
+                        help=argparse.SUPPRESS,
+                    )
 
     def parse_args_into_dataclasses(
         self,
@@ -152,18 +151,7 @@ class HfArgumentParser(argparse.ArgumentParser):
             files += named
         line = [*_words_of(files), *words]
         namespace, remaining = self.parse_known_args(line)
-        outputs = self._instances(self._without_defaults(namespace, line))
-        if vars(namespace):
-            outputs.append(namespace)
-        if return_remaining_strings:
-            return (*outputs, remaining)
-        if remaining:
-            text = f"Some specified arguments are not used by the HfArgumentParser: {remaining}"
-            raise UnusedWords(without_secrets(text, words))
-        return tuple(outputs)
-
-    def _without_defaults(self, namespace: argparse.Namespace, line: list[str]) -> argparse.Namespace:
-        """Leave out training arguments that the line does not give: an old name may stand in for them."""
+        # Leave out training arguments that the line does not give: an old name may stand in for them
         fields = {
             field.name
             for kind in self.dataclass_types
@@ -174,14 +162,22 @@ class HfArgumentParser(argparse.ArgumentParser):
         defaults = {action.dest: action.default for action in self._actions if action.dest in fields}
         for name in fields & set(vars(namespace)):
             # argparse reads a default that is text by its type: "no" becomes False
-            read = (defaults.get(name), self._read_default(name))
+            action = next(action for action in self._actions if action.dest == name)
+            read = (
+                defaults.get(name),
+                self._get_value(action, action.default) if isinstance(action.default, str) else action.default,
+            )
             if not self._is_given(name, line) and getattr(namespace, name) in read:
                 delattr(namespace, name)
-        return namespace
-
-    def _read_default(self, name: str) -> Value:
-        action = next(action for action in self._actions if action.dest == name)
-        return self._get_value(action, action.default) if isinstance(action.default, str) else action.default
+        outputs = self._instances(namespace)
+        if vars(namespace):
+            outputs.append(namespace)
+        if return_remaining_strings:
+            return (*outputs, remaining)
+        if remaining:
+            text = f"Some specified arguments are not used by the HfArgumentParser: {remaining}"
+            raise UnusedWords(without_secrets(text, words))
+        return tuple(outputs)
 
     def _is_given(self, name: str, line: list[str]) -> bool:
         options = {option for action in self._actions if action.dest == name for option in action.option_strings}

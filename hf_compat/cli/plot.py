@@ -310,7 +310,15 @@ def plot(
         ArgumentError: A run cannot be read, has no curve, or a file is somebody else's or cannot be written; or
             an argument has no such value.
     """
-    _check_arguments(kind, by, watch)
+    choices = {"kind": (kind, ("png", "html", "both")), "by": (by, ("step", "epoch"))}
+    for name, (value, known) in choices.items():
+        if value not in known:
+            raise ArgumentError(f"`--{name}` is {value!r}.\n\nHint: choose one of {', '.join(known)}.")
+    if watch is not None and not 0 < watch <= _LONGEST_WAIT_SECONDS:
+        raise ArgumentError(
+            f"`--watch` is {watch:g}: so many seconds cannot be waited.\n\n"
+            f"Hint: give a number above 0 and up to {_LONGEST_WAIT_SECONDS}."
+        )
     files = [Path(f"{output}.{suffix}") for suffix in ("png", "html") if kind in (suffix, "both")]
     for file in files:
         _check_target(file)
@@ -321,18 +329,6 @@ def plot(
             return files
         time.sleep(watch)
         runs = _read_again(paths, runs)
-
-
-def _check_arguments(kind: str, by: str, watch: float | None) -> None:
-    choices = {"kind": (kind, ("png", "html", "both")), "by": (by, ("step", "epoch"))}
-    for name, (value, known) in choices.items():
-        if value not in known:
-            raise ArgumentError(f"`--{name}` is {value!r}.\n\nHint: choose one of {', '.join(known)}.")
-    if watch is not None and not 0 < watch <= _LONGEST_WAIT_SECONDS:
-        raise ArgumentError(
-            f"`--watch` is {watch:g}: so many seconds cannot be waited.\n\n"
-            f"Hint: give a number above 0 and up to {_LONGEST_WAIT_SECONDS}."
-        )
 
 
 def _write_files(runs: Sequence[RunCurves], files: Sequence[Path], by: str, watch: float | None) -> None:

@@ -45,7 +45,16 @@ def main(words: Sequence[str]) -> int:
     """Run the command; returns the exit status. What a script raises is raised."""
     chosen = make_parser().parse_args(list(words))
     try:
-        processes = _checked_number_of_processes(chosen)
+        # How many processes this machine is to start; 1 where this process is all, or one of those started
+        if not chosen.module:
+            require_script(chosen.script, "hf-compat run [options] SCRIPT [arguments]")
+        processes = number_of(chosen.devices)
+        launched = read_launch().world_size
+        if launched > 1 and processes * chosen.nodes > 1:
+            raise ArgumentError(
+                f"A launcher has started {launched} processes already, and `--devices`, `--nodes` ask for more.\n\n"
+                "Hint: leave them out, or the launcher."
+            )
         if processes * chosen.nodes > 1:
             return _launch(chosen, processes)
         if chosen.compat is not None:
@@ -56,24 +65,6 @@ def main(words: Sequence[str]) -> int:
         return 2
     run_here(chosen)
     return 0
-
-
-def _checked_number_of_processes(chosen: argparse.Namespace) -> int:
-    """Return how many processes this machine is to start; 1 where this process is all, or one of those started.
-
-    Raises:
-        ArgumentError: There is no such script, or the processes were started already.
-    """
-    if not chosen.module:
-        require_script(chosen.script, "hf-compat run [options] SCRIPT [arguments]")
-    processes = number_of(chosen.devices)
-    launched = read_launch().world_size
-    if launched > 1 and processes * chosen.nodes > 1:
-        raise ArgumentError(
-            f"A launcher has started {launched} processes already, and `--devices`, `--nodes` ask for more.\n\n"
-            "Hint: leave them out, or the launcher."
-        )
-    return processes
 
 
 def number_of(devices: str) -> int:

@@ -59,11 +59,23 @@ def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> s
     if wanted in _ELSEWHERE and not os.path.lexists(wanted):
         raise ArgumentError(f"`--ckpt_path {wanted}` is a word of Lightning's.\n\nHint: use {_ELSEWHERE[wanted]}.")
     if wanted not in (None, BEST, LAST, INITIAL) and not os.path.exists(wanted):
-        raise _nothing_there(wanted, str(config.args.output_dir))
+        output_dir = str(config.args.output_dir)
+        there = [os.path.basename(found) for found in names.list_checkpoints(os.path.dirname(wanted) or ".")]
+        of_run = [os.path.join(output_dir, os.path.basename(found)) for found in names.list_checkpoints(output_dir)]
+        known = [os.path.join(os.path.dirname(wanted), name) for name in there] or of_run
+        hint = f"there are {', '.join(known[-5:])}" if known else "name a checkpoint-N folder or a .ckpt file"
+        raise ArgumentError(f"`--ckpt_path {wanted}` does not exist.\n\nHint: {hint}; `last` is the newest of a run.")
     if command == "fit":
         return _of_fit(wanted, _as_word(config.args.resume_from_checkpoint))
     if _as_word(config.args.resume_from_checkpoint) is not None:
-        _refuse_resume(command, wanted, str(config.args.resume_from_checkpoint), line)
+        # Refuse what `fit` alone takes; beside a `ckpt_path` a fit's configuration may hold it
+        resume = str(config.args.resume_from_checkpoint)
+        on_line = any(word.partition("=")[0] == "--args.resume_from_checkpoint" for word in line)
+        if not (wanted is not None and not on_line):
+            raise ArgumentError(
+                f"`resume_from_checkpoint={resume!r}` is where `fit` goes on; `{command}` trains nothing.\n\n"
+                f"Hint: `hf-compat {command} --ckpt_path {_as_word(resume)}` scores that checkpoint."
+            )
     if wanted is None:
         _refuse_fresh_weights(command, config)
     return None if wanted == INITIAL else wanted
@@ -72,14 +84,6 @@ def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> s
 def _as_word(value: object) -> str | None:
     text = "" if value is None else str(plain(value))
     return _SWITCHES.get(text.lower(), text)
-
-
-def _nothing_there(path: str, output_dir: str) -> ArgumentError:
-    there = [os.path.basename(found) for found in names.list_checkpoints(os.path.dirname(path) or ".")]
-    of_run = [os.path.join(output_dir, os.path.basename(found)) for found in names.list_checkpoints(output_dir)]
-    known = [os.path.join(os.path.dirname(path), name) for name in there] or of_run
-    hint = f"there are {', '.join(known[-5:])}" if known else "name a checkpoint-N folder or a .ckpt file"
-    return ArgumentError(f"`--ckpt_path {path}` does not exist.\n\nHint: {hint}; `last` is the newest of a run.")
 
 
 def _of_fit(wanted: str | None, resume: str | None) -> str | None:
@@ -93,17 +97,6 @@ def _of_fit(wanted: str | None, resume: str | None) -> str | None:
             "Hint: keep one of them."
         )
     return wanted if resume is None else resume
-
-
-def _refuse_resume(command: str, wanted: str | None, resume: str, line: Sequence[str]) -> None:
-    """Refuse what `fit` alone takes; beside a `ckpt_path` a fit's configuration may hold it."""
-    on_line = any(word.partition("=")[0] == "--args.resume_from_checkpoint" for word in line)
-    if wanted is not None and not on_line:
-        return
-    raise ArgumentError(
-        f"`resume_from_checkpoint={resume!r}` is where `fit` goes on; `{command}` trains nothing.\n\n"
-        f"Hint: `hf-compat {command} --ckpt_path {_as_word(resume)}` scores that checkpoint."
-    )
 
 
 def _refuse_fresh_weights(command: str, config: Namespace) -> None:
@@ -195,25 +188,22 @@ def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:
     if os.path.isdir(path):
         is_listed = os.path.lexists(os.path.join(path, MANIFEST_NAME))
         with as_named(path) if is_named and is_listed else contextlib.nullcontext():
-            _check_folder(trainer, path)
+            # Refuse a folder that is not whole; one without a manifest needs weights alone, as `save_model` writes
+            # them
+            is_listed = os.path.lexists(os.path.join(path, MANIFEST_NAME))
+            has_weights = any(os.path.lexists(os.path.join(path, name)) for name in _WEIGHTS)
+            wrong = [] if is_read_as_it_is(path) or (has_weights and not is_listed) else manifest.problems(path)
+            wrong = wrong or list(trainer._misfits(path))
+            if wrong:
+                raise CheckpointError(
+                    f"The weights in {path} cannot be scored: {'; '.join(wrong)}.\n\n"
+                    "Hint: name a checkpoint-N folder of this model, or a .ckpt; `last` is the newest that is whole."
+                )
             _load_folder(trainer, path, path)
         return
     with trainer._resolved_checkpoint(path) as folder:
         assert folder is not None  # it is made of the file
         _load_folder(trainer, folder, path)
-
-
-def _check_folder(trainer: Trainer, folder: str) -> None:
-    """Refuse a folder that is not whole; one without a manifest needs weights alone, as `save_model` writes them."""
-    is_listed = os.path.lexists(os.path.join(folder, MANIFEST_NAME))
-    has_weights = any(os.path.lexists(os.path.join(folder, name)) for name in _WEIGHTS)
-    wrong = [] if is_read_as_it_is(folder) or (has_weights and not is_listed) else manifest.problems(folder)
-    wrong = wrong or list(trainer._misfits(folder))
-    if wrong:
-        raise CheckpointError(
-            f"The weights in {folder} cannot be scored: {'; '.join(wrong)}.\n\n"
-            "Hint: name a checkpoint-N folder of this model, or a .ckpt; `last` is the newest that is whole."
-        )
 
 
 def _load_folder(trainer: Trainer, folder: str, name: str) -> None:

@@ -93,7 +93,17 @@ class ConfigParser(ArgumentParser):
         `trainer` section decides stands there alone.
         """
         text = _hide(cfg.clone())
-        _say_once(text)
+        # Let a configuration say everything once: by today's names, and in the section where the user says it
+        args, trainer = text.get("args"), text.get("trainer")
+        if not (args is None or trainer is None):
+            for name in OLD_NAMES:
+                if (value := args.pop(name, None)) is not None:
+                    for today, said in todays_values(name, value).items():
+                        args[today] = said
+            for name, value in vars(trainer).items():
+                if value is not None and name in EQUIVALENTS:
+                    for argument in EQUIVALENTS[name](value):
+                        args.pop(argument, None)
         if kwargs.get(_SKIP, True):
             _drop_unset(text)
         # what is not set was left out above; a None among a class's arguments is the user's, and stays
@@ -107,21 +117,6 @@ def _drop_unset(section: Namespace) -> None:
             section.pop(name)
         elif name in ("args", "data", "trainer") and isinstance(value, Namespace):
             _drop_unset(value)
-
-
-def _say_once(config: Namespace) -> None:
-    """Let a configuration say everything once: by today's names, and in the section where the user says it."""
-    args, trainer = config.get("args"), config.get("trainer")
-    if args is None or trainer is None:
-        return
-    for name in OLD_NAMES:
-        if (value := args.pop(name, None)) is not None:
-            for today, said in todays_values(name, value).items():
-                args[today] = said
-    for name, value in vars(trainer).items():
-        if value is not None and name in EQUIVALENTS:
-            for argument in EQUIVALENTS[name](value):
-                args.pop(argument, None)
 
 
 def _hide(section: Namespace) -> Namespace:
@@ -155,7 +150,23 @@ def make_parser(command: str) -> ArgumentParser:
         parser.add_argument(f"--{name}", type=SPEC, default=None, help=meaning)
     parser.add_argument("--callbacks", type=list[SPEC], default=[], help="HF and Lightning callbacks, in any mix")
     _add_arguments(parser)
-    _add_trainer(parser)
+    for name in EQUIVALENTS:
+        parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=None, help="as the argument that says the same")
+    # The types of settings that take a class path and its arguments (`--trainer.profiler.dirpath`)
+    import hf_compat.upstream  # noqa: F401 - loads Lightning, which other commands do without
+
+    # isort: split
+    from lightning.fabric.plugins import CheckpointIO
+    from lightning.pytorch.profilers import Profiler
+
+    kinds = {
+        **dict.fromkeys(PASSED_ON, ANYTHING),
+        **{"profiler": Profiler | str | None, "plugins": CheckpointIO | list[CheckpointIO] | None},
+    }
+    for name, meaning in {**dict.fromkeys(PASSED_ON, "handed to Lightning"), **OBJECTS}.items():
+        parser.add_argument(f"--trainer.{name}", type=kinds.get(name, SPEC), default=None, help=meaning)
+    for name in ELSEWHERE.keys() - OBJECTS.keys():  # refused with a hint
+        parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
 
@@ -187,27 +198,6 @@ def default_of(field: dataclasses.Field[Any]) -> Value:
         return field.default
     assert field.default_factory is not dataclasses.MISSING  # every argument has a default
     return field.default_factory()
-
-
-def _kinds_of_objects() -> dict[str, Hint]:
-    """Return the types of settings that take a class path and its arguments (`--trainer.profiler.dirpath`)."""
-    import hf_compat.upstream  # noqa: F401 - loads Lightning, which other commands do without
-
-    # isort: split
-    from lightning.fabric.plugins import CheckpointIO
-    from lightning.pytorch.profilers import Profiler
-
-    return {"profiler": Profiler | str | None, "plugins": CheckpointIO | list[CheckpointIO] | None}
-
-
-def _add_trainer(parser: ArgumentParser) -> None:
-    for name in EQUIVALENTS:
-        parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=None, help="as the argument that says the same")
-    kinds = {**dict.fromkeys(PASSED_ON, ANYTHING), **_kinds_of_objects()}
-    for name, meaning in {**dict.fromkeys(PASSED_ON, "handed to Lightning"), **OBJECTS}.items():
-        parser.add_argument(f"--trainer.{name}", type=kinds.get(name, SPEC), default=None, help=meaning)
-    for name in ELSEWHERE.keys() - OBJECTS.keys():  # refused with a hint
-        parser.add_argument(f"--trainer.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def as_sections(words: Sequence[str]) -> list[str]:

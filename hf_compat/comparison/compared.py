@@ -102,9 +102,25 @@ def compare(
     Raises:
         ArgumentError: There is no such script or interpreter, or the folder holds something.
     """
-    _check_script(request.script)
+    if not request.script.is_module:
+        require_script(request.script.path, "hf-compat compare [options] SCRIPT [arguments]")
     sides = (other_side(request.against), own_side())
-    folder = _make_folder(request.output)
+    # An empty folder for both sides
+    output = request.output
+    if output is None:
+        folder = Path(os.path.realpath(tempfile.mkdtemp(prefix="hf_compat_compare_")))
+    else:
+        try:
+            os.makedirs(output, exist_ok=True)
+            is_empty = not os.listdir(output)
+        except OSError as error:
+            raise ArgumentError(f"`--output {output}` cannot be made: {error}\n\nHint: another folder.") from error
+        if not is_empty:
+            raise ArgumentError(
+                f"`--output {output}` is not empty, and nothing in it is overwritten.\n\n"
+                "Hint: a new folder; or leave it out for one among the temporary files."
+            )
+        folder = Path(os.path.realpath(output))
     compat = request.compat or ("4" if sides[0].transformers.startswith("4.") else None)
     if begin is not None:
         begin(folder)
@@ -118,10 +134,18 @@ def compare(
         if ran.ended_by == "interrupt":
             break
     if len(reports) < len(sides):
-        reports.append(_not_run(sides[1], folder))
+        reports.append(
+            SideReport(
+                side=sides[1], folder=folder / sides[1].name, end=End(how="not run"), found=Findings(), last_lines=()
+            )
+        )
     theirs, ours = reports
     found = judge(theirs, ours, compat=compat)
-    return found if _repeats(found, request, progress) else _unrepeatable(found)
+    return (
+        found
+        if _repeats(found, request, progress)
+        else replace(found, complaints=(*found.complaints, UNREPEATABLE), status=2, is_repeatable=False)
+    )
 
 
 def _repeats(found: Comparison, request: Request, progress: Progress | None) -> bool:
@@ -134,10 +158,6 @@ def _repeats(found: Comparison, request: Request, progress: Progress | None) -> 
         allowed=request.allowed, progress=progress,
     )  # fmt: skip
     return repeats(first, theirs.found, _report(ran).found)
-
-
-def _unrepeatable(found: Comparison) -> Comparison:
-    return replace(found, complaints=(*found.complaints, UNREPEATABLE), status=2, is_repeatable=False)
 
 
 def judge(theirs: SideReport, ours: SideReport, compat: str | None = None) -> Comparison:
@@ -214,7 +234,12 @@ def _without_training(end: End) -> str:
 def _account(report: SideReport) -> str:
     """Return how a side failed, until when it was recorded, and the way out."""
     end = report.end
-    until = _until(report.found)
+    found = report.found
+    if not found.trainings:
+        until = "before it called `train()`"
+    else:
+        number = f" of training {found.trainings}" if found.trainings > 1 else ""
+        until = f"after {found.updates} updates{number}"
     if end.missing:
         return (
             f"the package {end.missing} is missing, {until}.\n{end.account}"
@@ -247,13 +272,6 @@ _PIP_NAMES = {
 }
 
 
-def _until(found: Findings) -> str:
-    if not found.trainings:
-        return "before it called `train()`"
-    number = f" of training {found.trainings}" if found.trainings > 1 else ""
-    return f"after {found.updates} updates{number}"
-
-
 def _report(ran: SideRun) -> SideReport:
     found = read_records(ran.folder / "record")
     end = found.end
@@ -265,33 +283,3 @@ def _report(ran: SideRun) -> SideReport:
     if end.account:  # paths as the user knows them
         end = replace(end, account=end.account.replace(str(ran.folder / "files"), ""))
     return SideReport(side=ran.side, folder=ran.folder, end=end, found=found, last_lines=tuple(lines))
-
-
-def _not_run(side: Side, folder: Path) -> SideReport:
-    return SideReport(side=side, folder=folder / side.name, end=End(how="not run"), found=Findings(), last_lines=())
-
-
-def _check_script(script: UserScript) -> None:
-    if not script.is_module:
-        require_script(script.path, "hf-compat compare [options] SCRIPT [arguments]")
-
-
-def _make_folder(output: str | None) -> Path:
-    """Return an empty folder for both sides.
-
-    Raises:
-        ArgumentError: It holds something, or cannot be made.
-    """
-    if output is None:
-        return Path(os.path.realpath(tempfile.mkdtemp(prefix="hf_compat_compare_")))
-    try:
-        os.makedirs(output, exist_ok=True)
-        is_empty = not os.listdir(output)
-    except OSError as error:
-        raise ArgumentError(f"`--output {output}` cannot be made: {error}\n\nHint: another folder.") from error
-    if not is_empty:
-        raise ArgumentError(
-            f"`--output {output}` is not empty, and nothing in it is overwritten.\n\n"
-            "Hint: a new folder; or leave it out for one among the temporary files."
-        )
-    return Path(os.path.realpath(output))

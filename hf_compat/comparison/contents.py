@@ -131,7 +131,14 @@ def _without(name: str, content: object) -> object:
 def first_difference(left: object, right: object, where: str = "") -> Found | None:
     """Return the first place where two nested contents differ, and both values; None where they are equal."""
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
-        return _first_of_tensors(left, right, where)
+        if left.dtype != right.dtype or left.shape != right.shape:
+            return where, f"{left.dtype} {tuple(left.shape)}", f"{right.dtype} {tuple(right.shape)}"
+        bits = [side.detach().contiguous().reshape(-1).view(torch.uint8) for side in (left, right)]
+        differing = bits[0] != bits[1]
+        if not differing.any():
+            return None
+        index = int(differing.nonzero()[0]) // left.element_size()
+        return f"{where}[{index}]", left.reshape(-1)[index].item(), right.reshape(-1)[index].item()
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         return next(_differing([*left, *right], left, right, where), None)
     if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
@@ -147,17 +154,6 @@ def _differing(
         found = first_difference(left.get(key, ABSENT), right.get(key, ABSENT), f"{where}[{key!r}]")
         if found is not None:
             yield found
-
-
-def _first_of_tensors(left: torch.Tensor, right: torch.Tensor, where: str) -> Found | None:
-    if left.dtype != right.dtype or left.shape != right.shape:
-        return where, f"{left.dtype} {tuple(left.shape)}", f"{right.dtype} {tuple(right.shape)}"
-    bits = [side.detach().contiguous().reshape(-1).view(torch.uint8) for side in (left, right)]
-    differing = bits[0] != bits[1]
-    if not differing.any():
-        return None
-    index = int(differing.nonzero()[0]) // left.element_size()
-    return f"{where}[{index}]", left.reshape(-1)[index].item(), right.reshape(-1)[index].item()
 
 
 def largest_difference(left: torch.Tensor, right: torch.Tensor) -> float | None:

@@ -148,7 +148,7 @@ class _Reader:
     def _read_update(self, line: Line) -> None:
         if line["gradients"] is not None:
             self._add(GRADIENTS, line, "norm", line["gradients"])
-        for index, rate in enumerate(_sequence(line["rates"])):
+        for index, rate in enumerate(line["rates"] if isinstance(line["rates"], list) else []):
             self._add(RATES, line, f"group {index}", rate)
         if line["bits"]:
             self._add(WEIGHTS, line, "norm", line["bits"], size=line["norm"])
@@ -199,10 +199,6 @@ class _Reader:
 def _items(values: object) -> Iterator[tuple[str, object]]:
     if isinstance(values, Mapping):
         yield from values.items()
-
-
-def _sequence(values: object) -> list[object]:
-    return values if isinstance(values, list) else []
 
 
 def _without_times(values: object) -> Iterator[tuple[str, object]]:

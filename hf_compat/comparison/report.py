@@ -19,7 +19,20 @@ def as_text(comparison: Comparison, limits: Limits) -> str:
         comparison: What was found.
         limits: How far the sides were run.
     """
-    parts = [*_head(comparison, limits)]
+    theirs, ours = comparison.theirs, comparison.ours
+    stop = f"each training stopped after {limits.max_steps} updates (--max-steps)" if limits.max_steps else "whole runs"
+    processes = f"; {limits.devices} processes" if limits.devices > 1 else ""
+    lines = [f"{theirs.side.title} | {ours.side.title}: {stop}{processes}"]
+    if comparison.compat is not None:
+        lines.append(f"  defaults here: those of transformers {comparison.compat} (--compat)")
+    for name in dict.fromkeys([*theirs.found.overridden, *ours.found.overridden]):
+        was, now = (theirs.found.overridden.get(name) or ours.found.overridden[name])[:2]
+        now = "a folder of this comparison" if name == "output_dir" else now
+        lines.append(f"  overridden: {name}: {was or 'left out'} → {now}")
+    ends = [one.end for one in (theirs, ours)]
+    if ends[0].status and all(end.how == "exit" and end.status == ends[0].status for end in ends):
+        lines.append(f"  the script left by `sys.exit` with status {ends[0].status}, on both sides")
+    parts = [*lines]
     if comparison.verdicts:
         parts += ["", *_table([_row(verdict) for verdict in comparison.verdicts]), "", *_times(comparison)]
     explained = [reason for verdict in comparison.verdicts for reason in verdict.explained]
@@ -68,23 +81,6 @@ def _side(report: SideReport) -> dict[str, object]:
         "seconds_of_update": found.seconds_of_update,
         "overridden": {name: {"was": was, "now": now} for name, (was, now) in found.overridden.items()},
     }
-
-
-def _head(comparison: Comparison, limits: Limits) -> list[str]:
-    theirs, ours = comparison.theirs, comparison.ours
-    stop = f"each training stopped after {limits.max_steps} updates (--max-steps)" if limits.max_steps else "whole runs"
-    processes = f"; {limits.devices} processes" if limits.devices > 1 else ""
-    lines = [f"{theirs.side.title} | {ours.side.title}: {stop}{processes}"]
-    if comparison.compat is not None:
-        lines.append(f"  defaults here: those of transformers {comparison.compat} (--compat)")
-    for name in dict.fromkeys([*theirs.found.overridden, *ours.found.overridden]):
-        was, now = (theirs.found.overridden.get(name) or ours.found.overridden[name])[:2]
-        now = "a folder of this comparison" if name == "output_dir" else now
-        lines.append(f"  overridden: {name}: {was or 'left out'} → {now}")
-    ends = [one.end for one in (theirs, ours)]
-    if ends[0].status and all(end.how == "exit" and end.status == ends[0].status for end in ends):
-        lines.append(f"  the script left by `sys.exit` with status {ends[0].status}, on both sides")
-    return lines
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:

@@ -131,7 +131,14 @@ class _Division:
             if self.counts[dearest] > 1:
                 self._move(dearest, cheapest)
             else:
-                self._fix_turn_of(dearest, costs)
+                # Fill up the groups that are trained beside one of a single sample, and change none of them any more
+                ranking = _dearest_first(costs)
+                first = ranking.index(dearest) // self.ranks * self.ranks
+                beside = set(ranking[first : first + self.ranks])  # a set, whose order upstream goes by
+                for group in beside:
+                    if group not in self._fixed and group != dearest:
+                        self._fill(group, costs[dearest], beside)
+                self._fixed.update(beside)
         self.counts = best
 
     def costs(self) -> list[float]:
@@ -146,16 +153,6 @@ class _Division:
     def _move(self, giver: int, taker: int) -> None:
         self.counts[giver] -= 1
         self.counts[taker] += 1
-
-    def _fix_turn_of(self, single: int, costs: list[float]) -> None:
-        """Fill up the groups that are trained beside one of a single sample, and change none of them any more."""
-        ranking = _dearest_first(costs)
-        first = ranking.index(single) // self.ranks * self.ranks
-        beside = set(ranking[first : first + self.ranks])  # a set, whose order upstream goes by
-        for group in beside:
-            if group not in self._fixed and group != single:
-                self._fill(group, costs[single], beside)
-        self._fixed.update(beside)
 
     def _fill(self, group: int, limit: float, beside: set[int]) -> None:
         """Give a group samples of cheap ones as long as it costs no more than the limit."""

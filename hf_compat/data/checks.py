@@ -150,14 +150,12 @@ def _not_joined(wrong: str) -> DataError:
 
 def _no_mapping(samples: Sequence[Sample]) -> str | None:
     for place, sample in enumerate(samples, start=1):
-        has_names = isinstance(sample, Mapping) or (hasattr(sample, "__dict__") and not _is_bare(sample))
+        has_names = isinstance(sample, Mapping) or (
+            hasattr(sample, "__dict__") and not (isinstance(sample, (torch.Tensor, type)) or callable(sample))
+        )
         if not has_names:
             return f"sample {place} of {len(samples)} is {shown_value(sample)}, not a mapping of names to values"
     return None
-
-
-def _is_bare(sample: Sample) -> bool:
-    return isinstance(sample, (torch.Tensor, type)) or callable(sample)
 
 
 def _named(samples: Sequence[Sample]) -> list[Mapping[str, Sample]]:
@@ -214,15 +212,15 @@ def name_bad_batch(batch: Batch, taker: str) -> None:
             return
         found = f"with the key {odd[0]!r}"
     else:
-        found = f"that is {shown_value(batch)}" if _is_short(batch) else f"that is a {type(batch).__name__}"
+        found = (
+            f"that is {shown_value(batch)}"
+            if (batch is None or isinstance(batch, (str, int, float, torch.Tensor, np.ndarray)))
+            else f"that is a {type(batch).__name__}"
+        )
     raise DataError(
         f"The collator made a batch {found}; {taker} takes a mapping of names to tensors.\n\nHint: let `data_collator` "
         "return a dict with the names of the forward's parameters, or override the method in a subclass."
     )
-
-
-def _is_short(batch: Batch) -> bool:
-    return batch is None or isinstance(batch, (str, int, float, torch.Tensor, np.ndarray))
 
 
 def stopped_by_code(error: StopIteration, is_map_style: bool, auto_collates: bool) -> bool:

@@ -22,7 +22,7 @@ from hf_compat.data.rank_slices import BatchSamplerSlice, IterableDatasetSlice, 
 from hf_compat.data.samplers import SeededRandomSampler, SkipFirstBatches
 from hf_compat.data.torch_reading import reader_of
 from hf_compat.data.tree import find_batch_size, move_to_device
-from hf_compat.data.types import Batch, Collator, DataSource, PositionState, Sample
+from hf_compat.data.types import Batch, Collator, DataSource, PositionState
 from hf_compat.interop.transformers_models import is_datasets_stream
 from hf_compat.runtime.child_signals import HeldChildSignals, dead_among
 from hf_compat.runtime.collectives import broadcast_object
@@ -142,10 +142,6 @@ class PreparedDataLoader(DataLoader[Batch]):
             dataset, options = self._sliced(dataset, options)
         self.target_device = device
         self.non_blocking = non_blocking
-        self._start_over()
-        super().__init__(dataset, **options)
-
-    def _start_over(self) -> None:
         self.skip_batches = 0
         self.iteration = 0
         self.lookahead: Batch | None = None
@@ -153,11 +149,19 @@ class PreparedDataLoader(DataLoader[Batch]):
         self._skipping: SkipFirstBatches | None = None
         self.end_of_dataloader = False
         self.remainder = -1
+        super().__init__(dataset, **options)
 
     def _sliced(self, dataset: DataSource, options: dict[str, Any]) -> tuple[DataSource, dict[str, Any]]:
         """Return data and options of torch's loader for this rank's slice."""
         if isinstance(dataset, IterableDataset):
-            return self._sliced_stream(dataset, options)
+            ranks, size = self.rank_slice, self.samples_of_a_batch
+            if size is None:  # the data set makes its own batches
+                return dataset, options
+            if is_datasets_stream(dataset) and not ranks.split_batches and dataset.num_shards >= ranks.world_size:  # type: ignore[attr-defined]  # theirs
+                return dataset.shard(num_shards=ranks.world_size, index=ranks.rank), options  # type: ignore[attr-defined]  # theirs
+            own_size = size // ranks.world_size if ranks.split_batches else size
+            stream = IterableDatasetSlice(dataset, own_size, ranks, drop_last=self.drops_last)
+            return stream, {**options, "batch_size": own_size}
         if knows_its_rank(options.get("batch_sampler")):
             self.samples_of_a_batch = None
             return dataset, options
@@ -166,18 +170,6 @@ class PreparedDataLoader(DataLoader[Batch]):
         if _reads_whole_batches(options):
             return dataset, {**kept, "batch_size": None, "sampler": slices}
         return dataset, {**kept, "batch_sampler": slices}
-
-    def _sliced_stream(
-        self, dataset: IterableDataset[Sample], options: dict[str, Any]
-    ) -> tuple[IterableDataset[Sample], dict[str, Any]]:
-        ranks, size = self.rank_slice, self.samples_of_a_batch
-        if size is None:  # the data set makes its own batches
-            return dataset, options
-        if is_datasets_stream(dataset) and not ranks.split_batches and dataset.num_shards >= ranks.world_size:  # type: ignore[attr-defined]  # theirs
-            return dataset.shard(num_shards=ranks.world_size, index=ranks.rank), options  # type: ignore[attr-defined]  # theirs
-        own_size = size // ranks.world_size if ranks.split_batches else size
-        stream = IterableDatasetSlice(dataset, own_size, ranks, drop_last=self.drops_last)
-        return stream, {**options, "batch_size": own_size}
 
     def _batches(self, dataset: DataSource, options: dict[str, Any]) -> Sampler[list[int]]:
         """Return the batch sampler of all ranks' batches, in the same order on every rank."""
@@ -252,17 +244,13 @@ class PreparedDataLoader(DataLoader[Batch]):
             yield from self._dispatched(batches, resume) if self.dispatches else self._read_ahead(batches, resume)
             self.passes.end(self)
         except BaseException as error:
-            self._end_workers(batches, is_failure=not isinstance(error, GeneratorExit))
+            # End the worker processes of a pass that is left: an error's traceback would keep them alive with it
+            if not (self.persistent_workers and isinstance(error, GeneratorExit)):
+                self._iterator = None
+                end = getattr(batches, "_shutdown_workers", None)  # torch has no public name for it
+                if end is not None:
+                    end()
             raise
-
-    def _end_workers(self, batches: Iterator[Batch], is_failure: bool) -> None:
-        """End the worker processes of a pass that is left: an error's traceback would keep them alive with it."""
-        if self.persistent_workers and not is_failure:
-            return
-        self._iterator = None
-        end = getattr(batches, "_shutdown_workers", None)  # torch has no public name for it
-        if end is not None:
-            end()
 
     def _read_ahead(self, batches: Iterator[Batch], resume: Resume | None) -> Iterator[Batch]:
         """Yield this rank's batches, the next one having been read."""
@@ -276,7 +264,10 @@ class PreparedDataLoader(DataLoader[Batch]):
             following = self._next_batch(batches, read)
             fields["lookahead"] = None if following is _END else following
             if following is _END:
-                self._reach_end(current)
+                self.end_of_dataloader = True
+                self.iteration += 1  # now: Lightning counts batches, and never asks for one after the last
+                if not self._is_map_style and self.rank_slice.world_size == 1:
+                    self.remainder = find_batch_size(current) or -1
             yield current
             current = following
 
@@ -301,7 +292,11 @@ class PreparedDataLoader(DataLoader[Batch]):
         except (FileNotFoundError, ConnectionError, EOFError) as error:
             if not self.num_workers or "in DataLoader worker process" in str(error):  # the user's own, out of a worker
                 raise
-            _raise_of_dead_worker(batches, error)
+            # A batch of it that is still under way ends in a lost connection
+            dead = dead_among(getattr(batches, "_workers", ()))  # torch has no public name for it
+            if dead:
+                pids = ", ".join(str(worker.pid) for worker in dead)
+                raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly") from error
             raise
 
     def _dispatched(self, batches: Iterator[Batch], resume: Resume | None) -> Iterator[Batch]:
@@ -350,12 +345,6 @@ class PreparedDataLoader(DataLoader[Batch]):
         """The data of all ranks."""
         return self.dataset.dataset if isinstance(self.dataset, IterableDatasetSlice) else self.dataset
 
-    def _reach_end(self, last_batch: Batch) -> None:
-        self.end_of_dataloader = True
-        self.iteration += 1  # now: Lightning counts batches, and never asks for one after the last
-        if not self._is_map_style and self.rank_slice.world_size == 1:
-            self.remainder = find_batch_size(last_batch) or -1
-
 
 def _reads_whole_batches(options: Mapping[str, object]) -> bool:
     """Return whether the data set is asked for a batch at a time: torch's loader with `batch_size=None`."""
@@ -375,14 +364,6 @@ def _seed_shuffling(options: dict[str, object], seed: int | None) -> SeededRando
             batches.sampler = shuffler  # type: ignore[attr-defined]  # it has one
             return shuffler
     return None
-
-
-def _raise_of_dead_worker(batches: Iterator[Batch], cause: Exception) -> None:
-    """Say that a worker has died, as torch does: a batch of it that is still under way ends in a lost connection."""
-    dead = dead_among(getattr(batches, "_workers", ()))  # torch has no public name for it
-    if dead:
-        pids = ", ".join(str(worker.pid) for worker in dead)
-        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly") from cause
 
 
 def skip_first_batches(loader: Iterable[Batch], skip: int) -> Iterable[Batch]:

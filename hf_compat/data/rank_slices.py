@@ -102,13 +102,12 @@ class BatchSamplerSlice(Sampler[Indices]):
         batches = iter(self.batch_sampler)
         while current := list(islice(batches, self.ranks.world_size)):
             first = first or current
-            if len(current) == self.ranks.world_size and self._is_full(current[-1]):
+            if len(current) == self.ranks.world_size and (
+                self.batch_size is None or len(current[-1]) == self.batch_size
+            ):
                 yield current[self.ranks.rank]
             else:
                 yield from self._of_last_round(current, first)
-
-    def _is_full(self, batch: Indices) -> bool:
-        return self.batch_size is None or len(batch) == self.batch_size
 
     def _of_last_round(self, current: list[Indices], first: list[Indices]) -> Iterator[Indices]:
         rank, size = self.ranks.rank, self.batch_size

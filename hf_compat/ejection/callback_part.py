@@ -71,7 +71,17 @@ def describe_callbacks(trainer: Trainer, run: RunPart, write: Expressions, findi
     """Return callbacks, loggers and checkpoints of the run in Lightning's words."""
     part = CallbackPart()
     args = trainer.args
-    _add_loggers(part, args, findings)
+    part.loggers.append(Entry(f"{_LOGGERS}.CSVLogger", json.dumps({"save_dir": "output", "name": "logs"})))
+    for tracker in args.report_to or ():
+        if tracker not in TRACKERS:
+            findings.tell(f"The tracker {tracker!r} is left out: Lightning has no logger for it.")
+            continue
+        options: dict[str, object] = {"save_dir": "output"}
+        if tracker == "wandb":
+            options |= {"project": "huggingface"} | ({"name": args.run_name} if args.run_name else {})
+        if tracker in ("comet_ml", "neptune"):
+            options = {}
+        part.loggers.append(Entry(f"{_LOGGERS}.{TRACKERS[tracker]}", json.dumps(options)))
     _add_checkpoints(part, args, run, findings)
     for callback in trainer.callback_handler.callbacks:
         _add(part, callback, args, write, findings)
@@ -85,20 +95,6 @@ def _monitored(args: TrainingArguments) -> dict[str, object]:
         "monitor": eval_metric_name(args.metric_for_best_model or "loss"),
         "mode": "max" if args.greater_is_better else "min",
     }
-
-
-def _add_loggers(part: CallbackPart, args: TrainingArguments, findings: Findings) -> None:
-    part.loggers.append(Entry(f"{_LOGGERS}.CSVLogger", json.dumps({"save_dir": "output", "name": "logs"})))
-    for tracker in args.report_to or ():
-        if tracker not in TRACKERS:
-            findings.tell(f"The tracker {tracker!r} is left out: Lightning has no logger for it.")
-            continue
-        options: dict[str, object] = {"save_dir": "output"}
-        if tracker == "wandb":
-            options |= {"project": "huggingface"} | ({"name": args.run_name} if args.run_name else {})
-        if tracker in ("comet_ml", "neptune"):
-            options = {}
-        part.loggers.append(Entry(f"{_LOGGERS}.{TRACKERS[tracker]}", json.dumps(options)))
 
 
 def _add_checkpoints(part: CallbackPart, args: TrainingArguments, run: RunPart, findings: Findings) -> None:
@@ -133,44 +129,33 @@ def _add(part: CallbackPart, callback: object, args: TrainingArguments, write: E
     """Write one callback of the run."""
     home = type(callback).__module__
     if type(callback) is EarlyStoppingCallback:
-        _add_early_stopping(part, callback, args)
+        options = {**_monitored(args), "patience": callback.early_stopping_patience}
+        if callback.early_stopping_threshold:
+            part.threshold = True
+            options["threshold"] = callback.early_stopping_threshold
+            part.callbacks.append(Entry("callbacks.EarlyStoppingByThreshold", json.dumps(options)))
+        else:
+            part.callbacks.append(Entry(f"{_CALLBACKS}.EarlyStopping", json.dumps(options)))
     elif isinstance(callback, (DefaultFlowCallback, ProgressCallback, PrinterCallback)):
         return
     elif home.startswith(("hf_compat.", "transformers.")):
         if "tracker" not in home and "integration" not in home:
             findings.tell(f"The callback {type(callback).__name__} is left out.")
     else:
-        _add_own(part, callback, args, write, findings)
-
-
-def _add_early_stopping(part: CallbackPart, callback: EarlyStoppingCallback, args: TrainingArguments) -> None:
-    options = {**_monitored(args), "patience": callback.early_stopping_patience}
-    if callback.early_stopping_threshold:
-        part.threshold = True
-        options["threshold"] = callback.early_stopping_threshold
-        part.callbacks.append(Entry("callbacks.EarlyStoppingByThreshold", json.dumps(options)))
-    else:
-        part.callbacks.append(Entry(f"{_CALLBACKS}.EarlyStopping", json.dumps(options)))
-
-
-def _add_own(
-    part: CallbackPart, callback: object, args: TrainingArguments, write: Expressions, findings: Findings
-) -> None:
-    """Take a callback of the script's own over; an adapter calls it at Lightning's hooks."""
-    kind = type(callback)
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-        steers = _read(tree, "control") & set(_STEERING)
-        if steers:
-            raise CannotBeWritten(f"it sets {', '.join(sorted(steers))}, and Lightning's loop has no such flag")
-        part.own.append(write.of(callback))
-        for name in sorted(_read(tree, "args")):
-            part.read_arguments[name] = write.of(getattr(args, name))
-    except (CannotBeWritten, OSError, AttributeError) as error:
-        findings.forbid(
-            f"The callback {kind.__name__} ({write.code.where(kind)}) cannot be taken over: {error}.",
-            "leave it out, or write it as a `lightning.pytorch.Callback`.",
-        )
+        kind = type(callback)
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+            steers = _read(tree, "control") & set(_STEERING)
+            if steers:
+                raise CannotBeWritten(f"it sets {', '.join(sorted(steers))}, and Lightning's loop has no such flag")
+            part.own.append(write.of(callback))
+            for name in sorted(_read(tree, "args")):
+                part.read_arguments[name] = write.of(getattr(args, name))
+        except (CannotBeWritten, OSError, AttributeError) as error:
+            findings.forbid(
+                f"The callback {kind.__name__} ({write.code.where(kind)}) cannot be taken over: {error}.",
+                "leave it out, or write it as a `lightning.pytorch.Callback`.",
+            )
 
 
 def _read(tree: ast.AST, name: str) -> set[str]:

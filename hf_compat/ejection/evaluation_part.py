@@ -48,27 +48,26 @@ def describe_evaluation(
         return None
     part = EvaluationPart(sets=[name for name in data.eval_sets if name])
     try:
-        _find_metrics(part, trainer, write)
+        metrics = trainer.compute_metrics
+        if not (metrics is None or trainer.args.prediction_loss_only):
+            if isinstance(metrics, Mapping) or not callable(metrics):
+                raise CannotBeWritten(f"`compute_metrics` is a {type(metrics).__name__}, and no function")
+            if isinstance(metrics, torch.nn.Module):
+                raise CannotBeWritten(
+                    "`compute_metrics` is a torchmetrics object; log it in `validation_step` by yourself"
+                )
+            part.compute_metrics = write.of(metrics)
         _find_lines(part, trainer, loss, write)
     except CannotBeWritten as error:
         findings.forbid(f"The evaluation cannot be written down: {error}.", "leave it out, or simplify it.")
     return part
 
 
-def _find_metrics(part: EvaluationPart, trainer: Trainer, write: Expressions) -> None:
-    metrics = trainer.compute_metrics
-    if metrics is None or trainer.args.prediction_loss_only:
-        return
-    if isinstance(metrics, Mapping) or not callable(metrics):
-        raise CannotBeWritten(f"`compute_metrics` is a {type(metrics).__name__}, and no function")
-    if isinstance(metrics, torch.nn.Module):
-        raise CannotBeWritten("`compute_metrics` is a torchmetrics object; log it in `validation_step` by yourself")
-    part.compute_metrics = write.of(metrics)
-
-
 def _find_lines(part: EvaluationPart, trainer: Trainer, loss: LossPart, write: Expressions) -> None:
     """Write what is kept of a batch: its loss for each sample, its predictions and labels where metrics read them."""
-    batch = _first_evaluation_batch(trainer)
+    given = trainer.eval_dataset
+    dataset = next(iter(given.values())) if isinstance(given, Mapping) else given
+    batch = trainer._prepare_inputs(next(iter(trainer.get_eval_dataloader(dataset))))
     if not trainer._has_loss(batch):
         raise CannotBeWritten(f"a batch has none of the labels {trainer.label_names}, so there is no loss")
     labels = _labels(trainer)
@@ -91,12 +90,6 @@ def _find_lines(part: EvaluationPart, trainer: Trainer, loss: LossPart, write: E
         predictions = _predictions(trainer, batch, write) if part.compute_metrics else ""
     if part.compute_metrics:
         part.lines.append(f"self.eval_outputs{several}.append(({predictions}, {labels}))")
-
-
-def _first_evaluation_batch(trainer: Trainer) -> Batch:
-    given = trainer.eval_dataset
-    dataset = next(iter(given.values())) if isinstance(given, Mapping) else given
-    return trainer._prepare_inputs(next(iter(trainer.get_eval_dataloader(dataset))))
 
 
 def _labels(trainer: Trainer) -> str:

@@ -109,7 +109,15 @@ def stream_methods(kind: type, keep: Keep, keep_last: Keep) -> dict[str, object]
         return {"to_iterable_dataset": _telling_method(kind, "to_iterable_dataset", keep_last)}
     names = [name for name, part in vars(kind).items() if name[0] != "_" and _is_method(part)]
     made: dict[str, object] = {name: _telling_method(kind, name, keep_last) for name in names}
-    return {**made, "__init__": _telling_function(vars(kind)["__init__"], keep)}
+    init = vars(kind)["__init__"]
+
+    def init_and_tell(self: object, *positional: object, **named: object) -> None:
+        init(self, *positional, **named)
+        call = _call_of_stream_maker(inspect.currentframe())
+        if call is not None:
+            keep(self, call)
+
+    return {**made, "__init__": init_and_tell}
 
 
 def _is_method(part: object) -> bool:
@@ -130,17 +138,6 @@ def _telling_method(kind: type, name: str, keep: Keep) -> object:
         return made
 
     return staticmethod(call_and_tell) if is_static else call_and_tell
-
-
-def _telling_function(init: Callable[..., None], keep: Keep) -> Callable[..., None]:
-    @functools.wraps(init)
-    def init_and_tell(self: object, *positional: object, **named: object) -> None:
-        init(self, *positional, **named)
-        call = _call_of_stream_maker(inspect.currentframe())
-        if call is not None:
-            keep(self, call)
-
-    return init_and_tell
 
 
 def _call_of_stream_maker(frame: FrameType | None) -> Call | None:

@@ -118,29 +118,25 @@ def _own_lines(part: LossPart, trainer: Trainer, write: Expressions) -> list[str
             f'return {function}(outputs, batch.get("labels"){given}), outputs',
         ]
     if trainer.label_smoother is not None:
-        return _smoothed(part, trainer, write, items)
+        # The statements of a loss with label smoothing: a share of it is that of equal probabilities
+        epsilon = trainer.args.label_smoothing_factor
+        shift = is_causal_lm(trainer.accelerator.unwrap_model(trainer.model))
+        write.import_(Import("torch", None, "torch"))
+        return [
+            "# The model makes no loss of its own here: the labels are left out.",
+            'inputs = {name: value for name, value in batch.items() if name != "labels"}',
+            f"outputs = self.model(**inputs{items})",
+            'logits, labels = outputs["logits"], batch["labels"]',
+            *(["logits, labels = logits[..., :-1, :].contiguous(), labels[..., 1:].contiguous()"] if shift else []),
+            "negative_log = -torch.log_softmax(logits, dim=-1)",
+            "ignored = labels.unsqueeze(-1) == -100",
+            "picked = negative_log.gather(-1, labels.unsqueeze(-1).clamp(min=0)).masked_fill(ignored, 0.0)",
+            "spread = negative_log.sum(dim=-1, keepdim=True, dtype=torch.float32).masked_fill(ignored, 0.0)",
+            f"count = {'num_items' if part.counts_items else 'ignored.numel() - ignored.long().sum()'}",
+            "target, uniform = picked.sum() / count, spread.sum() / (count * logits.shape[-1])",
+            f"return {1 - epsilon!r} * target + {epsilon!r} * uniform, outputs",
+        ]
     return [f"outputs = self.model(**batch{items})", f"return {part.loss_of_outputs}, outputs"]
-
-
-def _smoothed(part: LossPart, trainer: Trainer, write: Expressions, items: str) -> list[str]:
-    """Return the statements of a loss with label smoothing: a share of it is that of equal probabilities."""
-    epsilon = trainer.args.label_smoothing_factor
-    shift = is_causal_lm(trainer.accelerator.unwrap_model(trainer.model))
-    write.import_(Import("torch", None, "torch"))
-    return [
-        "# The model makes no loss of its own here: the labels are left out.",
-        'inputs = {name: value for name, value in batch.items() if name != "labels"}',
-        f"outputs = self.model(**inputs{items})",
-        'logits, labels = outputs["logits"], batch["labels"]',
-        *(["logits, labels = logits[..., :-1, :].contiguous(), labels[..., 1:].contiguous()"] if shift else []),
-        "negative_log = -torch.log_softmax(logits, dim=-1)",
-        "ignored = labels.unsqueeze(-1) == -100",
-        "picked = negative_log.gather(-1, labels.unsqueeze(-1).clamp(min=0)).masked_fill(ignored, 0.0)",
-        "spread = negative_log.sum(dim=-1, keepdim=True, dtype=torch.float32).masked_fill(ignored, 0.0)",
-        f"count = {'num_items' if part.counts_items else 'ignored.numel() - ignored.long().sum()'}",
-        "target, uniform = picked.sum() / count, spread.sum() / (count * logits.shape[-1])",
-        f"return {1 - epsilon!r} * target + {epsilon!r} * uniform, outputs",
-    ]
 
 
 def _take_over(part: LossPart, trainer: Trainer, write: Expressions) -> None:
@@ -171,7 +167,13 @@ def _reached(owner: type) -> tuple[set[str], set[str]]:
     while waiting:
         name = waiting.pop()
         methods.add(name)
-        for read in _read_of_self(vars(owner)[name]):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(vars(owner)[name]))))
+        nodes = (
+            node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        )
+        for read in {
+            node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "self"
+        } - _OF_MODULE:
             if read in vars(owner) and inspect.isfunction(inspect.unwrap(vars(owner)[read])):
                 waiting += [read] if read not in methods else []
             elif hasattr(Trainer, read) or read in ("args", "state", "control", "accelerator", "optimizer"):
@@ -179,12 +181,6 @@ def _reached(owner: type) -> tuple[set[str], set[str]]:
             elif read not in _OF_MODULE:
                 attributes.add(read)
     return methods, attributes
-
-
-def _read_of_self(method: object) -> set[str]:
-    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(method))))  # type: ignore[arg-type]  # a function
-    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name))
-    return {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "self"} - _OF_MODULE
 
 
 def logits_expression(outputs: ModelOutput, ignored: list[str]) -> str:

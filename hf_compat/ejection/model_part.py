@@ -63,7 +63,19 @@ def describe_model(
     trained: list[str] | None = None
     try:
         if is_peft_model(model):
-            lines = _with_adapter(model, write)
+            # The statements that read a model and the adapter of PEFT on it
+            adapted = cast(_Adapted, model)
+            if len(adapted.peft_config) > 1:
+                raise CannotBeWritten("it has several adapters, and the project reads one")
+            bare = copy.deepcopy(adapted).unload()
+            lines = _pretrained("base", bare, write)
+            with TemporaryDirectory() as folder:
+                adapted.save_pretrained(folder)
+                again = adapted.from_pretrained(copy.deepcopy(bare), folder, is_trainable=True)
+            _check_same(model, again)
+            file = write.files.add("adapter", model, adapted.save_pretrained)
+            name = write.named("peft", "PeftModel")
+            lines.append(f"model = {name}.from_pretrained(base, {write.here(file)}, is_trainable=True)")
         else:
             frozen = not all(parameter.requires_grad for parameter in model.parameters())
             trained = [name for name, p in model.named_parameters() if p.requires_grad] if frozen else None
@@ -91,23 +103,6 @@ def _pretrained(name: str, model: nn.Module, write: Expressions) -> list[str]:
     _check_same(model, again)
     file = write.files.add("model", model, saved.save_pretrained)
     return [f"{name} = {write.of(type(model))}.from_pretrained({write.here(file)})"]
-
-
-def _with_adapter(model: nn.Module, write: Expressions) -> list[str]:
-    """Return the statements that read a model and the adapter of PEFT on it."""
-    adapted = cast(_Adapted, model)
-    if len(adapted.peft_config) > 1:
-        raise CannotBeWritten("it has several adapters, and the project reads one")
-    bare = copy.deepcopy(adapted).unload()
-    lines = _pretrained("base", bare, write)
-    with TemporaryDirectory() as folder:
-        adapted.save_pretrained(folder)
-        again = adapted.from_pretrained(copy.deepcopy(bare), folder, is_trainable=True)
-    _check_same(model, again)
-    file = write.files.add("adapter", model, adapted.save_pretrained)
-    name = write.named("peft", "PeftModel")
-    lines.append(f"model = {name}.from_pretrained(base, {write.here(file)}, is_trainable=True)")
-    return lines
 
 
 def _plain(model: nn.Module, write: Expressions) -> list[str]:

@@ -100,7 +100,29 @@ def _by_arguments(
         raise CannotBeWritten("it brings parameter groups of its own")
     part.has_decay = args.weight_decay != 0
     if part.has_decay:
-        _decay_groups(part, model, optimizer)
+        # Write the two groups by the rule that gives them: matrices decay, or a list of names that do not
+        decaying = {id(p) for p in optimizer.param_groups[0]["params"]}
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        by_shape = all((p.ndim > 1) == (id(p) in decaying) for _, p in trained)
+        rule = "parameter.ndim > 1"
+        part.group_lines = ["decaying: list[nn.Parameter] = []", "others: list[nn.Parameter] = []"]
+        if by_shape:
+            part.group_lines.insert(0, "# matrices decay; biases and norms, which are vectors, do not")
+        else:
+            part.no_decay = [name for name, p in trained if id(p) not in decaying]
+            rule = "name not in NO_DECAY"
+        each = (
+            "parameter in self.model.parameters()" if by_shape else "name, parameter in self.model.named_parameters()"
+        )
+        part.group_lines += [
+            f"for {each}:",
+            "    if parameter.requires_grad:",
+            f"        (decaying if {rule} else others).append(parameter)",
+            "groups: list[dict[str, Any]] = [",
+            '    {"params": decaying, "weight_decay": self.weight_decay},',
+            '    {"params": others, "weight_decay": 0.0},',
+            "]",
+        ]
     groups = "groups" if part.has_decay else "self.model.parameters()"
     if not part.has_decay and not all(p.requires_grad for p in model.parameters()):
         groups = "[p for p in self.model.parameters() if p.requires_grad]"
@@ -112,30 +134,6 @@ def _by_arguments(
     part.call = f"{_named_optimizer(optimizer, write)}({', '.join([groups, 'lr=self.learning_rate', *shown])})"
     if type(optimizer).__module__.startswith("hf_compat"):
         findings.inexact.append(f"{kind.__name__} is transformers' own there")
-
-
-def _decay_groups(part: OptimizerPart, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write the two groups by the rule that gives them: matrices decay, or a list of names that do not."""
-    decaying = {id(p) for p in optimizer.param_groups[0]["params"]}
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    by_shape = all((p.ndim > 1) == (id(p) in decaying) for _, p in trained)
-    rule = "parameter.ndim > 1"
-    part.group_lines = ["decaying: list[nn.Parameter] = []", "others: list[nn.Parameter] = []"]
-    if by_shape:
-        part.group_lines.insert(0, "# matrices decay; biases and norms, which are vectors, do not")
-    else:
-        part.no_decay = [name for name, p in trained if id(p) not in decaying]
-        rule = "name not in NO_DECAY"
-    each = "parameter in self.model.parameters()" if by_shape else "name, parameter in self.model.named_parameters()"
-    part.group_lines += [
-        f"for {each}:",
-        "    if parameter.requires_grad:",
-        f"        (decaying if {rule} else others).append(parameter)",
-        "groups: list[dict[str, Any]] = [",
-        '    {"params": decaying, "weight_decay": self.weight_decay},',
-        '    {"params": others, "weight_decay": 0.0},',
-        "]",
-    ]
 
 
 def _as_given(part: OptimizerPart, model: nn.Module, optimizer: torch.optim.Optimizer, write: Expressions) -> None:
@@ -177,7 +175,13 @@ def _made_schedule(
     schedule = trainer.lr_scheduler or trainer.create_scheduler(updates, optimizer) or trainer.lr_scheduler
     write.known[id(optimizer)] = "optimizer"
     try:
-        _check_schedule(schedule, optimizer)
+        # Refuse a schedule whose state is not the one that it was made with
+        if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
+            raise CannotBeWritten("it follows a metric, or is no `LRScheduler` of torch")
+        if getattr(schedule, "optimizer", optimizer) is not optimizer:
+            raise CannotBeWritten("it sets the rates of another optimizer")
+        if getattr(schedule, "last_epoch", 0) != 0:
+            raise CannotBeWritten(f"it has been stepped {schedule.last_epoch} times before `train()`")
         part.schedule = SchedulePart([f"scheduler = {write.of(schedule)}"])
     except CannotBeWritten as error:
         findings.forbid(
@@ -186,20 +190,6 @@ def _made_schedule(
         )
     finally:
         del write.known[id(optimizer)]
-
-
-def _check_schedule(schedule: object, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse a schedule whose state is not the one that it was made with.
-
-    Raises:
-        CannotBeWritten: It is none of torch's, follows a metric, sets other rates, or has been stepped.
-    """
-    if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
-        raise CannotBeWritten("it follows a metric, or is no `LRScheduler` of torch")
-    if getattr(schedule, "optimizer", optimizer) is not optimizer:
-        raise CannotBeWritten("it sets the rates of another optimizer")
-    if getattr(schedule, "last_epoch", 0) != 0:
-        raise CannotBeWritten(f"it has been stepped {schedule.last_epoch} times before `train()`")
 
 
 # A schedule's factor as statements of a function of `step`; `warmup` and `total` are counts of updates.

@@ -17,7 +17,7 @@ import torch
 from hf_compat.ejection.callback_part import CallbackPart, describe_callbacks, logs_by_epoch
 from hf_compat.ejection.data_part import DataPart, describe_data
 from hf_compat.ejection.evaluation_part import EvaluationPart, describe_evaluation
-from hf_compat.ejection.expressions import Expressions, ProjectFiles, Save
+from hf_compat.ejection.expressions import Expressions, ProjectFiles
 from hf_compat.ejection.findings import Findings
 from hf_compat.ejection.imports import import_block
 from hf_compat.ejection.loss_part import LossPart, describe_loss, first_batch
@@ -37,7 +37,7 @@ from hf_compat.errors import ArgumentError, OutputFolderError, UnsupportedArgume
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.interop.transformers_models import is_pretrained_model
 from hf_compat.plan.lightning_equivalents import lightning_precision
-from hf_compat.runtime.rng import RandomStates, unpack_rng
+from hf_compat.runtime.rng import unpack_rng
 from hf_compat.script_runs.until_train import CapturedTrain, restore_as_written
 from hf_compat.trainer import Trainer
 
@@ -127,7 +127,10 @@ class _Project:
             name: Expressions(recorder, self.files, user.code, known if name == "data" else None) for name in names
         }
         if self.states is not None:
-            self.files.add("random_state.pt", self.states, _saver_of(self.states))
+            states = self.states
+            legacy = unpack_rng(states)
+            kept = {"python": repr(legacy["python"]), "torch": states["cpu"], "numpy": states["numpy"]}
+            self.files.add("random_state.pt", self.states, lambda path: torch.save(kept, path))
         self._read()
 
     def _read(self) -> None:
@@ -150,21 +153,7 @@ class _Project:
 
     def write(self, folder: Path) -> Ejected:
         """Write the project aside, and put it in its place when it is whole."""
-        texts = self._texts()
-        with TemporaryDirectory() as aside:
-            staged = Path(aside) / "project"
-            staged.mkdir()
-            for name, save in self.files.saves.items():
-                (staged / name).parent.mkdir(parents=True, exist_ok=True)
-                save(staged / name)
-            for name, text in texts.items():
-                (staged / name).write_text(text, encoding="utf-8")
-            _format(staged)
-            shutil.copytree(staged, folder, dirs_exist_ok=True)
-        return Ejected(folder, sorted([*texts, *self.files.saves]), self.findings.notes, self.findings.inexact)
-
-    def _texts(self) -> dict[str, str]:
-        """Return the text of each file."""
+        # The text of each file
         values = self._values()
         names = ["main.py", "model.py", "module.py", "data.py", "callbacks.py", "config.yaml", "pyproject.toml"]
         if values["compute_metrics"] is not None or "EvalPrediction" in self.code.text():
@@ -179,7 +168,26 @@ class _Project:
         saved = sorted(name for name in self.files.saves if name != "random_state.pt")
         told = {**values, "files": sorted(texts), "saved": saved}
         texts["README.md"] = _TEMPLATES.get_template("README.md.jinja").render(told)
-        return texts
+        with TemporaryDirectory() as aside:
+            staged = Path(aside) / "project"
+            staged.mkdir()
+            for name, save in self.files.saves.items():
+                (staged / name).parent.mkdir(parents=True, exist_ok=True)
+                save(staged / name)
+            for name, text in texts.items():
+                (staged / name).write_text(text, encoding="utf-8")
+            # Let ruff format the files, where it is installed: lines that a template fills may be longer than it
+            # allows
+            ruff = [sys.executable, "-m", "ruff"]
+            if not subprocess.run([*ruff, "--version"], capture_output=True, check=False).returncode:
+                for words in (["check", "--fix", "--select", "F401,I", "--quiet"], ["format", "--quiet"]):
+                    found = subprocess.run(
+                        [*ruff, *words, "--no-cache", str(staged)], capture_output=True, text=True, check=False
+                    )
+                    if found.returncode:
+                        raise ArgumentError(f"ruff cannot read what was written: {found.stdout}{found.stderr}")
+            shutil.copytree(staged, folder, dirs_exist_ok=True)
+        return Ejected(folder, sorted([*texts, *self.files.saves]), self.findings.notes, self.findings.inexact)
 
     def _rendered(self, name: str, values: Mapping[str, object]) -> str:
         """Render a template, then put the imports that its text needs at its head."""
@@ -193,10 +201,29 @@ class _Project:
         """Return what the templates are filled with."""
         assert self.model is not None and self.data is not None  # else there is a problem, and nothing is written
         args = self.trainer.args
+        part, callbacks = self.evaluation, self.callbacks
         return {
             **self._values_of_run(),
             **self._values_of_training(),
-            **self._values_of_evaluation(),
+            **{
+                "has_eval": part is not None,
+                "evaluates": self.trainer.args.eval_strategy != IntervalStrategy.NO,
+                "several": [] if part is None else part.sets,
+                "validation_lines": [] if part is None else part.lines,
+                "compute_metrics": None if part is None else part.compute_metrics,
+                "generation": part is not None and part.generates,
+                "fill_to": 0 if part is None else part.fill_to,
+                "pad_token": 0 if part is None else part.pad_token,
+                "loggers": callbacks.loggers,
+                "callbacks": callbacks.callbacks,
+                "checkpoints": callbacks.checkpoints,
+                "best_metric": callbacks.best_metric,
+                "load_best": callbacks.best_metric is not None,
+                "early_stopping_threshold": callbacks.threshold,
+                "own_callbacks": callbacks.own,
+                "arguments_given": ", ".join(f"{name}={text}" for name, text in callbacks.read_arguments.items()),
+                "epochs_of_state": self.run.counts.num_train_epochs,
+            },
             "lines": self.model.lines,
             "trained": self.model.trained,
             "collator": self.data.collator,
@@ -278,28 +305,6 @@ class _Project:
             "schedule": optimizer.schedule,
         }
 
-    def _values_of_evaluation(self) -> Values:
-        part, callbacks = self.evaluation, self.callbacks
-        return {
-            "has_eval": part is not None,
-            "evaluates": self.trainer.args.eval_strategy != IntervalStrategy.NO,
-            "several": [] if part is None else part.sets,
-            "validation_lines": [] if part is None else part.lines,
-            "compute_metrics": None if part is None else part.compute_metrics,
-            "generation": part is not None and part.generates,
-            "fill_to": 0 if part is None else part.fill_to,
-            "pad_token": 0 if part is None else part.pad_token,
-            "loggers": callbacks.loggers,
-            "callbacks": callbacks.callbacks,
-            "checkpoints": callbacks.checkpoints,
-            "best_metric": callbacks.best_metric,
-            "load_best": callbacks.best_metric is not None,
-            "early_stopping_threshold": callbacks.threshold,
-            "own_callbacks": callbacks.own,
-            "arguments_given": ", ".join(f"{name}={text}" for name, text in callbacks.read_arguments.items()),
-            "epochs_of_state": self.run.counts.num_train_epochs,
-        }
-
 
 _HEAD = '''"""The script's own code, as it stands in {script}: what the model, the data or the metrics need of it."""
 
@@ -317,20 +322,3 @@ _TEMPLATES = jinja2.Environment(
 def as_yaml(options: Values) -> str:
     """Return options as JSON, which is YAML, too."""
     return json.dumps(options)
-
-
-def _saver_of(states: RandomStates) -> Save:
-    legacy = unpack_rng(states)
-    kept = {"python": repr(legacy["python"]), "torch": states["cpu"], "numpy": states["numpy"]}
-    return lambda path: torch.save(kept, path)
-
-
-def _format(folder: Path) -> None:
-    """Let ruff format the files, where it is installed: lines that a template fills may be longer than it allows."""
-    ruff = [sys.executable, "-m", "ruff"]
-    if subprocess.run([*ruff, "--version"], capture_output=True, check=False).returncode:
-        return
-    for words in (["check", "--fix", "--select", "F401,I", "--quiet"], ["format", "--quiet"]):
-        found = subprocess.run([*ruff, *words, "--no-cache", str(folder)], capture_output=True, text=True, check=False)
-        if found.returncode:
-            raise ArgumentError(f"ruff cannot read what was written: {found.stdout}{found.stderr}")

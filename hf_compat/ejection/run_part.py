@@ -79,7 +79,11 @@ def check_overrides(trainer: Trainer, findings: Findings) -> None:
     for owner in (trainer, *kinds[:-1]):  # the last one is `object`
         kind = owner if isinstance(owner, type) else type(owner)
         for name, value in vars(owner).items():
-            if callable(getattr(Trainer, name, None)) and _is_users(value) and not _may_stay(name):
+            if (
+                callable(getattr(Trainer, name, None))
+                and _is_users(value)
+                and not (name in _READ_OFF or name.startswith("__"))
+            ):
                 line = getattr(getattr(value, "__code__", None), "co_firstlineno", "?")
                 file = getattr(getattr(value, "__code__", None), "co_filename", kind.__module__)
                 findings.forbid(
@@ -87,10 +91,6 @@ def check_overrides(trainer: Trainer, findings: Findings) -> None:
                     "LightningModule.",
                     "leave the override out, and write its work into the project afterwards.",
                 )
-
-
-def _may_stay(name: str) -> bool:
-    return name in _READ_OFF or name.startswith("__")
 
 
 def _is_users(value: object) -> bool:

@@ -191,22 +191,24 @@ class UserCode:
             return
         self.pieces[name] = key
         for other in sorted(needed - {name}):
-            self._need(module, other, line, cells)
-
-    def _need(self, module: ModuleSource, name: str, line: float, cells: Mapping[str, object]) -> None:
-        """Take over what a name stands for where it is used."""
-        namespace = vars(sys.modules[module.name])
-        if name in cells:
-            self._add_value(module, name, cells[name], line - 0.5)
-        elif name in module.defined and name in namespace:
-            self._add_global(module, name, namespace[name])
-        elif name not in _BUILTINS and name in namespace:
-            self._add_value(module, name, namespace[name], line - 0.5)
+            namespace = vars(sys.modules[module.name])
+            if other in cells:
+                self._add_value(module, other, cells[other], line - 0.5)
+            elif other in module.defined and other in namespace:
+                self._add_global(module, other, namespace[other])
+            elif other not in _BUILTINS and other in namespace:
+                self._add_value(module, other, namespace[other], line - 0.5)
 
     def _add_global(self, module: ModuleSource, name: str, value: object) -> None:
         statement = module.defined[name]
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
-            self._add_import(module, statement, name, value)
+            for alias in statement.names:
+                if (alias.asname or alias.name).partition(".")[0] != name:
+                    continue
+                if isinstance(statement, ast.Import):
+                    self.imports.add(Import(alias.name, None, alias.asname or name))
+                else:
+                    self._add_import_from(statement.module or "", alias.name, name, value)
         elif isinstance(statement, Definition):
             self._add_definition(module, statement, {})
         elif isinstance(statement, (ast.Assign, ast.AnnAssign)) and _is_literal(statement.value):
@@ -222,15 +224,6 @@ class UserCode:
             raise CannotBeWritten(f"{name!r} in {module.file} is needed, and {error}") from error
         if expression != name:  # a function or class of that name is there by now
             self._add_piece(module, name, line, f"{name} = {expression}", set(), {})
-
-    def _add_import(self, module: ModuleSource, node: ast.Import | ast.ImportFrom, name: str, value: object) -> None:
-        for alias in node.names:
-            if (alias.asname or alias.name).partition(".")[0] != name:
-                continue
-            if isinstance(node, ast.Import):
-                self.imports.add(Import(alias.name, None, alias.asname or name))
-            else:
-                self._add_import_from(node.module or "", alias.name, name, value)
 
     def _add_import_from(self, origin: str, name: str, known_as: str, value: object) -> None:
         """Import a name as the script does; what it takes from HF's trainer comes from elsewhere."""

@@ -243,7 +243,9 @@ class EvaluationRun:
         settings = self.settings
         if not settings.join or settings.to_cpu_every_batches is not None:
             return KeptBatches()
-        return CountedRows(_most_rows(self.loader, settings.batch_size * self.steps.accelerator.num_processes))
+        together = settings.batch_size * self.steps.accelerator.num_processes
+        samples, batches = _length_of(getattr(self.loader, "dataset", None)), _length_of(self.loader)
+        return CountedRows(0 if samples is None or batches is None else min(samples, batches * together))
 
     def step(self, batch: EvaluationBatch) -> torch.Tensor | None:
         """Predict one batch and keep what is needed; returns its loss."""
@@ -389,7 +391,10 @@ class EvaluationRun:
         if loss is not None:
             metrics[f"{self.settings.metric_key_prefix}_loss"] = loss
         metrics |= self.logged_values()
-        prefixed = _prefix_keys(metrics, self.settings.metric_key_prefix)
+        has = {key: value for key, value in metrics.items() if key.startswith(f"{self.settings.metric_key_prefix}_")}
+        prefixed = has | {
+            f"{self.settings.metric_key_prefix}_{key}": value for key, value in metrics.items() if key not in has
+        }
         self.output = EvalLoopOutput(predictions, labels, prefixed, self._num_samples())
         return self.output
 
@@ -417,12 +422,6 @@ class EvaluationRun:
     def _num_samples(self) -> int:
         dataset = getattr(self.loader, "dataset", None)
         return _length_of(dataset) or self.observed_samples
-
-
-def _most_rows(loader: Iterable[Batch], together: int) -> int:
-    """Return how many samples a loader gives at most, in batches of so many over all processes; 0 where none knows."""
-    samples, batches = _length_of(getattr(loader, "dataset", None)), _length_of(loader)
-    return 0 if samples is None or batches is None else min(samples, batches * together)
 
 
 def _three_parts(predicted: Predicted) -> Predicted:
@@ -478,9 +477,3 @@ def _free_memory() -> int | None:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):  # not on every system
         return None
-
-
-def _prefix_keys(metrics: Metrics, prefix: str) -> Metrics:
-    """Add the prefix where it is missing; keys that have it come first, as in HF's dictionaries."""
-    has = {key: value for key, value in metrics.items() if key.startswith(f"{prefix}_")}
-    return has | {f"{prefix}_{key}": value for key, value in metrics.items() if key not in has}

@@ -50,7 +50,10 @@ def shard_model(model: nn.Module, plan: FsdpPlan, mesh: DeviceMesh, precision: s
     )
     parts = list(_parts(model, plan))
     if plan.activation_checkpointing:
-        _recompute(model, parts)
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+
+        chosen = set(map(id, parts))
+        apply_activation_checkpointing(model, check_fn=lambda module: id(module) in chosen)
     for part in parts:
         shard(part)
     shard(model)
@@ -106,10 +109,3 @@ def _parts_of_size(modules: list[nn.Module], min_num_params: int) -> Iterator[nn
         if sum(parameter.numel() for parameter in own) >= min_num_params:
             taken.update(map(id, own))
             yield module
-
-
-def _recompute(model: nn.Module, parts: list[nn.Module]) -> None:
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-
-    chosen = set(map(id, parts))
-    apply_activation_checkpointing(model, check_fn=lambda module: id(module) in chosen)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard
-
 import numpy as np
 import torch
 
@@ -60,7 +58,7 @@ class CountedRows(KeptBatches):
 
     def add(self, batch: Nested) -> None:
         """Keep one batch; small ones wait, as copying each by itself takes longer."""
-        if not self._rows or not _is_rows(batch):
+        if not self._rows or not (type(batch) is torch.Tensor and batch.ndim > 0):
             self._take_apart()
             super().add(batch)
             return
@@ -111,10 +109,6 @@ def _are_alike(rows: torch.Tensor, parts: list[torch.Tensor]) -> bool:
         if part.dtype != dtype or part.shape[1:] != shape or part.device != device:
             return False
     return True
-
-
-def _is_rows(batch: Nested) -> TypeGuard[torch.Tensor]:
-    return type(batch) is torch.Tensor and batch.ndim > 0
 
 
 def _joined(batches: list[Nested]) -> Nested:

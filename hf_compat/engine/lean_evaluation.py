@@ -66,6 +66,10 @@ def find_evaluation_listeners(trainer: pl.Trainer) -> EvaluationListeners | None
     is_direct = not overrides(strategy, DirectStepsStrategy, names[1])
     is_direct = is_direct and type(trainer.precision_plugin) is ForwardPrecision
     own_step: Hook = getattr(module, names[1])
+    # The module's hook after a batch; none where it is the package's own, and has nothing to do
+    name = names[2]
+    run = module.evaluation
+    is_own = name not in vars(module) and getattr(type(module), name) in module.own_ends_of_batches
     return EvaluationListeners(
         callbacks=callbacks,
         module=module,
@@ -75,7 +79,10 @@ def find_evaluation_listeners(trainer: pl.Trainer) -> EvaluationListeners | None
         step_takes_index=is_param_in_hook_signature(own_step, "batch_idx", min_args=2),
         names=names,
         before=(hooks_of(callbacks, names[0]), _of_module(module, names[0])),
-        after=(hooks_of(callbacks, names[2]), _of_module_at_end(module, names[2])),
+        after=(
+            hooks_of(callbacks, names[2]),
+            [] if is_own and run is not None and not run.ends_batches else _of_module(module, name),
+        ),
     )
 
 
@@ -89,13 +96,6 @@ def _transfers_are_plain(trainer: pl.Trainer, module: WindowModule) -> bool:
 
 def _of_module(module: pl.LightningModule, name: str) -> list[Hook]:
     return [getattr(module, name)] if overrides(module, pl.LightningModule, name) else []
-
-
-def _of_module_at_end(module: WindowModule, name: str) -> list[Hook]:
-    """Return the module's hook after a batch; none where it is the package's own, and has nothing to do."""
-    run = module.evaluation
-    is_own = name not in vars(module) and getattr(type(module), name) in module.own_ends_of_batches
-    return [] if is_own and run is not None and not run.ends_batches else _of_module(module, name)
 
 
 class _OneLoaderFetcher(_PrefetchDataFetcher):

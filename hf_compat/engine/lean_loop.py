@@ -84,6 +84,7 @@ def find_listeners(trainer: pl.Trainer) -> Listeners:
     if not isinstance(module, WindowModule) or not is_plain_run(trainer):
         return Listeners(callbacks=callbacks, module=module)
     heard_backward = any(hooks_of(callbacks, name) for name in _OF_BACKWARD)
+    is_direct = not overrides(trainer.strategy, DirectStepsStrategy, "training_step")
     return Listeners(
         callbacks=callbacks,
         module=module,
@@ -91,9 +92,11 @@ def find_listeners(trainer: pl.Trainer) -> Listeners:
         batch_end=hooks_of(callbacks, "on_train_batch_end"),
         before_step=hooks_of(callbacks, "on_before_optimizer_step"),
         batch_is_plain=_batch_is_plain(trainer, module),
-        call_is_plain=_call_is_plain(trainer),
+        call_is_plain=is_direct and type(trainer.precision_plugin) is ForwardPrecision,
         backward_is_plain=not heard_backward and _backward_is_plain(trainer, module),
-        step_is_plain=_step_is_plain(trainer, module),
+        step_is_plain=_is_plain_precision(trainer.precision_plugin)
+        and not overrides(module, pl.LightningModule, "on_before_optimizer_step")
+        and not overrides(trainer.strategy, Strategy, "optimizer_step"),
     )
 
 
@@ -106,25 +109,12 @@ def _batch_is_plain(trainer: pl.Trainer, module: WindowModule) -> bool:
     )
 
 
-def _call_is_plain(trainer: pl.Trainer) -> bool:
-    is_direct = not overrides(trainer.strategy, DirectStepsStrategy, "training_step")
-    return is_direct and type(trainer.precision_plugin) is ForwardPrecision
-
-
 def _backward_is_plain(trainer: pl.Trainer, module: WindowModule) -> bool:
     of_module, of_strategy = ("backward", *_OF_BACKWARD), ("backward", "pre_backward", "post_backward")
     return (
         _is_plain_precision(trainer.precision_plugin)
         and not any(overrides(module, pl.LightningModule, name) for name in of_module)
         and not any(overrides(trainer.strategy, Strategy, name) for name in of_strategy)
-    )
-
-
-def _step_is_plain(trainer: pl.Trainer, module: WindowModule) -> bool:
-    return (
-        _is_plain_precision(trainer.precision_plugin)
-        and not overrides(module, pl.LightningModule, "on_before_optimizer_step")
-        and not overrides(trainer.strategy, Strategy, "optimizer_step")
     )
 
 

@@ -15,7 +15,7 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.types import STEP_OUTPUT, LRSchedulerConfig, OptimizerLRScheduler
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.checkpoint.forms import check_weights
@@ -179,16 +179,22 @@ class WindowModule(pl.LightningModule):
             own = {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()}
             check_weights(where, weights, self)
             if trainer is not None and weights and (self._lightning_resumes or self._resume is None):
-                self._tell_of_missing(where, weights, own)
+                # Warn of weights that a checkpoint lacks; a tied one may stand there once, under any of its names
+                tied: dict[int, set[str]] = {}
+                for name, parameter in self.named_parameters(remove_duplicate=False):
+                    tied.setdefault(id(parameter), set()).add(name.replace(COMPILED, ""))
+                there = {name for names in tied.values() if names & weights.keys() for name in names}
+                missing = sorted(own.keys() - weights.keys() - there)
+                if missing:
+                    logger.warning("%s has missing keys, which keep the values that the model has: %s.", where, missing)
         checkpoint["state_dict"] = names_of(self, weights)
         if trainer is not None and trainer.state.fn == "fit" and trainer.is_global_zero:
-            self._tell_of_what_starts_anew(str(trainer.ckpt_path), bool(checkpoint.get("optimizer_states", True)))
-
-    def _tell_of_what_starts_anew(self, path: str, has_optimizer: bool) -> None:
-        if self._resume is None and not self._lightning_resumes:
-            logger.warning("%s holds a model and no state of a training: training begins with its weights.", path)
-        elif not has_optimizer:
-            logger.warning("%s has no optimizer and schedule: both start anew.", path)
+            path = str(trainer.ckpt_path)
+            has_optimizer = bool(checkpoint.get("optimizer_states", True))
+            if self._resume is None and not self._lightning_resumes:
+                logger.warning("%s holds a model and no state of a training: training begins with its weights.", path)
+            elif not has_optimizer:
+                logger.warning("%s has no optimizer and schedule: both start anew.", path)
 
     def _as_held(self, weights: Weights) -> Weights:
         """Return weights as the model holds them: an HF folder may have other names for them."""
@@ -196,16 +202,6 @@ class WindowModule(pl.LightningModule):
             return weights
         held = as_held(self.model, {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()})
         return {PREFIX + name: tensor for name, tensor in held.items()}
-
-    def _tell_of_missing(self, where: str, weights: Mapping[str, object], own: Mapping[str, object]) -> None:
-        """Warn of weights that a checkpoint lacks; a tied one may stand there once, under any of its names."""
-        tied: dict[int, set[str]] = {}
-        for name, parameter in self.named_parameters(remove_duplicate=False):
-            tied.setdefault(id(parameter), set()).add(name.replace(COMPILED, ""))
-        there = {name for names in tied.values() if names & weights.keys() for name in names}
-        missing = sorted(own.keys() - weights.keys() - there)
-        if missing:
-            logger.warning("%s has missing keys, which keep the values that the model has: %s.", where, missing)
 
     def on_train_start(self) -> None:
         """Continue where the run of a Lightning checkpoint, or of an HF folder, ended."""
@@ -217,7 +213,19 @@ class WindowModule(pl.LightningModule):
             return
         if not isinstance(windows, Windows):
             if not self._lightning_resumes:
-                self._start_plain_loader(DataPosition.from_plain(resume["windows"]), int(resume["updates"]))
+                # Count on from an HF folder with a loader that cannot be moved: Lightning warns where that is in an
+                # epoch
+                position = DataPosition.from_plain(resume["windows"])
+                updates = int(resume["updates"])
+                in_epoch = (
+                    position.micro_batches_done or position.updates_done * self.steps.args.gradient_accumulation_steps
+                )
+                batches = self.trainer.num_training_batches
+                is_over = position.is_over or in_epoch >= batches
+                epoch, done = (position.epoch + 1, 0) if is_over else (position.epoch, in_epoch)
+                start_from(self.trainer, epoch, updates)
+                if done:
+                    start_within_epoch(self.trainer, updates, done, int(epoch * batches) + done if epoch else done)
             return
         windows.load_state_dict(resume["windows"])
         keep_loaded_data(self.trainer)
@@ -231,16 +239,6 @@ class WindowModule(pl.LightningModule):
         if self._lightning_resumes and resume.get("validates_next"):
             with windows.drawing_before():  # what the interrupted run was about to do
                 run_own_validation(self.trainer)
-
-    def _start_plain_loader(self, position: DataPosition, updates: int) -> None:
-        """Count on from an HF folder with a loader that cannot be moved: Lightning warns where that is in an epoch."""
-        in_epoch = position.micro_batches_done or position.updates_done * self.steps.args.gradient_accumulation_steps
-        batches = self.trainer.num_training_batches
-        is_over = position.is_over or in_epoch >= batches
-        epoch, done = (position.epoch + 1, 0) if is_over else (position.epoch, in_epoch)
-        start_from(self.trainer, epoch, updates)
-        if done:
-            start_within_epoch(self.trainer, updates, done, int(epoch * batches) + done if epoch else done)
 
     def _check_what_was_taken_over(self) -> None:
         """Look at what Lightning has handed the states of a checkpoint to: a step would fail, or go wrong, on less."""
@@ -264,7 +262,12 @@ class WindowModule(pl.LightningModule):
         self._hold_optimizer()
         steps.model_wrapped = steps.compiled(steps.model_wrapped)
         steps.accelerator.run_backward = self._mechanics.backward
-        self._calls_before_zero_grad = self._has_zero_grad_hook()
+        # Whether a callback, or this module, overrides `on_before_zero_grad`
+        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
+        empty = (pl.Callback.on_before_zero_grad, pl.LightningModule.on_before_zero_grad)
+        hooks: list[object] = [callback.on_before_zero_grad for callback in callbacks]
+        hooks.append(self.on_before_zero_grad)
+        self._calls_before_zero_grad = any(getattr(hook, "__func__", hook) not in empty for hook in hooks)
         self._schedule_epoch = -1
 
     def _called_model(self) -> nn.Module:
@@ -309,14 +312,6 @@ class WindowModule(pl.LightningModule):
             loss.backward(**options)  # type: ignore[no-untyped-call]  # torch's
         else:
             self.manual_backward(loss, **options)
-
-    def _has_zero_grad_hook(self) -> bool:
-        """Return whether a callback, or this module, overrides `on_before_zero_grad`."""
-        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
-        empty = (pl.Callback.on_before_zero_grad, pl.LightningModule.on_before_zero_grad)
-        hooks: list[object] = [callback.on_before_zero_grad for callback in callbacks]
-        hooks.append(self.on_before_zero_grad)
-        return any(getattr(hook, "__func__", hook) not in empty for hook in hooks)
 
     def training_step(self, window: Window, batch_idx: int) -> torch.Tensor | None:
         """Do one update: every micro-batch forward and backward, then clip, step, schedule, zero.
@@ -405,7 +400,20 @@ class WindowModule(pl.LightningModule):
                 replaced.scheduler.step()  # type: ignore[call-arg]  # it follows no metric
         elif moment == "step" and scheduler is not None and not follows_metric(scheduler):
             assert not isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric
-            _step_own_groups(scheduler, self.steps.optimizer)
+            # Step a schedule for the parameter groups that it was made for; one that a callback has added has its own
+            # rate
+            groups, known = (
+                self.steps.optimizer.param_groups,
+                len(getattr(scheduler, "base_lrs", self.steps.optimizer.param_groups)),
+            )
+            added = groups[known:]
+            for group in added:
+                group.setdefault("initial_lr", group["lr"])  # as the others, of which a checkpoint holds it
+            del groups[known:]
+            try:
+                scheduler.step()
+            finally:
+                groups.extend(added)
 
     def _replaced_schedule(self) -> LRSchedulerConfig | None:
         """Return Lightning's entry of a schedule that a callback has put in place of the steps' one, else None."""
@@ -466,7 +474,10 @@ class WindowModule(pl.LightningModule):
         """Compute the metrics and log them, so that `callback_metrics` holds them in `on_validation_end`."""
         numbers = self.evaluated_numbers()
         for name, value in () if self.trainer.barebones else numbers.items():
-            self._log_evaluated(name, value)
+            if self.logs_to_lightning:
+                self.log(name, value, batch_size=1, sync_dist=True, reduce_fx="max")
+            else:  # beside a Trainer the trackers have it from HF's own log
+                note_for_callbacks(self.trainer, name, value)
 
     on_test_epoch_end = on_validation_epoch_end
 
@@ -474,13 +485,6 @@ class WindowModule(pl.LightningModule):
         """Return the metrics of the evaluation that is ending, those that are numbers."""
         metrics = self._evaluated_metrics().items()
         return {name: float(v) for name, v in metrics if isinstance(v, (int, float)) and not isinstance(v, bool)}
-
-    def _log_evaluated(self, name: str, value: float) -> None:
-        """Log a metric that is the same on every process; their maximum is it, to the last bit."""
-        if self.logs_to_lightning:
-            self.log(name, value, batch_size=1, sync_dist=True, reduce_fx="max")
-        else:  # beside a Trainer the trackers have it from HF's own log
-            note_for_callbacks(self.trainer, name, value)
 
     def _evaluated_metrics(self) -> Mapping[str, object]:
         run = self._running_evaluation()
@@ -502,19 +506,6 @@ class WindowModule(pl.LightningModule):
 
 
 WindowModule.own_ends_of_batches = frozenset({WindowModule.on_validation_batch_end, WindowModule.on_test_batch_end})
-
-
-def _step_own_groups(scheduler: LRScheduler, optimizer: Optimizer) -> None:
-    """Step a schedule for the parameter groups that it was made for; one that a callback has added has its own rate."""
-    groups, known = optimizer.param_groups, len(getattr(scheduler, "base_lrs", optimizer.param_groups))
-    added = groups[known:]
-    for group in added:
-        group.setdefault("initial_lr", group["lr"])  # as the others, of which a checkpoint holds it
-    del groups[known:]
-    try:
-        scheduler.step()
-    finally:
-        groups.extend(added)
 
 
 def _samples_of(batch: object) -> int | None:

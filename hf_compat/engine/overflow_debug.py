@@ -83,7 +83,12 @@ class DebugUnderflowOverflow:
             self._begin_batch()
         if self.detected_overflow and not is_traced:
             self._stop_at_overflow()
-        self._stop_where_asked()
+        last = self.abort_after_batch_num
+        if last is not None and self.batch_number > last:
+            raise NonFiniteNumber(
+                f"DebugUnderflowOverflow: stopped after {self.batch_number} batches, as `abort_after_batch_num={last}` "
+                "asks.\n\nHint: leave it out to train on."
+            )
 
     def _begin_batch(self) -> None:
         self.frame += [f"\n\n{_INDENT} *** Starting batch number={self.batch_number} ***", _HEAD]
@@ -118,14 +123,6 @@ class DebugUnderflowOverflow:
             "DebugUnderflowOverflow: inf/nan detected in the model's forward; the values that led to it are printed "
             "above.\n\nHint: look at the last frames, and lower the learning rate, or train in bf16 or fp32."
         )
-
-    def _stop_where_asked(self) -> None:
-        last = self.abort_after_batch_num
-        if last is not None and self.batch_number > last:
-            raise NonFiniteNumber(
-                f"DebugUnderflowOverflow: stopped after {self.batch_number} batches, as `abort_after_batch_num={last}` "
-                "asks.\n\nHint: leave it out to train on."
-            )
 
     def _show(self, text: str) -> None:
         print(text)  # noqa: T201 - what the user has asked to see

@@ -312,17 +312,8 @@ class Windows:
         # the order of the epoch is drawn again from the states that it was drawn from
         if position.epoch_rng is not None:
             write_rng(position.epoch_rng)
-        loader = self._move_to(position)
-        micro_batches = self._begin(loader)
-        if not isinstance(loader, PreparedDataLoader):
-            sampler = getattr(loader, "batch_sampler", None)
-            if isinstance(sampler, SkipFirstBatches):
-                sampler.prime()
-            self._restores(position.rng)()
-        yield from self._windows(micro_batches, position.micro_batches_done, None)
-
-    def _move_to(self, position: DataPosition) -> Loader:
         done = position.micro_batches_done
+        loader = self.loader
         if isinstance(self.loader, PreparedDataLoader):
             self.loader.resume_at(
                 Resume(
@@ -332,11 +323,17 @@ class Windows:
                     after_start=self._restores(position.rng),
                 )
             )
-            return self.loader
-        if position.source is not None:
+        elif position.source is not None:
             self.loader.load_state_dict(position.source)
-            return self.loader
-        return skip_first_batches(self.loader, done)
+        else:
+            loader = skip_first_batches(self.loader, done)
+        micro_batches = self._begin(loader)
+        if not isinstance(loader, PreparedDataLoader):
+            sampler = getattr(loader, "batch_sampler", None)
+            if isinstance(sampler, SkipFirstBatches):
+                sampler.prime()
+            self._restores(position.rng)()
+        yield from self._windows(micro_batches, position.micro_batches_done, None)
 
     def _restores(self, rng: PlainState | None) -> Callable[[], None]:
         """Return what sets the random states to those of the run's beginning; nothing where none were kept."""
@@ -359,12 +356,18 @@ class Windows:
             if restore is not None:
                 restore()
                 restore = None
-            self._forget_skip()
+            if isinstance(self.loader, PreparedDataLoader) and self.loader.skip_batches:
+                self.loader.skip_batches = 0
             if not batches:
                 self._is_over = True
                 self._warn_of_shortage()
                 break
-            window = self._next_window(batches, num_items)
+            whole = self.counts.micro_batches_per_epoch
+            self.saw_data = True
+            self._done += len(batches)
+            is_complete = self._done % self.window_size == 0 or self._done == whole
+            self._last = Window(batches, num_items, is_complete, self._done / whole)
+            window = self._last
             made |= window.is_complete
             yield window
             if self._is_leaving:
@@ -399,22 +402,10 @@ class Windows:
             if isinstance(under_way, Generator):  # an error's traceback would keep it, and its workers, alive
                 under_way.close()
 
-    def _next_window(self, batches: list[Batch], num_items: NumItems) -> Window:
-        whole = self.counts.micro_batches_per_epoch
-        self.saw_data = True
-        self._done += len(batches)
-        is_complete = self._done % self.window_size == 0 or self._done == whole
-        self._last = Window(batches, num_items, is_complete, self._done / whole)
-        return self._last
-
     def _size_of(self, update: int) -> int:
         if update != self.counts.updates_per_epoch - 1:
             return self.window_size
         return self.counts.micro_batches_per_epoch % self.window_size or self.window_size
-
-    def _forget_skip(self) -> None:
-        if isinstance(self.loader, PreparedDataLoader) and self.loader.skip_batches:
-            self.loader.skip_batches = 0
 
 
 def _two_parts(window: tuple[list[Batch], NumItems]) -> tuple[list[Batch], NumItems]:

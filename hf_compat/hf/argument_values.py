@@ -445,7 +445,14 @@ def _check_of_subclass(
     """Return the check of a field that a subclass declares, or declares again."""
     default, hint = default_of(field), _resolved(field, owner)
     if inherited is None or _is_wider(hint, inherited.hint):
-        return ArgumentCheck(field.name, _type_of_text(hint), default, hint, is_lenient=True)
+        # Numbers and truth values only
+        return ArgumentCheck(
+            field.name,
+            type_of(hint) if {bool, int, float, type(None)}.issuperset(parts_of(hint)) else None,
+            default,
+            hint,
+            is_lenient=True,
+        )
     if inherited.kind is None or not (default is None or type(None) in parts_of(hint)):
         return dataclasses.replace(inherited, default=default)
     return dataclasses.replace(inherited, default=default, kind=either((NONE, inherited.kind)))
@@ -455,11 +462,6 @@ def _is_wider(hint: object, inherited: object) -> bool:
     """Return whether a subclass's type hint allows what the inherited one does not."""
     known = {*parts_of(inherited), type(None)} | ({int} if float in parts_of(inherited) else set())
     return hint is not None and not known.issuperset(parts_of(hint))
-
-
-def _type_of_text(hint: object) -> ValueType | None:
-    """Return the type by which a text given for a subclass's own field is read: numbers and truth values only."""
-    return type_of(hint) if {bool, int, float, type(None)}.issuperset(parts_of(hint)) else None
 
 
 def _resolved(field: dataclasses.Field[typing.Any], owner: type) -> object:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
@@ -28,7 +28,7 @@ from hf_compat.hf.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from hf_compat.hf.legacy import OLD_NAMES, ArgumentValue, Translation, translate_legacy
+from hf_compat.hf.legacy import OLD_NAMES, ArgumentValue, translate_legacy
 from hf_compat.hf.old_attributes import OldAttributes, assign_old, is_old_attribute, read_old_state, remember
 from hf_compat.hf.profiles import NEWEST, defaults_in_force, generation_beside, profile_of
 from hf_compat.hf.replaced import hand_over_old, hand_over_own, source_of_replace, without_outdated
@@ -80,7 +80,11 @@ class AcceptOldNames(type):
         today = translate_legacy({**positional, **given, **as_written}, known, checks)
         if problems:
             raise ArgumentError("\n\n".join([*problems, *_further_problems(today.arguments)]))
-        profile = _profile(own.pop("compat", None), today.arguments, known, checks)
+        # Add a generation's defaults to a call's arguments; return what the instance keeps of it
+        compat = profile_of(own.pop("compat", None))
+        defaults = defaults_in_force(compat, today.arguments, known, checks)
+        today.arguments.update(defaults)
+        profile = {"compat": compat, "_defaults_of_profile": tuple(defaults)} if compat != NEWEST else {}
         twice = {name: value for name, value in kwargs.items() if name in positional}  # Python says so
         places = [today.arguments.pop(name) for name in positional] + list(args[len(names) :])
         instance: ArgumentValue = cls.__new__(cls, *places, **today.arguments, **twice)  # type: ignore[arg-type]  # of the class
@@ -117,16 +121,6 @@ def _as_written(values: Mapping[str, object]) -> dict[str, object]:
     config = values.get("accelerator_config")
     is_written = isinstance(config, Mapping) or (isinstance(config, str) and config.lstrip().startswith("{"))
     return {"accelerator_config": config} if is_written else {}
-
-
-def _profile(
-    chosen: object, arguments: Translation, known: Collection[str], checks: Mapping[str, ArgumentCheck]
-) -> dict[str, object]:
-    """Add a generation's defaults to a call's arguments; return what the instance keeps of it."""
-    compat = profile_of(chosen)
-    defaults = defaults_in_force(compat, arguments, known, checks)
-    arguments.update(defaults)
-    return {"compat": compat, "_defaults_of_profile": tuple(defaults)} if compat != NEWEST else {}
 
 
 def _further_problems(good: Mapping[str, object]) -> list[str]:
@@ -362,26 +356,15 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         if generation_beside() == "4":  # 4.x sets it when arguments are made, whatever a launcher has passed
             self.local_rank = self._launch.local_process_index
         normalise_arguments(self)
-        self._read_dicts()
-        self._validate_args()
-        choose_tf32(self)
-        self._share_processes()
-
-    def _share_processes(self) -> None:
-        """Fill Accelerate's state of the processes, which libraries ask and log by before there is a Trainer."""
-        if may_be_asked() and not AcceleratorConfig.from_any(self.accelerator_config).use_configured_state:
-            _ = self.distributed_state
-
-    def _read_dicts(self) -> None:
-        """Read what a subclass adds to `_VALID_DICT_FIELDS`: JSON text that a command line gave becomes a dict.
-
-        Raises:
-            ArgumentError: It is no JSON.
-        """
+        # JSON text that a command line gave becomes a dict
         for name in set(self._VALID_DICT_FIELDS) - set(TrainingArguments._VALID_DICT_FIELDS):
             value = getattr(self, name)
             if isinstance(value, str) and value.startswith("{"):
                 setattr(self, name, ArgumentCheck(name, OPTIONS, None).read(value))
+        self._validate_args()
+        choose_tf32(self)
+        if may_be_asked() and not AcceleratorConfig.from_any(self.accelerator_config).use_configured_state:
+            _ = self.distributed_state
 
     def _validate_args(self) -> None:
         """Check the arguments together; a subclass may add to it.

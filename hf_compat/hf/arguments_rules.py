@@ -42,8 +42,18 @@ def normalise_arguments(args: TrainingArguments) -> None:
     for name, form in NORMAL_FORMS.items():
         setattr(args, name, form(getattr(args, name)))
     _resolve_activation_checkpointing(args)
-    _derive_defaults(args)
-    _derive_metric(args)
+    if args.eval_strategy != IntervalStrategy.NO:
+        args.do_eval = True
+    if args.eval_strategy == IntervalStrategy.STEPS and not args.eval_steps:
+        args.eval_steps = args.logging_steps
+    if args.use_cpu:
+        args.dataloader_pin_memory = False
+    if args.metric_for_best_model is None and (
+        args.load_best_model_at_end or args.lr_scheduler_type in METRIC_SCHEDULES
+    ):
+        args.metric_for_best_model = "loss"
+    if args.greater_is_better is None and args.metric_for_best_model is not None:
+        args.greater_is_better = not args.metric_for_best_model.endswith("loss")
     _resolve_accumulation(args)
     if args.torch_compile_mode is not None or args.torch_compile_backend is not None:
         args.torch_compile = True
@@ -115,24 +125,6 @@ def _resolve_activation_checkpointing(args: TrainingArguments) -> None:
         setattr(args, old, getattr(args, new))
     if args.activation_checkpointing is None:
         args.activation_checkpointing = args.gradient_checkpointing = False
-
-
-def _derive_defaults(args: TrainingArguments) -> None:
-    if args.eval_strategy != IntervalStrategy.NO:
-        args.do_eval = True
-    if args.eval_strategy == IntervalStrategy.STEPS and not args.eval_steps:
-        args.eval_steps = args.logging_steps
-    if args.use_cpu:
-        args.dataloader_pin_memory = False
-
-
-def _derive_metric(args: TrainingArguments) -> None:
-    if args.metric_for_best_model is None and (
-        args.load_best_model_at_end or args.lr_scheduler_type in METRIC_SCHEDULES
-    ):
-        args.metric_for_best_model = "loss"
-    if args.greater_is_better is None and args.metric_for_best_model is not None:
-        args.greater_is_better = not args.metric_for_best_model.endswith("loss")
 
 
 def _resolve_accumulation(args: TrainingArguments) -> None:

@@ -112,11 +112,7 @@ def _is(name: str, value: str) -> Callable[[ArgumentValue], ArgumentValue]:
 def _warmup_ratio(args: ArgumentValue) -> float:
     given: float = remembered(args).get("warmup_ratio", 0.0)
     steps: float = args.warmup_steps
-    return given if steps >= 1 or _as_steps(given) == steps else steps
-
-
-def _as_steps(ratio: float) -> object:
-    return OLD_NAMES["warmup_ratio"].translate(ratio).get("warmup_steps", 0)
+    return given if steps >= 1 or OLD_NAMES["warmup_ratio"].translate(given).get("warmup_steps", 0) == steps else steps
 
 
 def _logging_dir(args: ArgumentValue) -> str:
@@ -207,7 +203,13 @@ def _assigned(args: TrainingArguments, name: str, value: ArgumentValue) -> Trans
         return {}
     asked = OLD_NAMES[name].translate(value)
     if not asked:
-        return _withdrawn(args, name)
+        # What switches off what an old name has switched on
+        row = OLD_NAMES[name]
+        if row.inert or not read_attribute(args, name):
+            return {}
+        if name in _SWITCHED_OFF:
+            return _SWITCHED_OFF[name](args)
+        return {}
     return {new: _with_others(args, new, said) for new, said in asked.items() if new not in ATTRIBUTES_ONLY}
 
 
@@ -220,16 +222,6 @@ def _with_others(args: TrainingArguments, new: str, said: ArgumentValue) -> Argu
     if new == "debug":
         return [*args.debug, said]
     return said
-
-
-def _withdrawn(args: ArgumentValue, name: str) -> Translation:
-    """Return what switches off what an old name has switched on."""
-    row = OLD_NAMES[name]
-    if row.inert or not read_attribute(args, name):
-        return {}
-    if name in _SWITCHED_OFF:
-        return _SWITCHED_OFF[name](args)
-    return {}
 
 
 def _default_of(name: str) -> Callable[[ArgumentValue], Translation]:

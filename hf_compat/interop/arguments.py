@@ -9,7 +9,7 @@ from dataclasses import MISSING, fields, is_dataclass
 
 from hf_compat.errors import ArgumentError, warn_once
 from hf_compat.hf.accelerator_config import AcceleratorConfig
-from hf_compat.hf.argument_values import ArgumentCheck, checks_of, default_of
+from hf_compat.hf.argument_values import checks_of, default_of
 from hf_compat.hf.arguments import AcceptOldNames, TrainingArguments
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.arguments_setters import ArgumentSetters
@@ -143,8 +143,14 @@ def _adopted_class(kind: type) -> type:
         **vars(base),
     }
     content = {n: value for n, value in ours.items() if _is_ours(n, value) and not any(n in vars(c) for c in own)}
-    checks = _checks_of_adopted(kind, base, own)
-    content.update(_old_attributes(theirs, own))
+    # What each field may be: by our table, and by the script's classes for what they declare
+    declared = {name for one in own for name in inspect.get_annotations(one)}
+    of_script = {name: check for name, check in checks_of(kind, base).items() if name in declared}
+    checks = {**checks_of(base, base), **of_script}
+    # Properties for the old names that an older release declares: they follow their successors, as ours do
+    declared = {name for kind in theirs.__mro__ for name in vars(kind) if name in OLD_NAMES}
+    names = (name for name in declared if not hasattr(TrainingArguments, name))
+    content.update({name: _old_attribute(name) for name in names if not any(name in vars(kind) for kind in own)})
     content.update(
         _checks=classmethod(lambda cls: checks),
         __reduce_ex__=_reduce,
@@ -153,13 +159,6 @@ def _adopted_class(kind: type) -> type:
         __doc__=kind.__doc__,
     )
     return _Adopted(kind.__name__, (kind, base), content)
-
-
-def _old_attributes(theirs: type, own: tuple[type, ...]) -> dict[str, property]:
-    """Return properties for the old names that an older release declares: they follow their successors, as ours do."""
-    declared = {name for kind in theirs.__mro__ for name in vars(kind) if name in OLD_NAMES}
-    names = (name for name in declared if not hasattr(TrainingArguments, name))
-    return {name: _old_attribute(name) for name in names if not any(name in vars(kind) for kind in own)}
 
 
 def _old_attribute(name: str) -> property:
@@ -173,13 +172,6 @@ def _is_ours(name: str, value: object) -> bool:
     """Return whether a name of our class is a method or a property, which transformers' class may have as well."""
     is_code = callable(value) or isinstance(value, (property, functools.cached_property, classmethod))
     return is_code and (name in _DUNDERS or not name.startswith("__"))
-
-
-def _checks_of_adopted(kind: type, base: type[TrainingArguments], own: tuple[type, ...]) -> Mapping[str, ArgumentCheck]:
-    """Return what each field may be: by our table, and by the script's classes for what they declare."""
-    declared = {name for one in own for name in inspect.get_annotations(one)}
-    of_script = {name: check for name, check in checks_of(kind, base).items() if name in declared}
-    return {**checks_of(base, base), **of_script}
 
 
 def _reduce(args: TrainingArguments, protocol: int) -> tuple[object, ...]:

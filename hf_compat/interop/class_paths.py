@@ -42,7 +42,15 @@ def import_path(path: str, where: str) -> Made:
     for count in range(len(parts) - 1, 0, -1):
         module = _import_or_none(".".join(parts[:count]))
         if module is not None:
-            return _attribute(module, parts, count, where)
+            # The attribute of a module that the parts after the first `count` name
+            found: Made = module
+            for index, name in enumerate(parts[count:], start=count):
+                if not hasattr(found, name):
+                    near = nearest(name, dir(found))
+                    hint = f"did you mean {'.'.join([*parts[:index], near])}?" if near else "check the path."
+                    raise ArgumentError(f"`{where}`: {'.'.join(parts[:index])} has no {name!r}.\n\nHint: {hint}")
+                found = getattr(found, name)
+            return found
     raise ArgumentError(
         f"`{where}`: no module named {parts[0]!r} ({path}).\n\n"
         "Hint: install it, or run the command in the folder that holds it."
@@ -57,18 +65,6 @@ def _import_or_none(name: str) -> ModuleType | None:
         if error.name is not None and not name.startswith(error.name):
             raise  # the module is there, and one that it imports is not
         return None
-
-
-def _attribute(module: ModuleType, parts: list[str], count: int, where: str) -> Made:
-    """Return the attribute of a module that the parts after the first `count` name."""
-    found: Made = module
-    for index, name in enumerate(parts[count:], start=count):
-        if not hasattr(found, name):
-            near = nearest(name, dir(found))
-            hint = f"did you mean {'.'.join([*parts[:index], near])}?" if near else "check the path."
-            raise ArgumentError(f"`{where}`: {'.'.join(parts[:index])} has no {name!r}.\n\nHint: {hint}")
-        found = getattr(found, name)
-    return found
 
 
 def _by_name(name: str, where: str) -> Made:

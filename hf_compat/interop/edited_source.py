@@ -42,20 +42,16 @@ def _getsource_for_readers(object: Callable[..., object]) -> str:
         OverrideError: It is of the Trainer, and who asks is a script or a package that edits it.
     """
     caller = sys._getframe(1)
-    if _is_of_trainer(object) and _may_edit(caller):
+    # Whether something is one of our Trainers, a method of theirs, or the module
+    home = str(getattr(object, "__module__", None) or getattr(object, "__name__", ""))
+    is_other_class = isinstance(object, type) and not object.__name__.endswith("Trainer")
+    if (home.startswith("hf_compat.") and "trainer" in home and not is_other_class) and _may_edit(caller):
         raise OverrideError(_INSTEAD.format(f"{caller.f_globals.get('__name__')} reads", _name_of(object)))
     return _getsource(object)
 
 
 def _name_of(candidate: object) -> str:
     return str(getattr(candidate, "__qualname__", candidate))
-
-
-def _is_of_trainer(candidate: object) -> bool:
-    """Return whether something is one of our Trainers, a method of theirs, or the module."""
-    home = str(getattr(candidate, "__module__", None) or getattr(candidate, "__name__", ""))
-    is_other_class = isinstance(candidate, type) and not candidate.__name__.endswith("Trainer")
-    return home.startswith("hf_compat.") and "trainer" in home and not is_other_class
 
 
 def _may_edit(frame: FrameType) -> bool:
@@ -80,11 +76,10 @@ def refuse_edited_methods(kind: type) -> None:
         if base.__module__.startswith("hf_compat."):
             for name, value in vars(base).items():
                 code = getattr(value, "__code__", None)
-                if code is not None and code.co_filename == "<string>" and not _is_typed_in(value):
+                if (
+                    code is not None
+                    and code.co_filename == "<string>"
+                    and not (sys.argv[:1] == ["-c"] and getattr(value, "__module__", None) == "__main__")
+                ):
                     who = value.__globals__.get("__name__")
                     raise OverrideError(_INSTEAD.format(f"{who} has compiled", f"{kind.__name__}.{name}"))
-
-
-def _is_typed_in(function: object) -> bool:
-    """Return whether a function stands in the text of `python -c`, which has the same file name."""
-    return sys.argv[:1] == ["-c"] and getattr(function, "__module__", None) == "__main__"

@@ -28,7 +28,13 @@ def acknowledge(ours: object, theirs: object) -> None:
     if not (isinstance(ours, type) and isinstance(theirs, type)) or ours.__name__ not in _ASKED_FOR:
         return
     if not issubclass(ours, theirs):
-        ours.__bases__ = (*ours.__bases__, _without_content(ours, theirs))
+        # A subclass of transformers' class that hides what ours has not
+        names = {name for kind in theirs.__mro__[:-1] for name in vars(kind)}
+        hidden = {name: _NotOurs(name) for name in names if not hasattr(ours, name)}
+        ours.__bases__ = (
+            *ours.__bases__,
+            type(theirs.__name__, (theirs,), {**hidden, "__module__": theirs.__module__, "_stands_for": theirs}),
+        )
 
 
 def kin_of(kind: type) -> type | None:
@@ -58,10 +64,3 @@ def heirs(theirs: type, ours: type, known: Container[str]) -> Iterator[tuple[str
 def _heir(kind: type, ours: type) -> type:
     content = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind.__name__, (kind, ours), content)
-
-
-def _without_content(ours: type, theirs: type) -> type:
-    """Return a subclass of transformers' class that hides what ours has not."""
-    names = {name for kind in theirs.__mro__[:-1] for name in vars(kind)}
-    hidden = {name: _NotOurs(name) for name in names if not hasattr(ours, name)}
-    return type(theirs.__name__, (theirs,), {**hidden, "__module__": theirs.__module__, "_stands_for": theirs})

@@ -112,7 +112,8 @@ def patch() -> None:
         setattr(module, name, swap.pairs[name][1])
     add_former_names(_top_levels())
     remember_globals()
-    holders = _holders(swap)
+    originals = [swap.pairs[name][0] for name in _TELLTALES if name in swap.pairs]
+    holders = sorted({*_importers(originals), *_subclasses(originals)})
     if holders:
         warn_once(_ADVICE.format(", ".join(holders)))
 
@@ -197,12 +198,6 @@ def _exchange(names: dict[str, object], replacements: dict[int, object]) -> None
             value[:] = [replacements.get(id(item), item) for item in value]
         elif type(value) is dict and not name.startswith("__"):
             value.update({key: replacements[id(item)] for key, item in value.items() if id(item) in replacements})
-
-
-def _holders(swap: _Swap) -> list[str]:
-    """Return where code outside of transformers holds its own Trainer, arguments or parser."""
-    originals = [swap.pairs[name][0] for name in _TELLTALES if name in swap.pairs]
-    return sorted({*_importers(originals), *_subclasses(originals)})
 
 
 def _importers(originals: list[object]) -> Iterator[str]:

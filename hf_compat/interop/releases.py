@@ -75,16 +75,12 @@ def align_tokens(model: nn.Module, processing_class: object) -> None:
     if theirs is not None:
         theirs(model, processing_class)
         return
-    method = getattr(_their_trainer(), "_align_special_tokens", None)
-    if method is not None:
-        method(SimpleNamespace(model=model, processing_class=processing_class))
-
-
-def _their_trainer() -> type:
-    """Return transformers' own Trainer, also while ours stands in its place."""
+    # Transformers' own Trainer, also while ours stands in its place
     trainer: type = importlib.import_module("transformers.trainer").Trainer
     kin = (kin_of(kind) for kind in trainer.__mro__)
-    return next((kind for kind in kin if kind is not None), trainer)
+    method = getattr(next((kind for kind in kin if kind is not None), trainer), "_align_special_tokens", None)
+    if method is not None:
+        method(SimpleNamespace(model=model, processing_class=processing_class))
 
 
 def modules_there(names: tuple[str, ...]) -> list[ModuleType]:

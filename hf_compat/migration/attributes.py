@@ -117,7 +117,14 @@ def _rewrite_of_arguments(node: cst.Attribute, source: Source, things: Things) -
     elif is_renamed(name):
         _rename_attribute(node, OLD_NAMES[name].means, source)
     elif name in _READS and not isinstance(outer, cst.FormattedStringExpression):
-        _replace_read(node, _READS[name], source)
+        bare = isinstance(source.parent(node), _NEEDS_NO_PARENTHESES)
+
+        def change(updated: cst.CSTNode) -> cst.CSTNode:
+            assert isinstance(updated, cst.Attribute)
+            code = _READS[name].format(source.module.code_for_node(updated.value))
+            return cst.parse_expression(code if bare else f"({code})")
+
+        source.change(node, change)
     elif name == "overwrite_output_dir":
         _guard_read(node, source, things)
     elif name not in ATTRIBUTES_ONLY or source.target is Target.TRANSFORMERS_5:
@@ -126,17 +133,6 @@ def _rewrite_of_arguments(node: cst.Attribute, source: Source, things: Things) -
 
 def _way_out(name: str) -> str:
     return GONE_IN_5.get(name, f"is {OLD_NAMES[name].means} today")
-
-
-def _replace_read(node: cst.Attribute, template: str, source: Source) -> None:
-    bare = isinstance(source.parent(node), _NEEDS_NO_PARENTHESES)
-
-    def change(updated: cst.CSTNode) -> cst.CSTNode:
-        assert isinstance(updated, cst.Attribute)
-        code = template.format(source.module.code_for_node(updated.value))
-        return cst.parse_expression(code if bare else f"({code})")
-
-    source.change(node, change)
 
 
 def _guard_read(node: cst.Attribute, source: Source, things: Things) -> None:

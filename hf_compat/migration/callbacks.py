@@ -32,7 +32,18 @@ def _rewrite_event(method: cst.FunctionDef, what: str, source: Source) -> None:
             source.change(name, lambda node: node.with_changes(value=_TODAY))
     rest = method.params.star_kwarg
     for read in _reads_of(rest, source) if rest is not None else ():
-        key = _key_of(read, source)
+        # The key of `kwargs["key"]`, `kwargs.get("key")`, `kwargs.pop("key")`
+        outer = source.parent(read)
+        key: cst.BaseExpression | None
+        if isinstance(outer, cst.Subscript) and isinstance(outer.slice[0].slice, cst.Index):
+            key = outer.slice[0].slice.value
+        else:
+            call = (
+                source.parent(outer)
+                if isinstance(outer, cst.Attribute) and outer.attr.value in ("get", "pop")
+                else None
+            )
+            key = call.args[0].value if isinstance(call, cst.Call) and call.func is outer and call.args else None
         constant = read_constant(key)
         if isinstance(key, cst.SimpleString) and constant is not None and constant.value == _OLD:
             source.change(key, _renamed_key)
@@ -47,12 +58,3 @@ def _reads_of(param: cst.Param, source: Source) -> Iterator[cst.Name]:
     for assignment in source.assignments(param.name):
         if isinstance(assignment, Assignment) and binding_node(assignment) is param:
             yield from (access.node for access in assignment.references if isinstance(access.node, cst.Name))
-
-
-def _key_of(read: cst.Name, source: Source) -> cst.BaseExpression | None:
-    """Return the key of `kwargs["key"]`, `kwargs.get("key")`, `kwargs.pop("key")`."""
-    outer = source.parent(read)
-    if isinstance(outer, cst.Subscript) and isinstance(outer.slice[0].slice, cst.Index):
-        return outer.slice[0].slice.value
-    call = source.parent(outer) if isinstance(outer, cst.Attribute) and outer.attr.value in ("get", "pop") else None
-    return call.args[0].value if isinstance(call, cst.Call) and call.func is outer and call.args else None

@@ -213,19 +213,15 @@ def _rewrite_dict(
         source.change(display, change)
 
 
-def _list_keywords_of_dict(call: cst.Call, source: Source) -> None:
-    """List old names that a `dict(…)` is given: who takes it is not looked up."""
-    for argument in call.args:
-        name = "" if argument.keyword is None else argument.keyword.value
-        if name in OLD_NAMES and name not in ATTRIBUTES_ONLY:
-            reason = f"if it is for training arguments, this is {OLD_NAMES[name].means} today"
-            source.list(argument, f"dict({name}=…)", reason)
-
-
 def _list_unknown(call: cst.Call, source: Source, things: Things) -> None:
     """List old names that a class is given which this source does not know."""
     if isinstance(call.func, cst.Name) and call.func.value == "dict":
-        _list_keywords_of_dict(call, source)
+        # Who takes it is not looked up
+        for argument in call.args:
+            keyword = "" if argument.keyword is None else argument.keyword.value
+            if keyword in OLD_NAMES and keyword not in ATTRIBUTES_ONLY:
+                reason = f"if it is for training arguments, this is {OLD_NAMES[keyword].means} today"
+                source.list(argument, f"dict({keyword}=…)", reason)
     name = source.imported(call.func)
     last = (name or "").rpartition(".")[2]
     if name is None or not last[:1].isupper():

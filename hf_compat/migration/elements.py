@@ -119,18 +119,13 @@ def _without(
             before = _joined(before, end)
         else:
             previous = _set_argument_end(args[index - 1], _joined(_argument_end(args[index - 1]), end))
-            args[index - 1] = _bare(previous) if is_last and not _is_broken(_argument_end(previous)) else previous
+            args[index - 1] = (
+                previous.with_changes(comma=cst.MaybeSentinel.DEFAULT, whitespace_after_arg=cst.SimpleWhitespace(""))
+                if is_last and not isinstance(_argument_end(previous), cst.ParenthesizedWhitespace)
+                else previous
+            )
         del args[index]
     return before, args
-
-
-def _bare(argument: cst.Arg) -> cst.Arg:
-    """Return the last argument of a line without the comma that another one followed."""
-    return argument.with_changes(comma=cst.MaybeSentinel.DEFAULT, whitespace_after_arg=cst.SimpleWhitespace(""))
-
-
-def _is_broken(space: Whitespace) -> bool:
-    return isinstance(space, cst.ParenthesizedWhitespace)
 
 
 def _joined(first: Whitespace, second: Whitespace) -> Whitespace:

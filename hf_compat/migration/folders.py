@@ -92,17 +92,14 @@ def _pattern(line: str) -> Pattern | None:
     for_folders = text.endswith("/")
     text = text.rstrip("/")
     anchored = "/" in text
-    expression = _expression(text.removeprefix("/"))
-    return Pattern(re.compile(expression if anchored else f"(?:.*/)?{expression}"), is_exception, for_folders)
-
-
-def _expression(glob: str) -> str:
-    """Return the regular expression of git's wildcards: `*` and `?` stop at a slash, `**` does not."""
+    # The regular expression of git's wildcards: `*` and `?` stop at a slash, `**` does not
+    glob = text.removeprefix("/")
     parts = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     tokens = re.findall(r"\*\*/|/\*\*$|\*\*|\*|\?|\[[^\]]+\]|.", glob)
-    return "".join(
+    expression = "".join(
         parts.get(token) or (token.replace("[!", "[^") if len(token) > 1 else re.escape(token)) for token in tokens
     )
+    return Pattern(re.compile(expression if anchored else f"(?:.*/)?{expression}"), is_exception, for_folders)
 
 
 def is_ignored(path: Path, is_folder: bool, ignoring: Sequence[tuple[Path, list[Pattern]]]) -> bool:

@@ -239,7 +239,14 @@ class Block:
                 continue
             first, second = merged[place].names, line.names
             assert first is not None and second is not None
-            merged[place] = self._parsed(_union(first, second), is_rest=first.is_broken)
+            new = tuple(one for one in second.names if one.code not in {name.code for name in first.names})
+            names = (*first.names, *new)
+            both_sorted = all(list(one) == sorted(one, key=lambda n: n.order) for one in (first.names, second.names))
+            if both_sorted:
+                names = tuple(sorted(names, key=lambda n: n.order))
+            merged[place] = self._parsed(
+                replace(first, names=names, is_broken=first.is_broken or second.is_broken), is_rest=first.is_broken
+            )
         return merged
 
 
@@ -250,7 +257,7 @@ def _runs(
     run: list[tuple[cst.CSTNode, cst.BaseStatement]] = []
     for old, new in pairs:
         is_import = is_import_line(new)
-        if run and (not is_import or _has_lines_above(new)):
+        if run and (not is_import or (isinstance(new, cst.SimpleStatementLine) and bool(new.leading_lines))):
             yield run
             run = []
         if is_import:
@@ -259,10 +266,6 @@ def _runs(
             yield [(old, new)]
     if run:
         yield run
-
-
-def _has_lines_above(statement: cst.BaseStatement) -> bool:
-    return isinstance(statement, cst.SimpleStatementLine) and bool(statement.leading_lines)
 
 
 def is_import_line(line: cst.CSTNode) -> bool:
@@ -318,15 +321,6 @@ def _is_mergeable(one: _Line, other: _Line) -> bool:
     if any(name.alias for line in (one.names, other.names) for name in line.names):  # isort has these on their own
         return False
     return one.module.partition(".")[0] in ("hf_compat", "torch") and one.names.comment == other.names.comment
-
-
-def _union(first: FromImport, second: FromImport) -> FromImport:
-    new = tuple(one for one in second.names if one.code not in {name.code for name in first.names})
-    names = (*first.names, *new)
-    both_sorted = all(list(one) == sorted(one, key=lambda n: n.order) for one in (first.names, second.names))
-    if both_sorted:
-        names = tuple(sorted(names, key=lambda n: n.order))
-    return replace(first, names=names, is_broken=first.is_broken or second.is_broken)
 
 
 def sorted_as(names: Sequence[Imported], before: Sequence[Imported]) -> tuple[Imported, ...]:

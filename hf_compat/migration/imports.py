@@ -31,7 +31,24 @@ def rewrite_imports(source: Source) -> None:
     for node in source.of(cst.ImportFrom):
         module = dotted(node.module)
         if module.split(".")[0] == "transformers" and not node.relative:
-            _rewrite_from(node, module, source, blocks)
+            if isinstance(node.names, cst.ImportStar):
+                source.list(node, f"from {module} import *", _STAR)
+                _import_below_star(node, module, source, blocks)
+            else:
+                before = FromImport.of(node, module, source.parent(node))
+                homes: dict[str, list[Imported]] = {}
+                for name in before.names:
+                    place, today = _place_of(node, module, name, source)
+                    homes.setdefault(place, []).append(today)
+                if not (list(homes) == [module] and homes[module] == list(before.names)):
+                    rest = homes.pop(module, None)
+                    new = [
+                        replace(before, module=place, names=sorted_as(names, before.names))
+                        for place, names in homes.items()
+                    ]
+                    blocks.replace(
+                        node, new, None if rest is None else replace(before, names=sorted_as(rest, before.names))
+                    )
     _rewrite_uses(source, blocks)
     blocks.apply()
 
@@ -75,23 +92,6 @@ def _one_line(statement: FromImport | str | None) -> str:
     if isinstance(statement, FromImport):
         return replace(statement, comment=None).code("\n", exploded=False)
     return statement if statement and " " in statement else f"import {statement}"
-
-
-def _rewrite_from(node: cst.ImportFrom, module: str, source: Source, blocks: _Blocks) -> None:
-    if isinstance(node.names, cst.ImportStar):
-        source.list(node, f"from {module} import *", _STAR)
-        _import_below_star(node, module, source, blocks)
-        return
-    before = FromImport.of(node, module, source.parent(node))
-    homes: dict[str, list[Imported]] = {}
-    for name in before.names:
-        place, today = _place_of(node, module, name, source)
-        homes.setdefault(place, []).append(today)
-    if list(homes) == [module] and homes[module] == list(before.names):
-        return
-    rest = homes.pop(module, None)
-    new = [replace(before, module=place, names=sorted_as(names, before.names)) for place, names in homes.items()]
-    blocks.replace(node, new, None if rest is None else replace(before, names=sorted_as(rest, before.names)))
 
 
 def _import_below_star(node: cst.ImportFrom, module: str, source: Source, blocks: _Blocks) -> None:
@@ -275,24 +275,19 @@ def _uses_of(node: cst.Import, alias: cst.ImportAlias, source: Source) -> tuple[
         if assignment.as_name is not (alias.name if alias.asname is None else alias.asname.name):
             continue
         for access in assignment.references:
-            use = _outermost(access.node, source)
+            # The dotted name that stands for something imported: `transformers.Trainer`, not `….Trainer.train`
+            use: cst.Attribute | None = None
+            for outer in (access.node, *source.above(access.node)):
+                if not isinstance(outer, (cst.Attribute, cst.Name)):
+                    break
+                if isinstance(outer, cst.Attribute) and _of_ours(outer, source) is not None:
+                    use = outer
             name = None if use is None else _of_ours(use, source)
             if use is not None and name is not None:
                 found.append(_Use(use, name))
             else:
                 others += 1
     return list({id(use.node): use for use in found}.values()), others
-
-
-def _outermost(node: cst.CSTNode, source: Source) -> cst.Attribute | None:
-    """Return the dotted name that stands for something imported: `transformers.Trainer`, not `….Trainer.train`."""
-    found: cst.Attribute | None = None
-    for outer in (node, *source.above(node)):
-        if not isinstance(outer, (cst.Attribute, cst.Name)):
-            break
-        if isinstance(outer, cst.Attribute) and _of_ours(outer, source) is not None:
-            found = outer
-    return found
 
 
 def _of_ours(node: cst.Attribute, source: Source) -> str | None:

@@ -51,23 +51,8 @@ def rewrite_notebook(text: str, target: Target, rewrite: Callable[[str, Target],
     """
     magics: list[str] = []
     findings: list[Finding] = []
-    cells = _code_cells(text, magics, findings)
-    joined = "".join(f"{_CELL}{n}\n{cell.masked}\n" for n, cell in enumerate(cells))
-    result = rewrite(joined, target)
-    parts = _split(result.text, len(cells))
-    for cell, part in reversed(list(zip(cells, parts, strict=True))):
-        source = _unmasked(part, magics)
-        if source != cell.source:
-            new = spelled_lines(text, cell.span, source.splitlines(keepends=True))
-            text = text[: cell.span.start] + new + text[cell.span.end :]
-    json.loads(text)
-    findings += [_placed(finding, cells) for finding in result.findings]
-    return Rewritten(text, tuple(sorted(findings, key=lambda one: (one.cell or 0, one.line))))
-
-
-def _code_cells(text: str, magics: list[str], findings: list[Finding]) -> list[_Cell]:
-    """Return the code cells of Python; those that cannot be read are listed."""
-    found: list[_Cell] = []
+    # The code cells of Python; those that cannot be read are listed
+    cells: list[_Cell] = []
     for number, (span, source) in enumerate(_sources(text), start=1):
         if span is None or not source.strip():
             continue
@@ -75,10 +60,21 @@ def _code_cells(text: str, magics: list[str], findings: list[Finding]) -> list[_
         if masked is None:
             continue
         if _is_python(masked):
-            found.append(_Cell(number, span, source, masked))
+            cells.append(_Cell(number, span, source, masked))
         else:
             findings.append(Finding(1, source.strip().splitlines()[0][:60], "a syntax error: the cell is left", number))
-    return found
+    joined = "".join(f"{_CELL}{n}\n{cell.masked}\n" for n, cell in enumerate(cells))
+    result = rewrite(joined, target)
+    parts = _split(result.text, len(cells))
+    for cell, part in reversed(list(zip(cells, parts, strict=True))):
+        lines = (line.rpartition(_MAGIC) for line in part.split("\n"))
+        source = "\n".join(magics[int(after)] if mark else after for _, mark, after in lines)
+        if source != cell.source:
+            new = spelled_lines(text, cell.span, source.splitlines(keepends=True))
+            text = text[: cell.span.start] + new + text[cell.span.end :]
+    json.loads(text)
+    findings += [_placed(finding, cells) for finding in result.findings]
+    return Rewritten(text, tuple(sorted(findings, key=lambda one: (one.cell or 0, one.line))))
 
 
 def _sources(text: str) -> list[tuple[Span | None, str]]:
@@ -129,11 +125,6 @@ def _masked(source: str, magics: list[str]) -> str | None:
         else:
             masked.append(line)
     return "\n".join(masked)
-
-
-def _unmasked(part: str, magics: Sequence[str]) -> str:
-    lines = (line.rpartition(_MAGIC) for line in part.split("\n"))
-    return "\n".join(magics[int(after)] if mark else after for _, mark, after in lines)
 
 
 def _split(text: str, count: int) -> list[str]:

@@ -71,7 +71,19 @@ def _rewrite_method(method: cst.FunctionDef, owner: cst.ClassDef, source: Source
     if name in _GONE:
         source.list(method, what, _GONE[name])
     elif name == "_save_checkpoint":
-        _drop_metrics(method, what, source)
+        # Take out the metrics that `_save_checkpoint` was given until 4.46
+        if _own_names(method) == ["model", "trial", "metrics"]:
+            for call in _super_calls(method):
+                places = {n: Edit(drop=True) for n, argument in enumerate(call.args) if _is_metrics(argument)}
+                if places:
+                    source.change(call, call_change(source, call, places))
+            handed_on = sum(_is_metrics(argument) for call in _super_calls(method) for argument in call.args)
+            if sum(name == "metrics" for name in _names_in(method)) == handed_on:
+                source.change(method.params, _without_last)
+            elif method.params.params[-1].default is None:
+                source.change(method.params.params[-1], _optional)
+            if handed_on and sum(name == "metrics" for name in _names_in(method)) > handed_on:
+                source.list(method, what, "gets no metrics since 4.47: the last ones are in self.state.log_history")
     elif name in _TODAY and not isinstance(method.params.star_arg, cst.Param):
         gained = _extend(method, what, source)
         return _ITEMS in gained and (name == "compute_loss" or any(_super_calls(method)))
@@ -93,7 +105,8 @@ def _missing(method: cst.FunctionDef) -> list[tuple[int, str]] | None:
     takes_rest = method.params.star_kwarg is not None and method.name.value in _BY_KEYWORD
     if takes_rest or set(plain) <= {*own, *by_keyword_only}:
         return []
-    if _is_in_order(own, plain):
+    rest = iter(plain)
+    if all(name in rest for name in own):
         return [(index, one) for index, one in enumerate(today) if plain[index] not in {*own, *by_keyword_only}]
     renamed = [name for name in own if name not in plain]
     if all(own.index(name) < len(today) and "=" not in today[own.index(name)] for name in renamed):
@@ -101,11 +114,6 @@ def _missing(method: cst.FunctionDef) -> list[tuple[int, str]] | None:
     if method.name.value in _BY_KEYWORD:  # parameters of the user's own stand between
         return [(len(own) + n, one) for n, one in enumerate(o for o in today if o.partition("=")[0] not in own)]
     return None
-
-
-def _is_in_order(own: Sequence[str], plain: Sequence[str]) -> bool:
-    rest = iter(plain)
-    return all(name in rest for name in own)
 
 
 def _extend(method: cst.FunctionDef, what: str, source: Source) -> Sequence[str]:
@@ -125,7 +133,17 @@ def _extend(method: cst.FunctionDef, what: str, source: Source) -> Sequence[str]
         return ()
     source.change(method, lambda node: _with_parameters(node, method, missing, source))
     if method.name.value not in ("compute_loss", "training_step"):
-        _hand_on(method, missing, source)
+        own = _own_names(method)
+        for call in _super_calls(method):
+            if any(one.star for one in call.args):
+                continue
+            positional = [one for one in call.args if one.keyword is None]
+            if len(positional) == len(call.args) == len(own):
+                source.change(call, _handing_on(call, missing, source))
+            else:
+                source.list(
+                    call, source.code(call.func), f"hand on {', '.join(n.partition('=')[0] for _, n in missing)}"
+                )
     return names
 
 
@@ -165,18 +183,6 @@ def _with_parameters(
 
 _EQUAL = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
 _COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-
-
-def _hand_on(method: cst.FunctionDef, missing: Sequence[tuple[int, str]], source: Source) -> None:
-    own = _own_names(method)
-    for call in _super_calls(method):
-        if any(one.star for one in call.args):
-            continue
-        positional = [one for one in call.args if one.keyword is None]
-        if len(positional) == len(call.args) == len(own):
-            source.change(call, _handing_on(call, missing, source))
-        else:
-            source.list(call, source.code(call.func), f"hand on {', '.join(n.partition('=')[0] for _, n in missing)}")
 
 
 def _super_calls(method: cst.FunctionDef) -> Iterator[cst.Call]:
@@ -219,23 +225,6 @@ def _return_outputs(method: cst.FunctionDef, what: str, source: Source) -> bool:
         source.change(statement.value, lambda _, asked=asked: asked)  # type: ignore[misc]  # bound now
     source.list(method, what, "evaluations take their loss from it now, too: before 4.3 the model's own was reported")
     return True
-
-
-def _drop_metrics(method: cst.FunctionDef, what: str, source: Source) -> None:
-    """Take out the metrics that `_save_checkpoint` was given until 4.46."""
-    if _own_names(method) != ["model", "trial", "metrics"]:
-        return
-    for call in _super_calls(method):
-        places = {n: Edit(drop=True) for n, argument in enumerate(call.args) if _is_metrics(argument)}
-        if places:
-            source.change(call, call_change(source, call, places))
-    handed_on = sum(_is_metrics(argument) for call in _super_calls(method) for argument in call.args)
-    if sum(name == "metrics" for name in _names_in(method)) == handed_on:
-        source.change(method.params, _without_last)
-    elif method.params.params[-1].default is None:
-        source.change(method.params.params[-1], _optional)
-    if handed_on and sum(name == "metrics" for name in _names_in(method)) > handed_on:
-        source.list(method, what, "gets no metrics since 4.47: the last ones are in self.state.log_history")
 
 
 def _is_metrics(argument: cst.Arg) -> bool:

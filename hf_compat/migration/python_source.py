@@ -41,7 +41,30 @@ def rewrite_python(text: str, target: Target) -> Rewritten:
     rewrite_overrides(source, things)
     rewrite_callbacks(source, things)
     rewrite_imports(source)
-    _list_words(source)
+    # Words of a command line, names of transformers for `importlib` or `mock`
+    if source.target is Target.HF_COMPAT:
+        for node, text in names_in_text(source):
+            source.list(node, text, f"named in a text: the class is hf_compat.{text.rpartition('.')[2]} now")
+    for node in source.of(cst.SimpleString):
+        # List an old name as a key that no rule has dealt with: of a dict, of `x[…]`, of `getattr` and its like
+        name = node.evaluated_value
+        if not (not isinstance(name, str) or name not in OLD_NAMES or name in ATTRIBUTES_ONLY):
+            outer = source.parent(node)
+            place = source.parent(outer) if outer is not None else None
+            is_key = isinstance(outer, (cst.DictElement, cst.Index)) and not (
+                place is not None and source.is_changed(place)
+            )
+            is_key = is_key and (isinstance(outer, cst.Index) or getattr(outer, "key", None) is node)
+            is_attribute = isinstance(place, cst.Call) and dotted(place.func) in ("getattr", "setattr", "hasattr")
+            if is_key or is_attribute:
+                reason = f"if it is for training arguments, this is {OLD_NAMES[name].means} today"
+                source.list(node, source.code(node), reason)
+        word = node.evaluated_value if "--" in node.value else None
+        name = word.removeprefix("--").partition("=")[0].replace("-", "_") if isinstance(word, str) else ""
+        if isinstance(word, str) and word.startswith("--") and name in OLD_NAMES and not _is_declared(node, source):
+            source.list(
+                node, word.partition("=")[0], f"if the command takes training arguments: {OLD_NAMES[name].means}"
+            )
     _list_ranks(source)
     return _checked(source.result())
 
@@ -71,36 +94,6 @@ def _list_ranks(source: Source) -> None:
         return
     for line, comparison in found:
         source.list_line(line, comparison, f"{PROBLEM} {WAY_OUT}")
-
-
-def _list_words(source: Source) -> None:
-    """List old names in texts: words of a command line, names of transformers for `importlib` or `mock`."""
-    if source.target is Target.HF_COMPAT:
-        for node, text in names_in_text(source):
-            source.list(node, text, f"named in a text: the class is hf_compat.{text.rpartition('.')[2]} now")
-    for node in source.of(cst.SimpleString):
-        _list_key(node, source)
-        word = node.evaluated_value if "--" in node.value else None
-        name = word.removeprefix("--").partition("=")[0].replace("-", "_") if isinstance(word, str) else ""
-        if isinstance(word, str) and word.startswith("--") and name in OLD_NAMES and not _is_declared(node, source):
-            source.list(
-                node, word.partition("=")[0], f"if the command takes training arguments: {OLD_NAMES[name].means}"
-            )
-
-
-def _list_key(node: cst.SimpleString, source: Source) -> None:
-    """List an old name as a key that no rule has dealt with: of a dict, of `x[…]`, of `getattr` and its like."""
-    name = node.evaluated_value
-    if not isinstance(name, str) or name not in OLD_NAMES or name in ATTRIBUTES_ONLY:
-        return
-    outer = source.parent(node)
-    place = source.parent(outer) if outer is not None else None
-    is_key = isinstance(outer, (cst.DictElement, cst.Index)) and not (place is not None and source.is_changed(place))
-    is_key = is_key and (isinstance(outer, cst.Index) or getattr(outer, "key", None) is node)
-    is_attribute = isinstance(place, cst.Call) and dotted(place.func) in ("getattr", "setattr", "hasattr")
-    if is_key or is_attribute:
-        reason = f"if it is for training arguments, this is {OLD_NAMES[name].means} today"
-        source.list(node, source.code(node), reason)
 
 
 def _is_declared(node: cst.SimpleString, source: Source) -> bool:

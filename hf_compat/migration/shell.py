@@ -53,7 +53,11 @@ def rewrite_shell(text: str, target: Target) -> Rewritten:
     for start, end in _commands(text):
         is_training = bool(_TELLTALES.search(text, start, end))
         for word in _old_words(text, start, end):
-            new, reason = _today(word, target) if is_training else (None, _unclear(word.name))
+            new, reason = (
+                _today(word, target)
+                if is_training
+                else (None, f"if the command takes training arguments, this is {OLD_NAMES[word.name].means} today")
+            )
             if reason is not None:
                 line = text.count("\n", 0, word.start) + 1
                 findings.append(Finding(line, f"--{word.name}", reason))
@@ -104,7 +108,3 @@ def _today(word: _Word, target: Target) -> tuple[str | None, str | None]:
     if word.name in ATTRIBUTES_ONLY:
         return None, GONE_IN_5[word.name] if target is Target.TRANSFORMERS_5 else None
     return None, f"is {means} today: take it out, or write that" if means.startswith("nothing") else f"is {means} today"
-
-
-def _unclear(name: str) -> str:
-    return f"if the command takes training arguments, this is {OLD_NAMES[name].means} today"

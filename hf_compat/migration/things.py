@@ -103,20 +103,29 @@ class Things:
         if isinstance(node, (cst.Name, cst.Attribute)) and (name := self._source.imported(node)) is not None:
             return thing_of_import(name)
         if isinstance(node, cst.Name):
-            return self._of_name(node)
+            found = {self._of_assignment(one) for one in self._source.assignments(node) if not self._is_passed(one)}
+            return found.pop() if len(found) == 1 else None
         if isinstance(node, cst.Attribute):
             return Thing.ARGUMENTS if node.attr.value == "args" and self.of(node.value) is Thing.TRAINER else None
         if isinstance(node, cst.Call):
-            return self._of_call(node)
+            name = self._source.imported(node.func)
+            if name in _COPIES and node.args:
+                return self.of(node.args[0].value)
+            if name == "functools.partial" and node.args:
+                return self.of(node.args[0].value)
+            called = self.of(node.func)
+            return self._returned_by(node.func) if called is None else _INSTANCES.get(called)
         if isinstance(node, cst.NamedExpr):
             return self.of(node.value)
         if isinstance(node, cst.Subscript):
-            return self._of_subscript(node)
+            # The part of what a parser gives: `parser.parse_args_into_dataclasses()[0]`
+            parts = self._parsed(node.value)
+            index = node.slice[0].slice
+            if parts is None or not isinstance(index, cst.Index) or not isinstance(index.value, cst.Integer):
+                return None
+            place = int(index.value.value)
+            return parts[place] if place < len(parts) else None
         return None
-
-    def _of_name(self, node: cst.Name) -> Thing | None:
-        found = {self._of_assignment(one) for one in self._source.assignments(node) if not self._is_passed(one)}
-        return found.pop() if len(found) == 1 else None
 
     def _is_passed(self, assignment: BaseAssignment) -> bool:
         """Return whether a name is bound to None or `object`, where an import has failed, say, or to itself changed."""
@@ -133,7 +142,17 @@ class Things:
         if isinstance(node, cst.ClassDef):
             return self.of_class(node)
         if isinstance(node, cst.Param):
-            return self._of_parameter(node)
+            if node.annotation is not None:
+                return self._of_annotation(node.annotation.annotation)
+            method = self.method_of(node)
+            if method is None:
+                return None
+            owner, place = method
+            if place == 0:
+                return _INSTANCES.get(owner)
+            function = next(one for one in self._source.above(node) if isinstance(one, cst.FunctionDef))
+            is_event = owner is Thing.CALLBACK_CLASS and function.name.value.startswith("on_")
+            return Thing.ARGUMENTS if is_event and place == 1 else None
         value = self._value(assignment)
         if isinstance(value, _Annotated):
             return self._of_annotation(value.annotation)
@@ -163,15 +182,6 @@ class Things:
         )
         return any(isinstance(one, cst.ClassDef) and one not in self.local_classes for one in nodes)
 
-    def _of_call(self, node: cst.Call) -> Thing | None:
-        name = self._source.imported(node.func)
-        if name in _COPIES and node.args:
-            return self.of(node.args[0].value)
-        if name == "functools.partial" and node.args:
-            return self.of(node.args[0].value)
-        called = self.of(node.func)
-        return self._returned_by(node.func) if called is None else _INSTANCES.get(called)
-
     def _returned_by(self, func: cst.BaseExpression) -> Thing | None:
         """Return what a function of this source gives, by its annotation or by all that it returns."""
         functions = [one for one in self._source.bound_nodes(func) if isinstance(one, cst.FunctionDef)]
@@ -181,15 +191,6 @@ class Things:
             return self._of_annotation(functions[0].returns.annotation)
         found = {self.of(one.value) for one in own_returns(functions[0].body) if one.value is not None}
         return found.pop() if len(found) == 1 else None
-
-    def _of_subscript(self, node: cst.Subscript) -> Thing | None:
-        """Return the part of what a parser gives: `parser.parse_args_into_dataclasses()[0]`."""
-        parts = self._parsed(node.value)
-        index = node.slice[0].slice
-        if parts is None or not isinstance(index, cst.Index) or not isinstance(index.value, cst.Integer):
-            return None
-        place = int(index.value.value)
-        return parts[place] if place < len(parts) else None
 
     def _parsed(self, node: cst.BaseExpression) -> list[Thing | None] | None:
         """Return what a call of HfArgumentParser's methods gives, part by part."""
@@ -219,19 +220,6 @@ class Things:
         """Return the expression whose value a name is bound to."""
         node = binding_node(assignment)
         return None if node is None else self._values.get(node)
-
-    def _of_parameter(self, node: cst.Param) -> Thing | None:
-        if node.annotation is not None:
-            return self._of_annotation(node.annotation.annotation)
-        method = self.method_of(node)
-        if method is None:
-            return None
-        owner, place = method
-        if place == 0:
-            return _INSTANCES.get(owner)
-        function = next(one for one in self._source.above(node) if isinstance(one, cst.FunctionDef))
-        is_event = owner is Thing.CALLBACK_CLASS and function.name.value.startswith("on_")
-        return Thing.ARGUMENTS if is_event and place == 1 else None
 
     def method_of(self, node: cst.Param) -> tuple[Thing, int] | None:
         """Return, for a parameter of a method, what its class makes and the parameter's place."""

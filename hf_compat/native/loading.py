@@ -92,13 +92,36 @@ class LoadableModule(WindowModule):
         path = source if isinstance(source, str) else f"the open {type(source).__name__}"
         if source is path and "://" not in path and not os.path.exists(path):
             raise CheckpointError(f"There is no checkpoint at {path}.\n\nHint: name a checkpoint-N folder or a .ckpt.")
-        with as_named(path) if _has_manifest(path) else contextlib.nullcontext():
+        with (
+            as_named(path)
+            if (os.path.isdir(path) and os.path.lexists(os.path.join(path, MANIFEST_NAME)))
+            else contextlib.nullcontext()
+        ):
             checkpoint = _read(source, map_location, weights_only)
             if hparams_file is not None:
                 checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY] = _read_hyperparameters(os.fspath(hparams_file))
             if "model" in kwargs:
-                _leave_instantiator(checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {})
-            given = _completed(cls, path, checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {}, kwargs)
+                held = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {}
+                if held.pop("_instantiator", None) is not None:
+                    for name in [
+                        name for name, value in held.items() if name != "args" and isinstance(value, (dict, list))
+                    ]:
+                        del held[name]
+                    args = held.get("args")
+                    if isinstance(args, dict) and isinstance(args.get("init_args"), dict):
+                        held["args"] = args["init_args"]
+            # The constructor's keywords, with the model and the arguments that a checkpoint brings
+            held = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {}
+            parameters = inspect.signature(cls.__init__).parameters
+            completed = dict(kwargs)
+            if "model" in parameters and not {"model", "_instantiator"} & {*completed, *held}:
+                completed["model"] = _model_of(cls, path, parameters["model"])
+            if "args" in parameters and not {"args", "_instantiator"} & {*completed, *held}:
+                found = _arguments_of(path)
+                completed |= {} if found is None else {"args": found}
+            elif isinstance(held.get("args"), Mapping) and "_instantiator" not in held:
+                completed.setdefault("args", _as_arguments(path, {**held["args"]}))
+            given = completed
             made = _make(cls, path, checkpoint, given, strict is not False, map_location)
         assert isinstance(made, cls)
         return made
@@ -115,22 +138,14 @@ def _drop_secrets(held: Given) -> None:
 def _read(source: str | IO[Any], map_location: MapLocation, weights_only: bool | None) -> LightningCheckpoint:
     """Read what a module is made of; where a run stood is no part of it."""
     if isinstance(source, str) and os.path.isdir(source):
-        return _read_folder(source)
+        weights = {} if holds_adapters(source) else read_weights(source)
+        return {"state_dict": {PREFIX + name: tensor for name, tensor in weights.items()}}
     here = map_location if map_location is not None or torch.cuda.is_available() else "cpu"
     if isinstance(source, str):
         checkpoint = HFCheckpointIO().load_checkpoint(source, here, weights_only)
     else:
         checkpoint = torch.load(source, here, weights_only=weights_only is not False)
     return {name: value for name, value in checkpoint.items() if name not in (OWN_KEY, "loops")}
-
-
-def _has_manifest(path: str) -> bool:
-    return os.path.isdir(path) and os.path.lexists(os.path.join(path, MANIFEST_NAME))
-
-
-def _read_folder(folder: str) -> LightningCheckpoint:
-    weights = {} if holds_adapters(folder) else read_weights(folder)
-    return {"state_dict": {PREFIX + name: tensor for name, tensor in weights.items()}}
 
 
 def _read_hyperparameters(path: str) -> Given:
@@ -148,34 +163,6 @@ def _read_hyperparameters(path: str) -> Given:
     if not os.path.isfile(path) or kind not in readers:
         raise CheckpointError(f"`hparams_file={path!r}` is no .yaml, .yml or .csv file.\n\nHint: check the path.")
     return dict(readers[kind](path))
-
-
-def _leave_instantiator(held: Given) -> None:
-    """Call the constructor itself, as objects do not go through LightningCLI's parser; what it would parse goes."""
-    if held.pop("_instantiator", None) is not None:
-        for name in [name for name, value in held.items() if name != "args" and isinstance(value, (dict, list))]:
-            del held[name]
-        args = held.get("args")
-        if isinstance(args, dict) and isinstance(args.get("init_args"), dict):
-            held["args"] = args["init_args"]
-
-
-def _completed(cls: type[LoadableModule], path: str, held: Given, given: Given) -> Given:
-    """Return the constructor's keywords, with the model and the arguments that a checkpoint brings.
-
-    Raises:
-        CheckpointError: The constructor takes a model, and nothing says how to make it.
-    """
-    parameters = inspect.signature(cls.__init__).parameters
-    completed = dict(given)
-    if "model" in parameters and not {"model", "_instantiator"} & {*completed, *held}:
-        completed["model"] = _model_of(cls, path, parameters["model"])
-    if "args" in parameters and not {"args", "_instantiator"} & {*completed, *held}:
-        found = _arguments_of(path)
-        completed |= {} if found is None else {"args": found}
-    elif isinstance(held.get("args"), Mapping) and "_instantiator" not in held:
-        completed.setdefault("args", _as_arguments(path, {**held["args"]}))
-    return completed
 
 
 def _model_of(cls: type[LoadableModule], path: str, parameter: inspect.Parameter) -> nn.Module:

@@ -141,7 +141,13 @@ class HFModule(OverridePoints, LoadableModule):
         self.__dict__.pop("_said_automatic", None)  # what the base class has said
         self.logs_to_lightning = own is not None
         if own is not None:
-            self._become_native(own)
+            # Do what a Trainer does otherwise: watch updates, gather batches and metrics, seed
+            self._last_update = self.observer = LastUpdate()
+            self._plain_batches = PlainBatches(own)
+            self._evaluations = NativeEvaluations(own, self.compute_metrics)
+            self._seeded_in = os.getpid()
+            seed_from(own.args)
+            self.keep_hyperparameters()
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -244,15 +250,6 @@ class HFModule(OverridePoints, LoadableModule):
     def _optimized_module(self) -> nn.Module:
         """Whose gradients an update clips and zeroes: those of parts beside the model as well."""
         return self if self._beside else super()._optimized_module
-
-    def _become_native(self, steps: NativeSteps) -> None:
-        """Do what a Trainer does otherwise: watch updates, gather batches and metrics, seed."""
-        self._last_update = self.observer = LastUpdate()
-        self._plain_batches = PlainBatches(steps)
-        self._evaluations = NativeEvaluations(steps, self.compute_metrics)
-        self._seeded_in = os.getpid()
-        seed_from(steps.args)
-        self.keep_hyperparameters()
 
     def configure_callbacks(self) -> Sequence[pl.Callback] | pl.Callback:
         """Refuse what the trainer would do to gradients beside the arguments: Lightning asks this before it checks."""
@@ -379,7 +376,11 @@ class HFModule(OverridePoints, LoadableModule):
     def on_fit_start(self) -> None:
         """Work with the optimizer that is in force."""
         if self._own_steps is not None:
-            self._check_trained()
+            # Refuse parameters that the updates of this fit would leave as they are
+            self._beside = names_beside(self, self.model)
+            if self._optimized is not None:
+                refuse_late(self, self._optimized)
+            self._optimized = None
         if self._own_steps is not None and not self.automatic_optimization:
             if not self._has_own_step or len(self.trainer.optimizers) == 1:
                 adopt_optimizer(self.trainer, self._own_steps)
@@ -390,15 +391,12 @@ class HFModule(OverridePoints, LoadableModule):
         if self._has_own_step:
             serve_own_step(self, self.stepping)
             if self._own_steps is not None:
-                self._call_own_step(self._own_steps)
-
-    def _call_own_step(self, steps: NativeSteps) -> None:
-        """Let updates be made of the loss that a step of the user's own returns, or watch one that makes updates."""
-        if self._returns_loss_for_updates and len(self.trainer.optimizers) == 1:
-            self._author = vars(steps)["training_step"] = AuthorStep(self, steps)
-            self.__dict__["training_step"] = functools.partial(HFModule.training_step, self)
-        elif not self.automatic_optimization:
-            self._guarded = GuardedStep(self, steps.args.gradient_accumulation_steps)
+                steps = self._own_steps
+                if self._returns_loss_for_updates and len(self.trainer.optimizers) == 1:
+                    self._author = vars(steps)["training_step"] = AuthorStep(self, steps)
+                    self.__dict__["training_step"] = functools.partial(HFModule.training_step, self)
+                elif not self.automatic_optimization:
+                    self._guarded = GuardedStep(self, steps.args.gradient_accumulation_steps)
 
     def _leave_author(self, steps: NativeSteps) -> None:
         """Give the steps and the module their own `training_step` back."""
@@ -407,13 +405,6 @@ class HFModule(OverridePoints, LoadableModule):
             vars(steps).pop("training_step", None)
             self.__dict__.pop("training_step", None)
             self._author = None
-
-    def _check_trained(self) -> None:
-        """Refuse parameters that the updates of this fit would leave as they are."""
-        self._beside = names_beside(self, self.model)
-        if self._optimized is not None:
-            refuse_late(self, self._optimized)
-        self._optimized = None
 
     def on_train_start(self) -> None:
         """Begin to read; continue where the run of a checkpoint ended."""

@@ -39,7 +39,13 @@ def serve_own_step(module: pl.LightningModule, stepping: Stepping) -> None:
     if stepping.steps_in_backward and module.automatic_optimization:
         _refuse_gradients(module.trainer)
     if stepping.switches:
-        _switch_before_batches(module, stepping)
+        own = module.on_train_batch_start
+
+        def on_train_batch_start(batch: Batch, batch_idx: int) -> int | None:
+            stepping.to_training()
+            return own(batch, batch_idx)
+
+        module.__dict__["on_train_batch_start"] = on_train_batch_start
 
 
 def leave_own_step(module: pl.LightningModule | SimpleNamespace) -> None:
@@ -288,13 +294,3 @@ def _refuse_gradients(trainer: pl.Trainer) -> None:
                 f"`{name}={value!r}` of lightning.Trainer needs gradients, and this optimizer updates each parameter "
                 "in the backward pass.\n\nHint: leave it out, or choose another optimizer."
             )
-
-
-def _switch_before_batches(module: pl.LightningModule, stepping: Stepping) -> None:
-    own = module.on_train_batch_start
-
-    def on_train_batch_start(batch: Batch, batch_idx: int) -> int | None:
-        stepping.to_training()
-        return own(batch, batch_idx)
-
-    module.__dict__["on_train_batch_start"] = on_train_batch_start

@@ -151,7 +151,14 @@ class GreedyLR:
             self.num_bad_epochs = self.num_good_epochs = 0
         else:
             self._count(value)
-            self._react()
+            if self.num_good_epochs > self.patience:
+                for index, (group, highest) in enumerate(zip(self.optimizer.param_groups, self.max_lrs, strict=True)):
+                    self._change(index, group, min(float(group["lr"]) / self.factor, highest))
+                self.reset_start = self.reset_start_original
+                self.warmup_counter, self.num_good_epochs = self.warmup, 0
+            elif self.num_bad_epochs > self.patience:
+                self._lower_lrs()
+                self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
     def _count(self, value: float) -> None:
@@ -160,14 +167,6 @@ class GreedyLR:
             self.num_bad_epochs, self.num_good_epochs = 0, self.num_good_epochs + 1
         else:
             self.num_bad_epochs, self.num_good_epochs = self.num_bad_epochs + 1, 0
-
-    def _react(self) -> None:
-        if self.num_good_epochs > self.patience:
-            self._raise_lrs()
-            self.warmup_counter, self.num_good_epochs = self.warmup, 0
-        elif self.num_bad_epochs > self.patience:
-            self._lower_lrs()
-            self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
 
     def is_better(self, current: float, best: float) -> bool:
         """Return whether a value improves on the best by more than the threshold."""
@@ -183,30 +182,19 @@ class GreedyLR:
         if all(group["lr"] <= lowest for group, lowest in zip(groups, self.min_lrs, strict=True)):
             self.reset_start -= 1
             if self.reset_start <= 0:
-                self._start_again()
-
-    def _raise_lrs(self) -> None:
-        for index, (group, highest) in enumerate(zip(self.optimizer.param_groups, self.max_lrs, strict=True)):
-            self._change(index, group, min(float(group["lr"]) / self.factor, highest))
-        self.reset_start = self.reset_start_original
+                for group, lr in zip(self.optimizer.param_groups, self._init_lrs, strict=True):
+                    group["lr"] = lr
+                self.reset_start = self.reset_start_original
+                self._forget()
 
     def _change(self, index: int, group: Group, new: float) -> None:
         old = float(group["lr"])
         # A learning rate outside its bounds is not moved against the tendency, hence no abs() here.
         grows = new > old
-        if (new - old if grows else old - new) > self.eps and self._tends(old, new):
+        if (new - old if grows else old - new) > self.eps and (new > old) == (self.num_good_epochs > self.patience):
             group["lr"] = new
             if self.verbose:
                 print(f"Epoch {self.last_epoch}: learning rate of group {index} is now {new:.4e}.")  # noqa: T201 - asked for
-
-    def _tends(self, old: float, new: float) -> bool:
-        return (new > old) == (self.num_good_epochs > self.patience)
-
-    def _start_again(self) -> None:
-        for group, lr in zip(self.optimizer.param_groups, self._init_lrs, strict=True):
-            group["lr"] = lr
-        self.reset_start = self.reset_start_original
-        self._forget()
 
     def get_last_lr(self) -> list[float]:
         """Return the learning rates of the groups."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 
 from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
-from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.optim.entries import OptimizerRequest
 
 _DEFAULT_CLIPPING = 1.0
@@ -18,7 +17,13 @@ def check_in_backward(request: OptimizerRequest) -> None:
         UnsupportedArgument: Gradients are to be scaled, or exchanged between processes.
     """
     refuse_in_backward(request)
-    for setting in _without_effect(request.args):
+    args = request.args
+    found = []
+    if args.max_grad_norm not in (0, _DEFAULT_CLIPPING):
+        found.append(f"max_grad_norm={args.max_grad_norm}")
+    if args.weight_decay:
+        found.append(f"weight_decay={args.weight_decay}")
+    for setting in found:
         warnings.warn(
             f"`{setting}` has no effect: {_reason(request)}, as in transformers.", InertArgumentWarning, stacklevel=6
         )
@@ -42,12 +47,3 @@ def refuse_in_backward(request: OptimizerRequest) -> None:
 
 def _reason(request: OptimizerRequest) -> str:
     return f"`optim={request.name!r}` updates each parameter in the backward pass"
-
-
-def _without_effect(args: TrainingArguments) -> list[str]:
-    found = []
-    if args.max_grad_norm not in (0, _DEFAULT_CLIPPING):
-        found.append(f"max_grad_norm={args.max_grad_norm}")
-    if args.weight_decay:
-        found.append(f"weight_decay={args.weight_decay}")
-    return found

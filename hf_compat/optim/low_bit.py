@@ -76,13 +76,9 @@ def _rmsprop(request: OptimizerRequest, found: OptimizerClass) -> ClassAndKeywor
     return found, {**request.options, **_bits(request.name)}
 
 
-def _bitsandbytes(name: str) -> ClassSource:
-    return ClassSource(modules=("bitsandbytes.optim",), name=name, install="bitsandbytes")
-
-
 def _entry(name: str, choose: Chooser, options: Mapping[str, Option]) -> OptimizerEntry:
     return OptimizerEntry(
-        source=_bitsandbytes(name),
+        source=ClassSource(modules=("bitsandbytes.optim",), name=name, install="bitsandbytes"),
         choose=choose,
         options=options,
         refused_with={"fsdp": "the kernels of bitsandbytes take no sharded parameters (DTensor)"},

@@ -96,22 +96,6 @@ def _cosine_warmup_with_min_lr(
     return max(0, factor * (1 - min_lr_rate) + min_lr_rate)
 
 
-def _rise(progress: float, shape: str) -> float:
-    if shape == "linear":
-        return progress
-    if shape == "cosine":
-        return 0.5 * (1.0 - math.cos(math.pi * progress))
-    return 1.0 - math.sqrt(1.0 - progress)
-
-
-def _fall(progress: float, shape: str, num_cycles: float) -> float:
-    if shape == "linear":
-        return 1.0 - progress
-    if shape == "cosine":
-        return _half_cosine(progress, num_cycles)
-    return 1.0 - math.sqrt(progress)
-
-
 def _warmup_stable_decay(
     update: int,
     *,
@@ -124,11 +108,25 @@ def _warmup_stable_decay(
     num_cycles: float,
 ) -> float:
     if update < warmup:
-        factor = _rise(_warmup(update, warmup), warmup_type)
+        progress = _warmup(update, warmup)
+        if warmup_type == "linear":
+            factor = progress
+        else:
+            if warmup_type == "cosine":
+                factor = 0.5 * (1.0 - math.cos(math.pi * progress))
+            else:
+                factor = 1.0 - math.sqrt(1.0 - progress)
     elif update < warmup + stable:
         return 1.0
     elif update < warmup + stable + decay:
-        factor = _fall(float(update - warmup - stable) / float(max(1, decay)), decay_type, num_cycles)
+        progress = float(update - warmup - stable) / float(max(1, decay))
+        if decay_type == "linear":
+            factor = 1.0 - progress
+        else:
+            if decay_type == "cosine":
+                factor = _half_cosine(progress, num_cycles)
+            else:
+                factor = 1.0 - math.sqrt(progress)
     else:
         return min_lr_ratio
     return max(0.0, factor * (1.0 - min_lr_ratio) + min_lr_ratio)

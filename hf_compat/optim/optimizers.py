@@ -81,7 +81,12 @@ def check_request(args: TrainingArguments, model: nn.Module | None = None) -> No
             f"`optim={request.name!r}` needs {entry.device}, and this run is on the CPU.\n\n"
             "Hint: use another optimizer; or run where there is one, without `use_cpu`."
         )
-    _check_strategy(request, entry)
+    for strategy, why in entry.refused_with.items():
+        if getattr(request.args, strategy):
+            raise UnsupportedArgument(
+                f"`optim={request.name!r}` does not train with `{strategy}`: {why}.\n\n"
+                f"Hint: use another optimizer; or leave `{strategy}` out, and several processes train with DDP."
+            )
     entry.check(request)
     if args.optim_target_modules is not None and not request.name.startswith(_LOW_RANK):
         warnings.warn(
@@ -90,15 +95,6 @@ def check_request(args: TrainingArguments, model: nn.Module | None = None) -> No
             InertArgumentWarning,
             stacklevel=5,
         )
-
-
-def _check_strategy(request: OptimizerRequest, entry: OptimizerEntry) -> None:
-    for strategy, why in entry.refused_with.items():
-        if getattr(request.args, strategy):
-            raise UnsupportedArgument(
-                f"`optim={request.name!r}` does not train with `{strategy}`: {why}.\n\n"
-                f"Hint: use another optimizer; or leave `{strategy}` out, and several processes train with DDP."
-            )
 
 
 def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> ClassAndKeywords:

@@ -121,10 +121,12 @@ class FusedStepping(Stepping):
     def attach(self) -> None:
         """Put its hooks on the parameters, and a `step` that does nothing into the optimizer."""
         optimizer = cast(Optimizer, self.optimizer)
-        if _has_no_step(optimizer):
+        found = type(optimizer).step  # torch wraps what it finds
+        if getattr(found, "__wrapped__", found) is getattr(Optimizer.step, "__wrapped__", Optimizer.step):
             optimizer.step = types.MethodType(_step_nothing, optimizer)  # type: ignore[method-assign]  # it has none
             optimizer._opt_called = True  # type: ignore[attr-defined]  # what a schedule of torch's asks for
-        for parameter in self._without_hook():
+        trained = [parameter for parameter in self._parameters() if parameter.requires_grad]
+        for parameter in [one for one in trained if self._hook not in (one._backward_hooks or {}).values()]:
             parameter.register_hook(self._hook)  # type: ignore[no-untyped-call]  # torch's
 
     def detach(self) -> None:
@@ -144,10 +146,6 @@ class FusedStepping(Stepping):
             return []
         groups = cast(Optimizer, self.optimizer).param_groups
         return [parameter for group in groups for parameter in group["params"]]
-
-    def _without_hook(self) -> list[torch.Tensor]:
-        trained = [parameter for parameter in self._parameters() if parameter.requires_grad]
-        return [one for one in trained if self._hook not in (one._backward_hooks or {}).values()]
 
 
 class SeveralSteppings(Stepping):
@@ -201,11 +199,6 @@ def _call_if_there(optimizer: object, name: str) -> None:
     switch = getattr(optimizer, name, None)
     if callable(switch):
         switch()
-
-
-def _has_no_step(optimizer: Optimizer) -> bool:
-    found = type(optimizer).step  # torch wraps what it finds
-    return getattr(found, "__wrapped__", found) is getattr(Optimizer.step, "__wrapped__", Optimizer.step)
 
 
 def _step_nothing(self: Optimizer, closure: Callable[[], float] | None = None) -> float | None:

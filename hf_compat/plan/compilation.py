@@ -64,10 +64,21 @@ def compilation_of(args: TrainingArguments) -> Compilation | None:
     backend = (by_arguments or variables.get(_VARIABLE + "BACKEND") or OFF).lower()
     if backend in (OFF, "none"):
         return None
-    _check_backend(backend, "torch_compile_backend" if by_arguments else _VARIABLE + "BACKEND")
+    name = "torch_compile_backend" if by_arguments else _VARIABLE + "BACKEND"
+    known = sorted(torch.compiler.list_backends(exclude_tags=()))
+    if backend not in known:
+        hint = did_you_mean(backend, known, f"choose one of {', '.join(known)}.")
+        raise ArgumentError(f"`{shown(name, backend)}` is no backend of torch.compile.\n\nHint: {hint}")
     mode = args.torch_compile_mode or variables.get(_VARIABLE + "MODE") or _DEFAULT_MODE
     if backend == "inductor":
-        _check_mode(mode, "torch_compile_mode" if args.torch_compile_mode else _VARIABLE + "MODE")
+        name = "torch_compile_mode" if args.torch_compile_mode else _VARIABLE + "MODE"
+        from torch._inductor import list_mode_options  # slow: only where something is compiled
+
+        known = sorted(list_mode_options())
+        if mode not in known:
+            raise ArgumentError(
+                f"`{shown(name, mode)}` is no mode of torch.compile.\n\nHint: choose one of {', '.join(known)}."
+            )
     dynamic = _VARIABLE + "USE_DYNAMIC"
     return Compilation(
         backend=backend,
@@ -76,20 +87,3 @@ def compilation_of(args: TrainingArguments) -> Compilation | None:
         dynamic=parse_switch(variables, dynamic) if dynamic in variables else None,
         by_blocks=parse_switch(variables, _VARIABLE + "USE_REGIONAL_COMPILATION"),
     )
-
-
-def _check_backend(backend: str, name: str) -> None:
-    known = sorted(torch.compiler.list_backends(exclude_tags=()))
-    if backend not in known:
-        hint = did_you_mean(backend, known, f"choose one of {', '.join(known)}.")
-        raise ArgumentError(f"`{shown(name, backend)}` is no backend of torch.compile.\n\nHint: {hint}")
-
-
-def _check_mode(mode: str, name: str) -> None:
-    from torch._inductor import list_mode_options  # slow: only where something is compiled
-
-    known = sorted(list_mode_options())
-    if mode not in known:
-        raise ArgumentError(
-            f"`{shown(name, mode)}` is no mode of torch.compile.\n\nHint: choose one of {', '.join(known)}."
-        )

@@ -48,30 +48,7 @@ def deepspeed_config(
         `transformers.integrations.HfTrainerDeepSpeedConfig`, 5.23.
     """
     config = _read(args.deepspeed) if args.deepspeed else _config_of_accelerate(variables)
-    _check_sections(config)
-    table = _Table(config)
-    _match_batches(table, args)
-    _match_precision(table, args)
-    _match_optimizer(table, args)
-    _match_scheduler(table, args)
-    for name in ("warmup_num_steps", "total_num_steps"):  # known once the training begins: `schedule_section`
-        table.fill(f"scheduler.params.{name}", 0)
-    _fill_sizes(table, model_config)
-    table.check()
-    _leave_to_us(config, args)
-    return config
-
-
-_SECTIONS = ("zero_optimization", "optimizer", "scheduler", "bf16", "fp16")
-_STAGES = Range(low=0, high=3)
-
-
-def _check_sections(config: Config) -> None:
-    """Refuse sections that are none, before they are looked into.
-
-    Raises:
-        ArgumentError: One of them is no section, or has a type or stage that there is not.
-    """
+    # Refuse sections that are none, before they are looked into
     sections = {name: config[name] for name in _SECTIONS if config.get(name) is not None}
     read_options("deepspeed", dict.fromkeys(_SECTIONS, OPTIONS), sections)
     for name in ("optimizer", "scheduler"):
@@ -82,10 +59,39 @@ def _check_sections(config: Config) -> None:
     if stage is not None:
         read = read_options("deepspeed['zero_optimization']", {"stage": whole_number(_STAGES)}, {"stage": stage})
         config["zero_optimization"]["stage"] = read["stage"]
-
-
-def _leave_to_us(config: Config, args: TrainingArguments) -> None:
-    """Take out the sections that the arguments replace, and set what DeepSpeed needs to know then."""
+    table = _Table(config)
+    per_update = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    table.match("train_micro_batch_size_per_gpu", "per_device_train_batch_size", args.per_device_train_batch_size)
+    table.match("gradient_accumulation_steps", "gradient_accumulation_steps", args.gradient_accumulation_steps)
+    table.match("train_batch_size", "(batch size × accumulation × processes)", per_update)
+    table.match("gradient_clipping", "max_grad_norm", args.max_grad_norm)
+    table.match("bf16.enabled", "bf16", bool(args.mixed_precision == "bf16" or args.bf16_full_eval))
+    table.match("fp16.enabled", "fp16", bool(args.mixed_precision == "fp16" or args.fp16_full_eval))
+    section = table.config.get("optimizer")
+    if section is not None:
+        if str(section.get("type", "")).lower() not in _ADAMS:
+            raise ArgumentError(
+                f"The DeepSpeed configuration has the optimizer {section.get('type')!r}, which is not supported.\n\n"
+                "Hint: leave the section `optimizer` out and set `optim`; or use AdamW."
+            )
+        _warn_of_rest("optimizer", section, ("lr", "betas", "eps", "weight_decay"), "torch's optimizer is used")
+        table.match("optimizer.params.lr", "learning_rate", args.learning_rate)
+        table.match("optimizer.params.betas", "adam_beta1, adam_beta2", [args.adam_beta1, args.adam_beta2])
+        table.match("optimizer.params.eps", "adam_epsilon", args.adam_epsilon)
+        table.match("optimizer.params.weight_decay", "weight_decay", args.weight_decay)
+    _match_scheduler(table, args)
+    for name in ("warmup_num_steps", "total_num_steps"):  # known once the training begins: `schedule_section`
+        table.fill(f"scheduler.params.{name}", 0)
+    # Fill in the sizes that follow the model's hidden size, where its configuration says one
+    sizes = getattr(model_config, "hidden_sizes", None)
+    text = getattr(model_config, "text_config", None)
+    hidden = getattr(model_config, "hidden_size", None) or (max(sizes) if sizes else getattr(text, "hidden_size", None))
+    if hidden is not None:
+        table.fill("zero_optimization.reduce_bucket_size", hidden * hidden)
+        table.fill("zero_optimization.stage3_prefetch_bucket_size", int(0.9 * hidden * hidden))
+        table.fill("zero_optimization.stage3_param_persistence_threshold", 10 * hidden)
+    table.check()
+    # Take out the sections that the arguments replace, and set what DeepSpeed needs to know then
     config.pop("optimizer", None)
     config.pop("scheduler", None)
     config.setdefault("zero_allow_untested_optimizer", True)
@@ -93,6 +99,11 @@ def _leave_to_us(config: Config, args: TrainingArguments) -> None:
     config.setdefault("train_micro_batch_size_per_gpu", args.per_device_train_batch_size)
     config.setdefault("gradient_accumulation_steps", args.gradient_accumulation_steps)
     config.setdefault("gradient_clipping", args.max_grad_norm)
+    return config
+
+
+_SECTIONS = ("zero_optimization", "optimizer", "scheduler", "bf16", "fp16")
+_STAGES = Range(low=0, high=3)
 
 
 def zero_stage(config: Mapping[str, Setting]) -> int:
@@ -180,11 +191,30 @@ def _config_of_accelerate(variables: Mapping[str, str]) -> Config:
     file = variables.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if file != "none":
         return _read(file)
+    name = "ACCELERATE_DEEPSPEED_ZERO_STAGE"
+    stage = read_as(name, whole_number(_STAGES), variables.get(name, 2))
+    zero: Config = {"stage": stage}
+    for part in ("optimizer", "param"):
+        prefix = f"ACCELERATE_DEEPSPEED_OFFLOAD_{part.upper()}"
+        device = variables.get(f"{prefix}_DEVICE", "none")
+        path = variables.get(f"{prefix}_NVME_PATH", "none")
+        if device == "none":
+            offload = {}
+        else:
+            offload = (
+                {"device": device, "nvme_path": path} if device == "nvme" and path != "none" else {"device": device}
+            )
+        if offload:
+            zero[f"offload_{part}"] = offload
+    if stage == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = parse_switch(
+            variables, "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"
+        )
     config: Config = {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": _number_of(variables, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", whole_number()),
-        "zero_optimization": _zero_of_accelerate(variables),
+        "zero_optimization": zero,
         "bf16": {"enabled": "auto"},
         "fp16": {"enabled": "auto"},
     }
@@ -193,61 +223,9 @@ def _config_of_accelerate(variables: Mapping[str, str]) -> Config:
     return config
 
 
-def _zero_of_accelerate(variables: Mapping[str, str]) -> Config:
-    name = "ACCELERATE_DEEPSPEED_ZERO_STAGE"
-    stage = read_as(name, whole_number(_STAGES), variables.get(name, 2))
-    zero: Config = {"stage": stage}
-    for part in ("optimizer", "param"):
-        offload = _offload_of_accelerate(variables, f"ACCELERATE_DEEPSPEED_OFFLOAD_{part.upper()}")
-        if offload:
-            zero[f"offload_{part}"] = offload
-    if stage == 3:
-        zero["stage3_gather_16bit_weights_on_model_save"] = parse_switch(
-            variables, "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"
-        )
-    return zero
-
-
-def _offload_of_accelerate(variables: Mapping[str, str], prefix: str) -> Config:
-    device = variables.get(f"{prefix}_DEVICE", "none")
-    path = variables.get(f"{prefix}_NVME_PATH", "none")
-    if device == "none":
-        return {}
-    return {"device": device, "nvme_path": path} if device == "nvme" and path != "none" else {"device": device}
-
-
 def _number_of(variables: Mapping[str, str], name: str, kind: ValueType) -> Setting:
     text = variables.get(name, "auto")
     return text if text == "auto" else read_as(name, kind, text)
-
-
-def _match_batches(table: _Table, args: TrainingArguments) -> None:
-    per_update = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    table.match("train_micro_batch_size_per_gpu", "per_device_train_batch_size", args.per_device_train_batch_size)
-    table.match("gradient_accumulation_steps", "gradient_accumulation_steps", args.gradient_accumulation_steps)
-    table.match("train_batch_size", "(batch size × accumulation × processes)", per_update)
-    table.match("gradient_clipping", "max_grad_norm", args.max_grad_norm)
-
-
-def _match_precision(table: _Table, args: TrainingArguments) -> None:
-    table.match("bf16.enabled", "bf16", bool(args.mixed_precision == "bf16" or args.bf16_full_eval))
-    table.match("fp16.enabled", "fp16", bool(args.mixed_precision == "fp16" or args.fp16_full_eval))
-
-
-def _match_optimizer(table: _Table, args: TrainingArguments) -> None:
-    section = table.config.get("optimizer")
-    if section is None:
-        return
-    if str(section.get("type", "")).lower() not in _ADAMS:
-        raise ArgumentError(
-            f"The DeepSpeed configuration has the optimizer {section.get('type')!r}, which is not supported.\n\n"
-            "Hint: leave the section `optimizer` out and set `optim`; or use AdamW."
-        )
-    _warn_of_rest("optimizer", section, ("lr", "betas", "eps", "weight_decay"), "torch's optimizer is used")
-    table.match("optimizer.params.lr", "learning_rate", args.learning_rate)
-    table.match("optimizer.params.betas", "adam_beta1, adam_beta2", [args.adam_beta1, args.adam_beta2])
-    table.match("optimizer.params.eps", "adam_epsilon", args.adam_epsilon)
-    table.match("optimizer.params.weight_decay", "weight_decay", args.weight_decay)
 
 
 def _match_scheduler(table: _Table, args: TrainingArguments) -> None:
@@ -320,15 +298,3 @@ def _warn_of_rest(name: str, section: Mapping[str, Setting], known: tuple[str, .
             InertArgumentWarning,
             stacklevel=7,
         )
-
-
-def _fill_sizes(table: _Table, model_config: object | None) -> None:
-    """Fill in the sizes that follow the model's hidden size, where its configuration says one."""
-    sizes = getattr(model_config, "hidden_sizes", None)
-    text = getattr(model_config, "text_config", None)
-    hidden = getattr(model_config, "hidden_size", None) or (max(sizes) if sizes else getattr(text, "hidden_size", None))
-    if hidden is None:
-        return
-    table.fill("zero_optimization.reduce_bucket_size", hidden * hidden)
-    table.fill("zero_optimization.stage3_prefetch_bucket_size", int(0.9 * hidden * hidden))
-    table.fill("zero_optimization.stage3_param_persistence_threshold", 10 * hidden)

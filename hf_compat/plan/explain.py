@@ -173,16 +173,14 @@ def _explained(args: TrainingArguments, unknown: Collection[str]) -> Iterator[Ex
             is_default = value is default or (default is not None and bool(value == default))
         if not is_default:
             told = "<hidden>" if is_secret(field.name) else hide_secrets(value)
-            becomes = _destination(field.name, args.world_size)
+            row = row_of(field.name)
+            if row is None:
+                becomes = "a field of your subclass"
+            else:
+                if row.alone_only and args.world_size > 1:
+                    becomes = row.to
+                else:
+                    becomes = row.inert or row.to
             if field.name in _names_by_profile(args):
                 becomes += f" (the default of transformers {RELEASES[args.compat]})"
             yield ExplainedArgument(name=field.name, value=told, becomes=becomes)
-
-
-def _destination(name: str, world_size: int) -> str:
-    row = row_of(name)
-    if row is None:
-        return "a field of your subclass"
-    if row.alone_only and world_size > 1:
-        return row.to
-    return row.inert or row.to

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,19 +142,40 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
     _warn_of_inert(options)
     # 4.x: a size alone means wrapping by size; asked before the launcher's options come, which always hold a size
     size_alone = bool(options.get("min_num_params")) and not options.get("transformer_layer_cls_to_wrap")
-    _add_launchers_options(options, variables, asked=bool(args.fsdp))
+    if not bool(args.fsdp):
+        options.setdefault("auto_wrap_policy", variables.get("FSDP_AUTO_WRAP_POLICY", "NO_WRAP"))
+    for key, name in _VARIABLES.items():
+        if name in variables:
+            options.setdefault(key, variables[name])
     options = dict(read_options("fsdp_config` (or the launcher's `FSDP_…", _KNOWN, options))
-    version = _version_of(options)
-    _add_words(args.fsdp, options)
+    version = int(options.get("version", 2))
+    if version not in (1, 2):
+        raise ArgumentError(f"`fsdp_config` has version={version!r}.\n\nHint: leave it out: 2 is meant.")
+    fsdp = args.fsdp
+    words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, (list, tuple)) else []
+    for word in (str(getattr(word, "value", word)).lower() for word in words):
+        if word in _STRATEGIES:
+            options.setdefault("reshard_after_forward", word)
+        elif word == "offload":
+            options.setdefault("cpu_offload", True)
+        elif word not in ("auto_wrap", "true", ""):
+            raise ArgumentError(
+                f"`fsdp={fsdp!r}` has {word!r}, which is not known.\n\n"
+                f"Hint: the words are {', '.join(_STRATEGIES)}, offload, auto_wrap; or write `fsdp=True`."
+            )
     reshard, hybrid = _sharding_of(options, version)
-    wrap = _wrap_of(options, "SIZE_BASED_WRAP" if size_alone else "TRANSFORMER_BASED_WRAP")
+    policy = str(options.get("auto_wrap_policy", "SIZE_BASED_WRAP" if size_alone else "TRANSFORMER_BASED_WRAP")).upper()
+    if policy not in _POLICIES:
+        raise ArgumentError(f"`fsdp_config` has auto_wrap_policy={policy!r}.\n\nHint: choose {', '.join(_POLICIES)}.")
+    wrap = _POLICIES[policy]
+    classes = options.get("transformer_layer_cls_to_wrap") or ()
     return FsdpPlan(
         version=version,
         reshard_after_forward=reshard,
         hybrid=hybrid,
         cpu_offload=_is_on(options.get("cpu_offload")),
         wrap=wrap,
-        wrap_classes=_classes_of(options),
+        wrap_classes=tuple(name.strip() for name in classes.split(",")) if isinstance(classes, str) else tuple(classes),
         min_num_params=int(options.get("min_num_params") or 0) if wrap == "size" else 0,
         activation_checkpointing=_is_on(options.get("activation_checkpointing")),
         state_dict_type=_state_dict_type_of(options),
@@ -188,37 +209,6 @@ def _warn_of_inert(options: Options) -> None:
             )
 
 
-def _add_launchers_options(options: Options, variables: Mapping[str, str], asked: bool) -> None:
-    """Add what `accelerate launch` has set; without a policy it wraps the whole model, unless the arguments ask."""
-    if not asked:
-        options.setdefault("auto_wrap_policy", variables.get("FSDP_AUTO_WRAP_POLICY", "NO_WRAP"))
-    for key, name in _VARIABLES.items():
-        if name in variables:
-            options.setdefault(key, variables[name])
-
-
-def _version_of(options: Options) -> int:
-    version = int(options.get("version", 2))
-    if version not in (1, 2):
-        raise ArgumentError(f"`fsdp_config` has version={version!r}.\n\nHint: leave it out: 2 is meant.")
-    return version
-
-
-def _add_words(fsdp: bool | str | Sequence[object] | None, options: Options) -> None:
-    """Add what the words of 4.x say: `full_shard auto_wrap offload`."""
-    words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, (list, tuple)) else []
-    for word in (str(getattr(word, "value", word)).lower() for word in words):
-        if word in _STRATEGIES:
-            options.setdefault("reshard_after_forward", word)
-        elif word == "offload":
-            options.setdefault("cpu_offload", True)
-        elif word not in ("auto_wrap", "true", ""):
-            raise ArgumentError(
-                f"`fsdp={fsdp!r}` has {word!r}, which is not known.\n\n"
-                f"Hint: the words are {', '.join(_STRATEGIES)}, offload, auto_wrap; or write `fsdp=True`."
-            )
-
-
 def _sharding_of(options: Options, version: int) -> tuple[bool, bool]:
     """Return whether parameters are freed after the forward pass, and whether machines hold replicas."""
     strategy = str(options.get("sharding_strategy") or "").lower()
@@ -228,18 +218,6 @@ def _sharding_of(options: Options, version: int) -> tuple[bool, bool]:
     if version == 2 and name == "no_shard":
         raise ArgumentError("`fsdp='no_shard'` is FSDP 1's.\n\nHint: leave `fsdp` out: DDP keeps whole parameters.")
     return _STRATEGIES.get(name, _is_on(reshard)), name.startswith("hybrid")
-
-
-def _wrap_of(options: Options, default: str) -> str:
-    policy = str(options.get("auto_wrap_policy", default)).upper()
-    if policy not in _POLICIES:
-        raise ArgumentError(f"`fsdp_config` has auto_wrap_policy={policy!r}.\n\nHint: choose {', '.join(_POLICIES)}.")
-    return _POLICIES[policy]
-
-
-def _classes_of(options: Options) -> tuple[str, ...]:
-    classes = options.get("transformer_layer_cls_to_wrap") or ()
-    return tuple(name.strip() for name in classes.split(",")) if isinstance(classes, str) else tuple(classes)
 
 
 def _state_dict_type_of(options: Options) -> str:

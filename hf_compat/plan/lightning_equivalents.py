@@ -273,10 +273,6 @@ def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> Non
                 )
     if problems:
         raise ArgumentError("\n\n".join(problems))
-    _warn_of_native_inert(args, defaults)
-
-
-def _warn_of_native_inert(args: TrainingArguments, defaults: Mapping[str, object]) -> None:
     inert = [name for name in _NATIVE_INERT if getattr(args, name) != defaults[name]]
     # evaluating by steps without a number of them takes over `logging_steps`
     if "eval_steps" in inert and args.eval_steps == defaults["logging_steps"]:

@@ -56,9 +56,15 @@ class LightningPlan:
 
     def trainer_settings(self) -> dict[str, Any]:
         """Return the keywords of `lightning.Trainer`, all but callbacks and strategy."""
+        kind, _, index = self.device.partition(":")
+        on_gpu = kind == "cuda"
+        devices: int | list[int] = self.devices_per_node if self.world_size > 1 else 1
+        if on_gpu:
+            devices = list(range(self.devices_per_node)) if self.world_size > 1 else [int(index or 0)]
+        nodes = max(self.world_size // self.devices_per_node, 1)
         return {
             **self._validation_settings(),
-            **self._device_settings(),
+            **{"accelerator": "gpu" if on_gpu else kind, "devices": devices, "num_nodes": nodes},
             "max_epochs": self.max_epochs,
             "max_steps": -1,
             "default_root_dir": self.default_root_dir,
@@ -75,12 +81,3 @@ class LightningPlan:
             return {}
         # an interval in batches, so that callbacks which monitor a metric look at it after validations
         return {"val_check_interval": self.validate_every_updates, "check_val_every_n_epoch": None}
-
-    def _device_settings(self) -> dict[str, Any]:
-        kind, _, index = self.device.partition(":")
-        on_gpu = kind == "cuda"
-        devices: int | list[int] = self.devices_per_node if self.world_size > 1 else 1
-        if on_gpu:
-            devices = list(range(self.devices_per_node)) if self.world_size > 1 else [int(index or 0)]
-        nodes = max(self.world_size // self.devices_per_node, 1)
-        return {"accelerator": "gpu" if on_gpu else kind, "devices": devices, "num_nodes": nodes}

@@ -61,7 +61,11 @@ def size_of_run(plan: LightningPlan, parameters: float) -> RunSize:
         parameters: Trained parameters of the model.
     """
     kept, master = (2, 4) if _keeps_halves(plan) else (4, 0)
-    share = _shares(plan)
+    # Which share of the parameters, the gradients and the optimizer's states a device holds
+    sharded = _sharded(plan)
+    share = {part: 1 / plan.world_size if part in sharded else 1.0 for part in ("parameters", "gradients", "optimizer")}
+    if plan.strategy == "fsdp2" and plan.micro_batches_per_update > 1 and not _exchanges_every_micro_batch(plan):
+        share["gradients"] = 1.0  # they wait whole for the window's last micro-batch
     return RunSize(
         parameters=parameters * kept * share["parameters"],
         gradients=parameters * kept * share["gradients"],
@@ -79,15 +83,6 @@ def _keeps_halves(plan: LightningPlan) -> bool:
 
 def _exchanges_every_micro_batch(plan: LightningPlan) -> bool:
     return plan.exchange_every_micro_batch or plan.strategy == "deepspeed"
-
-
-def _shares(plan: LightningPlan) -> dict[str, float]:
-    """Return which share of the parameters, the gradients and the optimizer's states a device holds."""
-    sharded = _sharded(plan)
-    share = {part: 1 / plan.world_size if part in sharded else 1.0 for part in ("parameters", "gradients", "optimizer")}
-    if plan.strategy == "fsdp2" and plan.micro_batches_per_update > 1 and not _exchanges_every_micro_batch(plan):
-        share["gradients"] = 1.0  # they wait whole for the window's last micro-batch
-    return share
 
 
 def _bytes_sent(plan: LightningPlan) -> float:

@@ -46,36 +46,31 @@ def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> Par
     Mirrors:
         `accelerate.ParallelismConfig`, 1.15, and its check against the Accelerator.
     """
-    sizes = _sizes_of(args.parallelism_config, variables)
+    names = ("dp_replicate_size", "dp_shard_size", *_REFUSED)
+    if args.parallelism_config is not None:
+        sizes = {name: int(getattr(args.parallelism_config, name, None) or 1) for name in names}
+    else:
+        if not parse_switch(variables, "ACCELERATE_USE_PARALLELISM_CONFIG"):
+            sizes = {}
+        else:
+            sizes = {name: _size_in(variables, f"PARALLELISM_CONFIG_{name.upper()}") for name in names}
     for name, why in _REFUSED.items():
         if sizes.get(name, 1) > 1:
             raise UnsupportedArgument(f"`parallelism_config` has {name}={sizes[name]}: {why}.\n\nHint: {_HINT}.")
     found = ParallelSizes(copies=sizes.get("dp_replicate_size", 1), shards=sizes.get("dp_shard_size", 1))
     if found.copies * found.shards == 1:
         return None
-    _check_sizes(found, args, uses_fsdp(args, variables))
-    return found
-
-
-def _check_sizes(sizes: ParallelSizes, args: TrainingArguments, is_fsdp: bool) -> None:
-    told = f"`parallelism_config` has dp_replicate_size={sizes.copies} and dp_shard_size={sizes.shards}"
-    if sizes.copies * sizes.shards != args.world_size:
+    is_fsdp = uses_fsdp(args, variables)
+    told = f"`parallelism_config` has dp_replicate_size={found.copies} and dp_shard_size={found.shards}"
+    if found.copies * found.shards != args.world_size:
         raise ArgumentError(
-            f"{told}, for {sizes.copies * sizes.shards} processes; the launcher has started {args.world_size}.\n\n"
+            f"{told}, for {found.copies * found.shards} processes; the launcher has started {args.world_size}.\n\n"
             "Hint: make their product the number of processes."
         )
-    if is_fsdp != (sizes.shards > 1):
+    if is_fsdp != (found.shards > 1):
         way_out = "leave `fsdp` out, or shard: `dp_shard_size` above 1" if is_fsdp else "set `fsdp=True`: FSDP shards"
         raise ArgumentError(f"{told}, and `fsdp` is {'on' if is_fsdp else 'off'}.\n\nHint: {way_out}.")
-
-
-def _sizes_of(config: object, variables: Mapping[str, str]) -> dict[str, int]:
-    names = ("dp_replicate_size", "dp_shard_size", *_REFUSED)
-    if config is not None:
-        return {name: int(getattr(config, name, None) or 1) for name in names}
-    if not parse_switch(variables, "ACCELERATE_USE_PARALLELISM_CONFIG"):
-        return {}
-    return {name: _size_in(variables, f"PARALLELISM_CONFIG_{name.upper()}") for name in names}
+    return found
 
 
 def _size_in(variables: Mapping[str, str], name: str) -> int:

@@ -64,7 +64,21 @@ def make_run_counts(
     window = args.gradient_accumulation_steps
     samples_per_update = total_train_batch_size
     if micro_batches is None:
-        return _endless(args.max_steps, window, samples_per_update)
+        max_steps = args.max_steps
+        if max_steps <= 0:
+            raise ArgumentError(
+                f"The training data has no length, so `max_steps={max_steps}` leaves the end of training open: "
+                "max_steps has to be specified.\n\nHint: set `max_steps` to the number of updates to train."
+            )
+        return RunCounts(
+            num_train_epochs=ENDLESS_EPOCHS,
+            updates_per_epoch=max_steps,
+            num_examples=samples_per_update * max_steps,
+            num_train_samples=samples_per_update * max_steps,
+            total_train_batch_size=samples_per_update,
+            micro_batches_per_epoch=max_steps * window,
+            max_updates=max_steps,
+        )
     if micro_batches == 0:
         raise DataError(
             "The training data set gives no batch.\n\n"
@@ -91,20 +105,3 @@ def _planned(
         return math.ceil(args.max_steps / updates_per_epoch), args.max_steps, args.max_steps * samples_per_update
     epochs = args.num_train_epochs
     return math.ceil(epochs), math.ceil(epochs * updates_per_epoch), num_examples * epochs
-
-
-def _endless(max_steps: int, window: int, samples_per_update: int) -> RunCounts:
-    if max_steps <= 0:
-        raise ArgumentError(
-            f"The training data has no length, so `max_steps={max_steps}` leaves the end of training open: "
-            "max_steps has to be specified.\n\nHint: set `max_steps` to the number of updates to train."
-        )
-    return RunCounts(
-        num_train_epochs=ENDLESS_EPOCHS,
-        updates_per_epoch=max_steps,
-        num_examples=samples_per_update * max_steps,
-        num_train_samples=samples_per_update * max_steps,
-        total_train_batch_size=samples_per_update,
-        micro_batches_per_epoch=max_steps * window,
-        max_updates=max_steps,
-    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument
@@ -18,8 +17,8 @@ from hf_compat.hf.state import TrainerState
 from hf_compat.interop.arguments import as_our_arguments
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.compilation import compilation_of
-from hf_compat.plan.deepspeed import Config, deepspeed_config, uses_deepspeed
-from hf_compat.plan.fsdp import FsdpPlan, fsdp_plan, uses_fsdp
+from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed
+from hf_compat.plan.fsdp import fsdp_plan, uses_fsdp
 from hf_compat.plan.lightning_equivalents import lightning_precision
 from hf_compat.plan.lightning_plan import LightningPlan, StrategyName
 from hf_compat.plan.parallelism import parallel_sizes
@@ -55,7 +54,9 @@ def translate(
         precision=lightning_precision(_mixed_precision(args)),
         max_epochs=_max_epochs(args, counts),
         default_root_dir=str(args.output_dir),
-        log_every_n_steps=_log_interval(args, counts),
+        log_every_n_steps=_updates_of(
+            args.logging_steps or TrainerState.logging_steps, counts.max_updates if counts is not None else 1
+        ),
         micro_batch_size=args.train_batch_size,
         micro_batches_per_update=args.gradient_accumulation_steps,
         gradient_clip_norm=args.max_grad_norm if args.max_grad_norm > 0 else None,
@@ -78,44 +79,37 @@ def _mixed_precision(args: TrainingArguments) -> str:
 def _strategy(args: TrainingArguments, model_config: object | None) -> tuple[StrategyName, dict[str, Any]]:
     """Return how the processes of a run train together, and with which options."""
     variables = launcher_variables()
-    _refuse_of_launcher(variables)
+    # Refuse options of `accelerate launch` that nothing here carries out
+    switches = ("use_megatron_lm",)
+    refused = [f"--{switch}" for switch in switches if parse_switch(variables, f"ACCELERATE_{switch.upper()}")]
+    if refused:
+        raise UnsupportedArgument(
+            f"`accelerate launch {' '.join(refused)}` is not supported yet.\n\n"
+            "Hint: leave it out (`accelerate config`)."
+        )
     sizes = parallel_sizes(args, variables)
     if uses_deepspeed(args, variables):
-        return "deepspeed", {"config": _deepspeed_options(args, variables, model_config)}
+        if args.world_size == 1 and not has_rendezvous():
+            raise ArgumentError(
+                "`deepspeed` needs a launcher, and this process was started without one.\n\n"
+                "Hint: `hf-compat run --devices 2 script.py …`, torchrun, or deepspeed."
+            )
+        return "deepspeed", {"config": deepspeed_config(args, variables, model_config)}
     if uses_fsdp(args, variables):
-        plan = _fsdp_options(args, variables)
+        plan = fsdp_plan(args, variables)
+        if args.world_size == 1:
+            raise ArgumentError(
+                "`fsdp` shards a model over several processes, and the launcher has started one.\n\n"
+                "Hint: `hf-compat run --devices 2 script.py …`, or torchrun."
+            )
+        if plan.version == 1:
+            raise UnsupportedArgument(
+                "`fsdp_config={'version': 1}` is not supported.\n\n"
+                "Hint: leave `version` out: FSDP 2 has taken its place in torch and transformers."
+            )
         if sizes is not None:
             plan = dataclasses.replace(plan, hybrid=sizes.copies > 1, shard_size=sizes.shards)
         return "fsdp2", {"plan": plan}
-    _warn_of_unused_config(args)
-    return ("ddp", _ddp_options(args)) if args.world_size > 1 else ("one_device", {})
-
-
-def _deepspeed_options(args: TrainingArguments, variables: Mapping[str, str], model_config: object | None) -> Config:
-    if args.world_size == 1 and not has_rendezvous():
-        raise ArgumentError(
-            "`deepspeed` needs a launcher, and this process was started without one.\n\n"
-            "Hint: `hf-compat run --devices 2 script.py …`, torchrun, or deepspeed."
-        )
-    return deepspeed_config(args, variables, model_config)
-
-
-def _fsdp_options(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan:
-    plan = fsdp_plan(args, variables)
-    if args.world_size == 1:
-        raise ArgumentError(
-            "`fsdp` shards a model over several processes, and the launcher has started one.\n\n"
-            "Hint: `hf-compat run --devices 2 script.py …`, or torchrun."
-        )
-    if plan.version == 1:
-        raise UnsupportedArgument(
-            "`fsdp_config={'version': 1}` is not supported.\n\n"
-            "Hint: leave `version` out: FSDP 2 has taken its place in torch and transformers."
-        )
-    return plan
-
-
-def _warn_of_unused_config(args: TrainingArguments) -> None:
     config = args.fsdp_config
     # arguments of 4.x and 5.0 hold a dict of nothings by default, and write it with every dump
     if any(config.values()) if isinstance(config, dict) else config:
@@ -124,17 +118,7 @@ def _warn_of_unused_config(args: TrainingArguments) -> None:
             InertArgumentWarning,
             stacklevel=5,
         )
-
-
-def _refuse_of_launcher(variables: Mapping[str, str]) -> None:
-    """Refuse options of `accelerate launch` that nothing here carries out."""
-    switches = ("use_megatron_lm",)
-    refused = [f"--{switch}" for switch in switches if parse_switch(variables, f"ACCELERATE_{switch.upper()}")]
-    if refused:
-        raise UnsupportedArgument(
-            f"`accelerate launch {' '.join(refused)}` is not supported yet.\n\n"
-            "Hint: leave it out (`accelerate config`)."
-        )
+    return ("ddp", _ddp_options(args)) if args.world_size > 1 else ("one_device", {})
 
 
 def _ddp_options(args: TrainingArguments) -> dict[str, Any]:
@@ -166,12 +150,6 @@ def _max_epochs(args: TrainingArguments, counts: RunCounts | None) -> int:
     if counts is not None:
         return -1 if counts.num_train_epochs == ENDLESS_EPOCHS else counts.num_train_epochs
     return -1 if args.max_steps > 0 else max(math.ceil(args.num_train_epochs), 1)
-
-
-def _log_interval(args: TrainingArguments, counts: RunCounts | None) -> int:
-    return _updates_of(
-        args.logging_steps or TrainerState.logging_steps, counts.max_updates if counts is not None else 1
-    )
 
 
 def _updates_of(interval: float, max_updates: int) -> int:

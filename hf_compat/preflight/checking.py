@@ -59,7 +59,10 @@ def check(
         resume_from_checkpoint: What the run will go on from.
         output_dir: Where the run will save.
     """
-    folder = _scratch_folder(trainer)
+    # Make a folder that has room for a checkpoint, the same one for all processes
+    place = place_for_scratch(trainer.args, _SCRATCH_COPIES * weights_in_bytes(trainer.model))
+    made = tempfile.mkdtemp(prefix=".hf_compat_preflight_", dir=place) if trainer.is_world_process_zero() else ""
+    folder = broadcast_object(made)
     try:
         session = Session(
             trainer=trainer, train=train, folder=folder, output_dir=output_dir,
@@ -83,10 +86,3 @@ def _guarded(make: Callable[[Session], None], session: Session) -> None:
         session.leave_out(
             make.__name__.removeprefix("check_").replace("_", " "), f"it failed by itself: {line_of(error)}"
         )
-
-
-def _scratch_folder(trainer: CheckedMethods) -> str:
-    """Make a folder that has room for a checkpoint, the same one for all processes."""
-    place = place_for_scratch(trainer.args, _SCRATCH_COPIES * weights_in_bytes(trainer.model))
-    made = tempfile.mkdtemp(prefix=".hf_compat_preflight_", dir=place) if trainer.is_world_process_zero() else ""
-    return broadcast_object(made)

@@ -140,7 +140,12 @@ def _dropped_columns(session: Session) -> Iterator[str]:
 
 def check_columns(session: Session) -> None:
     """Name columns that are removed, and that code of a subclass asks its inputs for."""
-    asked = _names_in_overrides(session)
+    # The texts in the code of overridden steps, each with its method's name
+    found: dict[str, str] = {}
+    for method in ("compute_loss", "training_step"):
+        if overrides(session.trainer, method):
+            found |= _texts_in(getattr(type(session.trainer), method))
+    asked = found | _texts_in(session.trainer.compute_loss_func)
     told = " ".join(finding.problem + finding.way_out for finding in session.findings)
     for name in session.dropped_columns:
         if name in asked and repr(name) not in told:
@@ -154,15 +159,6 @@ def removed_column(session: Session, name: str, who: str) -> tuple[str, str]:
         f"{type(session.trainer.model).__name__}.forward does not take it.",
         "set `remove_unused_columns=False`, and let the collator make a tensor of it",
     )
-
-
-def _names_in_overrides(session: Session) -> dict[str, str]:
-    """Return the texts in the code of overridden steps, each with its method's name."""
-    found: dict[str, str] = {}
-    for method in ("compute_loss", "training_step"):
-        if overrides(session.trainer, method):
-            found |= _texts_in(getattr(type(session.trainer), method))
-    return found | _texts_in(session.trainer.compute_loss_func)
 
 
 def _texts_in(function: object) -> dict[str, str]:

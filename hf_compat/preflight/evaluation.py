@@ -111,7 +111,13 @@ def check_evaluation(session: Session) -> None:
     if held:
         session.leave_out(CHECK, f"it reads from an iterator, which gives each sample once ({type(held[0]).__name__})")
         return
-    if _has_empty_data(session):
+    data = session.trainer.eval_dataset
+    parts = data.items() if isinstance(data, dict) else [(None, data)]
+    empty = [name for name, part in parts if part is not None and has_length(part) and len(part) == 0]
+    for name in empty:
+        told = "`eval_dataset`" if name is None else f"`eval_dataset[{name!r}]`"
+        session.error(CHECK, f"{told} is empty: an evaluation gives no number.", "look how it was loaded or filtered")
+    if bool(empty):
         return
     evaluated = _Evaluated()
     error = _evaluate(session, trainer.eval_dataset, evaluated)
@@ -122,16 +128,6 @@ def check_evaluation(session: Session) -> None:
     session.raised(error, CHECK, "The first evaluation fails")
     if trainer.train_dataset is not None and not one_shot_iterators(trainer.train_dataset):
         _evaluate(session, trainer.train_dataset, _Evaluated())
-
-
-def _has_empty_data(session: Session) -> bool:
-    data = session.trainer.eval_dataset
-    parts = data.items() if isinstance(data, dict) else [(None, data)]
-    empty = [name for name, part in parts if part is not None and has_length(part) and len(part) == 0]
-    for name in empty:
-        told = "`eval_dataset`" if name is None else f"`eval_dataset[{name!r}]`"
-        session.error(CHECK, f"{told} is empty: an evaluation gives no number.", "look how it was loaded or filtered")
-    return bool(empty)
 
 
 def _generates(session: Session) -> bool:
@@ -195,7 +191,12 @@ def _watch(session: Session, evaluated: _Evaluated) -> None:
 
 def _estimate_memory(session: Session, evaluated: _Evaluated) -> None:
     """Compare what a whole evaluation keeps with the memory that is free."""
-    args, samples = session.trainer.args, _samples_in(session.trainer.eval_dataset)
+    dataset = session.trainer.eval_dataset
+    parts = list(dataset.values()) if isinstance(dataset, dict) else [dataset]
+    args, samples = (
+        session.trainer.args,
+        sum(len(part) for part in parts if isinstance(part, Sized) and has_length(part)),
+    )
     if not samples or not evaluated.samples or not evaluated.kept_bytes:
         return
     needed = evaluated.kept_bytes * samples // evaluated.samples
@@ -212,11 +213,6 @@ def _estimate_memory(session: Session, evaluated: _Evaluated) -> None:
             + "reduce them by `preprocess_logits_for_metrics` (argmax, say), or pass a torchmetrics metric as "
             "`compute_metrics`",
         )
-
-
-def _samples_in(dataset: object) -> int:
-    parts = list(dataset.values()) if isinstance(dataset, dict) else [dataset]
-    return sum(len(part) for part in parts if isinstance(part, Sized) and has_length(part))
 
 
 def check_metric_name(session: Session) -> None:

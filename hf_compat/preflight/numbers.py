@@ -26,21 +26,30 @@ def check_numbers(session: Session) -> None:
     """Compare labels, tokens and lengths with the model, in the first batches and in what can be read without work."""
     with session.checking(CHECK):
         model = unwrap_peft(session.trainer.accelerator.unwrap_model(session.trainer.model))
-        _check_frozen(session)
+        if session.trainer.model_init is None and not any(p.requires_grad for p in session.trainer.model.parameters()):
+            session.error(
+                CHECK,
+                "No parameter of the model is trained: `requires_grad` is False for all of them.",
+                "call `requires_grad_(True)` on what is to be trained; an adapter needs `inference_mode=False`",
+            )
         _check_vocabulary(session, model)
         _check_labels(session, model)
         _check_tokens(session, model)
         _check_lengths(session, model)
-        _check_padding(session, model)
-
-
-def _check_frozen(session: Session) -> None:
-    if session.trainer.model_init is None and not any(p.requires_grad for p in session.trainer.model.parameters()):
-        session.error(
-            CHECK,
-            "No parameter of the model is trained: `requires_grad` is False for all of them.",
-            "call `requires_grad_(True)` on what is to be trained; an adapter needs `inference_mode=False`",
+        # Look for the padding token that a classifier of sequences finds their end by
+        config = getattr(model, "config", None)
+        is_decoder = type(model).__name__.endswith("ForSequenceClassification") and not getattr(
+            config, "is_encoder_decoder", False
         )
+        asks = is_decoder and is_causal_family(model)
+        if asks and getattr(config, "pad_token_id", None) is None and session.trainer._train_batch_size > 1:
+            pad = getattr(session.trainer.processing_class, "pad_token_id", None)
+            if pad is None:  # the Trainer gives the model the tokenizer's
+                session.error(
+                    CHECK,
+                    f"{type(model).__name__} finds a sequence's end by its padding, and `config.pad_token_id` is None.",
+                    "set `model.config.pad_token_id`, to `tokenizer.pad_token_id` say",
+                )
 
 
 def _embedding_rows(model: nn.Module) -> int | None:
@@ -100,16 +109,14 @@ def _check_labels(session: Session, model: nn.Module) -> None:
         if not value.is_floating_point() and value.dtype != torch.bool:
             used = value[value != _IGNORED]
             if used.numel() and (int(used.min()) < 0 or int(used.max()) >= classes):
-                _tell_of_label(session, "the first batch", name, _outside(used.flatten().tolist(), classes), classes)
+                _tell_of_label(
+                    session,
+                    "the first batch",
+                    name,
+                    next(value for value in used.flatten().tolist() if not 0 <= value < classes),
+                    classes,
+                )
                 return
-    _check_labels_of_rows(session, classes)
-
-
-def _outside(values: Iterable[int], classes: int) -> int:
-    return next(value for value in values if not 0 <= value < classes)
-
-
-def _check_labels_of_rows(session: Session, classes: int) -> None:
     for dataset, told in _data_sets(session):
         for name in _label_names(session):
             for row, label in rows_of(dataset, name, _MOST_ROWS):
@@ -180,23 +187,6 @@ _TRUNCATE = "truncate when tokenizing: `tokenizer(…, truncation=True, max_leng
 
 def _is_of_positions(module: nn.Module, positions: int) -> bool:
     return isinstance(module, nn.Embedding) and 0 <= module.num_embeddings - positions <= _MOST_OFFSET
-
-
-def _check_padding(session: Session, model: nn.Module) -> None:
-    """Look for the padding token that a classifier of sequences finds their end by."""
-    config = getattr(model, "config", None)
-    is_decoder = type(model).__name__.endswith("ForSequenceClassification") and not getattr(
-        config, "is_encoder_decoder", False
-    )
-    asks = is_decoder and is_causal_family(model)
-    if asks and getattr(config, "pad_token_id", None) is None and session.trainer._train_batch_size > 1:
-        pad = getattr(session.trainer.processing_class, "pad_token_id", None)
-        if pad is None:  # the Trainer gives the model the tokenizer's
-            session.error(
-                CHECK,
-                f"{type(model).__name__} finds a sequence's end by its padding, and `config.pad_token_id` is None.",
-                "set `model.config.pad_token_id`, to `tokenizer.pad_token_id` say",
-            )
 
 
 def is_causal_family(model: nn.Module) -> bool:

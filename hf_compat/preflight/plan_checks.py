@@ -30,22 +30,38 @@ def check_plan(session: Session) -> None:
                 "set `num_train_epochs` or `max_steps`",
             )
             return
-        _check_warmup(session, updates)
-        _check_intervals(session, updates)
+        args = session.trainer.args
+        warmup = args.get_warmup_steps(updates)
+        if warmup >= updates:
+            session.warn(
+                CHECK,
+                f"The warmup takes {warmup} updates and the run has {updates}: the learning rate never reaches "
+                f"`learning_rate={args.learning_rate}`.",
+                f"set `warmup_steps` well below {updates}",
+            )
+        args, steps = session.trainer.args, intervals(session, updates)
+        consequences = {
+            "logging": "nothing is logged but the summary at the end",
+            "eval": "only the last update is evaluated",
+            "save": "only the last update is saved",
+        }
+        for name, consequence in consequences.items():
+            strategy = getattr(args, f"{name}_strategy")
+            if strategy == "steps" and steps[name] > updates:
+                session.note(
+                    CHECK, f"`{name}_steps={getattr(args, f'{name}_steps')}` and the run has {updates} updates: "
+                    f"{consequence}.", f"set `{name}_steps` below {updates}, if you want more",
+                )  # fmt: skip
+        by_steps = args.eval_strategy == IntervalStrategy.STEPS and args.save_strategy == SaveStrategy.STEPS
+        if args.metric_for_best_model is not None and by_steps and steps["save"] % max(steps["eval"], 1):
+            session.note(
+                CHECK,
+                f"`save_steps={steps['save']:g}` is no multiple of `eval_steps={steps['eval']:g}`: the update with the "
+                f"best {args.metric_for_best_model!r} may not be among those that are saved.",
+                "let checkpoints follow evaluations: make `save_steps` a multiple of `eval_steps`",
+            )
         _check_dropped(session)
         _check_window(session)
-
-
-def _check_warmup(session: Session, updates: int) -> None:
-    args = session.trainer.args
-    warmup = args.get_warmup_steps(updates)
-    if warmup >= updates:
-        session.warn(
-            CHECK,
-            f"The warmup takes {warmup} updates and the run has {updates}: the learning rate never reaches "
-            f"`learning_rate={args.learning_rate}`.",
-            f"set `warmup_steps` well below {updates}",
-        )
 
 
 def intervals(session: Session, updates: int) -> dict[str, float]:
@@ -53,30 +69,6 @@ def intervals(session: Session, updates: int) -> dict[str, float]:
     state = TrainerState()
     state.compute_steps(session.trainer.args, updates)
     return {"logging": state.logging_steps, "eval": state.eval_steps, "save": state.save_steps}
-
-
-def _check_intervals(session: Session, updates: int) -> None:
-    args, steps = session.trainer.args, intervals(session, updates)
-    consequences = {
-        "logging": "nothing is logged but the summary at the end",
-        "eval": "only the last update is evaluated",
-        "save": "only the last update is saved",
-    }
-    for name, consequence in consequences.items():
-        strategy = getattr(args, f"{name}_strategy")
-        if strategy == "steps" and steps[name] > updates:
-            session.note(
-                CHECK, f"`{name}_steps={getattr(args, f'{name}_steps')}` and the run has {updates} updates: "
-                f"{consequence}.", f"set `{name}_steps` below {updates}, if you want more",
-            )  # fmt: skip
-    by_steps = args.eval_strategy == IntervalStrategy.STEPS and args.save_strategy == SaveStrategy.STEPS
-    if args.metric_for_best_model is not None and by_steps and steps["save"] % max(steps["eval"], 1):
-        session.note(
-            CHECK,
-            f"`save_steps={steps['save']:g}` is no multiple of `eval_steps={steps['eval']:g}`: the update with the "
-            f"best {args.metric_for_best_model!r} may not be among those that are saved.",
-            "let checkpoints follow evaluations: make `save_steps` a multiple of `eval_steps`",
-        )
 
 
 def _check_dropped(session: Session) -> None:

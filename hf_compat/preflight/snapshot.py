@@ -45,7 +45,15 @@ class Snapshot:
     """
 
     def __init__(self, trained: Iterable[object], data: Iterable[object] = ()) -> None:
-        self._restores: list[Restore] = [_of_global_generators()]
+        states = read_rng()
+        on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+        def put_back() -> None:
+            write_rng(states)
+            if on_gpus:
+                torch.cuda.set_rng_state_all(on_gpus)
+
+        self._restores: list[Restore] = [put_back]
         self._seen: dict[int, object] = {}  # the objects, so that no id is given twice
         self.iterators: list[object] = []
         for root in data:
@@ -79,28 +87,28 @@ class Snapshot:
             self._restores.append(restore)
             return ()
         if isinstance(thing, (types.FunctionType, types.MethodType, functools.partial)):
-            return self._keep_function(thing)
-        if _is_foreign(thing):
+            if isinstance(thing, types.MethodType):
+                return [thing.__self__, thing.__func__]
+            if isinstance(thing, functools.partial):
+                return [thing.func, thing.args, thing.keywords]
+            for cell in thing.__closure__ or ():
+                self._restores.append(_of_cell(cell))
+            held = [cell.cell_contents for cell in thing.__closure__ or () if _is_filled(cell)]
+            drawn = [thing.__globals__.get(name) for name in thing.__code__.co_names]
+            generators = [value for value in drawn if _of_generator(value) is not None]
+            return [*held, *generators, *(thing.__defaults__ or ()), *vars(thing).values()]
+        module = getattr(type(thing), "__module__", None)
+        if isinstance(module, str) and module.partition(".")[0] in _FOREIGN:
             return ()
         return [*self._keep_container(thing), *self._keep_attributes(thing)]
-
-    def _keep_function(self, function: _Function) -> list[object]:
-        if isinstance(function, types.MethodType):
-            return [function.__self__, function.__func__]
-        if isinstance(function, functools.partial):
-            return [function.func, function.args, function.keywords]
-        for cell in function.__closure__ or ():
-            self._restores.append(_of_cell(cell))
-        held = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-        drawn = [function.__globals__.get(name) for name in function.__code__.co_names]
-        generators = [value for value in drawn if _of_generator(value) is not None]
-        return [*held, *generators, *(function.__defaults__ or ()), *vars(function).values()]
 
     def _keep_container(self, thing: object) -> list[object]:
         if isinstance(thing, tuple):
             return list(thing) if len(thing) <= _MOST_ITEMS else []
         if isinstance(thing, np.ndarray):
-            self._keep_array(thing)
+            if thing.nbytes <= _LARGEST_ARRAY_BYTES and thing.flags.writeable:
+                kept = thing.copy()
+                self._restores.append(lambda: np.copyto(thing, kept))
             return []
         if not isinstance(thing, (dict, list, set, collections.deque)):
             return []
@@ -108,11 +116,6 @@ class Snapshot:
             return []
         self._restores.append(_of_container(thing))
         return [*thing, *thing.values()] if isinstance(thing, dict) else list(thing)
-
-    def _keep_array(self, array: np.ndarray) -> None:
-        if array.nbytes <= _LARGEST_ARRAY_BYTES and array.flags.writeable:
-            kept = array.copy()
-            self._restores.append(lambda: np.copyto(array, kept))
 
     def _keep_attributes(self, thing: object) -> list[object]:
         if isinstance(thing, _ITERATORS):
@@ -138,11 +141,6 @@ _ITERATORS: tuple[type, ...] = (
 def one_shot_iterators(dataset: object) -> list[object]:
     """Return the iterators that a data set holds: reading it would take samples away from the run."""
     return Snapshot((), (dataset,)).iterators
-
-
-def _is_foreign(thing: object) -> bool:
-    module = getattr(type(thing), "__module__", None)
-    return isinstance(module, str) and module.partition(".")[0] in _FOREIGN
 
 
 def _slots_of(kind: type) -> Iterator[str]:
@@ -256,15 +254,3 @@ def _of_generator(thing: object) -> Restore | None:
 
 def _set_torch_generator(generator: torch.Generator, state: torch.Tensor) -> None:
     generator.set_state(state)
-
-
-def _of_global_generators() -> Restore:
-    states = read_rng()
-    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-
-    def put_back() -> None:
-        write_rng(states)
-        if on_gpus:
-            torch.cuda.set_rng_state_all(on_gpus)
-
-    return put_back

@@ -32,7 +32,18 @@ def free_memory() -> int | None:
 def check_space(session: Session) -> None:
     """Compare the checkpoints that the run will keep with the room for them, and look whether anybody may write."""
     place = existing_parent(session.output_dir)
-    saves = _saves(session)
+    # The checkpoints that the run writes
+    args, counts = session.trainer.args, session.counts
+    strategy = SaveStrategy(args.save_strategy)
+    if counts is None or strategy == SaveStrategy.NO or counts.max_updates <= 0:
+        saves = 0
+    else:
+        if strategy == SaveStrategy.EPOCH:
+            saves = 1 if counts.is_endless else counts.num_train_epochs
+        else:
+            steps = intervals(session, counts.max_updates)
+            every = steps["save"] if strategy == SaveStrategy.STEPS else steps["eval"]
+            saves = max(math.ceil(counts.max_updates / every), 1) if every > 0 else 1
     with session.checking(CHECK):
         if saves == 0:
             return
@@ -41,7 +52,13 @@ def check_space(session: Session) -> None:
                 CHECK, f"`output_dir={session.output_dir!r}` cannot be written to.", "name a folder that can be"
             )
         size, how = _checkpoint_bytes(session)
-        kept = _kept_at_once(session, saves)
+        # How many stand on the disk together: old ones are removed once a new one is whole
+        args = session.trainer.args
+        if not args.save_total_limit:
+            kept = saves
+        else:
+            best = 1 if args.load_best_model_at_end and args.save_total_limit == 1 else 0
+            kept = min(args.save_total_limit + best + 1, saves)
         needed, free = size * kept, shutil.disk_usage(place).free
         session.measured.append(
             f"a checkpoint takes {in_words(size)} ({how}); of {_counted(saves)} {kept} are there at once: "
@@ -74,25 +91,3 @@ def _checkpoint_bytes(session: Session) -> tuple[int, str]:
         return session.checkpoint_bytes, "measured"
     weights = weights_in_bytes(session.trainer.model)
     return weights * (1 if session.trainer.args.save_only_model else 3), "estimated by its weights"
-
-
-def _saves(session: Session) -> int:
-    """Return the checkpoints that the run writes."""
-    args, counts = session.trainer.args, session.counts
-    strategy = SaveStrategy(args.save_strategy)
-    if counts is None or strategy == SaveStrategy.NO or counts.max_updates <= 0:
-        return 0
-    if strategy == SaveStrategy.EPOCH:
-        return 1 if counts.is_endless else counts.num_train_epochs
-    steps = intervals(session, counts.max_updates)
-    every = steps["save"] if strategy == SaveStrategy.STEPS else steps["eval"]
-    return max(math.ceil(counts.max_updates / every), 1) if every > 0 else 1
-
-
-def _kept_at_once(session: Session, saves: int) -> int:
-    """Return how many stand on the disk together: old ones are removed once a new one is whole."""
-    args = session.trainer.args
-    if not args.save_total_limit:
-        return saves
-    best = 1 if args.load_best_model_at_end and args.save_total_limit == 1 else 0
-    return min(args.save_total_limit + best + 1, saves)

@@ -122,19 +122,17 @@ def check_devices(session: Session) -> None:
         world = trainer.args.world_size
         told = f" in {world} processes by {plan.strategy}" if world > 1 else ""
         session.measured.append(f"trains on {plan.device}{told}, precision {plan.precision}")
-        _check_gpus(session)
-
-
-def _check_gpus(session: Session) -> None:
-    args = session.trainer.args
-    visible = torch.cuda.device_count()
-    if args.device.type == "cpu" and visible and not args.use_cpu:
-        session.warn(DEVICES, f"{visible} GPUs are there, and the run is on the CPU.", "look at CUDA_VISIBLE_DEVICES")
-    elif visible > 1 and args.world_size == 1 and args.device.type == "cuda":
-        session.note(
-            DEVICES, f"{visible} GPUs are visible, and one process uses one of them.",
-            f"`hf-compat run --devices {visible} …` uses all",
-        )  # fmt: skip
+        args = session.trainer.args
+        visible = torch.cuda.device_count()
+        if args.device.type == "cpu" and visible and not args.use_cpu:
+            session.warn(
+                DEVICES, f"{visible} GPUs are there, and the run is on the CPU.", "look at CUDA_VISIBLE_DEVICES"
+            )
+        elif visible > 1 and args.world_size == 1 and args.device.type == "cuda":
+            session.note(
+                DEVICES, f"{visible} GPUs are visible, and one process uses one of them.",
+                f"`hf-compat run --devices {visible} …` uses all",
+            )  # fmt: skip
 
 
 def tell_of_old_fields(session: Session) -> None:

@@ -89,9 +89,23 @@ def check_update(session: Session) -> None:
             _tell_of_error(session, probe, error)
         else:
             session.checked += [UPDATE, SAVE]
-            _tell_of_compilation(session)
+            if session.compiles:
+                session.leave_out("compilation", "the update was made by the model as it is: compiling takes minutes")
             _load(session, names.checkpoint_path(place, 1))
-    _judge(session, probe)
+    # Say what is odd about an update that went through
+    bad = [loss for loss in probe.losses if not math.isfinite(loss)]
+    if bad:
+        session.error(
+            UPDATE,
+            f"The loss of the first update is {bad[0]}."
+            + (
+                " `logging_nan_inf_filter=True` would hide it in the log."
+                if bool(session.trainer.args.logging_nan_inf_filter)
+                else ""
+            ),
+            "look at the batch, the learning rate and the precision; a division by 0 or a log of 0 is the usual cause",
+        )
+    _judge_gradients(session, probe, is_finite=not bad)
     if not probe.has_stepped:
         _save_alone(session)
 
@@ -144,7 +158,14 @@ def _tell_of_error(session: Session, probe: Probe, error: Exception) -> None:
         session.leave_out(UPDATE, f"it reports to wandb by itself, and no run was begun ({error})")
         return
     session.raised(error, UPDATE, "The first update fails", _way_out(session, error))
-    _tell_of_callbacks(session)
+    callbacks = session.trainer.callback_handler.callbacks
+    own = [type(one).__name__ for one in callbacks if _is_users(one)]
+    if own:
+        session.note(
+            UPDATE,
+            f"The callbacks {', '.join(own)} were not called: where one of them prepares what the step needs, the run "
+            "may go through all the same.",
+        )
 
 
 def _way_out(session: Session, error: Exception) -> str:
@@ -158,36 +179,8 @@ def _way_out(session: Session, error: Exception) -> str:
     return f"the batch has {has}: let the collator give {key!r}, or ask for what is there"
 
 
-def _tell_of_callbacks(session: Session) -> None:
-    callbacks = session.trainer.callback_handler.callbacks
-    own = [type(one).__name__ for one in callbacks if _is_users(one)]
-    if own:
-        session.note(
-            UPDATE,
-            f"The callbacks {', '.join(own)} were not called: where one of them prepares what the step needs, the run "
-            "may go through all the same.",
-        )
-
-
 def _is_users(callback: object) -> bool:
     return not type(callback).__module__.startswith(("hf_compat.", "transformers."))
-
-
-def _judge(session: Session, probe: Probe) -> None:
-    """Say what is odd about an update that went through."""
-    bad = [loss for loss in probe.losses if not math.isfinite(loss)]
-    if bad:
-        session.error(
-            UPDATE,
-            f"The loss of the first update is {bad[0]}."
-            + (" `logging_nan_inf_filter=True` would hide it in the log." if _filters(session) else ""),
-            "look at the batch, the learning rate and the precision; a division by 0 or a log of 0 is the usual cause",
-        )
-    _judge_gradients(session, probe, is_finite=not bad)
-
-
-def _filters(session: Session) -> bool:
-    return bool(session.trainer.args.logging_nan_inf_filter)
 
 
 def _judge_gradients(session: Session, probe: Probe, is_finite: bool) -> None:
@@ -225,11 +218,6 @@ def _judge_unused(session: Session, unused: list[str]) -> None:
 def _listed(found: list[str]) -> str:
     more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
     return ", ".join(found[:_MOST_NAMES]) + more
-
-
-def _tell_of_compilation(session: Session) -> None:
-    if session.compiles:
-        session.leave_out("compilation", "the update was made by the model as it is: compiling takes minutes")
 
 
 def _load(session: Session, checkpoint: str) -> None:

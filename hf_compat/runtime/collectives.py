@@ -66,22 +66,18 @@ def start_processes(args: GroupArguments) -> None:
         return
     leave_at_exit()
     if not distributed.is_initialized():
-        _make_process_group(args)
-
-
-def _make_process_group(args: GroupArguments) -> None:
-    on_gpu = args.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(args.device)
-    timeout = datetime.timedelta(seconds=args.ddp_timeout)
-    distributed.init_process_group(
-        args.ddp_backend or ("nccl" if on_gpu else "gloo"),
-        store=_rendezvous_store(args, timeout),
-        rank=args.process_index,
-        world_size=args.world_size,
-        timeout=timeout,
-    )
-    destroy_at_exit()
+        on_gpu = args.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.set_device(args.device)
+        timeout = datetime.timedelta(seconds=args.ddp_timeout)
+        distributed.init_process_group(
+            args.ddp_backend or ("nccl" if on_gpu else "gloo"),
+            store=_rendezvous_store(args, timeout),
+            rank=args.process_index,
+            world_size=args.world_size,
+            timeout=timeout,
+        )
+        destroy_at_exit()
 
 
 def limit_waiting(timeout_seconds: float) -> None:

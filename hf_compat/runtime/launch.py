@@ -122,7 +122,14 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
     variables = os.environ if environment is None else environment  # noqa: TID251 - launchers speak through it
     for rank, local_rank, size, local_size in _VARIABLES:
         # `sbatch` alone sets SLURM_NTASKS too; only `srun` starts a process for each task
-        if rank not in variables or size not in variables or _is_interactive(rank, variables):
+        if (
+            rank not in variables
+            or size not in variables
+            or (
+                rank.startswith("SLURM")
+                and (variables.get("SLURM_JOB_NAME") in ("bash", "interactive") or "SLURM_STEP_ID" not in variables)
+            )
+        ):
             continue
         world = _count(variables, size)
         here = int(re.match(r"\d*", variables.get(local_size, ""))[0] or world)  # type: ignore[index]  # it matches anything
@@ -148,12 +155,6 @@ def _count(variables: Mapping[str, str], name: str) -> int:
             f"The environment has `{name}={variables[name]!r}`, which is no whole number.\n\n"
             "Hint: launchers set it; unset it to train in one process."
         ) from error
-
-
-def _is_interactive(rank: str, variables: Mapping[str, str]) -> bool:
-    if not rank.startswith("SLURM"):
-        return False
-    return variables.get("SLURM_JOB_NAME") in ("bash", "interactive") or "SLURM_STEP_ID" not in variables
 
 
 def main_address() -> tuple[str, int]:

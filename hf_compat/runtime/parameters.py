@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import nn
 
 # What decides what `parameters()` gives; a module that overrides one of them is asked itself.
@@ -25,7 +23,16 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
         if id(module) in seen:
             continue
         fields = vars(module)
-        if not (_is_searched_by_torch(type(module)) and _SEARCHES.isdisjoint(fields) and _has_dicts(fields)):
+        # Whether modules of a class are searched as torch's base class says
+        kind = type(module)
+        answer = _known.get(kind)
+        if answer is None:
+            answer = _known[kind] = all(getattr(kind, name) is getattr(nn.Module, name) for name in _SEARCHES)
+        if not (
+            answer
+            and _SEARCHES.isdisjoint(fields)
+            and (isinstance(fields.get("_parameters"), dict) and isinstance(fields.get("_modules"), dict))
+        ):
             return list(model.parameters())
         seen.add(id(module))
         for parameter in module._parameters.values():
@@ -33,19 +40,6 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
                 found.setdefault(id(parameter), parameter)
         waiting += [child for child in reversed(module._modules.values()) if child is not None]
     return list(found.values())
-
-
-def _is_searched_by_torch(kind: type[nn.Module]) -> bool:
-    """Return whether modules of a class are searched as torch's base class says."""
-    answer = _known.get(kind)
-    if answer is None:
-        answer = _known[kind] = all(getattr(kind, name) is getattr(nn.Module, name) for name in _SEARCHES)
-    return answer
-
-
-def _has_dicts(fields: Mapping[str, object]) -> bool:
-    """Return whether a module keeps its parameters in a dict; torch.jit's modules have views in place of it."""
-    return isinstance(fields.get("_parameters"), dict) and isinstance(fields.get("_modules"), dict)
 
 
 def forget_gradients(model: nn.Module) -> None:

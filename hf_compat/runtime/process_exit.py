@@ -58,17 +58,13 @@ def wait_for_gloo() -> None:
     give_up, looks = time.monotonic() + GIVE_UP_SECONDS, 0
     while looks < LOOKS and time.monotonic() < give_up:
         time.sleep(SECONDS_BETWEEN)
-        looks = 0 if any(state != SLEEPING for state in _gloo_states()) else looks + 1
-
-
-def _gloo_states() -> list[str]:
-    """Return the state letter of each of Gloo's threads, as `/proc` gives it; a thread that has just ended has none."""
-    states = []
-    for task in TASKS.iterdir():
-        try:
-            name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if name == GLOO_THREAD:
-            states.append(rest.split()[0])
-    return states
+        # The state letter of each of Gloo's threads, as `/proc` gives it; a thread that has just ended has none
+        states = []
+        for task in TASKS.iterdir():
+            try:
+                name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if name == GLOO_THREAD:
+                states.append(rest.split()[0])
+        looks = 0 if any(state != SLEEPING for state in states) else looks + 1

@@ -53,12 +53,9 @@ class StopSignals:
             yield
         finally:
             self._agreement = None
-            self._put_back()
-
-    def _put_back(self) -> None:
-        for number, handler in self._handlers.items():
-            if signal.getsignal(number) == self.note:  # else the user has installed one of their own meanwhile
-                signal.signal(number, handler)
+            for number, handler in self._handlers.items():
+                if signal.getsignal(number) == self.note:  # else the user has installed one of their own meanwhile
+                    signal.signal(number, handler)
 
     def agree(self) -> None:
         """Note a signal that another process of the run has received: all write the checkpoint together."""

@@ -37,7 +37,18 @@ def comparisons_with_zero(source: str) -> list[tuple[int, str]]:
     tree = ast.parse(source)
     if any(_declares_rank(node) for node in ast.walk(tree)):
         return []
-    names = _names_of_rank(tree)
+    # The names that hold the arguments' rank, and nothing else but a constant before
+    values: dict[str, list[ast.expr]] = {}
+    for node in (one for one in ast.walk(tree) if isinstance(one, ast.Assign)):
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                values.setdefault(target.id, []).append(node.value)
+    names = {
+        name
+        for name, held in values.items()
+        if any(map(_is_rank_of_arguments, held))
+        and all(_is_rank_of_arguments(one) or isinstance(one, ast.Constant) for one in held)
+    }
     also_minus_one = {
         inner
         for node in ast.walk(tree)
@@ -65,21 +76,6 @@ def _is_rank_of_arguments(node: ast.expr) -> bool:
         return False
     owner = ast.unparse(node.value).rpartition(".")[2]
     return "arg" in owner.lower()
-
-
-def _names_of_rank(tree: ast.Module) -> set[str]:
-    """Return the names that hold the arguments' rank, and nothing else but a constant before."""
-    values: dict[str, list[ast.expr]] = {}
-    for node in (one for one in ast.walk(tree) if isinstance(one, ast.Assign)):
-        for target in node.targets:
-            if isinstance(target, ast.Name):
-                values.setdefault(target.id, []).append(node.value)
-    return {
-        name
-        for name, held in values.items()
-        if any(map(_is_rank_of_arguments, held))
-        and all(_is_rank_of_arguments(one) or isinstance(one, ast.Constant) for one in held)
-    }
 
 
 def _compares(node: ast.expr, names: set[str], rank: int) -> bool:

@@ -8,7 +8,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Generic, TypeVar
 
 from hf_compat.errors import ScriptError
@@ -115,9 +114,28 @@ def _ended(script: UserScript) -> ScriptError:
     except _TrainReached:
         pass
     except SystemExit as left:
-        return _account_of_exit(script, left)
+        code = left.code
+        status = code if isinstance(code, int) else int(code is not None)
+        words = f": {code}" if isinstance(code, str) else ""
+        return ScriptError(
+            f"{script.path} left by `sys.exit` with status {status} before it called `train()`{words}\n\n"
+            "Hint: run it alone with the same arguments; what it prints says why.",
+            status,
+        )
     except Exception as error:
-        return _account_of_error(script, error)
+        if isinstance(error, EOFError):
+            what = "asked for input before it called `train()`; there is nobody to answer"
+            hint = "pass what it asks for on its command line."
+        else:
+            what, hint = "failed before it called `train()`", "run it alone with the same arguments until it trains."
+        # The traceback from the script's first frame on, without those of the command above it
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_globals.get("__name__") != "__main__":
+            trace = trace.tb_next
+        account = "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
+        told = ScriptError(f"{script.path} {what}:\n\n{account}\nHint: {hint}", 1)
+        told.__cause__ = error
+        return told
     finally:
         sys.excepthook = shown_by
     return ScriptError(
@@ -125,37 +143,6 @@ def _ended(script: UserScript) -> ScriptError:
         "Hint: give it the arguments that make it train, `--do_train` say; a script that trains under "
         '`if __name__ == "__main__":` is named itself, not what imports it.'
     )
-
-
-def _account_of_exit(script: UserScript, left: SystemExit) -> ScriptError:
-    code = left.code
-    status = code if isinstance(code, int) else int(code is not None)
-    words = f": {code}" if isinstance(code, str) else ""
-    return ScriptError(
-        f"{script.path} left by `sys.exit` with status {status} before it called `train()`{words}\n\n"
-        "Hint: run it alone with the same arguments; what it prints says why.",
-        status,
-    )
-
-
-def _account_of_error(script: UserScript, error: Exception) -> ScriptError:
-    if isinstance(error, EOFError):
-        what = "asked for input before it called `train()`; there is nobody to answer"
-        hint = "pass what it asks for on its command line."
-    else:
-        what, hint = "failed before it called `train()`", "run it alone with the same arguments until it trains."
-    account = "".join(traceback.format_exception(type(error), error, _frames_of_script(error)))
-    told = ScriptError(f"{script.path} {what}:\n\n{account}\nHint: {hint}", 1)
-    told.__cause__ = error
-    return told
-
-
-def _frames_of_script(error: Exception) -> TracebackType | None:
-    """Return the traceback from the script's first frame on, without those of the command above it."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_globals.get("__name__") != "__main__":
-        trace = trace.tb_next
-    return trace or error.__traceback__
 
 
 @contextlib.contextmanager

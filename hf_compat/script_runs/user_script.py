@@ -121,20 +121,15 @@ def _compiled(path: str) -> CodeType:
 
 
 def _execute(main: ModuleType, read: Callable[[], CodeType]) -> None:
-    _tell_of_rank(str(main.__file__))
+    file = str(main.__file__)
+    if not (generation_beside() == "4" or read_launch().process_index > 0):
+        for line, comparison in comparisons_in_file(file):
+            warn_once(f"{file}:{line}: `{comparison}`: {PROBLEM}\n\nHint: {WAY_OUT}.")
     try:
         exec(read(), vars(main))
     except BaseException as error:
         _show_from(str(main.__file__), error)
         raise  # Python ends the process with the script's own status
-
-
-def _tell_of_rank(file: str) -> None:
-    """Warn of what a script does on the process of local rank 0 alone, where no process has it."""
-    if generation_beside() == "4" or read_launch().process_index > 0:
-        return
-    for line, comparison in comparisons_in_file(file):
-        warn_once(f"{file}:{line}: `{comparison}`: {PROBLEM}\n\nHint: {WAY_OUT}.")
 
 
 def _show_from(file: str, error: BaseException) -> None:

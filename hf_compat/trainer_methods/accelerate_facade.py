@@ -22,7 +22,6 @@ from hf_compat.data.tree import truncate_to
 from hf_compat.data.types import Batch
 from hf_compat.engine.precision import unwrap_forward
 from hf_compat.errors import UnsupportedArgument, warn_once
-from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.optim.prepared import Prepared, unprepared
 from hf_compat.runtime import collectives as processes
@@ -78,7 +77,14 @@ class AcceleratorFacade(PreparingMembers):
         self.mixed_precision = args.mixed_precision
         self.sync_gradients = True
         self.state = AcceleratorState(args)
-        self.rank_slice = self._rank_slice()
+        config = self.dataloader_config
+        self.rank_slice = RankSlice(
+            rank=self._args.process_index,
+            world_size=self._args.world_size,
+            split_batches=config.split_batches,
+            even_batches=config.even_batches,
+            dispatch_batches=config.dispatch_batches,
+        )
         self.passes = OpenPasses()
         self.parallelism_config = args.parallelism_config
         self.torch_device_mesh = None
@@ -90,7 +96,12 @@ class AcceleratorFacade(PreparingMembers):
         self.log_with: list[object] = []
         self.trackers: list[object] = []
         self.gradient_state = GradientState(self)
-        self.gradient_state.plugin_kwargs.update(_accumulation_options(self.dataloader_config))
+        # The options of accumulation that are set, as Accelerate's plugin has them
+        usual = {"adjust_scheduler": True, "sync_with_dataloader": True, "sync_each_batch": False}
+        given = self.dataloader_config.gradient_accumulation_kwargs or {}
+        self.gradient_state.plugin_kwargs.update(
+            {"num_steps": 1} | {name: given[name] for name in usual if given.get(name, usual[name]) != usual[name]}
+        )
 
     def __getattr__(self, name: str) -> NoReturn:
         """Say what to use in the place of a member that is not here.
@@ -150,16 +161,6 @@ class AcceleratorFacade(PreparingMembers):
     def use_seedable_sampler(self) -> bool:
         """Whether the order of samples depends on the seed and the epoch alone."""
         return self.dataloader_config.use_seedable_sampler
-
-    def _rank_slice(self) -> RankSlice:
-        config = self.dataloader_config
-        return RankSlice(
-            rank=self._args.process_index,
-            world_size=self._args.world_size,
-            split_batches=config.split_batches,
-            even_batches=config.even_batches,
-            dispatch_batches=config.dispatch_batches,
-        )
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -411,13 +412,6 @@ class AcceleratorFacade(PreparingMembers):
 
     def end_training(self) -> None:
         """Finish trackers and process groups; Lightning owns both."""
-
-
-def _accumulation_options(config: AcceleratorConfig) -> dict[str, int]:
-    """Return the options of accumulation that are set, as Accelerate's plugin has them."""
-    usual = {"adjust_scheduler": True, "sync_with_dataloader": True, "sync_each_batch": False}
-    given = config.gradient_accumulation_kwargs or {}
-    return {"num_steps": 1} | {name: given[name] for name in usual if given.get(name, usual[name]) != usual[name]}
 
 
 def _gathered_objects(data: Nested) -> Nested:

@@ -94,11 +94,13 @@ class PreparingMembers(StateMembers):
         if self._half_precision() is not None:
             wrap_forward(model, {"bf16": "bf16-mixed", "fp16": "16-mixed"}[self.mixed_precision], self.device.type)
         self._note(self._models, model)
-        return self._in_ddp(model) if self._is_exchanged(model) and not evaluation_mode else model
-
-    def _is_exchanged(self, model: nn.Module) -> bool:
         is_wrapped = isinstance(model, DistributedDataParallel)
-        return self.use_distributed and not is_wrapped and any(one.requires_grad for one in model.parameters())
+        return (
+            self._in_ddp(model)
+            if (self.use_distributed and not is_wrapped and any(one.requires_grad for one in model.parameters()))
+            and not evaluation_mode
+            else model
+        )
 
     def _in_ddp(self, model: nn.Module) -> nn.Module:
         unused = self._args.ddp_find_unused_parameters

@@ -185,7 +185,14 @@ class StateMembers(ProcessMembers):
         takers += self._schedule_takers(folder)
         if self.scaler is not None:
             takers.append(_taker(*folder.read_torch(names.SCALER_NAME), self.scaler))
-        takers += self._object_takers(folder)
+        there, registered = folder.count_objects(), len(self._custom_objects)
+        if there != registered:
+            raise CheckpointError(
+                f"{folder.path} has the states of {there} objects, and {registered} are registered.\n\n"
+                "Hint: call `register_for_checkpointing` with the same objects as before `save_state`."
+            )
+        read = (folder.read_torch(numbered_object(index)) for index in range(there))
+        takers += [_taker(*found, custom) for found, custom in zip(read, self._custom_objects, strict=True)]
         random_states = folder.read_random_states(self.process_index)
         if random_states is None:
             warn_once(f"{folder.path} has no random states of process {self.process_index}: those in force stay.")
@@ -222,16 +229,6 @@ class StateMembers(ProcessMembers):
             check_schedule(path, content)
             takers.append(_taker(path, content, schedule))
         return takers
-
-    def _object_takers(self, folder: StateFolder) -> list[Callable[[], object]]:
-        there, registered = folder.count_objects(), len(self._custom_objects)
-        if there != registered:
-            raise CheckpointError(
-                f"{folder.path} has the states of {there} objects, and {registered} are registered.\n\n"
-                "Hint: call `register_for_checkpointing` with the same objects as before `save_state`."
-            )
-        read = (folder.read_torch(numbered_object(index)) for index in range(there))
-        return [_taker(*found, custom) for found, custom in zip(read, self._custom_objects, strict=True)]
 
     def _take_random_states(self, states: RandomStates, step: int) -> None:
         write_rng(states)

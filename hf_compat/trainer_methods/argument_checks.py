@@ -30,10 +30,6 @@ _RECOMPUTATION: dict[str, ValueType] = {
 }
 
 
-def _is_of_transformers(method: object) -> bool:
-    return str(getattr(method, "__module__", "")).startswith("transformers.")
-
-
 class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
     """The checks of the constructor, by subject."""
 
@@ -47,10 +43,47 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
         """
         check_metrics(self.compute_metrics, self.eval_dataset, self.args.batch_eval_metrics)
         self._check_strategies()
-        self._check_optimizers()
-        self._check_activation_checkpointing()
-        self._check_data()
-        self._check_generation()
+        if self.optimizer_cls_and_kwargs is not None and self.optimizer is not None:
+            raise RuntimeError("Passing both `optimizers` and `optimizer_cls_and_kwargs` arguments is incompatible.")
+        if self.model_init is not None and (self.optimizer is not None or self.lr_scheduler is not None):
+            raise RuntimeError(
+                "Passing a `model_init` is incompatible with providing the `optimizers` argument: they hold parameters "
+                "of another model.\n\nHint: override `create_optimizer_and_scheduler` in a subclass."
+            )
+
+        self._check_optimization()
+        # Refuse options that torch's checkpoint, which a model of transformers runs, would refuse in a forward
+        enable = getattr(self.model, "gradient_checkpointing_enable", None)
+        options = self.args.activation_checkpointing_kwargs
+        if (
+            self.args.activation_checkpointing
+            and isinstance(options, dict)
+            and str(getattr(enable, "__module__", "")).startswith("transformers.")
+        ):
+            read_options("activation_checkpointing_kwargs` (`gradient_checkpointing_kwargs", _RECOMPUTATION, options)
+        if not callable(self.data_collator):
+            raise TypeError("The `data_collator` should be a simple callable (function, class with `__call__`).")
+        own_loader = is_replaced(self, "get_train_dataloader", DataloaderMethods)
+        if self.train_dataset is not None and not own_loader:
+            check_length("train_dataset", self.train_dataset)
+        if isinstance(self.train_dataset, IterableDataset):
+            strategy = self.args.train_sampling_strategy
+            log_line(f"The `train_sampling_strategy='{strategy}'` option is ignored when using an `IterableDataset`.")
+        if self.train_dataset is not None and not has_length(self.train_dataset) and self.args.max_steps <= 0:
+            if not own_loader:
+                check_dataset("train_dataset", self.train_dataset)
+            raise ArgumentError(
+                "The train_dataset does not implement __len__, so the number of training steps cannot be inferred; "
+                "max_steps has to be specified.\n\nHint: set `max_steps` to the number of updates to train."
+            )
+        asks = isinstance(self.args, Seq2SeqTrainingArguments) and self.args.predict_with_generate
+        if asks and not is_replaced(self, "prediction_step", StepMethods):
+            warnings.warn(
+                f"`predict_with_generate=True` has no effect: a {type(self).__name__} does not generate. Use a "
+                "Seq2SeqTrainer, or override `prediction_step`.",
+                InertArgumentWarning,
+                stacklevel=4,
+            )
 
     def _can_train(self) -> bool:
         """Return whether there is training data, or a method of a subclass that brings it."""
@@ -77,17 +110,6 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
                 "Hint: set `eval_strategy` to 'steps' or 'epoch'."
             )
 
-    def _check_optimizers(self) -> None:
-        if self.optimizer_cls_and_kwargs is not None and self.optimizer is not None:
-            raise RuntimeError("Passing both `optimizers` and `optimizer_cls_and_kwargs` arguments is incompatible.")
-        if self.model_init is not None and (self.optimizer is not None or self.lr_scheduler is not None):
-            raise RuntimeError(
-                "Passing a `model_init` is incompatible with providing the `optimizers` argument: they hold parameters "
-                "of another model.\n\nHint: override `create_optimizer_and_scheduler` in a subclass."
-            )
-
-        self._check_optimization()
-
     def _check_optimization(self) -> None:
         """Refuse options that the optimizer or the schedule does not take, where the arguments' own are made."""
         if self.optimizer is not None or self._overrides("create_optimizer", "create_optimizer_and_scheduler"):
@@ -105,38 +127,3 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
 
     def _overrides(self, *names: str) -> bool:
         return any(is_replaced(self, name, OptimizationMethods) for name in names)
-
-    def _check_activation_checkpointing(self) -> None:
-        """Refuse options that torch's checkpoint, which a model of transformers runs, would refuse in a forward."""
-        enable = getattr(self.model, "gradient_checkpointing_enable", None)
-        options = self.args.activation_checkpointing_kwargs
-        if self.args.activation_checkpointing and isinstance(options, dict) and _is_of_transformers(enable):
-            read_options("activation_checkpointing_kwargs` (`gradient_checkpointing_kwargs", _RECOMPUTATION, options)
-
-    def _check_generation(self) -> None:
-        """Warn where the arguments ask for generations, and nothing generates."""
-        asks = isinstance(self.args, Seq2SeqTrainingArguments) and self.args.predict_with_generate
-        if asks and not is_replaced(self, "prediction_step", StepMethods):
-            warnings.warn(
-                f"`predict_with_generate=True` has no effect: a {type(self).__name__} does not generate. Use a "
-                "Seq2SeqTrainer, or override `prediction_step`.",
-                InertArgumentWarning,
-                stacklevel=4,
-            )
-
-    def _check_data(self) -> None:
-        if not callable(self.data_collator):
-            raise TypeError("The `data_collator` should be a simple callable (function, class with `__call__`).")
-        own_loader = is_replaced(self, "get_train_dataloader", DataloaderMethods)
-        if self.train_dataset is not None and not own_loader:
-            check_length("train_dataset", self.train_dataset)
-        if isinstance(self.train_dataset, IterableDataset):
-            strategy = self.args.train_sampling_strategy
-            log_line(f"The `train_sampling_strategy='{strategy}'` option is ignored when using an `IterableDataset`.")
-        if self.train_dataset is not None and not has_length(self.train_dataset) and self.args.max_steps <= 0:
-            if not own_loader:
-                check_dataset("train_dataset", self.train_dataset)
-            raise ArgumentError(
-                "The train_dataset does not implement __len__, so the number of training steps cannot be inferred; "
-                "max_steps has to be specified.\n\nHint: set `max_steps` to the number of updates to train."
-            )

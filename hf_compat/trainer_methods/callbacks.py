@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -42,12 +42,22 @@ class CallbackMethods(TrainerBase):
         )
         self.callback_handler.requestable_kwargs["trainer"] = self
         given = [callback() if isinstance(callback, type) else callback for callback in callbacks or []]
-        for callback in [*_default_callbacks(), *_not_among(given, reporting_callbacks(self.args)), *given]:
+        added = reporting_callbacks(self.args)
+        kinds = {callback_kind(callback) for callback in given if not isinstance(callback, LoggerCallback)}
+        for callback in [
+            *_default_callbacks(),
+            *[callback for callback in added if callback_kind(callback) not in kinds],
+            *given,
+        ]:
             self._take_callback(callback)
         if self.args.disable_tqdm:
             self.add_callback(known_to_transformers(PrinterCallback))
         elif not self._has_lightning_bar():
-            self.add_callback(_progress_callback())
+            # Ours, or what a script has put in the place of transformers'
+            own = global_of_trainer("DEFAULT_PROGRESS_CALLBACK")
+            self.add_callback(
+                own or known_to_transformers(NotebookProgressCallback if in_notebook() else ProgressCallback)
+            )
         stateful = [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
         self.state.stateful_callbacks = TrainerState(stateful_callbacks=stateful).stateful_callbacks
 
@@ -137,15 +147,3 @@ def _default_callbacks() -> list[AnyCallback]:
     wanted = global_of_trainer("DEFAULT_CALLBACKS")
     kinds: list[AnyCallback] = list(wanted) if isinstance(wanted, (list, tuple)) else [DefaultFlowCallback]
     return [known_to_transformers(DefaultFlowCallback) if kind is DefaultFlowCallback else kind for kind in kinds]
-
-
-def _progress_callback() -> AnyCallback:
-    """Return what shows a bar: ours, or what a script has put in the place of transformers'."""
-    own = global_of_trainer("DEFAULT_PROGRESS_CALLBACK")
-    return own or known_to_transformers(NotebookProgressCallback if in_notebook() else ProgressCallback)
-
-
-def _not_among(given: list[AnyCallback], added: Iterable[AnyCallback]) -> list[AnyCallback]:
-    """Return what is to be added, without the kinds that the user brings in a form of their own."""
-    kinds = {callback_kind(callback) for callback in given if not isinstance(callback, LoggerCallback)}
-    return [callback for callback in added if callback_kind(callback) not in kinds]

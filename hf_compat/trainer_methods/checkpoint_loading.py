@@ -87,7 +87,12 @@ class CheckpointLoadingMethods(TrainerBase):
     def _issue_warnings_after_load(self, load_result: LoadResult) -> None:
         """Warn of weights that a checkpoint lacked, and of those that the model does not know."""
         target = self.accelerator.unwrap_model(self.model)
-        missing = set(load_result.missing_keys) - _aliases(target) - set(_ignored_on_save(target))
+        first_names = {name for name, _ in target.named_parameters()}
+        missing = (
+            set(load_result.missing_keys)
+            - ({name for name, _ in target.named_parameters(remove_duplicate=False)} - first_names)
+            - set(_ignored_on_save(target))
+        )
         self._weights_not_loaded = sorted(missing)
         if missing:
             logger.warning("There were missing keys in the checkpoint model loaded: %s.", sorted(missing))
@@ -189,12 +194,6 @@ def read_state(checkpoint: str, where_missing: Mapping[str, float] | None = None
         CheckpointError: There is none, or it is no state.
     """
     return read_trainer_state(Contents(checkpoint).need(names.TRAINER_STATE_NAME), where_missing)
-
-
-def _aliases(model: nn.Module) -> set[str]:
-    """Names under which a parameter stands a second time: tied weights."""
-    first_names = {name for name, _ in model.named_parameters()}
-    return {name for name, _ in model.named_parameters(remove_duplicate=False)} - first_names
 
 
 def _ignored_on_save(model: nn.Module) -> list[str]:

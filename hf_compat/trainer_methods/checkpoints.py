@@ -101,7 +101,17 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
             self.store_flos()
         agree(self._background.settle())
         self._push_what_was_written()
-        self._ask_lightning_callbacks()
+        # Let Lightning callbacks add to the checkpoint; what is no plain value or tensor could not be read back
+        self._other_weights, self._extras = None, {}
+        run = self._run
+        if not (run.module is None or run.lightning_trainer is None):
+            self._other_weights, extras = ask_callbacks(self._lightning_callbacks, run.lightning_trainer, run.module)
+            for name, value in extras.items():
+                plain = as_plain(value)
+                if plain is None and value is not None:
+                    warn_once(f"A callback puts {name!r} into the checkpoint: no plain value, so it is left out.")
+                else:
+                    self._extras[name] = plain
         run_dir = self._get_output_dir(trial=trial)
         with self._saving_into(run_dir) as owner:
             self._save_as(names.checkpoint_path(run_dir, self.state.global_step), SavingPlace(run_dir, owner))
@@ -121,8 +131,23 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
             self._background.submit(lambda: self._write_and_seal(write, place, final, best, self._push_when_written))
             return
         try:
-            if self._may_flush_later(final):
-                self._write_and_flush_later(place, final, best)
+            # Code of the user's that looks at it may copy, change or remove it, and nothing is written into it from
+            # then on. An upload takes what is there. The old folder of that name may not go before that either; and a
+            # system that does not tell its starts apart, or another one that has written a part of it, could not tell
+            # what a power cut has taken.
+            if (
+                not self._may_be_seen()
+                and self.args._launch.nodes == 1
+                and not self.args.push_to_hub
+                and not os.path.lexists(final)
+                and sealing.this_boot() is not None
+            ):
+                # Write a folder and put it into its place; its files are flushed and hashed, and room is made,
+                # meanwhile
+                agree(self._attempt(lambda: self._write_into(place, self._write_checkpoint, final), place, final))
+                agree(self._attempt(lambda: self._put_in_place_unflushed(place, final), place, final))
+                if self.args.should_save:
+                    self._background.submit(lambda: self._finish_later(final, best))
             else:
                 self._write_and_seal(self._write_checkpoint, place, final, best, self._push_checkpoint)
                 self._sealed = (final, sealing.stamps(final)) if self.args.should_save else None
@@ -156,13 +181,6 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
         push(final)
         if self.args.should_save:
             self._make_room(final, best)
-
-    def _write_and_flush_later(self, place: SavingPlace, final: str, best: str | None) -> None:
-        """Write a folder and put it into its place; its files are flushed and hashed, and room is made, meanwhile."""
-        agree(self._attempt(lambda: self._write_into(place, self._write_checkpoint, final), place, final))
-        agree(self._attempt(lambda: self._put_in_place_unflushed(place, final), place, final))
-        if self.args.should_save:
-            self._background.submit(lambda: self._finish_later(final, best))
 
     def _put_in_place_unflushed(self, place: SavingPlace, final: str) -> None:
         if not self.args.should_save:
@@ -200,22 +218,6 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
             or any(getattr(c, "reads_checkpoints", True) for c in self.callback_handler.hearing("on_save"))
             or self._overrides_saving(_SAVE)
             or self._overrides_rotation(*ROTATION_METHODS)
-        )
-
-    def _may_flush_later(self, final: str) -> bool:
-        """Return whether a checkpoint may get its name before it is on the disk with all hashes.
-
-        Code of the user's that looks at it may copy, change or remove it, and nothing is written into it from then on.
-        An upload takes what is there. The old folder of that name may not go before that either; and a system that
-        does not tell its starts apart, or another one that has written a part of it, could not tell what a power cut
-        has taken.
-        """
-        return (
-            not self._may_be_seen()
-            and self.args._launch.nodes == 1
-            and not self.args.push_to_hub
-            and not os.path.lexists(final)
-            and sealing.this_boot() is not None
         )
 
     def _overrides_saving(self, name: str) -> bool:
@@ -337,8 +339,18 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
         return files
 
     def _write_checkpoint(self, folder: str) -> None:
-        if self._may_write_in_parallel():
-            self._write_model_and_optimizer(folder)
+        # Of a model that every process holds whole, one of them writes
+        if (
+            not self.args.save_only_model
+            and self._model_state.can_be_copied
+            and not any(self._overrides_saving(name) for name in _WRITERS)
+        ):
+            # Both take their time outside Python
+            os.makedirs(folder, exist_ok=True)
+            with ThreadPoolExecutor(1, "hf_compat-optimizer") as beside:
+                written = beside.submit(self._save_optimizer_and_scheduler, folder)
+                self._write_model(folder)
+                written.result()
         else:
             self._write_model(folder)
             if not self.args.save_only_model:
@@ -346,7 +358,10 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
         if not self.args.save_only_model:
             self._save_scaler(folder)
             self._save_rng_state(folder)
-            self._save_run_state(folder)
+            # What it takes to go on as if the run had not stopped
+            state = self._run_state_now()
+            if state is not None and (self.args.should_save or self.args.world_size > 1):
+                state.save(folder, self.args.process_index, self.args.world_size)
         if self.args.should_save:
             self.state.stateful_callbacks = export_states(self._stateful())
             self.state.save_to_json(os.path.join(folder, names.TRAINER_STATE_NAME))
@@ -356,50 +371,11 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
             self.save_model(folder, _internal_call=True)
         os.makedirs(folder, exist_ok=True)
 
-    def _write_model_and_optimizer(self, folder: str) -> None:
-        """Write the model, and the optimizer's state beside it: both take their time outside Python."""
-        os.makedirs(folder, exist_ok=True)
-        with ThreadPoolExecutor(1, "hf_compat-optimizer") as beside:
-            written = beside.submit(self._save_optimizer_and_scheduler, folder)
-            self._write_model(folder)
-            written.result()
-
-    def _may_write_in_parallel(self) -> bool:
-        """Return whether nothing of the user's would run in another thread, and no process waits for another one.
-
-        Of a model that every process holds whole, one of them writes.
-        """
-        return (
-            not self.args.save_only_model
-            and self._model_state.can_be_copied
-            and not any(self._overrides_saving(name) for name in _WRITERS)
-        )
-
-    def _save_run_state(self, output_dir: str) -> None:
-        """Write `run_state.pt`: what it takes to go on as if the run had not stopped."""
-        state = self._run_state_now()
-        if state is not None and (self.args.should_save or self.args.world_size > 1):
-            state.save(output_dir, self.args.process_index, self.args.world_size)
-
     def _run_state_now(self) -> RunState | None:
         together = self._train_batch_size * self.args.world_size
         return self._run.state(
             self.control.should_epoch_stop, self.args.world_size, together, self._lightning_callbacks, self._extras
         )
-
-    def _ask_lightning_callbacks(self) -> None:
-        """Let Lightning callbacks add to the checkpoint; what is no plain value or tensor could not be read back."""
-        self._other_weights, self._extras = None, {}
-        run = self._run
-        if run.module is None or run.lightning_trainer is None:
-            return
-        self._other_weights, extras = ask_callbacks(self._lightning_callbacks, run.lightning_trainer, run.module)
-        for name, value in extras.items():
-            plain = as_plain(value)
-            if plain is None and value is not None:
-                warn_once(f"A callback puts {name!r} into the checkpoint: no plain value, so it is left out.")
-            else:
-                self._extras[name] = plain
 
     def _stateful(self) -> list[Any]:
         return [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
@@ -464,9 +440,12 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
             if self.processing_class is None:
                 log_line("Saving Trainer.data_collator.tokenizer by default as Trainer.processing_class is `None`")
             processor.save_pretrained(folder)
-        torch.save(
-            _with_attributes(json.loads(self.args.to_json_string())), os.path.join(folder, names.TRAINING_ARGS_NAME)
-        )
+        # Plain values that are read as `saved.learning_rate`, too; secrets are masked. An OrderedDict is the one type
+        # with attributes that `torch.load` makes with `weights_only=True`, on any machine.
+        values = json.loads(self.args.to_json_string())
+        saved = OrderedDict(values)
+        saved.__dict__.update({name: value for name, value in values.items() if not hasattr(saved, name)})
+        torch.save(saved, os.path.join(folder, names.TRAINING_ARGS_NAME))
 
     def _save_weights_and_config(self, folder: str, state_dict: Weights | None) -> None:
         model = self.accelerator.unwrap_model(self.model)
@@ -481,16 +460,6 @@ class CheckpointMethods(RotationMethods, CheckpointLoadingMethods):
         else:
             log_line("Trainer.model is not a `PreTrainedModel`, only saving its state dict.")
             write_weights(state_dict or model.state_dict(), os.path.join(folder, names.SAFE_WEIGHTS_NAME))
-
-
-def _with_attributes(values: dict[str, object]) -> OrderedDict[str, object]:
-    """Return plain values that are read as `saved.learning_rate`, too; secrets are masked.
-
-    An OrderedDict is the one type with attributes that `torch.load` makes with `weights_only=True`, on any machine.
-    """
-    saved = OrderedDict(values)
-    saved.__dict__.update({name: value for name, value in values.items() if not hasattr(saved, name)})
-    return saved
 
 
 def _if_full(folder: str) -> str:

@@ -75,7 +75,13 @@ class DataloaderMethods(TrainerBase):
         key = eval_dataset if isinstance(eval_dataset, str) else "eval"
         kept: dict[str, DataLoader[Batch]] = self.__dict__.setdefault("_eval_dataloaders", {})
         # workers that persist are started once, not at every evaluation
-        if self.args.dataloader_persistent_workers and key in kept and not _is_other(eval_dataset, kept[key]):
+        if (
+            self.args.dataloader_persistent_workers
+            and key in kept
+            and not (
+                eval_dataset is not None and not isinstance(eval_dataset, str) and kept[key].dataset is not eval_dataset
+            )
+        ):
             return kept[key]
         dataset = self._named_eval_dataset(eval_dataset)
         check_dataset("eval_dataset", dataset)
@@ -160,24 +166,36 @@ class DataloaderMethods(TrainerBase):
             sampler = sampler_fn(dataset) if sampler_fn is not None else None
             chosen |= {"sampler": sampler, "drop_last": self.args.dataloader_drop_last}
             if knows_its_rank(sampler):
-                chosen = {"batch_sampler": self._checked_rank_sampler(sampler)}
+                # A sampler of one rank's batches
+                ranks = self.accelerator.rank_slice
+                if ranks.world_size > 1 and (ranks.split_batches or ranks.dispatch_batches):
+                    option = "split_batches" if ranks.split_batches else "dispatch_batches"
+                    raise ArgumentError(
+                        f"`accelerator_config={{'{option}': True}}` divides batches between the processes, and "
+                        f"`{shown('train_sampling_strategy', self.args.train_sampling_strategy)}` has done so.\n\n"
+                        f"Hint: leave `{option}` out."
+                    )
+                chosen = {"batch_sampler": sampler}
         elif is_training:
             self._warn_of_lengths()
         seeds_workers = is_training and not isinstance(dataset, torch.utils.data.IterableDataset)
-        return self.accelerator.make_loader(dataset, self._loader_options(collator, seeds_workers), **chosen)
-
-    def _loader_options(self, collator: Collator, seeds_workers: bool) -> LoaderOptions:
         args = self.args
         seed = partial(seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index)
-        return LoaderOptions(
-            collate_fn=collator,
-            num_workers=args.dataloader_num_workers,
-            pin_memory=args.dataloader_pin_memory and args.device.type == "cuda",
-            persistent_workers=args.dataloader_persistent_workers,
-            multiprocessing_context=args.dataloader_multiprocessing_context,
-            prefetch_factor=args.dataloader_prefetch_factor,
-            in_order=args.dataloader_in_order,
-            worker_init_fn=seed if seeds_workers else None,
+        return self.accelerator.make_loader(
+            dataset,
+            (
+                LoaderOptions(
+                    collate_fn=collator,
+                    num_workers=args.dataloader_num_workers,
+                    pin_memory=args.dataloader_pin_memory and args.device.type == "cuda",
+                    persistent_workers=args.dataloader_persistent_workers,
+                    multiprocessing_context=args.dataloader_multiprocessing_context,
+                    prefetch_factor=args.dataloader_prefetch_factor,
+                    in_order=args.dataloader_in_order,
+                    worker_init_fn=seed if seeds_workers else None,
+                )
+            ),
+            **chosen,
         )
 
     def _call_train_sampler(self, dataset: DataSource) -> Order | None:
@@ -200,7 +218,16 @@ class DataloaderMethods(TrainerBase):
             return None
         strategy = self.args.train_sampling_strategy
         if strategy == "batch_rebalance":
-            return self._rebalance_sampler(dataset)
+            args, lengths = self.args, self._known_lengths(dataset)
+            return BatchRebalanceSampler(
+                measure_lengths(dataset, self._length_key) if lengths is None else lengths,
+                # after a lack of memory, of the smaller batch
+                effective_batch_size=self._train_batch_size * args.gradient_accumulation_steps * args.world_size,
+                dp_size=args.world_size,
+                grad_accum=args.gradient_accumulation_steps,
+                rank=args.process_index,
+                drop_last=args.dataloader_drop_last,
+            )
         if strategy == "group_by_length":
             return self._length_sampler(
                 dataset, self.args.train_batch_size * self.args.gradient_accumulation_steps, generator=None
@@ -213,34 +240,6 @@ class DataloaderMethods(TrainerBase):
             message = "the training data set has no length; its samples come in its own order"
             shown_value = shown("train_sampling_strategy", strategy)
             warnings.warn(f"`{shown_value}` has no effect: {message}.", InertArgumentWarning, stacklevel=2)
-
-    def _rebalance_sampler(self, dataset: DataSource) -> BatchRebalanceSampler:
-        args, lengths = self.args, self._known_lengths(dataset)
-        return BatchRebalanceSampler(
-            measure_lengths(dataset, self._length_key) if lengths is None else lengths,
-            # after a lack of memory, of the smaller batch
-            effective_batch_size=self._train_batch_size * args.gradient_accumulation_steps * args.world_size,
-            dp_size=args.world_size,
-            grad_accum=args.gradient_accumulation_steps,
-            rank=args.process_index,
-            drop_last=args.dataloader_drop_last,
-        )
-
-    def _checked_rank_sampler(self, sampler: Order | None) -> Order | None:
-        """Return a sampler of one rank's batches.
-
-        Raises:
-            ArgumentError: The batches are divided between the processes a second time.
-        """
-        ranks = self.accelerator.rank_slice
-        if ranks.world_size > 1 and (ranks.split_batches or ranks.dispatch_batches):
-            option = "split_batches" if ranks.split_batches else "dispatch_batches"
-            raise ArgumentError(
-                f"`accelerator_config={{'{option}': True}}` divides batches between the processes, and "
-                f"`{shown('train_sampling_strategy', self.args.train_sampling_strategy)}` has done so.\n\n"
-                f"Hint: leave `{option}` out."
-            )
-        return sampler
 
     def _get_eval_sampler(self, eval_dataset: DataSource) -> Sampler[int] | None:
         """Return the order of evaluation samples: as they come, or grouped by length with a seeded generator."""
@@ -308,8 +307,3 @@ class DataloaderMethods(TrainerBase):
             model_name=type(self.model).__name__,
             description=description,
         )
-
-
-def _is_other(dataset: DataSource | str | None, loader: DataLoader[Batch]) -> bool:
-    """Return whether a data set was given that a kept loader does not read."""
-    return dataset is not None and not isinstance(dataset, str) and loader.dataset is not dataset

@@ -67,7 +67,19 @@ class EvaluationMethods(UpstreamHooks):
         if isinstance(dataset, dict):
             # the trainer's own sets are named: a subclass's `get_eval_dataloader` may ask which one it is
             parts = {name: name if eval_dataset is None else part for name, part in dataset.items()}
-            return self._evaluate_each(parts, ignore_keys, metric_key_prefix)
+            # Evaluate several data sets, each under a prefix with its name
+            metrics: Metrics = {}
+            last = len(parts) - 1
+            try:
+                for i, (name, part) in enumerate(parts.items()):
+                    self._evaluated_name = name
+                    self._evaluation_part = EvaluationPart(is_first=i == 0, is_last=i == last, earlier=metrics)
+                    metrics |= self.evaluate(
+                        eval_dataset=part, ignore_keys=ignore_keys, metric_key_prefix=f"{metric_key_prefix}_{name}"
+                    )
+            finally:
+                self._evaluated_name, self._evaluation_part = None, WHOLE
+            return metrics
         self._memory_tracker.start()
         loader = self.get_eval_dataloader(dataset)
         start_time = time.time()
@@ -85,21 +97,6 @@ class EvaluationMethods(UpstreamHooks):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, evaluated)
         self._memory_tracker.stop_and_update_metrics(evaluated)
         return evaluated
-
-    def _evaluate_each(self, parts: Mapping[str, Dataset], ignore_keys: list[str] | None, prefix: str) -> Metrics:
-        """Evaluate several data sets, each under a prefix with its name."""
-        metrics: Metrics = {}
-        last = len(parts) - 1
-        try:
-            for i, (name, part) in enumerate(parts.items()):
-                self._evaluated_name = name
-                self._evaluation_part = EvaluationPart(is_first=i == 0, is_last=i == last, earlier=metrics)
-                metrics |= self.evaluate(
-                    eval_dataset=part, ignore_keys=ignore_keys, metric_key_prefix=f"{prefix}_{name}"
-                )
-        finally:
-            self._evaluated_name, self._evaluation_part = None, WHOLE
-        return metrics
 
     def _take_part(self) -> EvaluationPart:
         """Return the part that the next run of Lightning's loop is; one that a callback starts within it is whole."""
@@ -169,7 +166,11 @@ class EvaluationMethods(UpstreamHooks):
         plan = translate(self.args, model_config=getattr(self.model, "config", None))
         self._let_wrap_model(training=False)
         model = self._prepare_model(plan)
-        self._enter_evaluation()
+        # Bring the model to the precision of evaluations outside training, the optimizer to its averaged weights
+        args = self.args
+        if not self.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
+            self.model.to(dtype=torch.float16 if args.fp16_full_eval else torch.bfloat16, device=args.device)
+        stepping_of(self.optimizer).to_evaluation()
         self.callback_handler.eval_dataloader = dataloader
         count = self.num_examples(dataloader) if has_length(dataloader) else None
         log_evaluation(description, count, self.args.eval_batch_size)
@@ -189,17 +190,22 @@ class EvaluationMethods(UpstreamHooks):
             drops,
         )
         with self.accelerator.passes.reading(dataloader):
-            self._drive(run, plan)
+            # Let Lightning run an evaluation: in the fit that is under way, or in a trainer of its own
+            batches = EvaluationBatches(run.loader)
+            batches.start_if_empty()
+            if batches.length == 0:  # Lightning leaves all of it out
+                self.model.eval()
+            module, trainer = self._run.module, self._run.lightning_trainer
+            if module is not None and trainer is not None and not is_validating_within_fit(trainer):
+                with module.evaluating(run), as_part(trainer, self._take_part()):
+                    run_validation(trainer, batches)
+            else:
+                self._drive_alone(run, plan, batches)
         output = run.output or run.finish()
-        self._add_preparation_time(output, metric_key_prefix)
+        seconds = self.__dict__.get("model_preparation_time")
+        if seconds is not None and output.metrics is not None:
+            output.metrics[f"{metric_key_prefix}_model_preparation_time"] = seconds
         return output
-
-    def _enter_evaluation(self) -> None:
-        """Bring the model to the precision of evaluations outside training, the optimizer to its averaged weights."""
-        args = self.args
-        if not self.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
-            self.model.to(dtype=torch.float16 if args.fp16_full_eval else torch.bfloat16, device=args.device)
-        stepping_of(self.optimizer).to_evaluation()
 
     def _metrics_in_force(self) -> ComputeMetrics | None:
         """Return what computes the metrics of this evaluation; with several data sets each may have its own."""
@@ -235,24 +241,6 @@ class EvaluationMethods(UpstreamHooks):
         self.model_wrapped = model = self.compiled(self.model)
         self.model_preparation_time = round(time.time() - start_time, 4)
         return model
-
-    def _add_preparation_time(self, output: EvalLoopOutput, prefix: str) -> None:
-        seconds = self.__dict__.get("model_preparation_time")
-        if seconds is not None and output.metrics is not None:
-            output.metrics[f"{prefix}_model_preparation_time"] = seconds
-
-    def _drive(self, run: EvaluationRun, plan: LightningPlan) -> None:
-        """Let Lightning run an evaluation: in the fit that is under way, or in a trainer of its own."""
-        batches = EvaluationBatches(run.loader)
-        batches.start_if_empty()
-        if batches.length == 0:  # Lightning leaves all of it out
-            self.model.eval()
-        module, trainer = self._run.module, self._run.lightning_trainer
-        if module is not None and trainer is not None and not is_validating_within_fit(trainer):
-            with module.evaluating(run), as_part(trainer, self._take_part()):
-                run_validation(trainer, batches)
-            return
-        self._drive_alone(run, plan, batches)
 
     def _drive_alone(self, run: EvaluationRun, plan: LightningPlan, batches: EvaluationBatches) -> None:
         """Let a Lightning trainer of its own run an evaluation."""

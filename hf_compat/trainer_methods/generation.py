@@ -121,16 +121,7 @@ class GenerationSteps(StepMethods):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
         has_labels = "labels" in inputs
         inputs = self._prepare_inputs(inputs)
-        tokens = self._generate(inputs, gen_kwargs or dict(getattr(self, "_gen_kwargs", {})))
-        lengths = self._lengths_of_generations()
-        tokens = self._filled_up(tokens, lengths)
-        with torch.no_grad():
-            loss = self._loss_beside_generation(model, inputs) if has_labels else None
-        if self.args.prediction_loss_only:
-            return loss, None, None
-        return loss, tokens, self._filled_up(inputs["labels"], lengths) if has_labels else None
-
-    def _generate(self, inputs: Inputs, keywords: GenerationKeywords) -> torch.Tensor:
+        keywords = gen_kwargs or dict(getattr(self, "_gen_kwargs", {}))
         for name in ("num_beams", "max_length"):
             if name in keywords and keywords[name] is None:
                 del keywords[name]
@@ -138,7 +129,13 @@ class GenerationSteps(StepMethods):
         keywords.setdefault("synced_gpus", is_sharded(self.model) or is_partitioned(self.model))
         with whole_in(self.model, "generate") as generate:
             tokens: torch.Tensor = generate(**_without_decoder_labels(inputs), **keywords)
-        return tokens
+        lengths = self._lengths_of_generations()
+        tokens = self._filled_up(tokens, lengths)
+        with torch.no_grad():
+            loss = self._loss_beside_generation(model, inputs) if has_labels else None
+        if self.args.prediction_loss_only:
+            return loss, None, None
+        return loss, tokens, self._filled_up(inputs["labels"], lengths) if has_labels else None
 
     def _lengths_of_generations(self) -> tuple[int, int | None]:
         config: GenerationConfig | None = getattr(self.model, "generation_config", None)

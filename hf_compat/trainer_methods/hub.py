@@ -17,7 +17,7 @@ from hf_compat.hf.enums import HubStrategy, SaveStrategy
 from hf_compat.hf.state import TrainerState
 from hf_compat.runtime.collectives import agree
 from hf_compat.trainer_methods.base import TrainerBase
-from hf_compat.trainer_methods.hub_client import Commit, HubClient, Token, hub_error
+from hf_compat.trainer_methods.hub_client import Commit, HubClient, hub_error
 from hf_compat.trainer_methods.hub_uploads import PushInProgress, Uploads, files_below, set_aside
 from hf_compat.trainer_methods.model_card import Facts, card_of, keep_written_card, listed, read_tags
 
@@ -188,9 +188,24 @@ class HubMethods(TrainerBase):
         self.create_model_card(**self._with_model_tags(kwargs))  # type: ignore[arg-type]  # the card's own types
         self._finish_current_push()
         revision = revision if revision is not None else self.args.hub_revision
-        return self._push_output_folder(
-            commit_message or "Upload folder using huggingface_hub", blocking, token, revision
-        )
+        message = commit_message or "Upload folder using huggingface_hub"
+        uploads, output_dir = self._hub(), str(self.args.output_dir)
+        assert self.hub_model_id is not None  # the only caller looked
+        files, stage = self._files_to_push(), None
+        if not blocking:
+            files, stage = set_aside(files, output_dir, unchanging={})
+        commit = Commit(repo_id=self.hub_model_id, message=message, files=files, token=token, revision=revision)
+        future = uploads.submit(commit, stage)
+        if not blocking:
+            return future
+        uploads.wait()
+        error = future.exception()
+        if not isinstance(error, Exception) or self.is_in_train:
+            return None if error is not None else future.result()
+        self._hub().missing.pop(commit.folder, None)  # the error tells it
+        raise hub_error(
+            f"The push {commit.message!r} to {commit.repo_id} has failed", error, commit.token, self._push_later()
+        ) from error
 
     def _init_repo_of_push(self, token: str | None, private: bool | None) -> None:
         """Make the repository of a push that the arguments do not ask for; within a training a failure is a warning."""
@@ -215,28 +230,6 @@ class HubMethods(TrainerBase):
             return facts
         tags = listed(facts.get("tags"))
         return {**facts, "tags": tags + [tag for tag in own if tag not in tags]}
-
-    def _push_output_folder(self, message: str, blocking: bool, token: Token, revision: str | None) -> object:
-        uploads, output_dir = self._hub(), str(self.args.output_dir)
-        assert self.hub_model_id is not None  # the only caller looked
-        files, stage = self._files_to_push(), None
-        if not blocking:
-            files, stage = set_aside(files, output_dir, unchanging={})
-        commit = Commit(repo_id=self.hub_model_id, message=message, files=files, token=token, revision=revision)
-        future = uploads.submit(commit, stage)
-        if not blocking:
-            return future
-        uploads.wait()
-        return self._arrived(future, commit)
-
-    def _arrived(self, future: Future[object], commit: Commit) -> object:
-        error = future.exception()
-        if not isinstance(error, Exception) or self.is_in_train:
-            return None if error is not None else future.result()
-        self._hub().missing.pop(commit.folder, None)  # the error tells it
-        raise hub_error(
-            f"The push {commit.message!r} to {commit.repo_id} has failed", error, commit.token, self._push_later()
-        ) from error
 
     def _push_later(self) -> str:
         folder, excluded = self.args.output_dir, f"{names.PREFIX_CHECKPOINT_DIR}-*"
@@ -288,29 +281,23 @@ class HubMethods(TrainerBase):
         if in_progress is not None and not self.args.hub_always_push:
             return
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        jobs = [self._push_model_of(checkpoint_folder)]
-        if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
-            jobs.append(self._push_whole_checkpoint(checkpoint_folder))
-        if in_progress is None:
-            self.push_in_progress = PushInProgress(jobs)
-        else:
-            in_progress.jobs.extend(jobs)
-
-    def _push_model_of(self, checkpoint: str) -> Future[object]:
         output_dir = str(self.args.output_dir)
-        written = {name: os.path.join(checkpoint, name) for name in _model_files(checkpoint)}
+        written = {name: os.path.join(checkpoint_folder, name) for name in _model_files(checkpoint_folder)}
         for name, file in written.items():
             shutil.copyfile(file, os.path.join(output_dir, name))
         if hasattr(self.processing_class, "save_pretrained"):
             self.processing_class.save_pretrained(output_dir)
-        return self._submit(self._files_to_push(), written, self._progress(checkpoint), "")
-
-    def _push_whole_checkpoint(self, checkpoint: str) -> Future[object]:
-        is_last = self.args.hub_strategy == HubStrategy.CHECKPOINT
-        folder = "last-checkpoint" if is_last else Path(checkpoint).name
-        files = files_below(checkpoint, lambda paths: self._hub().client.kept(paths, []))
-        placed = {f"{folder}/{path}": file for path, file in files.items()}
-        return self._submit(placed, placed, f"{self._progress(checkpoint)}, checkpoint", folder)
+        jobs = [self._submit(self._files_to_push(), written, self._progress(checkpoint_folder), "")]
+        if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+            is_last = self.args.hub_strategy == HubStrategy.CHECKPOINT
+            folder = "last-checkpoint" if is_last else Path(checkpoint_folder).name
+            files = files_below(checkpoint_folder, lambda paths: self._hub().client.kept(paths, []))
+            placed = {f"{folder}/{path}": file for path, file in files.items()}
+            jobs.append(self._submit(placed, placed, f"{self._progress(checkpoint_folder)}, checkpoint", folder))
+        if in_progress is None:
+            self.push_in_progress = PushInProgress(jobs)
+        else:
+            in_progress.jobs.extend(jobs)
 
     def _submit(self, files: dict[str, str], unchanging: dict[str, str], message: str, folder: str) -> Future[object]:
         kept, stage = set_aside(files, str(self.args.output_dir), unchanging, _LINK_FROM_BYTES)

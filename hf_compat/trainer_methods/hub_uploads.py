@@ -63,7 +63,10 @@ class Uploads:
         Returns:
             What will be the `CommitInfo`.
         """
-        _register_wait()
+        # Huggingface_hub starts some for each file
+        if not _registered.is_set():
+            _registered.set()
+            getattr(threading, "_register_atexit", atexit.register)(functools.partial(_wait_at_exit, os.getpid()))
         size = sum(os.path.getsize(file) for file in commit.files.values())
         push = _Push(commit, stage, Future(), size)
         with self._lock:
@@ -134,7 +137,9 @@ class Uploads:
                 if waited > patience:
                     self.abandon(TimeoutError(f"the Hub has not taken it in {waited:.0f} seconds"))
                     return
-                _say_what_is_awaited(pushes, waited)
+                first, size = pushes[0].commit, sum(push.bytes for push in pushes) / 1e6
+                text = "Waiting for the push %r to %s (%d to go, %.1f MB; %.0f s so far). Ctrl-C ends the wait."
+                logger.info(text, first.message, first.repo_id, len(pushes), size, waited)
                 concurrent.futures.wait([push.future for push in pushes], timeout=PROGRESS_SECONDS)
         except KeyboardInterrupt:
             self.abandon(InterruptedError("you have stopped it"))
@@ -166,21 +171,8 @@ class Uploads:
             logger.warning("The Hub has not got what was to be pushed: %s.\n\nHint: %s.", told, how)
 
 
-def _say_what_is_awaited(pushes: list[_Push], seconds: float) -> None:
-    first, size = pushes[0].commit, sum(push.bytes for push in pushes) / 1e6
-    text = "Waiting for the push %r to %s (%d to go, %.1f MB; %.0f s so far). Ctrl-C ends the wait."
-    logger.info(text, first.message, first.repo_id, len(pushes), size, seconds)
-
-
 _OPEN: weakref.WeakSet[Uploads] = weakref.WeakSet()
 _registered = threading.Event()
-
-
-def _register_wait() -> None:
-    """Let the process wait at its end, before it can start no threads: huggingface_hub starts some for each file."""
-    if not _registered.is_set():
-        _registered.set()
-        getattr(threading, "_register_atexit", atexit.register)(functools.partial(_wait_at_exit, os.getpid()))
 
 
 def _wait_at_exit(process: int) -> None:

@@ -145,7 +145,11 @@ class SearchMethods(UpstreamHooks):
             return
         old = getattr(self.args, name)
         try:
-            value = _as_before(old, value)
+            # A value in the type that the argument has: ray draws a seed of 17.3. Texts for truth values, lists and
+            # dicts are left to the argument itself, which reads them.
+            reads_itself = isinstance(old, (bool, list, tuple, dict)) and isinstance(value, str)
+            if not (old is None or value is None or reads_itself or isinstance(old, Enum)):
+                value = type(old)(value)
             setattr(self.args, name, value)
         except (TypeError, ValueError, AttributeError) as error:
             raise ArgumentError(f"The trial sets `{shown(name, value)}`, which cannot be set: {error}") from error
@@ -186,17 +190,6 @@ class SearchMethods(UpstreamHooks):
             self.state.save_to_json(os.path.join(folder, names.TRAINER_STATE_NAME))
             torch.save(self.optimizer.state_dict(), os.path.join(folder, names.OPTIMIZER_NAME))
             torch.save(self.lr_scheduler.state_dict(), os.path.join(folder, names.SCHEDULER_NAME))
-
-
-def _as_before(old: object, value: object) -> object:
-    """Return a value in the type that the argument has: ray draws a seed of 17.3.
-
-    Texts for truth values, lists and dicts are left to the argument itself, which reads them.
-    """
-    reads_itself = isinstance(old, (bool, list, tuple, dict)) and isinstance(value, str)
-    if old is None or value is None or reads_itself or isinstance(old, Enum):
-        return value
-    return type(old)(value)  # type: ignore[call-arg]  # as upstream
 
 
 def _as_sequence(direction: Directions) -> list[str]:

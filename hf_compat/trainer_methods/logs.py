@@ -78,14 +78,7 @@ class LogMethods(SearchMethods):
         start_time: float,
         learning_rate: float | None,
     ) -> None:
-        self._tell_of_changed_accumulation()
-        rate = self._get_learning_rate() if learning_rate is None else learning_rate
-        logs = self._run.losses.take(self.state.global_step, grad_norm, rate, self.accelerator.gather, summed=tr_loss)
-        self.store_flos()
-        call_by_place(self.log, ("logs", "start_time"), (logs, start_time))
-
-    def _tell_of_changed_accumulation(self) -> None:
-        """Warn where a callback has set another accumulation: a run cuts its data into updates when it begins."""
+        # A run cuts its data into updates when it begins
         windows, accumulation = self._run.windows, self.args.gradient_accumulation_steps
         if windows is not None and windows.window_size != accumulation:
             warn_once(
@@ -93,6 +86,10 @@ class LogMethods(SearchMethods):
                 f"{windows.window_size}: the data are cut into updates when it begins.\n\n"
                 "Hint: end the training (`control.should_training_stop`) and call `train()` again."
             )
+        rate = self._get_learning_rate() if learning_rate is None else learning_rate
+        logs = self._run.losses.take(self.state.global_step, grad_norm, rate, self.accelerator.gather, summed=tr_loss)
+        self.store_flos()
+        call_by_place(self.log, ("logs", "start_time"), (logs, start_time))
 
     def _evaluate(
         self, trial: Trial, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False

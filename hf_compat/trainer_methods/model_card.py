@@ -8,7 +8,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TypeAlias
 
 import torch
@@ -67,23 +67,43 @@ def card_of(
         facts: What `Trainer.create_model_card` is told.
     """
     if not is_installed("transformers"):
-        return _short_card(args, log_history, facts)
+        front = {
+            "language": facts["language"],
+            "license": facts["license"],
+            "base_model": facts["finetuned_from"],
+            "tags": [*listed(facts["tags"]), "generated_from_trainer"],
+            "pipeline_tag": next(iter(listed(facts["tasks"])), None),
+            "datasets": listed(facts["dataset_tags"]) or listed(facts["dataset"]),
+        }
+        name = facts["model_name"] or os.path.basename(os.path.abspath(str(args.output_dir)))
+        lines = [
+            "---",
+            *(f"{key}: {value}" for key, value in front.items() if value),
+            "---",
+            "",
+            _OWN_MARK,
+            "",
+            f"# {name}",
+        ]
+        about_data = listed(facts["dataset_args"])
+        if about_data:
+            lines += ["", f"Data: {', '.join(about_data)}."]
+        shown = ("learning_rate", "train_batch_size", "eval_batch_size", "gradient_accumulation_steps", "seed")
+        values: dict[str, object] = {name: getattr(args, name) for name in shown}
+        kinds = {"optimizer": OptimizerNames(args.optim).value, "schedule": SchedulerType(args.lr_scheduler_type).value}
+        lines += ["", "## Arguments", "", *(f"- {key}: {value}" for key, value in (values | kinds).items())]
+        versions = {"PyTorch": torch.__version__, "Python": platform.python_version()}
+        lines += [*_table_of_evaluations(log_history), "", "## Framework versions", ""]
+        return "\n".join([*lines, *(f"- {key} {value}" for key, value in versions.items())]) + "\n"
+    # Transformers' card asks every model for one
     trainer = SimpleNamespace(
-        model=model if hasattr(model, "config") else _with_config(model),
+        model=model if hasattr(model, "config") else type(type(model).__name__, (), {"config": None})(),
         args=CardArguments(args),
         state=SimpleNamespace(log_history=list(log_history)),
         train_dataset=datasets[0],
         eval_dataset=datasets[1],
     )
-    return _upstreams_card(importlib.import_module("transformers.modelcard"), trainer, facts)
-
-
-def _with_config(model: nn.Module) -> object:
-    """Return what stands for a model without a configuration: transformers' card asks every model for one."""
-    return type(type(model).__name__, (), {"config": None})()
-
-
-def _upstreams_card(cards: ModuleType, trainer: SimpleNamespace, facts: Facts) -> str:
+    cards = importlib.import_module("transformers.modelcard")
     try:
         return str(cards.TrainingSummary.from_trainer(trainer, **facts).to_model_card())
     except OSError as error:  # the licence of the model that this one was made from is asked of the Hub
@@ -108,16 +128,11 @@ def keep_written_card(path: str) -> None:
     folder = Path(path).parent
     if any(other.read_text(encoding="utf-8") == text for other in folder.glob(f"{_KEPT_NAME}*.md")):
         return
-    kept = _free_name(str(folder / _KEPT_NAME))
+    number = 1
+    while os.path.lexists(kept := f"{folder / _KEPT_NAME!s}{'' if number == 1 else f'-{number}'}.md"):
+        number += 1
     os.replace(path, kept)
     logger.warning("%s was not written by a Trainer: it is %s now, and a new card takes its place.", path, kept)
-
-
-def _free_name(start: str) -> str:
-    number = 1
-    while os.path.lexists(name := f"{start}{'' if number == 1 else f'-{number}'}.md"):
-        number += 1
-    return name
 
 
 def read_tags(path: str) -> tuple[list[str], str | None]:
@@ -135,41 +150,6 @@ def read_tags(path: str) -> tuple[list[str], str | None]:
 def listed(value: str | list[str] | None) -> list[str]:
     """Return one or several words as a list of one's own."""
     return [value] if isinstance(value, str) else list(value or [])
-
-
-def _short_card(args: TrainingArguments, log_history: Logs, facts: Facts) -> str:
-    front = {
-        "language": facts["language"],
-        "license": facts["license"],
-        "base_model": facts["finetuned_from"],
-        "tags": [*listed(facts["tags"]), "generated_from_trainer"],
-        "pipeline_tag": next(iter(listed(facts["tasks"])), None),
-        "datasets": listed(facts["dataset_tags"]) or listed(facts["dataset"]),
-    }
-    name = facts["model_name"] or os.path.basename(os.path.abspath(str(args.output_dir)))
-    lines = [
-        "---",
-        *(f"{key}: {value}" for key, value in front.items() if value),
-        "---",
-        "",
-        _OWN_MARK,
-        "",
-        f"# {name}",
-    ]
-    about_data = listed(facts["dataset_args"])
-    if about_data:
-        lines += ["", f"Data: {', '.join(about_data)}."]
-    lines += ["", "## Arguments", "", *(f"- {key}: {value}" for key, value in _shown_arguments(args).items())]
-    versions = {"PyTorch": torch.__version__, "Python": platform.python_version()}
-    lines += [*_table_of_evaluations(log_history), "", "## Framework versions", ""]
-    return "\n".join([*lines, *(f"- {key} {value}" for key, value in versions.items())]) + "\n"
-
-
-def _shown_arguments(args: TrainingArguments) -> dict[str, object]:
-    shown = ("learning_rate", "train_batch_size", "eval_batch_size", "gradient_accumulation_steps", "seed")
-    values: dict[str, object] = {name: getattr(args, name) for name in shown}
-    kinds = {"optimizer": OptimizerNames(args.optim).value, "schedule": SchedulerType(args.lr_scheduler_type).value}
-    return values | kinds
 
 
 def _table_of_evaluations(history: Logs) -> list[str]:

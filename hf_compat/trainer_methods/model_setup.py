@@ -107,7 +107,12 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
             self._move_model_to_device(self.model, self.args.device)
         self._enable_activation_checkpointing()
         align_special_tokens(self.model, self.processing_class)
-        self._add_neftune_noise()
+        # Put NEFTune's noise on the embeddings; it is there until the end of this `train()`
+        self._remove_neftune_noise()
+        strength = self.neftune_noise_alpha
+        if strength is not None:
+            checks_of(TrainingArguments, TrainingArguments)["neftune_noise_alpha"].read(strength)
+            self.neftune_hook_handle = EmbeddingNoise(self.accelerator.unwrap_model(self.model), strength)
         self._hp_search_setup(trial)  # after the model is made, as upstream: a trial's seed is the next trial's model's
         weights = self._model_to_begin_with if checkpoint is None else checkpoint
         if weights is not None:
@@ -116,14 +121,6 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
                 self._load_from_checkpoint(weights)
         if checkpoint is not None and self.args.auto_find_batch_size:
             self._train_batch_size = read_state(checkpoint).train_batch_size or self._train_batch_size
-
-    def _add_neftune_noise(self) -> None:
-        """Put NEFTune's noise on the embeddings; it is there until the end of this `train()`."""
-        self._remove_neftune_noise()
-        strength = self.neftune_noise_alpha
-        if strength is not None:
-            checks_of(TrainingArguments, TrainingArguments)["neftune_noise_alpha"].read(strength)
-            self.neftune_hook_handle = EmbeddingNoise(self.accelerator.unwrap_model(self.model), strength)
 
     def _remove_neftune_noise(self) -> None:
         """Remove the noise, where there is any."""

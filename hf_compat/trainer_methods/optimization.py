@@ -55,7 +55,12 @@ class OptimizationMethods(TrainerBase):
             else:
                 optimizer_class, keywords = self.get_optimizer_cls_and_kwargs(self.args, target)
             keywords = dict(keywords)
-            groups = self._parameter_groups(target)
+            decaying = set(self.get_decay_parameter_names(target))
+            trained = [(name, parameter) for name, parameter in target.named_parameters() if parameter.requires_grad]
+            groups = [
+                {"params": [p for name, p in trained if name in decaying], "weight_decay": self.args.weight_decay},
+                {"params": [p for name, p in trained if name not in decaying], "weight_decay": 0.0},
+            ]
             for name in ("params", "model", "optimizer_dict"):  # a subclass may bring its own parameters
                 groups = keywords.pop(name, groups)
             self.optimizer = optimizer_class(groups, **keywords)
@@ -63,14 +68,6 @@ class OptimizationMethods(TrainerBase):
                 keep_embeddings_in_32_bit(target)
             stepping_of(self.optimizer).attach()
         return self.optimizer
-
-    def _parameter_groups(self, model: nn.Module) -> list[ParameterGroup]:
-        decaying = set(self.get_decay_parameter_names(model))
-        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        return [
-            {"params": [p for name, p in trained if name in decaying], "weight_decay": self.args.weight_decay},
-            {"params": [p for name, p in trained if name not in decaying], "weight_decay": 0.0},
-        ]
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None

@@ -135,22 +135,18 @@ class OutputFolderMethods(TrainerBase):
         """Return what a manifest says about this run; its first save looks at what is in the folder."""
         if self._run.turn is None:
             self._run.turn = manifest.next_turn(run_dir)
-            self._warn_of_other_runs(run_dir)
+            # Say once a run which checkpoints in its folder are another's, and what becomes of them
+            ours = [path for path in names.list_checkpoints(run_dir) if manifest.is_ours(path)]
+            others = [os.path.basename(path) for path in ours if not self._is_of_this_run(path)]
+            if others:
+                limit = self.args.save_total_limit
+                is_one = len(others) == 1
+                fate = f"`save_total_limit={limit}` removes {'it' if is_one else 'them'} first"
+                if not limit:
+                    fate = "it stays" if is_one else "they stay"
+                comes = "comes" if is_one else "come"
+                logger.warning("%s: %s %s from an earlier run; %s.", run_dir, ", ".join(others), comes, fate)
         return Writer(self._run.run_id, self._run.turn)
-
-    def _warn_of_other_runs(self, run_dir: str) -> None:
-        """Say once a run which checkpoints in its folder are another's, and what becomes of them."""
-        ours = [path for path in names.list_checkpoints(run_dir) if manifest.is_ours(path)]
-        others = [os.path.basename(path) for path in ours if not self._is_of_this_run(path)]
-        if not others:
-            return
-        limit = self.args.save_total_limit
-        is_one = len(others) == 1
-        fate = f"`save_total_limit={limit}` removes {'it' if is_one else 'them'} first"
-        if not limit:
-            fate = "it stays" if is_one else "they stay"
-        comes = "comes" if is_one else "come"
-        logger.warning("%s: %s %s from an earlier run; %s.", run_dir, ", ".join(others), comes, fate)
 
 
 def _tidied(folder: str) -> Exception | None:

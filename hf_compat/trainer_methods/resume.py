@@ -243,7 +243,11 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
         places = [str(self.args.output_dir), os.path.dirname(os.path.abspath(checkpoint))]
         beside = os.path.join(places[1], os.path.basename(best))
         is_checkpoint = names.checkpoint_step(best) is not None
-        if is_checkpoint and os.path.isdir(best) and _real_folder(best) in map(os.path.realpath, places):
+        if (
+            is_checkpoint
+            and os.path.isdir(best)
+            and os.path.realpath(os.path.dirname(os.path.abspath(best))) in map(os.path.realpath, places)
+        ):
             return best
         if is_checkpoint and os.path.isdir(beside):
             logger.warning("The best checkpoint of the resumed state is taken from %s, not %s.", beside, best)
@@ -252,20 +256,16 @@ class ResumeMethods(WindowMethods, CheckpointMethods):
         logger.warning("The best checkpoint %s of the resumed state %s.", best, what)
         return None
 
-    def _id_of_run(self, checkpoint: str | None) -> str:
-        """Return the id of the checkpoint's run, which goes on; else a new one, the same on every process."""
-        own = manifest.run_of(checkpoint) if checkpoint is not None else None
-        return broadcast_object(own or (self._owner or Owner()).token)
-
     def _begin_run(self, loader: Loader, counts: RunCounts, checkpoint: str | None) -> TrainingRun:
         """Say where a run goes on, and cut its data into updates from there."""
         args, updates_done = self.args, self.state.global_step
+        own = manifest.run_of(checkpoint) if checkpoint is not None else None
         run = TrainingRun(
             losses=LossLog(args.device, updates_done, args.logging_nan_inf_filter),
             counts=counts,
             loader=loader,
             checkpoint=checkpoint,
-            run_id=self._id_of_run(checkpoint),
+            run_id=broadcast_object(own or (self._owner or Owner()).token),
             updates_before=updates_done,
             tokens_before=self.state.num_input_tokens_seen,
         )
@@ -295,8 +295,3 @@ def _error_of(act: Callable[[], None]) -> Exception | None:
     except (HfCompatError, OSError) as error:
         return error
     return None
-
-
-def _real_folder(path: str) -> str:
-    """Return the folder that a path is named in, links followed; a link in it may lead elsewhere."""
-    return os.path.realpath(os.path.dirname(os.path.abspath(path)))

@@ -75,7 +75,15 @@ def chosen_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
         MissingSearchBackend: Its package is not installed, or none is.
     """
     if wanted is None:
-        return _first_installed()
+        found = [backend for backend, package in PACKAGES.items() if is_installed(package.module)]
+        if not found:
+            ways = "\n".join(f"  pip install {package.install}" for package in PACKAGES.values())
+            raise MissingSearchBackend(
+                f"No package that can search is installed.\n\nHint: install one of these:\n{ways}"
+            )
+        if len(found) > 1:
+            logger.info("The search runs on %s; `backend=…` chooses another.", found[0].value)
+        return found[0]
     backend = HPSearchBackend(wanted)
     package = PACKAGES[backend]
     if not is_installed(package.module):
@@ -84,16 +92,6 @@ def chosen_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
             f"Hint: pip install {package.install}"
         )
     return backend
-
-
-def _first_installed() -> HPSearchBackend:
-    found = [backend for backend, package in PACKAGES.items() if is_installed(package.module)]
-    if not found:
-        ways = "\n".join(f"  pip install {package.install}" for package in PACKAGES.values())
-        raise MissingSearchBackend(f"No package that can search is installed.\n\nHint: install one of these:\n{ways}")
-    if len(found) > 1:
-        logger.info("The search runs on %s; `backend=…` chooses another.", found[0].value)
-    return found[0]
 
 
 def name_of_trial(backend: HPSearchBackend, trial: Trial, hp_name: Callable[..., str] | None) -> str:

@@ -20,7 +20,7 @@ from hf_compat.trainer_methods.search_backends import Directions, Options
 from hf_compat.trainer_methods.trials import release_model, run_trial
 
 if TYPE_CHECKING:
-    from optuna.study import Study
+    pass
 
 _OF_STUDY = frozenset(inspect.signature(optuna.create_study).parameters) - {"direction", "directions"}
 _OF_RUN = frozenset(inspect.signature(optuna.study.Study.optimize).parameters) - {"self", "func", "n_trials"}
@@ -65,7 +65,30 @@ def search(
     _check_options(options, trainer.args.world_size)
     runner = _Trials(trainer, options.get("catch", ()))
     if trainer.args.process_index == 0:
-        return _lead(runner, n_trials, direction, options)
+        try:
+            several = isinstance(direction, list)
+            chosen = {name: value for name, value in options.items() if name in _OF_STUDY}
+            study = optuna.create_study(
+                direction=None if several else direction,
+                directions=direction if several else None,
+                **chosen,
+            )
+            chosen = {name: value for name, value in options.items() if name in _OF_RUN}
+            study.optimize(runner, n_trials=n_trials, **chosen)
+        except BaseException as error:
+            if not runner.is_training:  # the others wait for a trial
+                broadcast_object(_End(f"{type(error).__name__}: {error}"))
+            raise
+        broadcast_object(_End())
+        states = Counter(trial.state.name.lower() for trial in study.get_trials(deepcopy=False))
+        if not states["complete"]:
+            told = ", ".join(f"{count} {state}" for state, count in states.items() if count) or "none was begun"
+            raise SearchError(f"No trial of the search was completed: {told}.\n\nHint: look at the warnings above.")
+        if len(study.directions) == 1:
+            best = study.best_trial
+            assert best.value is not None  # it was completed
+            return BestRun(str(best.number), best.value, best.params)
+        return [BestRun(str(best.number), best.values, best.params) for best in study.best_trials]
     _follow(runner)
     return None
 
@@ -105,19 +128,6 @@ class _Trials:
         return objective
 
 
-def _lead(runner: _Trials, n_trials: int | None, direction: Directions, options: Options) -> BestRun | list[BestRun]:
-    try:
-        study = _make_study(direction, options)
-        chosen = {name: value for name, value in options.items() if name in _OF_RUN}
-        study.optimize(runner, n_trials=n_trials, **chosen)
-    except BaseException as error:
-        if not runner.is_training:  # the others wait for a trial
-            broadcast_object(_End(f"{type(error).__name__}: {error}"))
-        raise
-    broadcast_object(_End())
-    return _best_of(study)
-
-
 def _follow(runner: _Trials) -> None:
     """Train the trials that the first process proposes, until there are no more.
 
@@ -140,28 +150,6 @@ def _kinds(catch: object) -> list[type[Exception]]:
     """Return the errors that `catch` names: one, or several."""
     named = catch if isinstance(catch, Iterable) else [catch]
     return [kind for kind in named if isinstance(kind, type)]
-
-
-def _make_study(direction: Directions, options: Options) -> Study:
-    several = isinstance(direction, list)
-    chosen = {name: value for name, value in options.items() if name in _OF_STUDY}
-    return optuna.create_study(
-        direction=None if several else direction,
-        directions=direction if several else None,
-        **chosen,
-    )
-
-
-def _best_of(study: Study) -> BestRun | list[BestRun]:
-    states = Counter(trial.state.name.lower() for trial in study.get_trials(deepcopy=False))
-    if not states["complete"]:
-        told = ", ".join(f"{count} {state}" for state, count in states.items() if count) or "none was begun"
-        raise SearchError(f"No trial of the search was completed: {told}.\n\nHint: look at the warnings above.")
-    if len(study.directions) == 1:
-        best = study.best_trial
-        assert best.value is not None  # it was completed
-        return BestRun(str(best.number), best.value, best.params)
-    return [BestRun(str(best.number), best.values, best.params) for best in study.best_trials]
 
 
 def _check_options(options: Options, world_size: int) -> None:

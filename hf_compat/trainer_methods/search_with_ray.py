@@ -51,14 +51,34 @@ def search(trainer: TrainerBase, n_trials: int | None, direction: Directions, op
     """
     if not isinstance(direction, str):
         raise ArgumentError(f"`{shown('direction', direction)}`: ray takes one.\n\nHint: use `backend='optuna'`.")
-    _set_defaults(trainer, options)
-    _check_scheduler(trainer, options.get("scheduler"))
+    if "resources_per_trial" not in options:
+        gpus = {"gpu": 1} if trainer.args.n_gpu > 0 else {}
+        options["resources_per_trial"] = {"cpu": 1, **gpus}
+        logger.info("Each trial gets %s; `resources_per_trial=` says otherwise.", options["resources_per_trial"])
+    if "progress_reporter" not in options:
+        options["progress_reporter"] = ray.tune.CLIReporter(metric_columns=["objective"])
+    name = type(options.get("scheduler")).__name__
+    evaluates = trainer.args.do_eval and trainer.args.eval_strategy != IntervalStrategy.NO
+    if name in _COMPARING and not evaluates:
+        raise ArgumentError(
+            f"`scheduler={name}(…)` compares trials while they run, and they are not evaluated then.\n\n"
+            "Hint: set `do_eval=True` and `eval_strategy='steps'` in the arguments, or leave the scheduler out."
+        )
     board = trainer.pop_callback(TensorBoardCallback)  # an open file cannot be sent to another process
     trainer.model = trainer.model_wrapped = None  # type: ignore[assignment]  # each trial makes its own
     trainer.callback_handler.model = None
     try:
+        # What ray calls for each trial
+        trainable = ray.tune.with_parameters(_train_trial, local_trainer=trainer)
+
+        @functools.wraps(trainable)
+        def train(*args: object, **kwargs: object) -> object:
+            return trainable(*args, **kwargs)
+
+        if hasattr(trainable, "__mixins__"):  # set by `with_parameters`
+            train.__mixins__ = trainable.__mixins__  # type: ignore[attr-defined]
         analysis = ray.tune.run(
-            _trainable(trainer),
+            train,
             config=trainer.hp_space(None),
             num_samples=1 if n_trials is None else n_trials,
             **options,
@@ -68,19 +88,6 @@ def search(trainer: TrainerBase, n_trials: int | None, direction: Directions, op
             trainer.add_callback(board)
     best = analysis.get_best_trial(metric="objective", mode=direction[:3], scope=variable("RAY_SCOPE", "last"))
     return BestRun(best.trial_id, best.last_result["objective"], best.config, analysis)
-
-
-def _trainable(trainer: TrainerBase) -> Trainable:
-    """Return what ray calls for each trial."""
-    trainable = ray.tune.with_parameters(_train_trial, local_trainer=trainer)
-
-    @functools.wraps(trainable)
-    def train(*args: object, **kwargs: object) -> object:
-        return trainable(*args, **kwargs)
-
-    if hasattr(trainable, "__mixins__"):  # set by `with_parameters`
-        train.__mixins__ = trainable.__mixins__  # type: ignore[attr-defined]
-    return train
 
 
 def _train_trial(trial: Trial, local_trainer: TrainerBase) -> None:
@@ -118,23 +125,3 @@ def _report(trainer: TrainerBase, metrics: dict[str, object], saves: bool) -> No
             trainer._tune_save_checkpoint(checkpoint_dir=folder)
             checkpoint = ray.tune.Checkpoint.from_directory(folder)
         ray.tune.report(metrics, checkpoint=checkpoint)
-
-
-def _set_defaults(trainer: TrainerBase, options: Options) -> None:
-    """Say what a trial may use, and what tells of it, where the script does not."""
-    if "resources_per_trial" not in options:
-        gpus = {"gpu": 1} if trainer.args.n_gpu > 0 else {}
-        options["resources_per_trial"] = {"cpu": 1, **gpus}
-        logger.info("Each trial gets %s; `resources_per_trial=` says otherwise.", options["resources_per_trial"])
-    if "progress_reporter" not in options:
-        options["progress_reporter"] = ray.tune.CLIReporter(metric_columns=["objective"])
-
-
-def _check_scheduler(trainer: TrainerBase, scheduler: object) -> None:
-    name = type(scheduler).__name__
-    evaluates = trainer.args.do_eval and trainer.args.eval_strategy != IntervalStrategy.NO
-    if name in _COMPARING and not evaluates:
-        raise ArgumentError(
-            f"`scheduler={name}(…)` compares trials while they run, and they are not evaluated then.\n\n"
-            "Hint: set `do_eval=True` and `eval_strategy='steps'` in the arguments, or leave the scheduler out."
-        )

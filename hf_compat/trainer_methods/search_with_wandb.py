@@ -54,13 +54,20 @@ def search(trainer: TrainerBase, n_trials: int | None, direction: Directions, op
         `transformers.integrations.run_hp_search_wandb`, 5.23.
     """
     _check(trainer, direction, options)
-    _report_to_wandb(trainer)
+    if not any(isinstance(callback, WandbCallback) for callback in trainer.callback_handler.callbacks):
+        trainer.add_callback(WandbCallback())
+    trainer.args.report_to = ["wandb"]
     sweep = _Sweep(trainer, str(direction), text_of(options, "metric") or "eval/loss")
     sweep_id = text_of(options, "sweep_id")
     if sweep_id is None:
         sweep_id = _make_sweep(trainer, str(direction), sweep.metric, options)
     else:
-        _name_place(options)
+        # Tell wandb where a sweep that exists already is
+        entity, project = text_of(options, "entity"), text_of(options, "project")
+        if entity is not None:
+            wandb.env.set_entity(entity)
+        if project is not None:
+            wandb.env.set_project(project)
     logger.info("wandb sweep id - %s", sweep_id)
     wandb.agent(sweep_id, function=sweep.run_one, count=n_trials)
     best = sweep.best
@@ -129,24 +136,9 @@ def _check(trainer: TrainerBase, direction: Directions, options: Options) -> Non
         )
 
 
-def _report_to_wandb(trainer: TrainerBase) -> None:
-    if not any(isinstance(callback, WandbCallback) for callback in trainer.callback_handler.callbacks):
-        trainer.add_callback(WandbCallback())
-    trainer.args.report_to = ["wandb"]
-
-
 def _make_sweep(trainer: TrainerBase, direction: str, metric: str, options: Options) -> str:
     sweep = trainer.hp_space(None)
     sweep.setdefault("metric", {}).update(goal=direction, name=metric)
     if options.get("name"):
         sweep["name"] = options["name"]
     return wandb.sweep(sweep, project=text_of(options, "project"), entity=text_of(options, "entity"))
-
-
-def _name_place(options: Options) -> None:
-    """Tell wandb where a sweep that exists already is."""
-    entity, project = text_of(options, "entity"), text_of(options, "project")
-    if entity is not None:
-        wandb.env.set_entity(entity)
-    if project is not None:
-        wandb.env.set_project(project)

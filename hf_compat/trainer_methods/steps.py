@@ -73,11 +73,10 @@ class StepMethods(TrainerBase):
         if self.loss_is_scaled_for_ga is not None:
             return self.loss_is_scaled_for_ga
         counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-        return (counted or self.compute_loss_func is not None) and self._overrides_take_items()
-
-    def _overrides_take_items(self) -> bool:
-        """Return whether the window's items reach the loss: overrides of 4.45 and before have no place for them."""
-        return accepts_keyword(self.compute_loss, ITEMS) and takes_place(self.training_step, ITEMS, 2)
+        # Overrides of 4.45 and before have no place for them
+        return (counted or self.compute_loss_func is not None) and (
+            accepts_keyword(self.compute_loss, ITEMS) and takes_place(self.training_step, ITEMS, 2)
+        )
 
     def _empty_cache_in_time(self) -> None:
         every = self.args.torch_empty_cache_steps
@@ -313,15 +312,12 @@ class StepMethods(TrainerBase):
             return 0
         if not is_counted:
             return 0
-        return 6 * int(inputs[name].numel()) * self._parameters_without_embeddings()
-
-    def _parameters_without_embeddings(self) -> int:
         # Counted once for each model: walking all parameters at every micro-batch costs as much as a small layer.
         known = self.__dict__.get("_counted_parameters")
         if known is None or known[0] is not self.model:
             known = (self.model, self.model.num_parameters(exclude_embeddings=True))  # type: ignore[operator]  # hasattr above
             self.__dict__["_counted_parameters"] = known
-        return int(known[1])
+        return 6 * int(inputs[name].numel()) * int(known[1])
 
 
 def call_model(model: nn.Module, inputs: Inputs) -> ModelOutput:
@@ -385,7 +381,14 @@ def first_loss(outputs: ModelOutput, inputs: Inputs) -> torch.Tensor:
         LossError: There is none.
     """
     if type(outputs) is dict or isinstance(outputs, Mapping):  # an abstract class's question costs a call
-        return _loss_of_mapping(outputs, inputs)
+        loss: torch.Tensor | None = outputs.get("loss")
+        if loss is None:
+            raise LossError(
+                "The model did not return a loss from the inputs, only the following keys: "
+                f"{','.join(outputs.keys())}. For reference, the inputs it received are {','.join(inputs.keys())}.\n\n"
+                "Hint: are the labels among the inputs, under the name that the model takes?"
+            )
+        return loss
     if isinstance(outputs, torch.Tensor):
         return outputs
     if not isinstance(outputs, (list, tuple)) and getattr(outputs, "loss", None) is not None:
@@ -397,17 +400,6 @@ def first_loss(outputs: ModelOutput, inputs: Inputs) -> torch.Tensor:
             f"The model returned a {type(outputs).__name__}, which has no loss first.\n\n"
             "Hint: return the loss first, in a tuple, or under `loss` in a mapping."
         ) from None
-
-
-def _loss_of_mapping(outputs: Mapping[str, Nested], inputs: Inputs) -> torch.Tensor:
-    loss: torch.Tensor | None = outputs.get("loss")
-    if loss is None:
-        raise LossError(
-            "The model did not return a loss from the inputs, only the following keys: "
-            f"{','.join(outputs.keys())}. For reference, the inputs it received are {','.join(inputs.keys())}.\n\n"
-            "Hint: are the labels among the inputs, under the name that the model takes?"
-        )
-    return loss
 
 
 def _as_mapping(outputs: ModelOutput) -> Mapping[str, Nested] | None:

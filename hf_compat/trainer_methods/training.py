@@ -8,8 +8,6 @@ import logging
 import os
 from collections.abc import Iterator
 
-import lightning.pytorch as pl
-
 from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.callbacks.flag_sources import flag_sources
 from hf_compat.callbacks.lightning_states import give_back_states
@@ -96,9 +94,27 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         module = self._make_module(plan)
         module.num_training_updates = counts.max_updates
         module.observer = bridge
-        trainer = self._build_fitting_trainer(plan, bridge, run)
+        trainer = build_trainer(
+            plan,
+            bridge.lightning_callback_list(self._lightning_callbacks, self._callback_order),
+            self._loggers(),
+            self.args._launch,
+            **self._lightning_options.of_trainers(),
+        )
+        leave_validation_to_flags(trainer)
+        accept_modules_in_eval_mode(trainer)
+        keep_step_signature(trainer)
+        start_from(trainer, run.start.epoch, self.state.global_step)
+        precision = trainer.precision_plugin
+        self.accelerator.scaler = precision.scaler if isinstance(precision, ForwardPrecision) else None
+        if isinstance(precision, ForwardPrecision) and precision.scaler is not None:
+            self.accelerator.unscale = precision.unscale
         parameters, done = self.get_num_trainable_parameters(), self.state.global_step
-        self._log_as_upstream(run, counts, parameters)
+        # Log the lines that transformers' Trainer begins a training with
+        args, accumulation = self.args, self.args.gradient_accumulation_steps
+        log_training(counts, args.per_device_train_batch_size, accumulation, parameters)
+        if run.checkpoint is not None:
+            log_resumption(self.state.global_step, counts.updates_per_epoch, accumulation, args.ignore_data_skip)
         for line in opening_lines(plan, counts, parameters, done, self.args.log_level in ("info", "debug")):
             logger.info(line)
         self.lightning_trainer = run.lightning_trainer = trainer
@@ -113,13 +129,6 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
             self.model_wrapped = self._wrapped_between_runs()
             self.accelerator.leave_fit()
             self._watch_outputs(False)
-
-    def _log_as_upstream(self, run: TrainingRun, counts: RunCounts, parameters: int) -> None:
-        """Log the lines that transformers' Trainer begins a training with."""
-        args, accumulation = self.args, self.args.gradient_accumulation_steps
-        log_training(counts, args.per_device_train_batch_size, accumulation, parameters)
-        if run.checkpoint is not None:
-            log_resumption(self.state.global_step, counts.updates_per_epoch, accumulation, args.ignore_data_skip)
 
     @contextlib.contextmanager
     def _limited_time(self) -> Iterator[None]:
@@ -168,24 +177,6 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         sources = flag_sources(callbacks, lightning, self, args.gradient_accumulation_steps)
         return FlagAgreement(args.ddp_timeout, sources)
 
-    def _build_fitting_trainer(self, plan: LightningPlan, bridge: HFBridge, run: TrainingRun) -> pl.Trainer:
-        trainer = build_trainer(
-            plan,
-            bridge.lightning_callback_list(self._lightning_callbacks, self._callback_order),
-            self._loggers(),
-            self.args._launch,
-            **self._lightning_options.of_trainers(),
-        )
-        leave_validation_to_flags(trainer)
-        accept_modules_in_eval_mode(trainer)
-        keep_step_signature(trainer)
-        start_from(trainer, run.start.epoch, self.state.global_step)
-        precision = trainer.precision_plugin
-        self.accelerator.scaler = precision.scaler if isinstance(precision, ForwardPrecision) else None
-        if isinstance(precision, ForwardPrecision) and precision.scaler is not None:
-            self.accelerator.unscale = precision.unscale
-        return trainer
-
     def _with_model_options(self, plan: LightningPlan) -> LightningPlan:
         """Add what depends on the model: whether DDP has to look for parameters that a step does not use."""
         if plan.strategy != "ddp" or "find_unused_parameters" in plan.strategy_options:
@@ -215,18 +206,14 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         self.model_wrapped = self.compiled(wrapped_model(run.lightning_trainer.strategy, self.model))
         self._fit_model_state = model_state_of(run.lightning_trainer.strategy, self.model)
         with failing_together(CheckpointError, self._is_loading):
-            self._load_states(run)
+            if run.checkpoint is not None:
+                self._load_optimizer_and_scheduler(run.checkpoint)
+                self._load_scaler(run.checkpoint)
         self._is_loading = False
         self.accelerator.take_up(self._fit_model_state, self.optimizer, self.lr_scheduler)
         handler = self.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         handler.train_dataloader = run.loader
-
-    def _load_states(self, run: TrainingRun) -> None:
-        """Load what the optimizer, the schedule and the scaler held."""
-        if run.checkpoint is not None:
-            self._load_optimizer_and_scheduler(run.checkpoint)
-            self._load_scaler(run.checkpoint)
 
     def _finalize_training(self, trial: Trial, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the run's summary, load the best model, rotate, and tell that training is over."""

@@ -27,11 +27,6 @@ class WindowMethods(TrainerBase):
             total_train_batch_size=self.get_total_train_batch_size(args),
         )
 
-    @property
-    def _samples_per_micro_batch(self) -> int:
-        """Samples of a micro-batch of all processes together."""
-        return self._train_batch_size * self.args.world_size
-
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Return the samples of one update over all processes."""
         processes = args.world_size // self.get_tp_size() // self.get_cp_size() // self.get_sp_size()
@@ -54,7 +49,7 @@ class WindowMethods(TrainerBase):
             counts=counts,
             window_size=self.args.gradient_accumulation_steps,
             world_size=self.args.world_size,
-            samples_per_micro_batch=self._samples_per_micro_batch,
+            samples_per_micro_batch=self._train_batch_size * self.args.world_size,
         )
 
     def _make_windows(

@@ -61,20 +61,16 @@ class StepAverages:
 
     def take(self) -> dict[str, float]:
         """Return the means over all processes, and begin the next ones. Every process has to call it."""
-        means = self._means_over_processes()
-        for name, metric in self._metrics.items():
-            means[name] = float(metric.compute())
-            metric.reset()
-        self._sums, self._weights, self._metrics = {}, {}, {}
-        return means
-
-    def _means_over_processes(self) -> dict[str, float]:
         own = {name: (float(total), self._weights[name]) for name, total in self._sums.items()}
         parts: list[dict[str, tuple[float, float]]] = gather_objects(own)
         means = {}
         for name in dict.fromkeys(name for part in parts for name in part):  # one may have logged what another has not
             totals, weights = zip(*(part[name] for part in parts if name in part), strict=True)
             means[name] = sum(totals) / sum(weights)
+        for name, metric in self._metrics.items():
+            means[name] = float(metric.compute())
+            metric.reset()
+        self._sums, self._weights, self._metrics = {}, {}, {}
         return means
 
     def state_dict(self) -> AveragesState:

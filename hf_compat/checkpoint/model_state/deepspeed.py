@@ -127,15 +127,14 @@ class _PlainReader:
         """
         # DeepSpeed looks for its files by a pattern, and may have found some elsewhere
         name = os.path.relpath(path, self._contents.folder).replace(os.sep, "/")
-        return read_torch_file(self._contents.need(name), allowed=_own_types())
+        found = [name.rpartition(".") for name in OWN_TYPES]
+        return read_torch_file(
+            self._contents.need(name),
+            allowed=[getattr(importlib.import_module(module), name) for module, _, name in found],
+        )
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._replaced, name)
-
-
-def _own_types() -> list[type]:
-    found = [name.rpartition(".") for name in OWN_TYPES]
-    return [getattr(importlib.import_module(module), name) for module, _, name in found]
 
 
 @contextlib.contextmanager

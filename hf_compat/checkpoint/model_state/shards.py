@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from hf_compat.checkpoint.contents import Contents
-from hf_compat.checkpoint.dcp_reader import METADATA_NAME, DcpFolder, States, open_dcp, read_dcp
+from hf_compat.checkpoint.dcp_reader import METADATA_NAME, States, open_dcp, read_dcp
 from hf_compat.checkpoint.reading import LoadResult
 from hf_compat.runtime.collectives import is_distributed
 
@@ -61,7 +61,12 @@ def read_optimizer_shards(folder: str, model: nn.Module, optimizer: torch.optim.
     """Load the state of an optimizer, of a sharded or whole model."""
     dcp = open_dcp(Contents(folder), OPTIMIZER_FOLDER)
     named: States = dict(get_optimizer_state_dict(model, optimizer))
-    known = _states_in(dcp)  # a parameter that has had no gradient is not among them
+    # The names of parameters of which a folder holds states, and whatever else stands before a full stop
+    before = "optimizer.state."
+    keys = [key.removeprefix(before) for key in dcp.index.state_dict_metadata if key.startswith(before)]
+    known = {
+        key[:end] for key in keys for end, letter in enumerate(key) if letter == "."
+    }  # a parameter that has had no gradient is not among them
     state = {"optimizer": {**named, "state": {name: named["state"][name] for name in named["state"] if name in known}}}
     read_dcp(dcp, state, in_one_process=not is_distributed())
     set_optimizer_state_dict(model, optimizer, state["optimizer"], options=StateDictOptions(strict=False))
@@ -69,13 +74,6 @@ def read_optimizer_shards(folder: str, model: nn.Module, optimizer: torch.optim.
 
 def _has_shards(folder: str, subfolder: str) -> bool:
     return Contents(folder).find(f"{subfolder}/{METADATA_NAME}") is not None
-
-
-def _states_in(dcp: DcpFolder) -> set[str]:
-    """Return the names of parameters of which a folder holds states, and whatever else stands before a full stop."""
-    before = "optimizer.state."
-    keys = [key.removeprefix(before) for key in dcp.index.state_dict_metadata if key.startswith(before)]
-    return {key[:end] for key in keys for end, letter in enumerate(key) if letter == "."}
 
 
 def _read(state: States, folder: str, subfolder: str) -> None:

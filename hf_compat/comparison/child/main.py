@@ -29,7 +29,8 @@ def main(settings_file: str) -> None:
     """Run the script that the settings name, and write down what happens."""
     with open(settings_file, encoding="utf-8") as file:
         settings = json.load(file)
-    _end_with_parent()
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM, 0, 0, 0)
     recording = _part("recording")
     rank = int(os.environ.get("RANK", "0"))  # noqa: TID251 - torchrun says it, and runtime/ is out of reach
     record = recording.Record(settings["record_folder"], rank)
@@ -60,11 +61,6 @@ def _prepare(settings: dict[str, object], record: Record) -> ModuleType:
     versions = {name: importlib.import_module(name).__version__ for name in ("transformers", "torch")}
     record.write("start", engine=settings["engine"], python=sys.version.split()[0], versions=versions)
     record.flush()
-    _guard(settings)
-    return script
-
-
-def _guard(settings: dict[str, object]) -> None:
     scratch = _part("scratch")
     folders = [str(settings[name]) for name in ("scratch_folder", "working_folder", "script_folder")]
     folder = scratch.ScratchFolder(*folders, settings["allowed"])
@@ -72,6 +68,7 @@ def _guard(settings: dict[str, object]) -> None:
         owner = importlib.import_module(module)
         setattr(owner, name, scratch.writing_through(folder.allow_change, getattr(owner, name), place))
     folder.guard()
+    return script
 
 
 def _write_end(record: Record, error: BaseException, script: str) -> None:
@@ -114,12 +111,6 @@ def _of_script(trace: TracebackType | None) -> TracebackType | None:
 def _is_of_script(trace: TracebackType, here: str) -> bool:
     frame = trace.tb_frame
     return frame.f_globals.get("__name__") == "__main__" and os.path.abspath(frame.f_code.co_filename) != here
-
-
-def _end_with_parent() -> None:
-    """Get SIGTERM when the process that compares, or its launcher, is gone; Linux only."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM, 0, 0, 0)
 
 
 def _part(name: str) -> ModuleType:

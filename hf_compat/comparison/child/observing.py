@@ -161,17 +161,13 @@ class Observer:
             self._depth -= 1
         metrics = getattr(output, "metrics", None)
         self.record.write("trained", training=number, update=trainer.state.global_step, metrics=dict(metrics or {}))
-        self._keep_weights(trainer, number)
+        if not self.record.rank:
+            weights = trainer.model.state_dict()
+            file = self.record.keep(f"weights-{number}", {k: v for k, v in weights.items() if hasattr(v, "dtype")})
+            digests = {name: digest(tensor) for name, tensor in weights.items() if hasattr(tensor, "dtype")}
+            self._write("weights", trainer.state, file=file, digests=digests)
         self.record.flush()
         return output
-
-    def _keep_weights(self, trainer: _Trainer, number: int) -> None:
-        if self.record.rank:
-            return
-        weights = trainer.model.state_dict()
-        file = self.record.keep(f"weights-{number}", {k: v for k, v in weights.items() if hasattr(v, "dtype")})
-        digests = {name: digest(tensor) for name, tensor in weights.items() if hasattr(tensor, "dtype")}
-        self._write("weights", trainer.state, file=file, digests=digests)
 
     def _training_step(self, step: Method, trainer: _Trainer, *arguments: object, **keywords: object) -> object:
         loss = step(trainer, *arguments, **keywords)
@@ -206,7 +202,12 @@ class Observer:
         if event == "on_step_begin":
             self._update = _Update(began=time.perf_counter())
         elif event == "on_pre_optimizer_step":
-            self._note_gradients(vars(handler).get("model"))
+            model = vars(handler).get("model")
+            began = time.perf_counter()
+            if model is not None:
+                gradients = (one.grad for one in model.parameters() if one.grad is not None and not one.grad.is_sparse)
+                self._update.gradients = fingerprint(gradients)[1]
+            self._update.recording += time.perf_counter() - began
         elapsed = time.perf_counter() - self._update.began - self._update.recording
         if event == "on_log":
             self._write("log", state, values=dict(_numbers(keywords.get("logs"))))
@@ -215,17 +216,13 @@ class Observer:
         answer = call(handler, event, args, state, control, **keywords)
         if event == "on_step_end":
             self._end_update(handler, state, elapsed)
-            self._stop_in_time(answer)
+            self._updates += 1
+            if 0 < self.overrides.updates <= self._updates:
+                told: _Control = answer  # type: ignore[assignment]  # both packages' controls have the flag
+                told.should_training_stop = True
         flags = "".join(str(int(bool(getattr(answer, name, False)))) for name in _FLAGS)
         self._write("event", state, event=event, epoch=float(state.epoch or 0), flags=flags)
         return answer
-
-    def _note_gradients(self, model: _Model | None) -> None:
-        began = time.perf_counter()
-        if model is not None:
-            gradients = (one.grad for one in model.parameters() if one.grad is not None and not one.grad.is_sparse)
-            self._update.gradients = fingerprint(gradients)[1]
-        self._update.recording += time.perf_counter() - began
 
     def _end_update(self, handler: object, state: _State, seconds: float) -> None:
         model: _Model | None = vars(handler).get("model")
@@ -236,12 +233,6 @@ class Observer:
         told = {"gradients": self._update.gradients, "bits": bits, "norm": norm, "seconds": seconds}
         self._write("update", state, 0, rates=rates, **told)
         self.record.flush()
-
-    def _stop_in_time(self, control: object) -> None:
-        self._updates += 1
-        if 0 < self.overrides.updates <= self._updates:
-            told: _Control = control  # type: ignore[assignment]  # both packages' controls have the flag
-            told.should_training_stop = True
 
     def _write(self, kind: str, state: _State, done: int = 0, **values: object) -> None:
         place = {"training": self.trainings, "within": self._depth > 0, "update": state.global_step + done}

@@ -95,17 +95,14 @@ class ScratchFolder:
     def _may_write(self, path: str) -> bool:
         if any(_is_below(path, one) for one in self._open):
             return True
-        if self._is_of_a_cache(path):
+        # Whether a path lies in a hidden folder of the project or of the home folder: these are programs' own
+        bases = [one for one in (*self._closed, os.path.expanduser("~")) if _is_below(path, one)]
+        parts = os.path.relpath(path, max(bases, key=len, default=os.sep)).split(os.sep)
+        if "__pycache__" in parts or parts[-1] == ".cache" or any(part.startswith(".") for part in parts[:-1]):
             return True
         if any(_is_below(path, one) for one in self._closed):
             return False
         return any(_is_below(path, one) for one in self._elsewhere)
-
-    def _is_of_a_cache(self, path: str) -> bool:
-        """Whether a path lies in a hidden folder of the project or of the home folder: these are programs' own."""
-        bases = [one for one in (*self._closed, os.path.expanduser("~")) if _is_below(path, one)]
-        parts = os.path.relpath(path, max(bases, key=len, default=os.sep)).split(os.sep)
-        return "__pycache__" in parts or parts[-1] == ".cache" or any(part.startswith(".") for part in parts[:-1])
 
     def _look(self, event: str, arguments: tuple[object, ...]) -> None:
         if event == "open":
