@@ -26,8 +26,6 @@ from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.interop.edited_source import refuse_edited_methods
 from hf_compat.interop.replaced_globals import tell_of_unread_globals
 from hf_compat.interop.upstream_log import follow_level, log_line
-from hf_compat.native.module import make_module
-from hf_compat.optim.state_copies import StateCopies
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.compilation import compilation_of
 from hf_compat.plan.lightning_plan import LightningPlan
@@ -36,9 +34,7 @@ from hf_compat.preflight.checking import check
 from hf_compat.preflight.report import PreflightReport
 from hf_compat.preflight.subject import CheckedMethods
 from hf_compat.runtime.absent_ranks import naming_absent_ranks, telling_of_failure
-from hf_compat.runtime.background import BackgroundWriter
 from hf_compat.runtime.collectives import start_processes
-from hf_compat.runtime.frozen_copies import CopyMemory
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import launcher_variables
 from hf_compat.runtime.memory_tracker import TrainerMemoryTracker
@@ -53,8 +49,12 @@ from hf_compat.trainer_methods.hub import HubMethods
 from hf_compat.trainer_methods.lightning_options import CheckedOptions, LightningOptions, checked
 from hf_compat.trainer_methods.logs import LogMethods
 from hf_compat.trainer_methods.setup import SetupMethods
+from hf_compat.trainer_methods.trainer_module import make_module
 from hf_compat.training_run.loss_log import LossLog
+from hf_compat.training_run.output_folder import make_output_folder, saves_checkpoints
+from hf_compat.training_run.resumer import Resumer
 from hf_compat.training_run.run import TrainingRun
+from hf_compat.training_run.saver import Saver
 from hf_compat.training_run.step_averages import StepAverages
 
 
@@ -151,7 +151,8 @@ class Trainer(
             self.optimizer, self.lr_scheduler = optimizers
             self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
             self._validate_args()
-            self._prepare_output_folder(saves=self._can_train() and self._will_save())
+            if self.args.should_save:
+                make_output_folder(self.args, saves=self._can_train() and saves_checkpoints(self.args))
             self._set_up_counters()
             self.state.is_local_process_zero = self.is_local_process_zero()
             self.state.is_world_process_zero = self.is_world_process_zero()
@@ -163,8 +164,7 @@ class Trainer(
             self.stop_signals = StopSignals()
             self._is_prepared = False
             self._evaluation_averages = StepAverages()
-            self._background = BackgroundWriter()
-            self._copy_memory, self._state_copies = CopyMemory(), StateCopies()
+            self._saver, self._resumer = Saver(self, self._overrides_saving), Resumer(self)
             self._run = TrainingRun(losses=LossLog(self.args.device, 0, self.args.logging_nan_inf_filter))
             self._set_callbacks(callbacks)
             self._prepare_hub()
@@ -233,7 +233,7 @@ class Trainer(
         Mirrors:
             `transformers.Trainer.train`, 5.23.
         """
-        self._background.wait()
+        self._saver.background.wait()
         self._memory_tracker.start()
         self.is_in_train = True
         try:
@@ -303,8 +303,8 @@ class Trainer(
         self._refuse_late_overrides()
         self._compare_ranks(wanted)
         is_of_search = trial is not None and self.hp_search_backend is not None
-        with self._output_folder_taken(at_once=not is_of_search):  # a trial's folder is another one
-            return self._with_checkpoint(wanted, train)
+        with self._saver.taking_folder(at_once=not is_of_search):  # a trial's folder is another one
+            return self._resumer.train_from(wanted, train)
 
     def _make_module(self, plan: LightningPlan) -> WindowModule:
         return make_module(plan, self.model, self)

@@ -36,7 +36,9 @@ from hf_compat.runtime import slurm
 from hf_compat.runtime.background import BackgroundWriter
 from hf_compat.runtime.inspection import call_by_place
 from hf_compat.runtime.signals import StopSignals
+from hf_compat.training_run.resumer import ResumeAt, Resumer
 from hf_compat.training_run.run import TrainingRun, Trial
+from hf_compat.training_run.saver import Saver
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +69,10 @@ class BridgedTrainer(Protocol):
     callback_handler: CallbackHandler
     current_flos: float
     stop_signals: StopSignals
+    _saver: Saver
+    _resumer: Resumer
 
     def _save_checkpoint(self, model: nn.Module, trial: Trial) -> None: ...
-    def _adopt_changes(self) -> None: ...
-
     def _maybe_log_save_evaluate(
         self,
         tr_loss: torch.Tensor,
@@ -90,8 +92,6 @@ class BridgedTrainer(Protocol):
     def _watch_outputs(self, wanted: bool) -> None: ...
 
     def _refuse_late_overrides(self) -> None: ...
-
-    def _give_back_callback_states(self) -> None: ...
 
     def _take_up_optimizer(self) -> None: ...
 
@@ -208,7 +208,7 @@ class HFBridge(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give Lightning callbacks, all of which are set up, their states back before a fit starts."""
         if stage == "fit":
-            self.hf_trainer._give_back_callback_states()
+            self.hf_trainer._resumer.restore_together(ResumeAt.CALLBACKS_SET_UP, self.run.checkpoint)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let the run take up optimizer and schedule, which Lightning has just had made."""
@@ -325,7 +325,7 @@ class HFBridge(pl.Callback):
         if self._last_saved != trainer.state.global_step:
             trainer._save_checkpoint(trainer.model, self.run.trial)
             self._fire("on_save")
-            trainer._adopt_changes()
+            trainer._saver.adopt_changes()
         if self._writer is not None:
             self._writer.wait()
         if signals.asks_for_requeue and trainer.state.is_world_process_zero:

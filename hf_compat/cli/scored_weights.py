@@ -21,6 +21,7 @@ from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.class_paths import Spec
 from hf_compat.runtime.collectives import agree, broadcast_object
+from hf_compat.training_run.resumer import read_state
 
 if TYPE_CHECKING:
     from hf_compat.trainer import Trainer
@@ -160,12 +161,7 @@ def _newest(folder: str, wanted: str) -> str:
 
 def _best(trainer: Trainer, newest: str) -> str:
     """Return what the newest checkpoint of a run knows as the best one."""
-    kept = trainer.state
-    trainer.state = read_trainer_state(Contents(newest).need(names.TRAINER_STATE_NAME))
-    try:
-        best = trainer._best_of_resumed_state(newest)
-    finally:
-        trainer.state = kept
+    best = trainer._resumer.best_of_state(read_state(newest).best_model_checkpoint, newest)
     if best is None:
         raise CheckpointError(
             f"`--ckpt_path best`: {newest} knows no best checkpoint that is still there.\n\n"
@@ -193,7 +189,7 @@ def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:
             is_listed = os.path.lexists(os.path.join(path, MANIFEST_NAME))
             has_weights = any(os.path.lexists(os.path.join(path, name)) for name in _WEIGHTS)
             wrong = [] if is_read_as_it_is(path) or (has_weights and not is_listed) else manifest.problems(path)
-            wrong = wrong or list(trainer._misfits(path))
+            wrong = wrong or list(trainer._resumer.misfits(path))
             if wrong:
                 raise CheckpointError(
                     f"The weights in {path} cannot be scored: {'; '.join(wrong)}.\n\n"
@@ -201,7 +197,7 @@ def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:
                 )
             _load_folder(trainer, path, path)
         return
-    with trainer._resolved_checkpoint(path) as folder:
+    with trainer._resumer.chosen(path) as folder:
         assert folder is not None  # it is made of the file
         _load_folder(trainer, folder, path)
 

@@ -101,9 +101,9 @@ class Windows:
         counts: The run's counts: the windows and micro-batches of an epoch.
         device: Where counts of items go.
         start: Where the run begins.
-        load_folder_rng: Loads the random states of the checkpoint's own file, for checkpoints that say no more: once
-            the first window after a skip is read, or before an epoch that starts at its beginning, as HF does.
-        restore_rng: Sets the random states to those of the position where the run goes on.
+        restore_rng: Sets the random states to those of the position where the run goes on. A checkpoint may know no
+            position: then it is given None, and loads those of the checkpoint's own file, as HF does. That is once the
+            first window after a skip is read, or before an epoch that starts at its beginning.
     """
 
     gives_windows: ClassVar[bool] = True  # of which each is one batch to Lightning
@@ -117,8 +117,7 @@ class Windows:
         counts: RunCounts,
         device: torch.device,
         start: ResumePoint | None = None,
-        load_folder_rng: Callable[[], None] | None = None,
-        restore_rng: Callable[[PlainState], None] = write_rng,
+        restore_rng: Callable[[PlainState | None], None] | None = None,
     ) -> None:
         self.loader = loader
         self.read_window = read_window
@@ -127,8 +126,8 @@ class Windows:
         self.device = device
         self.saw_data = self._has_warned = False
         self._last: Window | None = None
-        self._load_folder_rng = load_folder_rng
-        self._restore_rng = restore_rng
+        self._restore_rng = restore_rng or _write_known_rng
+        self._folder_rng: PlainState | None = None  # of a checkpoint of transformers that Lightning restores
         self._pass: Iterator[Batch] | None = None
         self.start_at(start or ResumePoint())
 
@@ -269,7 +268,7 @@ class Windows:
         data = DataPosition.from_plain(state_dict)
         if data.updates_done:  # of transformers, which writes no more than that
             skip, rng = data.updates_done * self.window_size, data.rng
-            self._load_folder_rng = None if rng is None else lambda: write_rng(rng)
+            self._folder_rng = rng
             self.start_at(ResumePoint(epoch=data.epoch, skip_micro_batches=skip, restores_folder_rng=True))
             return
         is_over = data.is_over or data.micro_batches_done >= self.counts.micro_batches_per_epoch
@@ -284,7 +283,7 @@ class Windows:
         self._epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
         position = start.position
         if position is None:
-            restore = self._load_folder_rng if start.restores_folder_rng else None
+            restore = (lambda: self._restore_rng(self._folder_rng)) if start.restores_folder_rng else None
             yield from self._new_epoch(start.skip_micro_batches, restore)
         elif not position.is_open:
             yield from self._new_epoch(0, self._restores(position.rng))
@@ -406,6 +405,11 @@ class Windows:
         if update != self.counts.updates_per_epoch - 1:
             return self.window_size
         return self.counts.micro_batches_per_epoch % self.window_size or self.window_size
+
+
+def _write_known_rng(states: PlainState | None) -> None:
+    if states is not None:
+        write_rng(states)
 
 
 def _two_parts(window: tuple[list[Batch], NumItems]) -> tuple[list[Batch], NumItems]:

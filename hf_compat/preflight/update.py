@@ -316,11 +316,11 @@ def _chosen(session: Session, wanted: str | bool) -> str:
     if isinstance(wanted, str):
         return wanted
     folder = session.output_dir
-    newest = manifest.newest_checkpoint(folder, session.trainer._problems) if os.path.isdir(folder) else None
+    newest = manifest.newest_checkpoint(folder, session.trainer._resumer.problems) if os.path.isdir(folder) else None
     if newest is None:
         raise CheckpointError(
             f"No valid checkpoint found in output directory ({folder}).\n\n"
             "Hint: train without `resume_from_checkpoint`, or name a folder."
         )
-    session.trainer._refuse_misfits(newest)
+    session.trainer._resumer.refuse_misfits(newest)
     return newest

@@ -14,7 +14,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.callbacks.event_order import CallbackOrder
 from hf_compat.checkpoint.model_state import ModelState
-from hf_compat.checkpoint.run_state import PlainState
 from hf_compat.data.types import Batch, Collator, DataSource
 from hf_compat.engine.module import WindowModule
 from hf_compat.hf.arguments import TrainingArguments
@@ -23,14 +22,13 @@ from hf_compat.hf.outputs import EvalLoopOutput, TrainOutput
 from hf_compat.hf.search import HPSearchBackend, Space
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.optim.label_smoothing import LabelSmoother
-from hf_compat.optim.state_copies import StateCopies
 from hf_compat.plan.lightning_plan import LightningPlan
-from hf_compat.runtime.background import BackgroundWriter
-from hf_compat.runtime.frozen_copies import CopyMemory
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.lightning_options import CheckedOptions
+from hf_compat.training_run.resumer import Resumer
 from hf_compat.training_run.run import TrainingRun
+from hf_compat.training_run.saver import Saver
 from hf_compat.training_run.step_averages import StepAverages
 
 ModelOutput = Any  # what the user's model returns
@@ -89,7 +87,6 @@ class TrainerBase:
     _signature_columns: list[str] | None
     _train_batch_size: int
     _created_lr_scheduler: bool
-    _exact_rng: PlainState | None = None  # while `_load_rng_state` is called for a place within the run
 
     # of a hyperparameter search
     model_init: Callable[..., nn.Module] | None
@@ -106,18 +103,14 @@ class TrainerBase:
     _lightning_options: CheckedOptions
     stop_signals: StopSignals
     _run: TrainingRun
-    _background: BackgroundWriter
-    _copy_memory: CopyMemory
-    _state_copies: StateCopies
+    _saver: Saver
+    _resumer: Resumer
     _lightning_callbacks: list[pl.Callback]
     _callback_order: CallbackOrder
     _evaluation_averages: StepAverages
     _is_prepared: bool
-    _is_saving_by_flag: bool = False  # `should_save` asks for the checkpoint, and no code of the user's
     _fit_model_state: ModelState | None = None  # of the last fit: DeepSpeed's engine goes on holding the weights
     _compiled_model: nn.Module | None = None  # the last one, so that a second `train()` finds what is compiled
-    _is_loading = False  # whether a checkpoint is being loaded: nothing of this call is trained yet
-    _model_to_begin_with: str | None = None  # a folder of weights alone that this call of `train` was given
 
     def _taking_whole_weights(self) -> AbstractContextManager[None]:
         raise NotImplementedError
@@ -255,9 +248,6 @@ class TrainerBase:
     def _hp_search_setup(self, trial: Trial) -> None:
         raise NotImplementedError
 
-    def _adopt_changes(self) -> None:
-        raise NotImplementedError
-
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         raise NotImplementedError
 
@@ -304,9 +294,6 @@ class TrainerBase:
         raise NotImplementedError
 
     def _loggers(self) -> list[Logger]:
-        raise NotImplementedError
-
-    def _give_back_callback_states(self) -> None:
         raise NotImplementedError
 
     def _take_up_optimizer(self) -> None:

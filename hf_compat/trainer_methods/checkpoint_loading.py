@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,7 @@ from hf_compat.checkpoint.reading import (
     read_torch_file,
 )
 from hf_compat.checkpoint.taken_over import check_schedule_took_over
-from hf_compat.checkpoint.trainer_state import read_trainer_state
-from hf_compat.hf.state import TrainerControl, TrainerState
+from hf_compat.hf.state import TrainerControl
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.interop.upstream_log import log_line
 from hf_compat.optim.stepping import stepping_of
@@ -105,7 +104,7 @@ class CheckpointLoadingMethods(TrainerBase):
         """Load the weights of the best checkpoint."""
         best = self.state.best_model_checkpoint
         assert best is not None  # the only caller looked
-        self._background.wait()
+        self._saver.background.wait()
         log_line(f"Loading best model from {best} (score: {self.state.best_metric}).", otherwise=logger)
         if not os.path.isdir(best):
             logger.warning("Could not locate the best model at %s; the last one stays.", best)
@@ -148,8 +147,9 @@ class CheckpointLoadingMethods(TrainerBase):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Set all random generators to a checkpoint's states, where it has them."""
-        if self._exact_rng is not None:
-            write_rng(self._exact_rng)
+        exact = self._resumer.exact_rng
+        if exact is not None:
+            write_rng(exact)
             return
         own, first = self._own(names.RNG_STATE_NAME), names.of_rank(names.RNG_STATE_NAME, 0, 2)
         places = [own, first, names.RNG_STATE_NAME]  # of another number of processes: the first one's
@@ -185,15 +185,6 @@ class CheckpointLoadingMethods(TrainerBase):
         callbacks = self.callback_handler.callbacks
         callbacks.remove(callback)
         callbacks.append(restored)
-
-
-def read_state(checkpoint: str, where_missing: Mapping[str, float] | None = None) -> TrainerState:
-    """Read a checkpoint's state; `where_missing` has the values of fields that it may leave open.
-
-    Raises:
-        CheckpointError: There is none, or it is no state.
-    """
-    return read_trainer_state(Contents(checkpoint).need(names.TRAINER_STATE_NAME), where_missing)
 
 
 def _ignored_on_save(model: nn.Module) -> list[str]:

@@ -61,13 +61,10 @@ class LogMethods(SearchMethods):
         def save() -> None:
             # before 4.47 the method also took the metrics; today's overrides may have them as an optional parameter
             old = {"metrics": None} if needs_parameter(self._save_checkpoint, "metrics") else {}
-            self._is_saving_by_flag = True
-            try:
+            with self._saver.by_flag():
                 self._save_checkpoint(model, trial, **old)
-            finally:
-                self._is_saving_by_flag = False
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
-            self._adopt_changes()
+            self._saver.adopt_changes()
 
         log_evaluate_save(self, log=log, evaluate=evaluate, save=save, agreement=self._run.flags)
 

@@ -18,14 +18,13 @@ from hf_compat.hf.tensor_float import choose_tf32
 from hf_compat.interop.device_maps import check_placement, is_model_parallel
 from hf_compat.interop.liger import apply_liger, check_liger
 from hf_compat.interop.transformers_models import align_special_tokens, check_trainable
-from hf_compat.interop.upstream_log import log_line
 from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.inspection import number_of_arguments
 from hf_compat.runtime.seeding import enable_full_determinism, set_seed
 from hf_compat.trainer_methods.base import Trial
-from hf_compat.trainer_methods.checkpoint_loading import read_state
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.model import ModelMethods
+from hf_compat.training_run.resumer import ResumeAt, read_state
 
 logger = logging.getLogger(__name__)
 
@@ -114,11 +113,10 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
             checks_of(TrainingArguments, TrainingArguments)["neftune_noise_alpha"].read(strength)
             self.neftune_hook_handle = EmbeddingNoise(self.accelerator.unwrap_model(self.model), strength)
         self._hp_search_setup(trial)  # after the model is made, as upstream: a trial's seed is the next trial's model's
-        weights = self._model_to_begin_with if checkpoint is None else checkpoint
+        weights = self._resumer.weights_alone if checkpoint is None else checkpoint
         if weights is not None:
-            with failing_together(CheckpointError), self._taking_whole_weights():
-                log_line(f"Loading model from {weights}.")
-                self._load_from_checkpoint(weights)
+            with failing_together(CheckpointError):
+                self._resumer.restore(ResumeAt.MODEL_READY, weights)
         if checkpoint is not None and self.args.auto_find_batch_size:
             self._train_batch_size = read_state(checkpoint).train_batch_size or self._train_batch_size
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Iterator
 
 from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.callbacks.flag_sources import flag_sources
-from hf_compat.callbacks.lightning_states import give_back_states
 from hf_compat.callbacks.startup_log import opening_lines
 from hf_compat.data.checks import check_iterable
 from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
@@ -25,6 +25,7 @@ from hf_compat.engine.strategies import model_state_of, wrapped_model
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.outputs import TrainOutput
+from hf_compat.hf.state import TrainerState, is_exportable
 from hf_compat.interop.transformers_models import is_pretrained_model
 from hf_compat.interop.upstream_log import log_line, log_resumption, log_training
 from hf_compat.plan.lightning_plan import LightningPlan
@@ -35,18 +36,21 @@ from hf_compat.runtime import slurm
 from hf_compat.runtime.collectives import agree, failing_together, gather_objects, limit_waiting
 from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.trainer_methods.base import Trial
+from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.optimization import OptimizationMethods
-from hf_compat.trainer_methods.resume import ResumeMethods
 from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks
+from hf_compat.trainer_methods.windows import WindowMethods
 from hf_compat.training_run.flags import NO_AGREEMENT, FlagAgreement
+from hf_compat.training_run.loss_log import LossLog
+from hf_compat.training_run.resumer import ResumeAt
 from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.summary import run_summary
 
 logger = logging.getLogger(__name__)
 
 
-class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, UpstreamHooks):
+class TrainingMethods(WindowMethods, CheckpointMethods, DataloaderMethods, OptimizationMethods, UpstreamHooks):
     """The order of things in one call of `train()`."""
 
     def _inner_training_loop(
@@ -70,16 +74,55 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
             self._refuse_differences({"updates that the training data give": repr(counts.max_updates)}, "training data")
         if self._created_lr_scheduler:  # its length may be another one this time
             self.lr_scheduler, self._created_lr_scheduler = None, False
-        with failing_together(CheckpointError, self._is_loading):
+        with failing_together(CheckpointError, self._resumer.is_loading):
             self._init_training_state(
                 counts.max_updates, counts.updates_per_epoch, counts.num_train_epochs, resume_from_checkpoint, trial
             )
-            self._run = run = self._begin_run(loader, counts, resume_from_checkpoint)
-        run.trial, run.ignore_keys_for_eval = trial, ignore_keys_for_eval
+            self._run = run = TrainingRun(
+                losses=LossLog(args.device, self.state.global_step, args.logging_nan_inf_filter),
+                counts=counts,
+                cut=self._data_cut(counts),
+                loader=loader,
+                checkpoint=resume_from_checkpoint,
+                run_id=self._resumer.new_run_id(resume_from_checkpoint),
+                updates_before=self.state.global_step,
+                tokens_before=self.state.num_input_tokens_seen,
+                trial=trial,
+                ignore_keys_for_eval=ignore_keys_for_eval,
+            )
+            self._resumer.start(run)
+            restore_rng = functools.partial(self._resumer.restore_rng, resume_from_checkpoint)
+            run.windows = self._make_windows(loader, counts, run.start, restore_rng=restore_rng)
         with self._limited_time():
             run.flags = self._flag_agreement()
             self._fit(run, counts)
         return self._finalize_training(trial, counts.num_train_samples, run.start_time)
+
+    def _init_training_state(
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: str | None,
+        trial: Trial,
+    ) -> tuple[int, int]:
+        """Set the state of a run, from a checkpoint where there is one.
+
+        Returns:
+            Whole epochs that the checkpoint has behind it, and micro-batches of the next; `resume_point` knows better.
+
+        Mirrors:
+            `transformers.Trainer._init_training_state`, 5.23.
+        """
+        stateful = [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
+        self.state = TrainerState(stateful_callbacks=stateful)
+        self.state.train_batch_size = self._train_batch_size
+        self.state.is_hyper_param_search = trial is not None
+        self.state.compute_steps(self.args, max_steps)
+        self._resumer.restore(ResumeAt.STATE_NEW, resume_from_checkpoint)
+        self.state.init_training_references(self, max_steps, num_train_epochs, trial)
+        epochs, updates = divmod(self.state.global_step, num_update_steps_per_epoch)
+        return epochs, 0 if self.args.ignore_data_skip else updates * self.args.gradient_accumulation_steps
 
     def _fit(self, run: TrainingRun, counts: RunCounts) -> None:
         assert run.windows is not None  # they are made before the fit
@@ -90,7 +133,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         wrap_forward(self.model, plan.precision, self.args.device.type)
         self._is_prepared = True
         # of several processes one alone has the error: the next save, or the end, lets all of them know
-        bridge = HFBridge(self, run, self._background if self.args.world_size == 1 else None)
+        bridge = HFBridge(self, run, self._saver.background if self.args.world_size == 1 else None)
         module = self._make_module(plan)
         module.num_training_updates = counts.max_updates
         module.observer = bridge
@@ -190,14 +233,6 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
             known = getattr(self.model, "is_gradient_checkpointing", False)
         return bool(known or self.args.activation_checkpointing)
 
-    def _give_back_callback_states(self) -> None:
-        """Give Lightning callbacks the states of the checkpoint; optimizers may be built on them."""
-        run = self._run
-        assert run.lightning_trainer is not None and run.module is not None  # it is fitting
-        with failing_together(CheckpointError, self._is_loading):
-            if run.resumed is not None:
-                give_back_states(self._lightning_callbacks, run.resumed, run.lightning_trainer, run.module)
-
     def _take_up_optimizer(self) -> None:
         """Load optimizer states, and show callbacks what the run works with; Lightning has just had it made."""
         run = self._run
@@ -205,11 +240,8 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
         limit_waiting(self.args.ddp_timeout)
         self.model_wrapped = self.compiled(wrapped_model(run.lightning_trainer.strategy, self.model))
         self._fit_model_state = model_state_of(run.lightning_trainer.strategy, self.model)
-        with failing_together(CheckpointError, self._is_loading):
-            if run.checkpoint is not None:
-                self._load_optimizer_and_scheduler(run.checkpoint)
-                self._load_scaler(run.checkpoint)
-        self._is_loading = False
+        self._resumer.restore_together(ResumeAt.OPTIMIZER_MADE, run.checkpoint)
+        self._resumer.is_loading = False
         self.accelerator.take_up(self._fit_model_state, self.optimizer, self.lr_scheduler)
         handler = self.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
@@ -217,7 +249,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
 
     def _finalize_training(self, trial: Trial, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the run's summary, load the best model, rotate, and tell that training is over."""
-        agree(self._background.settle())
+        agree(self._saver.background.settle())
         log_line("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
         self._push_what_was_written()
         if self.is_world_process_zero():
@@ -235,7 +267,7 @@ class TrainingMethods(ResumeMethods, DataloaderMethods, OptimizationMethods, Ups
             with self._taking_whole_weights():
                 self._load_best_model()
         if self.args.should_save:
-            self._rotate_checkpoints_at_end(self._get_output_dir(trial), best)
+            self._saver.rotate_at_end(self._get_output_dir(trial), best)
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         self._finish_current_push()
         self._tell_what_has_not_arrived()

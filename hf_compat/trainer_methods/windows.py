@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 from hf_compat.checkpoint.run_state import DataCut, PlainState, ResumePoint
@@ -10,7 +9,6 @@ from hf_compat.engine.windows import Windows
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.run_counts import RunCounts, make_run_counts
 from hf_compat.runtime.inspection import fitting_arguments, has_length
-from hf_compat.runtime.rng import write_rng
 from hf_compat.trainer_methods.base import Loader, TrainerBase
 
 
@@ -57,8 +55,8 @@ class WindowMethods(TrainerBase):
         loader: Loader,
         counts: RunCounts,
         start: ResumePoint | None = None,
-        checkpoint: str | None = None,
         kind: type[Windows] = Windows,
+        restore_rng: Callable[[PlainState | None], None] | None = None,
     ) -> Windows:
         """Cut a loader's micro-batches into updates.
 
@@ -66,14 +64,9 @@ class WindowMethods(TrainerBase):
             loader: The training loader.
             counts: The run's counts.
             start: Where the run begins.
-            checkpoint: The folder whose random states are loaded where `start` asks for them.
             kind: The class of the windows.
+            restore_rng: Sets the random states of the place where the run goes on; given None, those of the checkpoint.
         """
-        load_folder_rng: Callable[[], None] | None = None
-        restore_rng: Callable[[PlainState], None] = write_rng
-        if checkpoint is not None:
-            load_folder_rng = functools.partial(self._load_rng_state, checkpoint)
-            restore_rng = functools.partial(self._let_load_rng_state, checkpoint)
         # before 4.50 the method took no device
         return kind(
             loader,
@@ -82,17 +75,5 @@ class WindowMethods(TrainerBase):
             counts=counts,
             device=self.args.device,
             start=start,
-            load_folder_rng=load_folder_rng,
             restore_rng=restore_rng,
         )
-
-    def _let_load_rng_state(self, checkpoint: str, exact: PlainState) -> None:
-        """Call `_load_rng_state` as upstream does, with the states of the very place where the run goes on.
-
-        An override that does not call the base class leaves the generators as they are.
-        """
-        self._exact_rng = exact
-        try:
-            self._load_rng_state(checkpoint)
-        finally:
-            self._exact_rng = None

@@ -16,7 +16,7 @@ import lightning.pytorch as pl
 import torch
 
 from hf_compat.checkpoint.plain_values import readable_states
-from hf_compat.checkpoint.run_state import DataPosition, Moment, PlainState, ResumePoint, RunState
+from hf_compat.checkpoint.run_state import DataCut, DataPosition, Moment, PlainState, ResumePoint, RunState
 from hf_compat.engine.internals import is_training_batch, loops_state
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Loader, Windows
@@ -38,6 +38,7 @@ class TrainingRun:
         windows: The loader's micro-batches, an update at a time.
         checkpoint: The folder that the run goes on from.
         resumed: The run state of that folder; None where it has none.
+        cut: How the data is cut into updates; None where nothing is trained.
         start: Where the run goes on.
         run_id: What stands in the manifests of the checkpoints; a run that goes on keeps the id of its checkpoint.
         trial: The hyperparameter search's trial.
@@ -62,6 +63,7 @@ class TrainingRun:
     windows: Windows | None = None
     checkpoint: str | None = None
     resumed: RunState | None = None
+    cut: DataCut | None = None
     start: ResumePoint = field(default_factory=ResumePoint)
     run_id: str = field(default_factory=lambda: secrets.token_hex(4))
     trial: Trial = None

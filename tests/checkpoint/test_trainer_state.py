@@ -78,6 +78,6 @@ def test_an_interval_of_zero_is_refused_where_the_run_counts_by_it(make_args, tm
     by_steps = Trainer(toy.Classifier(), make_args(**values), train_dataset=toy.rows())
     with pytest.raises(CheckpointError, match=r"checkpoint-4: `logging_steps` is 0 in trainer_state\.json"):
         by_steps.train(resume_from_checkpoint=str(folder))
-    assert by_steps._newest_checkpoint(str(tmp_path / "out")) == str(tmp_path / "out" / "checkpoint-2")
+    assert by_steps._resumer.newest(str(tmp_path / "out")) == str(tmp_path / "out" / "checkpoint-2")
     by_epochs = Trainer(toy.Classifier(), make_args(**values, logging_strategy="epoch"), train_dataset=toy.rows())
     assert by_epochs.train(resume_from_checkpoint=str(folder)).global_step == 4

@@ -111,7 +111,7 @@ class Waits(TrainerCallback):
     """Lets what goes on beside the training end before the next update: one call after the other is noted."""
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self.trainer._background.wait()
+        self.trainer._saver.background.wait()
 
 
 class Sees(Waits):

@@ -100,13 +100,13 @@ def test_what_a_run_keeps_for_its_saves_goes_with_its_end(make_args, tmp_path):
 
     class Looks(TrainerCallback):
         def on_step_begin(self, args, state, control, trainer=None, **kwargs):
-            seen.append(sorted(tensor.data_ptr() for tensor in trainer._copy_memory._used))
+            seen.append(sorted(tensor.data_ptr() for tensor in trainer._saver.copy_memory._used))
 
     set_seed(3)
     args = make_args(save_strategy="steps", save_steps=2, max_steps=7, async_save=True)
     trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(), callbacks=[Looks()])
     trainer.train()
     assert seen[0] == [] and seen[2] and seen[2] == seen[4] == seen[6], "each save takes the same memory"
-    assert not trainer._copy_memory._used
+    assert not trainer._saver.copy_memory._used
     whole = torch.load(tmp_path / "out" / "checkpoint-6" / "optimizer.pt", weights_only=True)
     assert whole["state"][0]["step"] == 6

@@ -1,0 +1,465 @@
+"""`Resumer`: which checkpoint a run goes on from, and what of it is restored when.
+
+`STAGES` is the whole of a resume, in the order in which it happens. The Trainer, the bridge and the data call
+`Resumer.restore` at each of its moments; nothing else restores anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol, TypeVar, cast
+
+import lightning.pytorch as pl
+from torch import nn
+
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.adapters import holds_whole_model, misfitting_adapters
+from hf_compat.checkpoint.contents import Contents
+from hf_compat.checkpoint.edits import no_checkpoint, problems_of_named, reading_edited, warn_of, way_out
+from hf_compat.checkpoint.files import first_line, naming
+from hf_compat.checkpoint.headers import misfitting_weights
+from hf_compat.checkpoint.judging import holds_model_alone
+from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
+from hf_compat.checkpoint.lightning_io import read_lightning, to_hf
+from hf_compat.checkpoint.run_lock import Owner
+from hf_compat.checkpoint.run_state import PlainState, RunState, resume_point
+from hf_compat.checkpoint.trainer_state import read_trainer_state
+from hf_compat.errors import CheckpointError, CheckpointMismatch, HfCompatError
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.state import INTERVALS, TrainerState
+from hf_compat.interop.transformers_models import is_peft_model
+from hf_compat.interop.upstream_log import log_line
+from hf_compat.runtime import slurm
+from hf_compat.runtime.collectives import agree, broadcast_object, failing_together
+from hf_compat.training_run.callback_states import give_back_states
+from hf_compat.training_run.loss_log import LossLogState
+from hf_compat.training_run.run import TrainingRun
+from hf_compat.training_run.saver import Saver
+
+logger = logging.getLogger(__name__)
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+_Trained = TypeVar("_Trained")
+
+
+class _Accelerator(Protocol):
+    def unwrap_model(self, model: nn.Module) -> nn.Module: ...
+
+
+class ResumingHost(Protocol):
+    """What a `Resumer` asks of the Trainer; the methods are override points, and load what they are named after."""
+
+    args: TrainingArguments
+    state: TrainerState
+    model: nn.Module
+    optimizer: object
+    _run: TrainingRun
+    _saver: Saver
+    _lightning_callbacks: list[pl.Callback]
+    _train_batch_size: int
+
+    @property
+    def accelerator(self) -> _Accelerator: ...
+
+    def is_world_process_zero(self) -> bool: ...
+
+    def _taking_whole_weights(self) -> contextlib.AbstractContextManager[None]: ...
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None: ...
+
+    def _load_callback_state(self) -> None: ...
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None: ...
+
+    def _load_scaler(self, checkpoint: str | None) -> None: ...
+
+    def _load_rng_state(self, checkpoint: str | None) -> None: ...
+
+
+class ResumeAt(StrEnum):
+    """When a stage is due, in the order of a run."""
+
+    MODEL_READY = "before the fit: the model is made and on its device"
+    STATE_NEW = "before the fit: `_init_training_state` has made a new state"
+    RUN_NEW = "before the fit: the run's record is made, its data is not cut into updates yet"
+    CALLBACKS_SET_UP = "Lightning has called `setup` of all callbacks"
+    OPTIMIZER_MADE = "Lightning's `on_fit_start`: optimizer and schedule are made"
+    DATA_OPENED = "the first pass over the training data begins; if no data is left to read, before the fit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A part of a resume.
+
+    Args:
+        restores: What it restores.
+        at: When.
+        by: The method of `Resumer` that does it.
+        override: The Trainer's method that `by` calls, which a subclass may override; None where there is none.
+    """
+
+    restores: str
+    at: ResumeAt
+    by: Callable[[Resumer, str], None]
+    override: str | None = None
+
+
+class Resumer:
+    """Choose the checkpoint of a Trainer's run, and restore its parts.
+
+    Args:
+        host: The Trainer.
+
+    Attributes:
+        is_loading: Whether a checkpoint is being loaded: nothing of this call is trained yet.
+        weights_alone: A folder of weights without a state that this call of `train` was given.
+        exact_rng: The random states to set while `_load_rng_state` is called for a place within the run.
+    """
+
+    def __init__(self, host: ResumingHost) -> None:
+        self._host = host
+        self.is_loading = False
+        self.weights_alone: str | None = None
+        self.exact_rng: PlainState | None = None
+
+    # Choosing
+
+    def train_from(self, wanted: str | bool | None, train: Callable[[str | None], _Trained]) -> _Trained:
+        """Train from a checkpoint; the automatic resume takes an older one where one turns out to be damaged."""
+        is_automatic, given_optimizer = wanted is True or not wanted, self._host.optimizer
+        self.weights_alone = None
+        unloadable: dict[str, str] = {}
+        while True:
+            with self.chosen(wanted, unloadable) as checkpoint:
+                try:
+                    self.is_loading = checkpoint is not None
+                    return train(checkpoint)
+                except CheckpointError as error:
+                    is_whole = isinstance(error, CheckpointMismatch)
+                    if is_whole or not is_automatic or checkpoint is None or not self.is_loading:
+                        raise
+                    unloadable[checkpoint] = first_line(error).removesuffix(".")
+                finally:
+                    self.is_loading = False
+            self._host.optimizer = given_optimizer  # one that was made for this may have taken over a part
+
+    @contextlib.contextmanager
+    def chosen(self, wanted: str | bool | None, unloadable: Mapping[str, str] = _NONE) -> Iterator[str | None]:
+        """Give the folder to go on from; one that is made of a Lightning checkpoint exists while it is read.
+
+        Args:
+            wanted: What is asked for; True takes the newest.
+            unloadable: Folders that were tried, and why they cannot be loaded.
+
+        Raises:
+            CheckpointError: There is none, or the named one is damaged.
+            CheckpointMismatch: It is of another model.
+        """
+        output_dir = str(self._host.args.output_dir)
+        if wanted and not isinstance(wanted, bool):
+            wanted = str(wanted)  # it may be a path
+        if not wanted and broadcast_object(slurm.is_requeued(output_dir)):
+            logger.warning("SLURM has started this job again: training goes on from the newest checkpoint.")
+            wanted = True
+        with contextlib.ExitStack() as reading:
+            if not wanted:
+                yield None
+            elif wanted is True:
+                yield self.newest(output_dir, unloadable)
+            elif os.path.isfile(wanted):
+                place = reading.enter_context(tempfile.TemporaryDirectory(prefix="hf_compat_"))
+                folder = os.path.join(place, "checkpoint")
+                with naming(wanted):
+                    agree(_error_of(lambda: to_hf(read_lightning(wanted), folder)))
+                    self.refuse_misfits(folder)
+                    yield folder
+            elif holds_model_alone(Path(wanted)):
+                agree(_error_of(lambda: self.refuse_misfits(wanted)))
+                logger.warning("%s holds a model and no state of a training: training begins with its weights.", wanted)
+                self.weights_alone = wanted
+                yield None
+            else:
+                agree(_error_of(lambda: self._check_named(wanted, reading)))
+                yield wanted
+
+    def newest(self, folder: str, unloadable: Mapping[str, str] = _NONE) -> str:
+        """Finish what a killed save has left, then return the newest whole checkpoint; the first process looks."""
+        found: list[str] = []
+        passed_over: list[str] = []
+
+        def judge(path: str) -> list[str]:
+            if path in unloadable:
+                wrong = [f"it cannot be loaded ({unloadable[path]})"]
+            else:
+                wrong = self.problems(path)
+            if wrong:
+                passed_over.append(f"  {os.path.basename(path)}: {'; '.join(wrong)}")
+            else:
+                self.refuse_misfits(path)
+            return wrong
+
+        def look() -> None:
+            manifest.recover(folder)
+            last = manifest.newest_checkpoint(folder, judge) if os.path.isdir(folder) else None
+            if last is None:
+                why = "".join(f"\n{reason}" for reason in passed_over)
+                raise CheckpointError(
+                    f"No valid checkpoint found in output directory ({folder}).{why}\n\n"
+                    "Hint: train without `resume_from_checkpoint`, or name a folder."
+                )
+            found.append(last)
+
+        agree(_error_of(look) if self._host.is_world_process_zero() else None)
+        return broadcast_object(found)[0]
+
+    def _check_named(self, checkpoint: str, reading: contextlib.ExitStack) -> None:
+        """Refuse a checkpoint that is named and damaged; warn of one that was edited, and let it be read as it is."""
+        if not os.path.isdir(checkpoint):
+            raise no_checkpoint(
+                checkpoint, "name a checkpoint-<updates> folder, or train without `resume_from_checkpoint`"
+            )
+        wrong, edits = problems_of_named(checkpoint)
+        if not wrong:
+            reading.enter_context(reading_edited(checkpoint, edits))
+            wrong = list(self._zero_intervals(checkpoint))
+        if not wrong:
+            self.refuse_misfits(checkpoint)
+        if wrong:
+            raise CheckpointError(
+                f"Can't find a valid checkpoint at {checkpoint}: {'; '.join(wrong)}.\n\n"
+                f"{way_out(checkpoint)} `resume_from_checkpoint=True` takes the newest one that is whole."
+            )
+        if self._host.is_world_process_zero():
+            warn_of(checkpoint, edits)
+
+    def problems(self, checkpoint: str) -> list[str]:
+        """List what is wrong with a checkpoint that is not named, for a run with these arguments."""
+        return manifest.problems(checkpoint) or list(self._zero_intervals(checkpoint))
+
+    def _zero_intervals(self, checkpoint: str) -> Iterator[str]:
+        """Yield the intervals of 0 that this run would count by. Where a run acts by epochs, 0 is right."""
+        state, args = read_state(checkpoint), self._host.args
+        strategies = {"logging": args.logging_strategy, "eval": args.eval_strategy, "save": args.save_strategy}
+        for name, strategy in strategies.items():
+            if strategy == "steps" and getattr(state, f"{name}_steps") == 0:
+                yield f"`{name}_steps` is 0 in trainer_state.json, and this run counts by it"
+
+    def refuse_misfits(self, folder: str) -> None:
+        """Refuse a checkpoint that is whole, and whose weights this model cannot take.
+
+        Raises:
+            CheckpointMismatch: The message names the weights.
+        """
+        wrong = list(self.misfits(folder))
+        if wrong:
+            raise CheckpointMismatch(
+                f"{folder} holds another model: {'; '.join(wrong)}.\n\n"
+                "Hint: make the model as it was when this was saved, name a checkpoint of this model, or choose "
+                "another `output_dir`."
+            )
+
+    def misfits(self, checkpoint: str) -> Iterator[str]:
+        """Yield which weights of a checkpoint the model cannot take."""
+        host = self._host
+        model = host.accelerator.unwrap_model(host.model) if host.model is not None else None
+        if model is not None:
+            is_adapter = is_peft_model(model) and not holds_whole_model(checkpoint, model)
+            yield from misfitting_adapters(checkpoint, model) if is_adapter else misfitting_weights(checkpoint, model)
+
+    # Restoring
+
+    def restore(self, moment: ResumeAt, checkpoint: str | None) -> None:
+        """Restore what is due at a moment; nothing where the run goes on from no checkpoint.
+
+        Raises:
+            CheckpointError: A file cannot be read, or does not fit.
+        """
+        for stage in STAGES if checkpoint is not None else ():
+            if stage.at is moment and checkpoint is not None:
+                stage.by(self, checkpoint)
+
+    def restore_together(self, moment: ResumeAt, checkpoint: str | None) -> None:
+        """Do the same on every process of the run; where one fails, all do."""
+        with failing_together(CheckpointError, self.is_loading):
+            self.restore(moment, checkpoint)
+
+    def start(self, run: TrainingRun) -> None:
+        """Say where a run goes on, whose data is about to be cut into updates."""
+        self.restore(ResumeAt.RUN_NEW, run.checkpoint)
+        if run.start.is_finished and run.checkpoint is not None:
+            position = run.start.position
+            self.restore_rng(run.checkpoint, None if position is None else position.rng)
+
+    def new_run_id(self, checkpoint: str | None) -> str:
+        """Return the id that the manifests of a run get; a resumed run keeps that of its checkpoint."""
+        own = manifest.run_of(checkpoint) if checkpoint is not None else None
+        return broadcast_object(own or (self._host._saver.folder.owner or Owner()).token)
+
+    def restore_rng(self, checkpoint: str | None, exact: PlainState | None = None) -> None:
+        """Let `_load_rng_state` set the random states. An override that skips the base class leaves them as they are.
+
+        Args:
+            checkpoint: The folder.
+            exact: The states of the very place where the run goes on; without them, those of the folder's own file.
+        """
+        self.exact_rng = exact
+        try:
+            self.restore(ResumeAt.DATA_OPENED, checkpoint)
+        finally:
+            self.exact_rng = None
+
+    def _load_weights(self, checkpoint: str) -> None:
+        log_line(f"Loading model from {checkpoint}.")
+        with self._host._taking_whole_weights():
+            self._host._load_from_checkpoint(checkpoint)
+
+    def _load_state(self, checkpoint: str) -> None:
+        """Read `trainer_state.json`: its intervals and its best checkpoint count; warn of what differs."""
+        host = self._host
+        now = (host.state.logging_steps, host.state.eval_steps, host.state.save_steps)
+        state = host.state = read_state(checkpoint, dict(zip(INTERVALS, now, strict=True)))
+        saved = (state.logging_steps, state.eval_steps, state.save_steps)
+        for name, given, before in zip(("logging", "eval", "save"), now, saved, strict=True):
+            if given != before:
+                logger.warning("`%s_steps` is %s now and %s in the checkpoint, which counts.", name, given, before)
+        if state.train_batch_size not in (None, host.args.per_device_train_batch_size):
+            size = host.args.per_device_train_batch_size
+            logger.warning("The micro-batch is %s now and was %s in the checkpoint.", size, state.train_batch_size)
+        has_evaluated = any(any(name.startswith("eval_") for name in log) for log in state.log_history)
+        keeps_workers = host.args.dataloader_persistent_workers and host.args.dataloader_num_workers > 0
+        if keeps_workers and (has_evaluated or (state.epoch or 0) >= 1):
+            logger.warning(
+                "`dataloader_persistent_workers=True`: the workers of the interrupted run cannot be resumed. New ones "
+                "draw a random number at their start, so shuffling and dropout differ from those of an uninterrupted "
+                "run. Without the setting a resumed run is exact."
+            )
+        state.best_model_checkpoint = self.best_of_state(state.best_model_checkpoint, checkpoint)
+
+    def best_of_state(self, best: str | None, checkpoint: str) -> str | None:
+        """Return the best checkpoint where it is this run's: a state may name any folder, and weights are read from it.
+
+        Args:
+            best: What the state names.
+            checkpoint: The checkpoint that the state is from; a folder that was moved has the best one beside it.
+        """
+        if best is None:
+            return None
+        places = [str(self._host.args.output_dir), os.path.dirname(os.path.abspath(checkpoint))]
+        beside = os.path.join(places[1], os.path.basename(best))
+        is_checkpoint = checkpoint_step(best) is not None
+        if (
+            is_checkpoint
+            and os.path.isdir(best)
+            and os.path.realpath(os.path.dirname(os.path.abspath(best))) in map(os.path.realpath, places)
+        ):
+            return best
+        if is_checkpoint and os.path.isdir(beside):
+            logger.warning("The best checkpoint of the resumed state is taken from %s, not %s.", beside, best)
+            return beside
+        what = "is not in the output folder" if os.path.isdir(best) else "does not exist anymore"
+        logger.warning("The best checkpoint %s of the resumed state %s.", best, what)
+        return None
+
+    def _load_callbacks(self, checkpoint: str) -> None:
+        self._host._load_callback_state()
+
+    def _load_position(self, checkpoint: str) -> None:
+        """Find the place in the data, and the loss since the last log."""
+        host, run = self._host, self._host._run
+        assert run.cut is not None  # it is set with the checkpoint
+        ranks = (host.args.process_index, host.args.world_size)
+        run.resumed = RunState.load(checkpoint, *ranks, ended_by_callback=host.state.was_leaving_epoch)
+        run.start = resume_point(run.resumed, run.updates_before, run.cut, host.args.ignore_data_skip)
+        if run.resumed is not None and run.start.is_exact:
+            run.losses.load_state_dict(cast(LossLogState, run.resumed.losses))
+
+    def _load_lightning_callbacks(self, checkpoint: str) -> None:
+        run = self._host._run
+        assert run.lightning_trainer is not None and run.module is not None  # it is fitting
+        if run.resumed is not None:
+            give_back_states(self._host._lightning_callbacks, run.resumed, run.lightning_trainer, run.module)
+
+    def _load_optimizer_and_schedule(self, checkpoint: str) -> None:
+        self._host._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_scaler(self, checkpoint: str) -> None:
+        self._host._load_scaler(checkpoint)
+
+    def _load_rng(self, checkpoint: str) -> None:
+        self._host._load_rng_state(checkpoint)
+
+
+STAGES: Sequence[Stage] = (
+    Stage(
+        restores="the model's weights",
+        at=ResumeAt.MODEL_READY,
+        by=Resumer._load_weights,
+        override="_load_from_checkpoint",
+    ),
+    Stage(
+        restores="`state`: updates done, log history, best metric",
+        at=ResumeAt.STATE_NEW,
+        by=Resumer._load_state,
+        override="_init_training_state",
+    ),
+    Stage(
+        restores="states of HF callbacks and the control's flags",
+        at=ResumeAt.STATE_NEW,
+        by=Resumer._load_callbacks,
+        override="_load_callback_state",
+    ),
+    Stage(
+        restores="the place in the data, the loss since the last log",
+        at=ResumeAt.RUN_NEW,
+        by=Resumer._load_position,
+    ),
+    Stage(
+        restores="states of Lightning callbacks",
+        at=ResumeAt.CALLBACKS_SET_UP,
+        by=Resumer._load_lightning_callbacks,
+    ),
+    Stage(
+        restores="optimizer and schedule",
+        at=ResumeAt.OPTIMIZER_MADE,
+        by=Resumer._load_optimizer_and_schedule,
+        override="_load_optimizer_and_scheduler",
+    ),
+    Stage(
+        restores="the gradient scaler",
+        at=ResumeAt.OPTIMIZER_MADE,
+        by=Resumer._load_scaler,
+        override="_load_scaler",
+    ),
+    Stage(
+        restores="random states of Python, NumPy and torch",
+        at=ResumeAt.DATA_OPENED,
+        by=Resumer._load_rng,
+        override="_load_rng_state",
+    ),
+)
+
+
+def read_state(checkpoint: str, where_missing: Mapping[str, float] | None = None) -> TrainerState:
+    """Read a checkpoint's state; `where_missing` has the values of fields that it may leave open.
+
+    Raises:
+        CheckpointError: There is none, or it is no state.
+    """
+    return read_trainer_state(Contents(checkpoint).need(TRAINER_STATE_NAME), where_missing)
+
+
+def _error_of(act: Callable[[], None]) -> Exception | None:
+    """Do something, and return what went wrong: the other processes have to know before it is raised."""
+    try:
+        act()
+    except (HfCompatError, OSError) as error:
+        return error
+    return None
