@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self, cast
 
 import lightning.pytorch as pl
 import torch
@@ -29,6 +29,7 @@ from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import (
     BOOKKEEPING_FIELDS,
+    HooksOfPlainBatches,
     batch_under_way,
     before_zero_grad,
     is_training_batch,
@@ -61,7 +62,16 @@ logger = logging.getLogger(__name__)
 STEP_PARAMETERS = ("model", "inputs", "num_items_in_batch")
 
 
-class WindowModule(pl.LightningModule):
+# What methods that were written for HF's Trainer read of it, besides the model.
+_OF_STEPS = frozenset(
+    {
+        "accelerator", "args", "can_return_loss", "compute_loss_func", "data_collator", "label_names", "label_smoother",
+        "lr_scheduler", "model_accepts_loss_kwargs", "model_wrapped", "optimizer", "processing_class",
+    }
+)  # fmt: skip
+
+
+class WindowModule(HooksOfPlainBatches):
     """A model that trains as HF's Trainer trains it: one Lightning batch is one update.
 
     Optimization is manual: micro-batches, clipping, step, schedule, zeroing, in HF's order.
@@ -113,6 +123,12 @@ class WindowModule(pl.LightningModule):
             if name == "model" and isinstance(value, nn.Module):
                 self._take_model(value)
             super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
+        """Return an attribute of HF's Trainer, for methods that were written for one."""
+        if name in _OF_STEPS and "steps" in self.__dict__:
+            return cast(torch.Tensor, getattr(self.__dict__["steps"], name))  # of any type
+        return super().__getattr__(name)
 
     def _take_model(self, model: nn.Module) -> None:
         """Work with the model that is about to be set; a Trainer of ours knows its own."""
@@ -440,8 +456,9 @@ class WindowModule(pl.LightningModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowModule:
         """Copy the model, which callbacks that average weights do; a Trainer, and with it the data, is not copied."""
-        if getattr(self, "_own_steps", None) is None:
-            memo |= {id(shared): shared for shared in (self.steps, self.observer, self.evaluation)}
+        return self._copied(memo | {id(shared): shared for shared in (self.steps, self.observer, self.evaluation)})
+
+    def _copied(self, memo: dict[int, Any]) -> Self:
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()})

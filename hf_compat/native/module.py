@@ -26,7 +26,6 @@ from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import compile_model_only, leave_out_step_metrics, place_of
 from hf_compat.engine.overflow_debug import DebugUnderflowOverflow, watch_where_asked
 from hf_compat.engine.precision import ForwardPrecision, leave_autocast_to_forward, unwrap_forward
-from hf_compat.engine.protocols import TrainingSteps
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.errors import ArgumentError, OverrideError
@@ -74,7 +73,6 @@ from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.compilation import compilation_of
 from hf_compat.plan.lightning_equivalents import PRECISIONS, check_mechanics, check_native
-from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.optimization_checks import check_optimization
 from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.process_exit import leave_at_exit
@@ -93,17 +91,18 @@ class HFModule(OverridePoints, LoadableModule):
         model: Any module whose forward returns a loss first (tuple, mapping or object with `.loss`); or the
             `class_path` and `init_args` of a function or of `from_pretrained`, which LightningCLI leaves as they are.
         args: The training arguments; the defaults where none are given.
-        steps: Whoever owns the overridable steps; made from `model` and `args` where none is given.
+        steps: HF's steps for this model; made from `model` and `args` where none are given.
         compute_metrics: Metrics of validation and test: a torchmetrics object, something that makes one, or a function
-            of an `EvalPrediction`. A Trainer brings its own.
+            of an `EvalPrediction`.
         compute_loss_func: From outputs, labels and `num_items_in_batch` to the loss, as of `transformers.Trainer`.
 
     Example:
         `lightning.Trainer(max_epochs=3).fit(HFModule(model, args), HFDataModule(args, train_dataset=data))`
     """
 
+    logs_to_lightning = True
+    steps: NativeSteps
     _watch: DebugUnderflowOverflow | None = None  # while it trains with `debug="underflow_overflow"`
-    _own_steps: NativeSteps | None = None
     _is_set_up = False  # for the run under way
     _beside: Sequence[str] = ()  # parameters of the fit that are no part of the model
     _optimized: frozenset[int] | None = None  # ids of those that HF's optimizer was made for
@@ -115,7 +114,7 @@ class HFModule(OverridePoints, LoadableModule):
         self,
         model: nn.Module | ModelSpec,
         args: TrainingArguments | None = None,
-        steps: TrainingSteps | None = None,
+        steps: NativeSteps | None = None,
         compute_metrics: Metric | MetricCollection | Callable[..., Any] | None = None,
         compute_loss_func: Callable[..., torch.Tensor] | None = None,
     ) -> None:
@@ -126,28 +125,24 @@ class HFModule(OverridePoints, LoadableModule):
                     f"`model` is {short(spec)}, and no torch.nn.Module is made of it.\n\n"
                     "Hint: model: {class_path: package.Class, init_args: {…}}, with arguments that the class takes."
                 )
-        own = NativeSteps(model, args) if steps is None else None
-        if own is not None:
-            own.compute_loss_func = compute_loss_func
-            check_supported(own.args)
-            compilation_of(own.args)
-            if own.args.use_liger_kernel:
-                check_liger(model, own.args.liger_kernel_config)
-            if type(self).configure_optimizers is HFModule.configure_optimizers:
-                check_optimization(own.args)
-            check_metrics(compute_metrics, None, False)
-        super().__init__(model, own or steps, compute_metrics)  # type: ignore[arg-type]  # one of them is there
-        self._own_steps = own
+        own = NativeSteps(model, args) if steps is None else steps
+        own.compute_loss_func = compute_loss_func
+        check_supported(own.args)
+        compilation_of(own.args)
+        if own.args.use_liger_kernel:
+            check_liger(model, own.args.liger_kernel_config)
+        if type(self).configure_optimizers is HFModule.configure_optimizers:
+            check_optimization(own.args)
+        check_metrics(compute_metrics, None, False)
+        super().__init__(model, own, compute_metrics)
         self.__dict__.pop("_said_automatic", None)  # what the base class has said
-        self.logs_to_lightning = own is not None
-        if own is not None:
-            # Do what a Trainer does otherwise: watch updates, gather batches and metrics, seed
-            self._last_update = self.observer = LastUpdate()
-            self._plain_batches = PlainBatches(own)
-            self._evaluations = NativeEvaluations(own, self.compute_metrics)
-            self._seeded_in = os.getpid()
-            seed_from(own.args)
-            self.keep_hyperparameters()
+        # what a Trainer does otherwise: watch updates, gather batches and metrics, seed
+        self._last_update = self.observer = LastUpdate()
+        self._plain_batches = PlainBatches(own)
+        self._evaluations = NativeEvaluations(own, self.compute_metrics)
+        self._seeded_in = os.getpid()
+        seed_from(own.args)
+        self.keep_hyperparameters()
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -167,7 +162,7 @@ class HFModule(OverridePoints, LoadableModule):
         """
         if self._said_automatic is not None:
             return self._said_automatic
-        return self._own_steps is not None and self._has_own_step and overrides_automatic_hooks(self, HFModule)
+        return self._has_own_step and overrides_automatic_hooks(self, HFModule)
 
     @automatic_optimization.setter
     def automatic_optimization(self, said: bool) -> None:
@@ -176,16 +171,20 @@ class HFModule(OverridePoints, LoadableModule):
     @property
     def learning_rate(self) -> float:
         """The rate that training begins with; setting it, as Lightning's `Tuner` does, leaves the arguments alone."""
-        return (self._own_steps or self.steps).args.learning_rate
+        return self.steps.args.learning_rate
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
-        if self._own_steps is None:
+        if "steps" not in vars(self):
             raise OverrideError(
                 f"`learning_rate` of {type(self).__name__} was set before `super().__init__(model, args)`.\n\n"
                 "Hint: set it after, or in the arguments."
             )
-        self._own_steps.set_learning_rate(rate)
+        self.steps.set_learning_rate(rate)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HFModule:
+        """Copy the model with its steps, which are this module's own."""
+        return self._copied(memo)
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out what a fit has put around a step of the user's own, too."""
@@ -198,7 +197,7 @@ class HFModule(OverridePoints, LoadableModule):
 
     def _take_model(self, model: nn.Module) -> None:
         """Train the model that a subclass sets in the place of the one that the constructor was given."""
-        steps = self._own_steps
+        steps: NativeSteps | None = vars(self).get("steps")
         if steps is None or steps.model is model:
             return
         if self._is_set_up and self.trainer.state.status == TrainerStatus.RUNNING:
@@ -242,9 +241,7 @@ class HFModule(OverridePoints, LoadableModule):
 
     def _called_model(self) -> nn.Module:
         """Return what forward passes go through: this module where it has a forward of its own, else the model."""
-        if self._own_steps is not None and self._has_own_forward:
-            return self
-        return super()._called_model()
+        return self if self._has_own_forward else super()._called_model()
 
     @property
     def _optimized_module(self) -> nn.Module:
@@ -253,17 +250,16 @@ class HFModule(OverridePoints, LoadableModule):
 
     def configure_callbacks(self) -> Sequence[pl.Callback] | pl.Callback:
         """Refuse what the trainer would do to gradients beside the arguments: Lightning asks this before it checks."""
-        if self._own_steps is not None:
-            self._is_set_up = False
-            self._leave_author(self._own_steps)  # of a fit that has failed
-            adopt_callbacks_of(self.trainer)
-            adopt_data_of(self.trainer, self)
-            leave_out_expected()
-            forget_updates(self.trainer)
-        if self._own_steps is not None and not self.automatic_optimization:
+        self._is_set_up = False
+        self._leave_author()  # of a fit that has failed
+        adopt_callbacks_of(self.trainer)
+        adopt_data_of(self.trainer, self)
+        leave_out_expected()
+        forget_updates(self.trainer)
+        if not self.automatic_optimization:
             if self.trainer.state.fn == "fit":
                 refuse_unused_hooks(self, HFModule)
-            check_mechanics(self._own_steps.args, self.trainer)
+            check_mechanics(self.steps.args, self.trainer)
             refuse_native(self.trainer.callbacks, self.model)  # type: ignore[attr-defined]  # set by a connector
             check_strategy(self.trainer.strategy)
         serve_callbacks(self.trainer, self, self.model)
@@ -273,11 +269,14 @@ class HFModule(OverridePoints, LoadableModule):
         """Take this process's place; compare a trainer of the user's own with the arguments."""
         if self.trainer.world_size > 1:
             leave_at_exit()
-        if self._own_steps is not None:
-            self._set_up_native(self._own_steps, stage)
+        self._set_up_steps()
+        if stage == "fit":
+            self._set_up_fit()
         super().setup(stage)
 
-    def _set_up_native(self, steps: NativeSteps, stage: str) -> None:
+    def _set_up_steps(self) -> None:
+        """Let the steps work as this process of the trainer, on its device, with what its data module says."""
+        steps = self.steps
         self._evaluations.forget()
         datamodule = getattr(self.trainer, "datamodule", None)
         data = getattr(datamodule, "steps", None)
@@ -298,8 +297,10 @@ class HFModule(OverridePoints, LoadableModule):
         leave_autocast_to_forward(self.trainer.strategy, called, steps.args.device.type, own)
         call_overrides(self, steps)
         self._is_set_up = True
-        if stage != "fit":
-            return
+
+    def _set_up_fit(self) -> None:
+        """Compare a trainer of the user's own with the arguments, and make the model ready to be trained."""
+        steps = self.steps
         if os.getpid() != self._seeded_in:  # a process that Lightning has spawned
             seed_from(steps.args)
         self._compare_with_trainer()
@@ -309,6 +310,7 @@ class HFModule(OverridePoints, LoadableModule):
         if self.automatic_optimization:
             check_accumulation(self.trainer, steps.args.gradient_accumulation_steps)
         else:
+            data = getattr(getattr(self.trainer, "datamodule", None), "steps", None)
             count_updates(self.trainer, 1 if isinstance(data, NativeSteps) else steps.args.gradient_accumulation_steps)
         if steps.args.use_liger_kernel:
             apply_liger(self.model, steps.args.liger_kernel_config)
@@ -317,19 +319,18 @@ class HFModule(OverridePoints, LoadableModule):
 
     def teardown(self, stage: str) -> None:
         """Leave the model and the data module as they were."""
-        if self._own_steps is not None:
-            self._is_set_up = False
-            show_expected()
-            self._stop_watching()
-            unwrap_forward(self._called_model())
-            end_noise(self.trainer)
-            datamodule = getattr(self.trainer, "datamodule", None)
-            if datamodule is not None and hasattr(datamodule, "is_set_up"):
-                datamodule.is_set_up = False
-            forget_updates(self.trainer)
-            self.leave_fit()
-            leave_own_step(self)
-            self._leave_author(self._own_steps)
+        self._is_set_up = False
+        show_expected()
+        self._stop_watching()
+        unwrap_forward(self._called_model())
+        end_noise(self.trainer)
+        datamodule = getattr(self.trainer, "datamodule", None)
+        if datamodule is not None and hasattr(datamodule, "is_set_up"):
+            datamodule.is_set_up = False
+        forget_updates(self.trainer)
+        self.leave_fit()
+        leave_own_step(self)
+        self._leave_author()
         super().teardown(stage)
 
     def _stop_watching(self) -> None:
@@ -350,19 +351,16 @@ class HFModule(OverridePoints, LoadableModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Make optimizer and schedule; each native fit has its own."""
-        steps = self._own_steps
-        if steps is not None:
-            steps.forget_optimizer()
-            call_overrides(self, steps)
-            if names_beside(self, self.model) and "create_optimizer" not in vars(steps):
-                steps.create_optimizer(self)
-            self._optimized = frozenset(id(parameter) for parameter in trained_names(self).values())
+        steps = self.steps
+        steps.forget_optimizer()
+        call_overrides(self, steps)
+        if names_beside(self, self.model) and "create_optimizer" not in vars(steps):
+            steps.create_optimizer(self)
+        self._optimized = frozenset(id(parameter) for parameter in trained_names(self).values())
         return super().configure_optimizers()
 
     def _planned_updates(self) -> int:
-        steps = self._own_steps
-        if steps is None:
-            return super()._planned_updates()
+        steps = self.steps
         if self._is_attached:
             return updates_of_fit(self.trainer, steps)
         updates = steps.args.max_steps if self.num_training_updates is None else self.num_training_updates
@@ -375,50 +373,46 @@ class HFModule(OverridePoints, LoadableModule):
 
     def on_fit_start(self) -> None:
         """Work with the optimizer that is in force."""
-        if self._own_steps is not None:
-            # Refuse parameters that the updates of this fit would leave as they are
-            self._beside = names_beside(self, self.model)
-            if self._optimized is not None:
-                refuse_late(self, self._optimized)
-            self._optimized = None
-        if self._own_steps is not None and not self.automatic_optimization:
+        # Refuse parameters that the updates of this fit would leave as they are
+        self._beside = names_beside(self, self.model)
+        if self._optimized is not None:
+            refuse_late(self, self._optimized)
+        self._optimized = None
+        if not self.automatic_optimization:
             if not self._has_own_step or len(self.trainer.optimizers) == 1:
-                adopt_optimizer(self.trainer, self._own_steps)
+                adopt_optimizer(self.trainer, self.steps)
             if isinstance(self.trainer.train_dataloader, Windows):
                 forget_updates(self.trainer)
         thaw_optimized(self.trainer)
         super().on_fit_start()
         if self._has_own_step:
             serve_own_step(self, self.stepping)
-            if self._own_steps is not None:
-                steps = self._own_steps
-                if self._returns_loss_for_updates and len(self.trainer.optimizers) == 1:
-                    self._author = vars(steps)["training_step"] = AuthorStep(self, steps)
-                    self.__dict__["training_step"] = functools.partial(HFModule.training_step, self)
-                elif not self.automatic_optimization:
-                    self._guarded = GuardedStep(self, steps.args.gradient_accumulation_steps)
+            if self._returns_loss_for_updates and len(self.trainer.optimizers) == 1:
+                self._author = vars(self.steps)["training_step"] = AuthorStep(self, self.steps)
+                self.__dict__["training_step"] = functools.partial(HFModule.training_step, self)
+            elif not self.automatic_optimization:
+                self._guarded = GuardedStep(self, self.steps.args.gradient_accumulation_steps)
 
-    def _leave_author(self, steps: NativeSteps) -> None:
+    def _leave_author(self) -> None:
         """Give the steps and the module their own `training_step` back."""
         self._guarded = None
         if self._author is not None:
-            vars(steps).pop("training_step", None)
+            vars(self.steps).pop("training_step", None)
             self.__dict__.pop("training_step", None)
             self._author = None
 
     def on_train_start(self) -> None:
         """Begin to read; continue where the run of a checkpoint ended."""
-        if self._own_steps is not None and self.automatic_optimization:
-            accumulate_batches(self.trainer, self._own_steps.args.gradient_accumulation_steps)
+        if self.automatic_optimization:
+            accumulate_batches(self.trainer, self.steps.args.gradient_accumulation_steps)
         read_when_due(self.trainer)
         super().on_train_start()
 
     def on_train_epoch_start(self) -> None:
         """Begin an epoch of plain batches."""
-        if self._own_steps is not None:
-            read_when_due(self.trainer)
-            self._plain_batches.start_epoch()
-            begin_at_epoch(self.trainer.train_dataloader, self.trainer.current_epoch)
+        read_when_due(self.trainer)
+        self._plain_batches.start_epoch()
+        begin_at_epoch(self.trainer.train_dataloader, self.trainer.current_epoch)
 
     def training_step(  # type: ignore[override]  # with a step of the author's own, what that returned
         self, window: Window | Batch, batch_idx: int
@@ -430,13 +424,11 @@ class HFModule(OverridePoints, LoadableModule):
             update (a step of a subclass that returns a loss, Lightning, Fabric, a loop by hand) the loss of the batch,
             with its graph.
         """
-        steps, author = self._own_steps, self._author
-        if steps is None:
-            return super().training_step(window, batch_idx)
+        steps, author = self.steps, self._author
         if author is not None and author.runs:
             return author.loss_of_hf(window)
         if not self._is_set_up:
-            return loss_of_batch(self._without_trainer(steps), window)
+            return loss_of_batch(self._without_trainer(), window)
         if self.automatic_optimization:
             return loss_of_batch(steps, window)
         first = batch_idx * steps.args.gradient_accumulation_steps  # the number of the micro-batch
@@ -477,8 +469,9 @@ class HFModule(OverridePoints, LoadableModule):
             raise makes_updates(self, "calls `manual_backward`")
         super().manual_backward(loss, *args, **kwargs)
 
-    def _without_trainer(self, steps: NativeSteps) -> NativeSteps:
+    def _without_trainer(self) -> NativeSteps:
         """Make the steps ready for Fabric, or for a loop by hand."""
+        steps = self.steps
         steps.take_device(self.device)
         steps.take_forward_of(self.forward_owner)
         call_overrides(self, steps)
@@ -506,10 +499,10 @@ class HFModule(OverridePoints, LoadableModule):
 
     def on_train_epoch_end(self) -> None:
         """Finish the epoch; step a schedule of Lightning's that follows a metric."""
-        if self._own_steps is not None and self.trainer.is_last_batch:
+        if self.trainer.is_last_batch:
             leave_epoch(self.trainer.train_dataloader)
         super().on_train_epoch_end()
-        config = self._replaced_schedule() if self._own_steps is not None else None
+        config = self._replaced_schedule()
         if config is not None and config.reduce_on_plateau and not self.automatic_optimization:
             step_plateau(self.trainer, config)
 
@@ -520,48 +513,42 @@ class HFModule(OverridePoints, LoadableModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip at `max_grad_norm` of the arguments where Lightning makes the updates, and was not told otherwise."""
-        steps, precision = self._own_steps, self.trainer.precision_plugin
-        if gradient_clip_val is None and steps is not None and not self.stepping.steps_in_backward:
+        precision = self.trainer.precision_plugin
+        if gradient_clip_val is None and not self.stepping.steps_in_backward:
             if isinstance(precision, ForwardPrecision):
                 precision.unscale(optimizer)
-            gradient_clip_val, gradient_clip_algorithm = steps.args.max_grad_norm, "norm"
+            gradient_clip_val, gradient_clip_algorithm = self.steps.args.max_grad_norm, "norm"
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def on_validation_model_zero_grad(self) -> None:
         """Keep the gradients of a window that the next epoch completes; an update zeroes its own."""
-        if self._own_steps is None or self.automatic_optimization:
+        if self.automatic_optimization:
             super().on_validation_model_zero_grad()
 
     def on_validation_model_eval(self) -> None:
         """Evaluate the weights that a schedule-free optimizer has averaged."""
         super().on_validation_model_eval()
-        self._to_averaged_weights()
+        self.stepping.to_evaluation()
 
     def on_test_model_eval(self) -> None:
         """Test the weights that a schedule-free optimizer has averaged."""
         super().on_test_model_eval()
-        self._to_averaged_weights()
+        self.stepping.to_evaluation()
 
     def on_predict_model_eval(self) -> None:
         """Predict with the weights that a schedule-free optimizer has averaged."""
         super().on_predict_model_eval()
-        self._to_averaged_weights()
-
-    def _to_averaged_weights(self) -> None:
-        if self._own_steps is not None:  # a Trainer does so itself
-            self.stepping.to_evaluation()
+        self.stepping.to_evaluation()
 
     def validation_step(
         self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0
     ) -> torch.Tensor | None:
         """Predict one batch and keep what the metrics need; returns its loss."""
-        steps = self._own_steps
-        if steps is not None:
-            batch = batch if isinstance(batch, EvaluationBatch) else EvaluationBatch(batch, False, -1)
-            batch.inputs = self._in_true_precision(batch.inputs)
-            if not self._is_set_up:  # in Fabric, or in a loop by hand
-                steps = self._without_trainer(steps)
-                return steps.prediction_step(steps.model_wrapped, batch.inputs, prediction_loss_only=True)[0]
+        batch = batch if isinstance(batch, EvaluationBatch) else EvaluationBatch(batch, False, -1)
+        batch.inputs = self._in_true_precision(batch.inputs)
+        if not self._is_set_up:  # in Fabric, or in a loop by hand
+            steps = self._without_trainer()
+            return steps.prediction_step(steps.model_wrapped, batch.inputs, prediction_loss_only=True)[0]
         return super().validation_step(batch, batch_idx, dataloader_idx)
 
     test_step = validation_step
@@ -569,9 +556,7 @@ class HFModule(OverridePoints, LoadableModule):
     def predict_step(self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0) -> Nested:
         """Return the logits of one batch, as `Trainer.predict` keeps them."""
         inputs = self._in_true_precision(batch.inputs if isinstance(batch, EvaluationBatch) else batch)
-        steps = self.steps
-        if self._own_steps is not None and not self._is_set_up:
-            steps = self._without_trainer(self._own_steps)
+        steps = self.steps if self._is_set_up else self._without_trainer()
         with torch.enable_grad():  # the prediction step decides whether it needs gradients
             model = steps.compiled(steps.model_wrapped)
             _, logits, _ = steps.prediction_step(model, inputs, prediction_loss_only=False)
@@ -583,41 +568,14 @@ class HFModule(OverridePoints, LoadableModule):
         return self._evaluations.run_of(self.trainer, dataloader_idx)
 
     def _evaluated_metrics(self) -> Mapping[str, object]:
-        if self._own_steps is None or self.evaluation is not None:
+        if self.evaluation is not None:
             return super()._evaluated_metrics()
         metrics = self._evaluations.finish()
-        scheduler = self._own_steps.lr_scheduler
+        scheduler = self.steps.lr_scheduler
         if self.trainer.validating and self.trainer.state.fn == "fit" and follows_metric(scheduler):
-            scheduler.step(tracked_value(metrics, str(self._own_steps.args.metric_for_best_model)))
+            scheduler.step(tracked_value(metrics, str(self.steps.args.metric_for_best_model)))
         return metrics
 
 
 note_hooks(HFModule)
 HFModule.own_ends_of_batches = frozenset({HFModule.on_validation_batch_end, HFModule.on_test_batch_end})
-
-
-class TrainerModule(HFModule):
-    """The module that a Trainer of ours trains: a step sets the mode of its model itself."""
-
-    # what the module of somebody's own trainer does first is done already
-    validation_step = test_step = LoadableModule.validation_step
-
-    def on_validation_model_train(self) -> None:
-        """Stay in eval mode: values that steps log in eval mode are the evaluation's."""
-
-    on_test_model_train = on_validation_model_train
-
-
-class FSDP2Module(TrainerModule):
-    """The same, whose model is sharded before its optimizer is made."""
-
-    def configure_model(self) -> None:
-        """Shard the model as the strategy's plan says."""
-        strategy: Any = self.trainer.strategy
-        strategy.shard(self.model)
-
-
-def make_module(plan: LightningPlan, model: nn.Module, steps: TrainingSteps) -> HFModule:
-    """Return the module that goes with a plan's strategy."""
-    kind = FSDP2Module if plan.strategy == "fsdp2" else TrainerModule
-    return kind(model, steps=steps)

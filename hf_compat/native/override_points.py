@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from hf_compat.data.types import Batch, ModelOutput
-from hf_compat.engine.internals import HooksOfPlainBatches
 from hf_compat.engine.protocols import Items
 from hf_compat.errors import OverrideError
 from hf_compat.hf.arguments import TrainingArguments
@@ -75,28 +74,15 @@ _MADE_BY = {
     "create_scheduler": ("lr_scheduler",),
     "create_optimizer_and_scheduler": ("optimizer", "lr_scheduler"),
 }
-# What overrides read of HF's Trainer, besides the model.
-_OF_STEPS = frozenset(
-    {
-        "accelerator", "args", "can_return_loss", "compute_loss_func", "data_collator", "label_names", "label_smoother",
-        "lr_scheduler", "model_accepts_loss_kwargs", "model_wrapped", "optimizer", "processing_class",
-    }
-)  # fmt: skip
 HONOURED = tuple(_CALLS)
 
 
-class OverridePoints(HooksOfPlainBatches):
+class OverridePoints(pl.LightningModule):
     """The methods of HF's steps that a subclass may override, by HF's names and signatures."""
 
     @property
     def _hf(self) -> NativeSteps:
         return cast(NativeSteps, self.steps)
-
-    def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
-        """Return an attribute of HF's Trainer, for methods that were written for one."""
-        if name in _OF_STEPS and "steps" in self.__dict__:
-            return cast(torch.Tensor, getattr(self.__dict__["steps"], name))  # of any type
-        return super().__getattr__(name)
 
     def compute_loss(
         self, model: nn.Module, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Items = None

@@ -16,7 +16,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 import hf_compat.engine.build as build
 from hf_compat import Trainer, TrainerCallback, set_seed
 from hf_compat.engine.lean_evaluation import LeanEvaluationLoop
-from hf_compat.native.module import TrainerModule
+from hf_compat.trainer_methods.trainer_module import TrainerModule
 
 # Hooks that a Trainer calls; those around checkpoints answer with states, and are no part of an evaluation.
 HOOKS = [
