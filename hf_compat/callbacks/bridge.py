@@ -100,7 +100,7 @@ class BridgedTrainer(Protocol):
     def _track_num_input_tokens(self, inputs: Batch) -> None: ...
 
 
-class HFBridge(pl.Callback):
+class HFBridge(HFEvents):
     """Fire the HF events of a run and obey the flags that its callbacks set.
 
     Args:
@@ -110,6 +110,7 @@ class HFBridge(pl.Callback):
     """
 
     def __init__(self, hf_trainer: BridgedTrainer, run: TrainingRun, writer: BackgroundWriter | None = None) -> None:
+        super().__init__(self, 0)  # the last segment; `lightning_callback_list` counts them
         self.hf_trainer = hf_trainer
         self.run = run
         self.epoch = run.start.epoch - 1
@@ -119,7 +120,6 @@ class HFBridge(pl.Callback):
         self._stops_at_start = False
         self._requested_kwargs: set[str] = set()
         self._order: CallbackOrder | None = None
-        self._last_segment = 0
 
     # Events are fired through here, so that a callback may replace the control.
     def _fire(self, event: str) -> None:
@@ -132,7 +132,7 @@ class HFBridge(pl.Callback):
     ) -> list[pl.Callback]:
         """Return the callbacks of a Lightning trainer: the user's, HF's events between them, this bridge last."""
         self._order = order if lightning_callbacks else None
-        self._last_segment = len(lightning_callbacks)
+        self.segment = len(lightning_callbacks)
         return order.arrange(lightning_callbacks, self, lambda segment: HFEvents(self, segment))
 
     def fire_for_hook(self, hook: str, segment: int, batch: StepBatch = None, outputs: StepOutput = None) -> None:
@@ -219,7 +219,7 @@ class HFBridge(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin the run."""
         hf_trainer, run = self.hf_trainer, self.run
-        self.fire_for_hook("on_train_start", self._last_segment)
+        self.fire_for_hook("on_train_start", self.segment)
         hf_trainer._refuse_late_overrides()  # a callback may have put one in place
         if hf_trainer.args.eval_on_start:
             hf_trainer._evaluate(run.trial, run.ignore_keys_for_eval, skip_scheduler=True)
@@ -227,16 +227,6 @@ class HFBridge(pl.Callback):
             trainer.should_stop = True
         elif hf_trainer.state.global_step >= hf_trainer.state.max_steps:  # resumed before the end of its last epoch
             hf_trainer.control.should_training_stop = True
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin an epoch."""
-        self.fire_for_hook("on_train_epoch_start", self._last_segment)
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Window, batch_idx: int
-    ) -> None:
-        """Begin an update."""
-        self.fire_for_hook("on_train_batch_start", self._last_segment)
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
         """Take a micro-batch's loss, operations and tokens into account."""
@@ -258,12 +248,6 @@ class HFBridge(pl.Callback):
             self.run.flags.agree(control)
         return control.should_epoch_stop or control.should_training_stop
 
-    def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
-        """Fire `on_pre_optimizer_step`: gradients are clipped and the optimizer is about to step."""
-        self.fire_for_hook("on_before_optimizer_step", self._last_segment)
-
     def optimizer_stepped(self, grad_norm: torch.Tensor | float | None) -> None:
         """Fire `on_optimizer_step`."""
         self.run.grad_norm = grad_norm
@@ -283,7 +267,7 @@ class HFBridge(pl.Callback):
             self._writer.check()
         if trainer.should_stop:  # a Lightning callback asks to stop
             control.should_training_stop = True
-        self.fire_for_hook("on_train_batch_end", self._last_segment, batch)
+        self.fire_for_hook("on_train_batch_end", self.segment, batch)
         if self._stepped:
             self.run.losses.end_update()
             self._act_on_flags(trainer, self.run.flags.sources.in_updates)
@@ -304,7 +288,7 @@ class HFBridge(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End an epoch: then log, evaluate and save as the flags say."""
         hf_trainer, run = self.hf_trainer, self.run
-        self.fire_for_hook("on_train_epoch_end", self._last_segment)
+        self.fire_for_hook("on_train_epoch_end", self.segment)
         if trainer.should_stop:  # a Lightning callback asks to stop, at the end of this epoch
             hf_trainer.control.should_training_stop = True
         run.moment = Moment.EPOCH_END
@@ -371,7 +355,7 @@ class HFBridge(pl.Callback):
         if self._order is None and not self._requested_kwargs:  # as `fire_for_hook`, at every batch
             self._fire("on_prediction_step")
         else:
-            self.fire_for_hook("on_validation_batch_end", self._last_segment, batch, outputs)
+            self.fire_for_hook("on_validation_batch_end", self.segment, batch, outputs)
 
     on_test_batch_end = on_validation_batch_end
 

@@ -7,12 +7,13 @@ there.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
@@ -22,7 +23,7 @@ from hf_compat.data.types import Batch
 from hf_compat.errors import CallbackError, HfCompatWarning
 from hf_compat.hf.callbacks import Callback, TrainerCallback
 
-# Lightning hook → HF event that is fired in it.
+# Lightning hook → HF event that is fired in it. `HFEvents` and the bridge have their hooks from here.
 PAIRS = {
     "on_train_start": "on_train_begin",
     "on_train_epoch_start": "on_epoch_begin",
@@ -145,42 +146,20 @@ class HFEvents(pl.Callback):
         self.bridge = bridge
         self.segment = segment
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.bridge.fire_for_hook("on_train_start", self.segment)
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.bridge.fire_for_hook("on_train_epoch_start", self.segment)
+def _firing(hook: str) -> Callable[..., None]:
+    """Return the method of `HFEvents` for a hook: it hands on the batch and the outputs, where the hook has them."""
+    names = tuple(inspect.signature(getattr(pl.Callback, hook)).parameters)[3:]
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
-    ) -> None:
-        self.bridge.fire_for_hook("on_train_batch_start", self.segment)
+    def fire(self: HFEvents, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Batch) -> None:
+        known = dict(zip(names, given, strict=False))
+        self.bridge.fire_for_hook(hook, self.segment, known.get("batch"), known.get("outputs"))
 
-    def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
-        self.bridge.fire_for_hook("on_before_optimizer_step", self.segment)
+    return functools.wraps(getattr(pl.Callback, hook))(fire)
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
-    ) -> None:
-        self.bridge.fire_for_hook("on_train_batch_end", self.segment, batch)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.bridge.fire_for_hook("on_train_epoch_end", self.segment)
-
-    def on_validation_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self.bridge.fire_for_hook("on_validation_batch_end", self.segment, batch, outputs)
-
-    on_test_batch_end = on_validation_batch_end
+for _hook in PAIRS:
+    setattr(HFEvents, _hook, _firing(_hook))
 
 
 class CallbackOrder:

@@ -155,7 +155,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
                 f"{type(callback).__name__}: {', '.join(missing)} will not be called: "
                 "transformers.Trainer has no event for them.",
                 HfCompatWarning,
-                stacklevel=3,
+                stacklevel=2,
             )
         self.callback = callback
         self.trainer: pl.Trainer | None = None

@@ -198,7 +198,7 @@ def _arguments_of(path: str) -> TrainingArguments | None:
         f"The arguments in {found} cannot be read without running code; the module has the defaults.\n\n"
         "Hint: give `args=…`.",
         HfCompatWarning,
-        stacklevel=5,
+        stacklevel=4,
     )
     return None
 

@@ -243,7 +243,7 @@ def _match_scheduler(table: _Table, args: TrainingArguments) -> None:
             f"{' and '.join(f'`{name}={getattr(args, name)!r}`' for name in unused)} has no effect: the DeepSpeed "
             f"configuration's section `scheduler` asks for {section['type']}.",
             InertArgumentWarning,
-            stacklevel=6,
+            stacklevel=5,
         )
     _match_rates(table, args)
 
@@ -296,5 +296,5 @@ def _warn_of_rest(name: str, section: Mapping[str, Setting], known: tuple[str, .
         warnings.warn(
             f"The DeepSpeed configuration's {name} sets {', '.join(rest)}, which has no effect: {why}.",
             InertArgumentWarning,
-            stacklevel=7,
+            stacklevel=5,
         )

@@ -205,7 +205,7 @@ def _warn_of_inert(options: Options) -> None:
     for key, why in _INERT.items():
         if options.get(key) not in (None, False, "false", "False"):
             warnings.warn(
-                f"`fsdp_config={{{key!r}: {options[key]!r}}}` has no effect: {why}.", InertArgumentWarning, stacklevel=6
+                f"`fsdp_config={{{key!r}: {options[key]!r}}}` has no effect: {why}.", InertArgumentWarning, stacklevel=5
             )
 
 

@@ -282,5 +282,5 @@ def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> Non
         warnings.warn(
             f"A Lightning trainer of your own decides what these arguments say; they have no effect: {ways}.",
             InertArgumentWarning,
-            stacklevel=3,
+            stacklevel=2,
         )

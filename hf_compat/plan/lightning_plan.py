@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hf_compat.plan.compilation import Compilation
-
 StrategyName = Literal["one_device", "ddp", "fsdp2", "deepspeed"]
 
 PrecisionName = Literal["32-true", "bf16-mixed", "16-mixed"]
@@ -29,7 +27,6 @@ class LightningPlan:
         validate_every_updates: Updates between validations, for callbacks that ask; None where none is planned.
             HF's flags start them, not this interval.
         deterministic: Ask torch for deterministic algorithms.
-        compilation: How what a step calls is compiled; None where it is not.
         strategy: `one_device`, or how several processes train together: `ddp`, `fsdp2`, `deepspeed`.
         strategy_options: Options of the strategy, in its own words.
         exchange_every_micro_batch: Exchange gradients after every micro-batch; else after a window's last one.
@@ -47,7 +44,6 @@ class LightningPlan:
     gradient_clip_norm: float | None = 1.0
     validate_every_updates: int | None = None
     deterministic: bool = False
-    compilation: Compilation | None = None
     strategy: StrategyName = "one_device"
     strategy_options: Mapping[str, Any] = field(default_factory=dict)
     exchange_every_micro_batch: bool = False

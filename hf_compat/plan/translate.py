@@ -16,7 +16,6 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.state import TrainerState
 from hf_compat.interop.arguments import as_our_arguments
 from hf_compat.plan.argument_support import check_supported
-from hf_compat.plan.compilation import compilation_of
 from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed
 from hf_compat.plan.fsdp import fsdp_plan, uses_fsdp
 from hf_compat.plan.lightning_equivalents import lightning_precision
@@ -62,7 +61,6 @@ def translate(
         gradient_clip_norm=args.max_grad_norm if args.max_grad_norm > 0 else None,
         validate_every_updates=_validation_interval(args, counts),
         deterministic=args.full_determinism,
-        compilation=compilation_of(args),
         strategy=strategy,
         exchange_every_micro_batch=exchanges_every_micro_batch(args),
         strategy_options=options,
@@ -116,7 +114,7 @@ def _strategy(args: TrainingArguments, model_config: object | None) -> tuple[Str
         warnings.warn(
             f"`fsdp_config={args.fsdp_config!r}` has no effect: `fsdp` is off. Set `fsdp=True`.",
             InertArgumentWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
     return ("ddp", _ddp_options(args)) if args.world_size > 1 else ("one_device", {})
 

@@ -82,7 +82,7 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
                 f"`predict_with_generate=True` has no effect: a {type(self).__name__} does not generate. Use a "
                 "Seq2SeqTrainer, or override `prediction_step`.",
                 InertArgumentWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def _can_train(self) -> bool:
