@@ -27,7 +27,6 @@ from hf_compat.interop.edited_source import refuse_edited_methods
 from hf_compat.interop.replaced_globals import tell_of_unread_globals
 from hf_compat.interop.upstream_log import follow_level, log_line
 from hf_compat.plan.argument_support import check_supported
-from hf_compat.plan.compilation import compilation_of
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.parallelism import parallel_sizes
 from hf_compat.preflight.checking import check
@@ -176,7 +175,6 @@ class Trainer(
         """Take the arguments; join the other processes, show logs and seed as they say."""
         self.args = args
         check_supported(args)
-        compilation_of(args)  # refuses what torch does not know
         parallel_sizes(args, launcher_variables())
         args._refuse_claims()
         start_processes(args)

@@ -71,7 +71,6 @@ from hf_compat.native.seeding import seed_from
 from hf_compat.native.steps import NativeSteps
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.plan.argument_support import check_supported
-from hf_compat.plan.compilation import compilation_of
 from hf_compat.plan.lightning_equivalents import PRECISIONS, check_mechanics, check_native
 from hf_compat.plan.optimization_checks import check_optimization
 from hf_compat.runtime.nested import Nested
@@ -128,7 +127,6 @@ class HFModule(OverridePoints, LoadableModule):
         own = NativeSteps(model, args) if steps is None else steps
         own.compute_loss_func = compute_loss_func
         check_supported(own.args)
-        compilation_of(own.args)
         if own.args.use_liger_kernel:
             check_liger(model, own.args.liger_kernel_config)
         if type(self).configure_optimizers is HFModule.configure_optimizers:

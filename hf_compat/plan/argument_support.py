@@ -15,6 +15,7 @@ from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import check_again
 from hf_compat.hf.enums import DebugOption
+from hf_compat.plan.compilation import compilation_of
 from hf_compat.runtime.text import shown
 
 _ONE_PROCESS = "it only matters with several processes, and the launcher has started one"
@@ -237,6 +238,7 @@ def check_supported(args: TrainingArguments) -> None:
     _warn_of_inert(args)
     if refused:
         raise UnsupportedArgument("\n\n".join(refused))
+    compilation_of(args)  # it refuses backends and modes that torch does not know
 
 
 def _warn_of_inert(args: TrainingArguments) -> None:
