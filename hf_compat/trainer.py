@@ -28,7 +28,7 @@ from hf_compat.interop.replaced_globals import tell_of_unread_globals
 from hf_compat.interop.upstream_log import follow_level, log_line
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.lightning_plan import LightningPlan
-from hf_compat.plan.parallelism import parallel_sizes
+from hf_compat.plan.translate import parallel_sizes
 from hf_compat.preflight.checking import check
 from hf_compat.preflight.report import PreflightReport
 from hf_compat.preflight.subject import CheckedMethods
@@ -49,12 +49,11 @@ from hf_compat.trainer_methods.lightning_options import CheckedOptions, Lightnin
 from hf_compat.trainer_methods.logs import LogMethods
 from hf_compat.trainer_methods.setup import SetupMethods
 from hf_compat.trainer_methods.trainer_module import make_module
-from hf_compat.training_run.loss_log import LossLog
+from hf_compat.training_run.loss_log import LossLog, StepAverages
 from hf_compat.training_run.output_folder import make_output_folder, saves_checkpoints
 from hf_compat.training_run.resumer import Resumer
 from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.saver import Saver
-from hf_compat.training_run.step_averages import StepAverages
 
 
 class Trainer(

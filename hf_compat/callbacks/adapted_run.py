@@ -36,7 +36,7 @@ from hf_compat.training_run.best_metric import note_best_checkpoint, note_best_m
 from hf_compat.training_run.flags import NO_AGREEMENT, FlagAgreement, FlagSources
 from hf_compat.training_run.loss_log import LossLog, LossLogState
 from hf_compat.training_run.rotation import checkpoints_to_delete, checkpoints_to_delete_at_end, in_order_of_rotation
-from hf_compat.training_run.summary import run_summary
+from hf_compat.training_run.run import run_summary
 
 logger = logging.getLogger(__name__)
 

@@ -32,13 +32,11 @@ from hf_compat.engine.windows import Window
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.state import TrainerControl, TrainerState
-from hf_compat.runtime import slurm
-from hf_compat.runtime.background import BackgroundWriter
 from hf_compat.runtime.inspection import call_by_place
-from hf_compat.runtime.signals import StopSignals
+from hf_compat.runtime.signals import StopSignals, requeue
 from hf_compat.training_run.resumer import ResumeAt, Resumer
 from hf_compat.training_run.run import TrainingRun, Trial
-from hf_compat.training_run.saver import Saver
+from hf_compat.training_run.saver import BackgroundWriter, Saver
 
 logger = logging.getLogger(__name__)
 
@@ -313,7 +311,7 @@ class HFBridge(HFEvents):
         if self._writer is not None:
             self._writer.wait()
         if signals.asks_for_requeue and trainer.state.is_world_process_zero:
-            slurm.requeue(str(trainer.args.output_dir))
+            requeue(str(trainer.args.output_dir))
         signals.obey()
         trainer.control.should_training_stop = True  # a handler of the user's own has returned
 

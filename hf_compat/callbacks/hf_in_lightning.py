@@ -24,7 +24,6 @@ import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from hf_compat.callbacks.adapted_run import AdaptedRun, AdapterState, arguments_of, loss_of
-from hf_compat.callbacks.flag_sources import flag_sources
 from hf_compat.callbacks.other_distribution import is_of_other_distribution
 from hf_compat.data.types import Batch
 from hf_compat.engine.internals import end_epoch_after_this_batch, leave_validation_to_flags, metrics_of_running_loop
@@ -35,7 +34,7 @@ from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, ProgressCallback
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
 from hf_compat.interop.arguments import adopt_arguments
-from hf_compat.training_run.flags import log_evaluate_save
+from hf_compat.training_run.flags import flag_sources, log_evaluate_save
 
 # An HF callback, instance or class: ours, transformers' own, or of the same shape.
 AnyCallback = Any

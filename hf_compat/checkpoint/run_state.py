@@ -18,11 +18,21 @@ from typing import Any
 import torch
 
 from hf_compat.checkpoint.contents import Contents
-from hf_compat.checkpoint.fields import COUNT, FLAG, MAPPING, NUMBER, SEED, TEXT, Kind, or_none, wrong_field
 from hf_compat.checkpoint.files import first_line, short
 from hf_compat.checkpoint.forms import losses_problem, random_states_problem
 from hf_compat.checkpoint.layout import of_rank
-from hf_compat.checkpoint.plain_values import array_globals
+from hf_compat.checkpoint.plain_values import (
+    COUNT,
+    FLAG,
+    MAPPING,
+    NUMBER,
+    SEED,
+    TEXT,
+    Kind,
+    array_globals,
+    or_none,
+    wrong_field,
+)
 from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.errors import CheckpointError
 from hf_compat.plan.run_counts import RunCounts

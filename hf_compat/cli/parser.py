@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 
 import jsonargparse
 
-from hf_compat.cli.argument_files import read_json_arguments, read_yaml_arguments
 from hf_compat.errors import ArgumentError, UnknownArgument
 from hf_compat.hf.argument_values import ArgumentCheck
 from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
@@ -34,6 +33,62 @@ if TYPE_CHECKING:
     DataclassField = dataclasses.Field[Any]
     # what options are added to: a parser, or a group of it; argparse has no public name for both
     Options = argparse._ActionsContainer
+import yaml
+
+from hf_compat.checkpoint.files import first_line, read_json, read_text, short
+from hf_compat.cli.configuration import MOST_BYTES, check_bounds
+from hf_compat.errors import CheckpointError
+
+Named = dict[str, object]
+
+
+class MissingFile(ArgumentError, FileNotFoundError):
+    """There is no such file of arguments."""
+
+
+def read_json_arguments(path: str | os.PathLike[str]) -> Named:
+    """Read names and values from a JSON file of at most 4 MiB.
+
+    Raises:
+        ArgumentError: It cannot be read, is no JSON, or holds something else.
+    """
+    _check_is_there(path)
+    try:
+        return _named(path, read_json(path, MOST_BYTES))
+    except CheckpointError as error:
+        raise ArgumentError(first_line(error)) from error
+
+
+def read_yaml_arguments(path: str | os.PathLike[str]) -> Named:
+    """Read names and values from a YAML file, with the bounds of `hf-compat fit --config`.
+
+    Raises:
+        ArgumentError: It cannot be read, is no YAML, passes a bound, or holds something else.
+    """
+    _check_is_there(path)
+    try:
+        text = read_text(path, MOST_BYTES)
+        check_bounds(text)
+        return _named(path, yaml.safe_load(text))
+    except CheckpointError as error:
+        raise ArgumentError(first_line(error)) from error
+    except yaml.MarkedYAMLError as error:  # its text may quote the file, a token in it say
+        where = f", line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
+        raise ArgumentError(f"{os.fspath(path)} is no valid YAML: {error.problem or error.context}{where}.") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ArgumentError(f"{os.fspath(path)} cannot be read: {first_line(error)}.") from None
+
+
+def _check_is_there(path: str | os.PathLike[str]) -> None:
+    if "\0" not in os.fspath(path) and not os.path.lexists(path):
+        raise MissingFile(f"{os.fspath(path)!r} cannot be read: there is no such file.")
+
+
+def _named(path: str | os.PathLike[str], content: object) -> Named:
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise ArgumentError(f"{os.fspath(path)} holds {short(content)}, not names of arguments and their values.")
+    return content
+
 
 Value = Any  # of a field: what its type hint says
 Instances = tuple[Any, ...]  # of the user's dataclasses

@@ -9,14 +9,52 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hf_compat.comparison.contents import KeptTensors, files_under, verdict_on_files
-from hf_compat.comparison.reading import End, Findings, read_records
-from hf_compat.comparison.repeating import UNREPEATABLE, can_be_asked, limits_up_to, repeats
+from hf_compat.comparison.reading import FILES, End, Findings, Place, read_records, same
 from hf_compat.comparison.running import Limits, Progress, SideRun, run_side
 from hf_compat.comparison.sides import Side, other_side, own_side
 from hf_compat.comparison.verdicts import Difference, Verdict, first_of, verdicts_of
 from hf_compat.errors import ArgumentError
 from hf_compat.script_runs.until_train import UserScript
 from hf_compat.script_runs.user_script import require_script
+
+UNREPEATABLE = (
+    "The script does not repeat itself: it was run under transformers a second time, and this value differed there, "
+    "too. The difference above is no difference of the engines.\n"
+    "Hint: call `set_seed(…)` before the model and the data are made, and draw no random numbers before it."
+)
+
+
+def can_be_asked(first: Difference | None) -> bool:
+    """Return whether a second run could tell: files are not recorded by update."""
+    return first is not None and first.quantity != FILES and first.rank == 0
+
+
+def limits_up_to(first: Difference, limits: Limits) -> Limits:
+    """Return limits by which a second run ends one update after the first difference: the last update has more."""
+    wanted = first.update + 1
+    is_enough = first.training <= 1 and (limits.max_steps == 0 or wanted < limits.max_steps)
+    return replace(limits, max_steps=wanted) if is_enough else limits
+
+
+def repeats(first: Difference, once: Findings, again: Findings) -> bool:
+    """Return whether two runs under transformers agree on all of a quantity up to where the two sides differ.
+
+    Args:
+        first: Where the sides differ first.
+        once: The run that was compared.
+        again: A second run of the same side; it may be shorter.
+    """
+    theirs, others = once.values[first.quantity], again.values[first.quantity]
+    return all(
+        same(value.value, others[place].value)
+        for place, value in theirs.items()
+        if place in others and _is_up_to(first, place, value.update)
+    )
+
+
+def _is_up_to(first: Difference, place: Place, update: int) -> bool:
+    return (place.training, update) <= (first.training, first.update)
+
 
 _KEPT_LINES = 12  # of what a failed side has printed
 

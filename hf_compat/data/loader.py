@@ -6,6 +6,8 @@ random numbers (masking, say) draws those of the next batch before this one is t
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -17,10 +19,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from hf_compat.data.batch_rebalance import knows_its_rank
 from hf_compat.data.checks import end_in_silence, stopped_by_code
-from hf_compat.data.open_passes import OpenPasses
 from hf_compat.data.rank_slices import BatchSamplerSlice, IterableDatasetSlice, RankSlice, dispatched, set_epoch_of
 from hf_compat.data.samplers import SeededRandomSampler, SkipFirstBatches
-from hf_compat.data.torch_reading import reader_of
 from hf_compat.data.tree import find_batch_size, move_to_device
 from hf_compat.data.types import Batch, Collator, DataSource, PositionState
 from hf_compat.interop.transformers_models import is_datasets_stream
@@ -28,6 +28,74 @@ from hf_compat.runtime.child_signals import HeldChildSignals, dead_among
 from hf_compat.runtime.collectives import broadcast_object
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.progress import progress_bar
+
+
+class OpenPasses:
+    """The loaders whose passes have begun and are not read to their end, the innermost last.
+
+    Mirrors:
+        `dataloader_references` of `accelerate.state.GradientState`, 1.15: a pass that is left before its end stays
+        until its loader is gone, and so does one whose last batch was given and nobody asked for more.
+    """
+
+    def __init__(self) -> None:
+        self._loaders: list[Callable[[], Iterable[Batch] | None]] = []
+
+    def begin(self, loader: Iterable[Batch]) -> None:
+        """Note that a pass over a loader begins."""
+        self._loaders.append(weakref.ref(loader))
+
+    def end(self, loader: Iterable[Batch]) -> None:
+        """Note that a loader is read to its end."""
+        self._loaders = [held for held in self._loaders if held() is not loader]
+
+    @contextlib.contextmanager
+    def reading(self, loader: Iterable[Batch]) -> Iterator[None]:
+        """Let any iterable be the innermost loader meanwhile; it may be one that tells nobody of its passes."""
+
+        def held() -> Iterable[Batch]:
+            return loader
+
+        self._loaders.append(held)
+        try:
+            yield
+        finally:
+            self._loaders = [other for other in self._loaders if other is not held]
+
+    @property
+    def innermost(self) -> Iterable[Batch] | None:
+        """The loader that is read now; None where none is."""
+        self._loaders = [held for held in self._loaders if held() is not None]
+        return self._loaders[-1]() if self._loaders else None
+
+
+_TORCHS = "torch.utils.data.dataloader"
+
+
+def reader_of(batches: Iterator[Batch]) -> Callable[[], Batch]:
+    """Return what reads the next batch of a pass over map-style data: `next`, without a profiler's mark if none runs.
+
+    Torch marks each read for its profiler, whether one runs or not. The mark costs as much as a small collator. While
+    a profiler runs, and with iterators that are not torch's own, this is `next`.
+
+    Args:
+        batches: A pass over a torch loader.
+    """
+    marked = type(batches).__next__
+    data = getattr(batches, "_next_data", None)
+    is_profiled = getattr(torch.autograd, "_profiler_enabled", None)
+    is_torchs = getattr(marked, "__module__", None) == _TORCHS and hasattr(batches, "_num_yielded")
+    if not is_torchs or data is None or is_profiled is None:
+        return batches.__next__
+
+    def read() -> Batch:
+        if is_profiled() or batches._sampler_iter is None:  # type: ignore[attr-defined]  # torch's
+            return next(batches)
+        batch = data()
+        batches._num_yielded += 1  # type: ignore[attr-defined]  # as above
+        return batch
+
+    return read
 
 
 def draw_seed() -> int:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities import registry
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -25,11 +29,50 @@ from hf_compat.engine.internals import (
 )
 from hf_compat.engine.lean_evaluation import use_lean_evaluations
 from hf_compat.engine.lean_loop import use_lean_loop
-from hf_compat.engine.plugin_search import searching_plugins_once
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import HFDDPStrategy, HFFSDP2Strategy, HFSingleDeviceStrategy, LaunchedEnvironment
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.runtime.launch import Launch
+
+Places = tuple[tuple[str, int], ...]
+
+_NAME = "entry_points"  # the function that Lightning calls with a group
+_found: dict[str, tuple[Places, metadata.EntryPoints]] = {}
+
+
+@contextlib.contextmanager
+def searching_plugins_once() -> Iterator[None]:
+    """Let trainers that are made within the context search a group of plugins again only after an installation."""
+    own = getattr(registry, _NAME, None)
+    if own is not metadata.entry_points:  # another release of Lightning, a test's stand-in, or we ourselves
+        yield
+        return
+    setattr(registry, _NAME, plugins_of)
+    try:
+        yield
+    finally:
+        setattr(registry, _NAME, own)
+
+
+def plugins_of(group: str) -> metadata.EntryPoints:
+    """Return the plugins of a group, as `importlib.metadata.entry_points` does."""
+    places, known = _places(), _found.get(group)
+    if known is None or known[0] != places:
+        known = _found[group] = (places, metadata.entry_points(group=group))
+    return known[1]
+
+
+def _places() -> Places:
+    """Return the folders in which packages are found; those of installations with the time of their last change."""
+    return tuple((path, _changed(path) if path.endswith("-packages") else 0) for path in sys.path)
+
+
+def _changed(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:  # a path that does not exist
+        return 0
+
 
 # Callbacks that Lightning would add by itself, and its switch for each.
 _SWITCHED_ON: dict[type[pl.Callback], str] = {
@@ -140,7 +183,7 @@ def make_strategy(plan: LightningPlan, launch: Launch | None) -> Strategy:
     if plan.strategy == "fsdp2":
         return HFFSDP2Strategy(launch, precision, plan.strategy_options["plan"], plan.precision)
     if plan.strategy == "deepspeed":
-        from hf_compat.engine.deepspeed_strategy import DeepSpeedPrecision, HFDeepSpeedStrategy
+        from hf_compat.engine.strategies import DeepSpeedPrecision, HFDeepSpeedStrategy
 
         own = DeepSpeedPrecision(plan.precision, scaler)
         return HFDeepSpeedStrategy(launch, own, plan.strategy_options["config"])

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_compat.errors import ArgumentError, UnsupportedArgument
-from hf_compat.hf.option_values import read_options, read_options_file
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
     NONE,
@@ -21,6 +20,8 @@ from hf_compat.hf.value_types import (
     Unreadable,
     ValueType,
     either,
+    read_options,
+    read_options_file,
     type_of,
     whole_number,
 )

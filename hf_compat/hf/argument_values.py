@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 from hf_compat.errors import ArgumentError, HfCompatWarning
 from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.enums import DebugOption, IntervalStrategy, OptimizerNames, SaveStrategy
-from hf_compat.hf.option_values import read_options_file
 from hf_compat.hf.tracking import PACKAGES
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
@@ -45,6 +44,7 @@ from hf_compat.hf.value_types import (
     parts_of,
     plain,
     read_choice,
+    read_options_file,
     type_of,
 )
 from hf_compat.runtime.text import brief, shown

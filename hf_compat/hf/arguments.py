@@ -16,10 +16,17 @@ from typing import Any, ClassVar, Literal
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.argument_values import LOG_LEVELS, ArgumentCheck, checks_of, read_all
-from hf_compat.hf.arguments_rules import NORMAL_FORMS, check_arguments, is_normal, normalise_arguments
+from hf_compat.hf.arguments_rules import NORMAL_FORMS, check_arguments, choose_tf32, is_normal, normalise_arguments
 from hf_compat.hf.arguments_setters import ArgumentSetters
 from hf_compat.hf.arguments_views import ArgumentViews
-from hf_compat.hf.declared_old_names import follow_declared, obey_declared
+from hf_compat.hf.declared_old_names import (
+    follow_declared,
+    hand_over_old,
+    hand_over_own,
+    obey_declared,
+    source_of_replace,
+    without_outdated,
+)
 from hf_compat.hf.enums import (
     DebugOption,
     HubStrategy,
@@ -31,8 +38,6 @@ from hf_compat.hf.enums import (
 from hf_compat.hf.legacy import OLD_NAMES, ArgumentValue, translate_legacy
 from hf_compat.hf.old_attributes import OldAttributes, assign_old, is_old_attribute, read_old_state, remember
 from hf_compat.hf.profiles import NEWEST, defaults_in_force, generation_beside, profile_of
-from hf_compat.hf.replaced import hand_over_old, hand_over_own, source_of_replace, without_outdated
-from hf_compat.hf.tensor_float import choose_tf32
 from hf_compat.hf.value_types import OPTIONS
 from hf_compat.runtime.accelerate_processes import may_be_asked
 from hf_compat.runtime.text import shown

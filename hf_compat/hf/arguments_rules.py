@@ -24,10 +24,15 @@ from hf_compat.hf.enums import (
     SchedulerType,
 )
 from hf_compat.hf.legacy import ArgumentValue
-from hf_compat.hf.tensor_float import has_tf32
 from hf_compat.hf.tracking import available_trackers
 from hf_compat.hf.value_types import plain
 from hf_compat.runtime.launch import variable
+
+if TYPE_CHECKING:
+    from hf_compat.hf.arguments import TrainingArguments  # which imports this module
+from typing import TYPE_CHECKING
+
+import torch
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments  # which imports this module
@@ -285,3 +290,25 @@ def _metric_schedule(args: TrainingArguments) -> Iterator[str]:
             f"`lr_scheduler_type={plain(args.lr_scheduler_type)!r}` requires an eval strategy: it follows a metric.",
             "set `eval_strategy` to 'steps' or 'epoch'.",
         )
+
+
+def has_tf32() -> bool:
+    """Return whether the GPU of this process multiplies in TF32: Ampere and newer ones do."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 8
+
+
+def choose_tf32(args: TrainingArguments) -> None:
+    """Switch TF32 on or off as the arguments say, for the whole process; where they say nothing, leave it.
+
+    Mirrors:
+        `transformers.TrainingArguments.__post_init__`, 5.23: compiling switches it on, but for float16.
+    """
+    wanted = args.tf32
+    if args.torch_compile and ((wanted is None and not args.fp16) or args.bf16) and wanted is not False:
+        wanted = True
+    if wanted is None or not has_tf32():
+        return
+    if hasattr(torch.backends, "fp32_precision"):
+        torch.backends.fp32_precision = "tf32" if wanted else "ieee"
+    else:  # torch before 2.9
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = wanted

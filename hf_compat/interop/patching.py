@@ -2,21 +2,161 @@
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 
 from hf_compat.errors import warn_once
+from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.interop.edited_source import let_readers_be, watch_readers
-from hf_compat.interop.former_names import add_former_names, take_former_names_back
 from hf_compat.interop.kinship import acknowledge, heirs, kin_of
-from hf_compat.interop.pickled_originals import leave_originals_to_pickle, let_originals_be_pickled
 from hf_compat.interop.releases import modules_there, need_names
 from hf_compat.interop.replaced_globals import forget_globals, remember_globals
 from hf_compat.runtime.text import need
+
+Reduced = tuple[object, ...]  # what `__reduce_ex__` returns
+_originals: dict[str, type] = {}
+
+
+def let_originals_be_pickled(classes: Iterable[type]) -> None:
+    """Give pickle a way to write objects of replaced classes; a class that has one of its own keeps it."""
+    for cls in classes:
+        if cls not in copyreg.dispatch_table:
+            copyreg.dispatch_table[cls] = _reduced  # type: ignore[assignment]  # tuples of three lengths
+            _originals[_name_of(cls)] = cls
+
+
+def leave_originals_to_pickle() -> None:
+    """Take back what `let_originals_be_pickled` has set: the names are transformers' own again."""
+    for cls in _originals.values():
+        copyreg.dispatch_table.pop(cls, None)
+    _originals.clear()
+
+
+def _name_of(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _reduced(value: object) -> Reduced:
+    """Return what pickle writes, with the class by its name in place of the class."""
+    found = value.__reduce_ex__(2)
+    if isinstance(found, str):
+        return found  # type: ignore[return-value]  # pickle takes a global's name, too
+    function, arguments, *rest = found
+    cls = type(value)
+    if function is cls:
+        return (called, (_name_of(cls), *arguments), *rest)
+    if arguments and arguments[0] is cls:  # `copyreg.__newobj__`, and `getattr` for members of an enum
+        return (with_class, (function, _name_of(cls), *arguments[1:]), *rest)
+    return (function, arguments, *rest)
+
+
+def called(name: str, *arguments: object) -> object:
+    """Call transformers' own class."""
+    return _original(name)(*arguments)
+
+
+def with_class(function: Callable[..., object], name: str, *arguments: object) -> object:
+    """Call a function with transformers' own class."""
+    return function(_original(name), *arguments)
+
+
+def _original(name: str) -> type:
+    """Return transformers' own class of a name, whether ours stands there or not."""
+    found: object = _originals.get(name)
+    if found is None:
+        module, _, path = name.partition(":")
+        found = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    if not isinstance(found, type):
+        raise TypeError(f"{name} is no class")
+    return found
+
+
+def send_example_telemetry(example_name: str, *example_args: object, framework: str = "pytorch") -> None:
+    """Send nothing: 5.0 dropped what told Hugging Face which example script was started.
+
+    Mirrors:
+        `transformers.utils.send_example_telemetry`, 4.21 to 4.57.
+    """
+
+
+def is_torch_tpu_available(check_device: bool = True) -> bool:
+    """Return whether torch_xla finds a TPU.
+
+    Mirrors:
+        `transformers.is_torch_tpu_available`, until 4.49; `is_torch_xla_available(check_is_tpu=True)` took its place.
+    """
+    utils = importlib.import_module("transformers.utils")
+    return bool(utils.is_torch_xla_available(check_is_tpu=check_device))
+
+
+def is_offline_mode() -> bool:
+    """Return whether nothing may be downloaded (`HF_HUB_OFFLINE=1`).
+
+    Mirrors:
+        `transformers.utils.is_offline_mode`, until 4.57; `huggingface_hub` has it now.
+    """
+    return bool(importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE)
+
+
+def get_full_repo_name(model_id: str, organization: str | None = None, token: str | None = None) -> str:
+    """Return a repository's name with its owner: the organization, or who the token belongs to.
+
+    Mirrors:
+        `transformers.utils.get_full_repo_name`, until 4.57; `huggingface_hub.HfApi` has it now.
+    """
+    hub = importlib.import_module("huggingface_hub")
+    return str(hub.HfApi(token=token).get_full_repo_name(model_id=model_id, organization=organization))
+
+
+_HUB: tuple[Callable[..., object], ...] = (send_example_telemetry, is_offline_mode, get_full_repo_name)
+_FORMER: dict[str, dict[str, object]] = {
+    "transformers": {"is_torch_tpu_available": is_torch_tpu_available},
+    "transformers.file_utils": {one.__name__: one for one in (*_HUB, is_torch_tpu_available)},
+    "transformers.trainer": {"is_torch_tpu_available": is_torch_tpu_available},
+    "transformers.trainer_utils": {
+        "EvaluationStrategy": IntervalStrategy,
+        "is_torch_tpu_available": is_torch_tpu_available,
+    },
+    "transformers.utils": {one.__name__: one for one in (*_HUB, is_torch_tpu_available)},
+    "transformers.utils.hub": {one.__name__: one for one in _HUB},
+}
+
+_added: list[tuple[ModuleType, str, object]] = []
+
+
+def add_former_names(top_levels: list[ModuleType]) -> None:
+    """Give modules of transformers the names that this release no longer has.
+
+    Args:
+        top_levels: `transformers`, and what code holds under that name.
+    """
+    for place, names in _FORMER.items():
+        inner = importlib.import_module(place)
+        for module in top_levels if place == "transformers" else [inner]:
+            _add(module, names)
+
+
+def _add(module: ModuleType, names: dict[str, object]) -> None:
+    for name, value in names.items():
+        if name not in dir(module):  # asking for it would load it
+            setattr(module, name, value)
+            _added.append((module, name, value))
+
+
+def take_former_names_back() -> None:
+    """Leave the modules as they were; what a script has put under such a name since stays."""
+    while _added:
+        module, name, value = _added.pop()
+        if vars(module).get(name) is value:
+            delattr(module, name)
+
 
 # Where transformers defines what we replace; all of it is imported before anything is replaced, so that its own
 # classes are made from its own.

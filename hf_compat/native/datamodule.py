@@ -3,29 +3,57 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TypeAlias
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerStatus
+from torch.utils.data import DataLoader, SequentialSampler
 
-from hf_compat.data.types import Collator
-from hf_compat.engine.internals import place_of
+from hf_compat.data.types import Batch, Collator
+from hf_compat.engine.evaluation import EvaluationBatches
+from hf_compat.engine.internals import known_batches, place_of
 from hf_compat.engine.windows import Windows, WindowsWithoutLength
 from hf_compat.errors import DataError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.native.agreement import share_arguments
-from hf_compat.native.configured import DataSpec, made
 from hf_compat.native.limits import hold_windows
+from hf_compat.native.loading import DataSpec, made
 from hf_compat.native.module import HFModule
 from hf_compat.native.override_points import refuse_unheard_methods
 from hf_compat.native.plain_batches import MicroBatches, MicroBatchesWithoutLength, check_told
-from hf_compat.native.prediction import PlainEvaluationBatches, PredictionBatches
 from hf_compat.native.schedules import NO_END
 from hf_compat.native.steps import NativeSteps
 from hf_compat.runtime.inspection import has_length
 from hf_compat.trainer_methods.base import Dataset, Loader
+
+
+class PredictionBatches(EvaluationBatches):
+    """A loader's batches; where these are in the data's order, Lightning finds the indices of their samples.
+
+    With several processes the indices are those of this rank's batches: samples that fill up the last one come twice.
+    """
+
+    @functools.cached_property
+    def batch_sampler(self) -> object:
+        """Where Lightning looks for the indices; None where nobody knows them before they are drawn."""
+        batches = self.loader.batch_sampler if isinstance(self.loader, DataLoader) else None
+        if batches is None or not isinstance(getattr(batches, "sampler", None), SequentialSampler):
+            return None
+        return known_batches([list(indices) for indices in batches])
+
+
+class PlainEvaluationBatches(PredictionBatches):
+    """The batches as the loader gives them, for a module of another kind.
+
+    They are no `DataLoader`, which Lightning would share out among the processes once more.
+    """
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (batch.inputs for batch in super().__iter__())
+
 
 EvaluationLoaders: TypeAlias = Loader | dict[str, Loader] | list[Loader]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 import torch
+from jsonargparse import Namespace
 from lightning.pytorch.core.saving import load_hparams_from_tags_csv, load_hparams_from_yaml
 from torch import nn
 
@@ -23,13 +24,47 @@ from hf_compat.checkpoint.lightning_form import OWN_KEY, LightningCheckpoint
 from hf_compat.checkpoint.lightning_io import ADAPTERS_KEY, PREFIX, HFCheckpointIO
 from hf_compat.checkpoint.pickled_arguments import read_pickled_arguments
 from hf_compat.checkpoint.reading import COMPILED, read_torch_file, read_weights
+from hf_compat.data.types import DataSource
 from hf_compat.engine.internals import given_hyperparameters, load_state, restricted_classmethod
 from hf_compat.engine.module import WindowModule
-from hf_compat.errors import CheckpointError, HfCompatWarning
+from hf_compat.errors import ArgumentError, CheckpointError, HfCompatWarning
 from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.interop.class_paths import Made, Spec, build, build_data
 from hf_compat.interop.transformers_models import is_peft_model, read_pretrained
 from hf_compat.plan.lightning_equivalents import decided_by_trainer
 from hf_compat.runtime.text import is_secret
+
+ModelSpec = dict[str, Spec]
+# Data, or what stands for it. The parser leaves a `dict` as it is: it would write '2024' of a text back as a number.
+DataSpec = dict | DataSource  # type: ignore[type-arg]  # the parser looks into dict[str, …]
+
+
+def made(value: Made, where: str) -> Made:
+    """Return what a class path and its arguments stand for; of a mapping of such, each; anything else as it is.
+
+    Args:
+        value: What a module or a data module was given.
+        where: The name of the argument, for errors.
+
+    Raises:
+        ArgumentError: There is no such thing, or it does not take such an argument.
+    """
+    if type(value).__name__ == "NestedArg":  # jsonargparse's, of a word about a part of something whose type is open
+        whole = f'{{"class_path": …, "init_args": {{"{value.key}": {value.val}}}}}'
+        raise ArgumentError(
+            f"`{where}.init_args.{value.key}={value.val}`: this parser cannot change a part of `{where}`.\n\n"
+            f"Hint: `--….{where} '{whole}'` replaces all of it; LightningCLI and `hf-compat fit` take such words."
+        )
+    if isinstance(value, Namespace):
+        value = value.as_dict()
+    if isinstance(value, str):
+        return build_data(value, where)
+    if type(value) is not dict:  # a DatasetDict is the user's
+        return value
+    if "class_path" in value:
+        return build(value, where)
+    return {name: made(part, f"{where}.{name}") for name, part in value.items()}
+
 
 MapLocation = Any  # as torch.load has it
 Given = dict[str, Any]  # keywords of a module's constructor

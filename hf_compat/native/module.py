@@ -32,11 +32,9 @@ from hf_compat.errors import ArgumentError, OverrideError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.interop.liger import apply_liger, check_liger
 from hf_compat.native.agreement import share_arguments
-from hf_compat.native.configured import ModelSpec, made
-from hf_compat.native.evaluations import NativeEvaluations
+from hf_compat.native.evaluations import LastUpdate, NativeEvaluations
 from hf_compat.native.expected_warnings import leave_out_expected, show_expected
 from hf_compat.native.kept_hooks import keep_hooks, note_hooks
-from hf_compat.native.learning_log import LastUpdate
 from hf_compat.native.limits import (
     accumulate_batches,
     begin_at_epoch,
@@ -47,7 +45,7 @@ from hf_compat.native.limits import (
     leave_epoch,
     read_when_due,
 )
-from hf_compat.native.loading import LoadableModule
+from hf_compat.native.loading import LoadableModule, ModelSpec, made
 from hf_compat.native.override_points import OverridePoints, call_overrides, refuse_unheard_methods
 from hf_compat.native.own_steps import (
     AuthorStep,

@@ -2,21 +2,65 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
-from hf_compat.errors import ArgumentError, UnsupportedArgument
+import torch
+
+from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArgument
 from hf_compat.hf.enums import OptimizerNames
 from hf_compat.optim.entries import (
     Chooser,
     ClassAndKeywords,
+    ClassSource,
     Keywords,
     OptimizerClass,
     OptimizerEntry,
     OptimizerRequest,
 )
-from hf_compat.optim.in_backward import check_in_backward, refuse_in_backward
 from hf_compat.optim.layerwise import LayerWiseDummyOptimizer
 from hf_compat.optim.low_rank import LOW_RANK_OPTIMIZERS, apollo_group_options, check_targets, low_rank_groups
+
+_DEFAULT_CLIPPING = 1.0
+
+
+def check_in_backward(request: OptimizerRequest) -> None:
+    """Refuse what needs the gradients after the backward pass; warn of what clips or decays nothing.
+
+    Raises:
+        UnsupportedArgument: Gradients are to be scaled, or exchanged between processes.
+    """
+    refuse_in_backward(request)
+    args = request.args
+    found = []
+    if args.max_grad_norm not in (0, _DEFAULT_CLIPPING):
+        found.append(f"max_grad_norm={args.max_grad_norm}")
+    if args.weight_decay:
+        found.append(f"weight_decay={args.weight_decay}")
+    for setting in found:
+        warnings.warn(
+            f"`{setting}` has no effect: {_reason(request)}, as in transformers.", InertArgumentWarning, stacklevel=6
+        )
+
+
+def refuse_in_backward(request: OptimizerRequest) -> None:
+    """Refuse the same, without a warning: for who has been warned when the run was planned.
+
+    Raises:
+        UnsupportedArgument: Gradients are to be scaled, or exchanged between processes.
+    """
+    args, why = request.args, _reason(request)
+    if args.mixed_precision == "fp16":
+        raise UnsupportedArgument(f"{why}, where gradients are still scaled for `fp16=True`.\n\nHint: `bf16=True`.")
+    if args.world_size > 1:
+        raise UnsupportedArgument(
+            f"{why}, before gradients are exchanged: it cannot train in {args.world_size} processes.\n\n"
+            "Hint: train in one process, or choose another optimizer."
+        )
+
+
+def _reason(request: OptimizerRequest) -> str:
+    return f"`optim={request.name!r}` updates each parameter in the backward pass"
 
 
 def _layerwise(
@@ -89,4 +133,36 @@ LAYERWISE_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
     OptimizerNames.GALORE_ADAMW_8BIT_LAYERWISE: _of_each_parameter(OptimizerNames.GALORE_ADAMW_8BIT, _galore),
     OptimizerNames.GALORE_ADAFACTOR_LAYERWISE: _of_each_parameter(OptimizerNames.GALORE_ADAFACTOR, _galore_adafactor),
     OptimizerNames.APOLLO_ADAMW_LAYERWISE: _of_each_parameter(OptimizerNames.APOLLO_ADAMW, _apollo),
+}
+
+
+def _of_whole_model(request: OptimizerRequest, found: OptimizerClass) -> ClassAndKeywords:
+    if request.model is None:
+        raise ArgumentError(
+            f"`optim={request.name!r}` puts hooks on a model's parameters, and there is no model.\n\n"
+            "Hint: pass the model as the second argument."
+        )
+    refuse_in_backward(request)
+    return found, {"model": request.model}
+
+
+def _check_adalomo(request: OptimizerRequest) -> None:
+    """Refuse a run without CUDA, on which the package keeps its averages whatever the model is on."""
+    check_in_backward(request)
+    if _ADALOMO.load("AdaLomo").__module__.startswith("lomo_optim.") and not torch.cuda.is_available():
+        raise UnsupportedArgument(
+            f"`optim={request.name!r}` keeps its averages on a CUDA GPU, and there is none.\n\nHint: `optim='lomo'`."
+        )
+
+
+_LOMO = ClassSource(modules=("lomo_optim",), name="Lomo", install="lomo-optim")
+_ADALOMO = ClassSource(modules=("lomo_optim",), name="AdaLomo", install="lomo-optim")
+
+LOMO_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
+    OptimizerNames.LOMO: OptimizerEntry(
+        source=_LOMO, choose=_of_whole_model, check=check_in_backward, needs_model=True
+    ),
+    OptimizerNames.ADALOMO: OptimizerEntry(
+        source=_ADALOMO, choose=_of_whole_model, check=_check_adalomo, needs_model=True
+    ),
 }

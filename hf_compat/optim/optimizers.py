@@ -11,8 +11,7 @@ from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames
 from hf_compat.optim.entries import ClassAndKeywords, OptimizerEntry, OptimizerRequest, read_options
-from hf_compat.optim.layerwise_optimizers import LAYERWISE_OPTIMIZERS
-from hf_compat.optim.lomo import LOMO_OPTIMIZERS
+from hf_compat.optim.layerwise_optimizers import LAYERWISE_OPTIMIZERS, LOMO_OPTIMIZERS
 from hf_compat.optim.low_bit import LOW_BIT_OPTIMIZERS
 from hf_compat.optim.low_rank import LOW_RANK_OPTIMIZERS
 from hf_compat.optim.package_optimizers import PACKAGE_OPTIMIZERS

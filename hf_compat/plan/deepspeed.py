@@ -15,8 +15,17 @@ from typing import Any
 from hf_compat.errors import ArgumentError, InertArgumentWarning
 from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.option_values import read_options, read_options_file
-from hf_compat.hf.value_types import OPTIONS, TEXT, Range, Unreadable, ValueType, number, whole_number
+from hf_compat.hf.value_types import (
+    OPTIONS,
+    TEXT,
+    Range,
+    Unreadable,
+    ValueType,
+    number,
+    read_options,
+    read_options_file,
+    whole_number,
+)
 from hf_compat.runtime.text import parse_switch
 
 Config = dict[str, Any]  # DeepSpeed's, as JSON has it: sections within sections

@@ -9,7 +9,6 @@ from typing import Any
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.option_values import read_options, read_options_file
 from hf_compat.hf.value_types import (
     ANYTHING,
     LARGEST_COUNT,
@@ -21,6 +20,8 @@ from hf_compat.hf.value_types import (
     ValueType,
     either,
     list_of,
+    read_options,
+    read_options_file,
     whole_number,
 )
 from hf_compat.runtime.text import bool_or_none, parse_switch

@@ -11,8 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from hf_compat.checkpoint.model_state import ModelState
-from hf_compat.data.loader import LoaderOptions, PreparedDataLoader
-from hf_compat.data.open_passes import OpenPasses
+from hf_compat.data.loader import LoaderOptions, OpenPasses, PreparedDataLoader
 from hf_compat.data.rank_slices import RankSlice
 from hf_compat.data.types import Batch, DataSource
 from hf_compat.engine.precision import wrap_forward

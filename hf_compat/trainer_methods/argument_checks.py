@@ -12,8 +12,7 @@ from hf_compat.engine.torchmetrics_evaluation import check_metrics
 from hf_compat.errors import ArgumentError, InertArgumentWarning
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
-from hf_compat.hf.option_values import read_options
-from hf_compat.hf.value_types import ANYTHING, NONE, TRUTH_VALUE, ValueType, either
+from hf_compat.hf.value_types import ANYTHING, NONE, TRUTH_VALUE, ValueType, either, read_options
 from hf_compat.interop.upstream_log import log_line
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.optimization_checks import check_optimizer, check_schedule

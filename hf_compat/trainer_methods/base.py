@@ -26,10 +26,10 @@ from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.lightning_options import CheckedOptions
+from hf_compat.training_run.loss_log import StepAverages
 from hf_compat.training_run.resumer import Resumer
 from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.saver import Saver
-from hf_compat.training_run.step_averages import StepAverages
 
 ModelOutput = Any  # what the user's model returns
 Dataset = DataSource  # for evaluation also a dict of several

@@ -22,8 +22,8 @@ from hf_compat.runtime.inspection import call_by_place, needs_parameter
 from hf_compat.trainer_methods.hyperparameter_search import SearchMethods
 from hf_compat.training_run.best_metric import note_best_metric, tracked_value
 from hf_compat.training_run.flags import log_evaluate_save
+from hf_compat.training_run.loss_log import LoggedValue
 from hf_compat.training_run.run import Trial
-from hf_compat.training_run.step_averages import LoggedValue
 
 # What the log of training holds already.
 _ENTRIES = frozenset({"loss", "grad_norm", "learning_rate", "epoch", "step", "nonfinite_steps"})

@@ -14,7 +14,7 @@ from hf_compat.engine.module import WindowModule
 from hf_compat.errors import ArgumentError, CheckpointError, warn_once
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.tensor_float import choose_tf32
+from hf_compat.hf.arguments_rules import choose_tf32
 from hf_compat.interop.device_maps import check_placement, is_model_parallel
 from hf_compat.interop.liger import apply_liger, check_liger
 from hf_compat.interop.transformers_models import align_special_tokens, check_trainable

@@ -7,10 +7,9 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from hf_compat.callbacks.bridge import HFBridge
-from hf_compat.callbacks.flag_sources import flag_sources
 from hf_compat.callbacks.startup_log import opening_lines
 from hf_compat.data.checks import check_iterable
 from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
@@ -29,23 +28,64 @@ from hf_compat.hf.state import TrainerState, is_exportable
 from hf_compat.interop.transformers_models import is_pretrained_model
 from hf_compat.interop.upstream_log import log_line, log_resumption, log_training
 from hf_compat.plan.lightning_plan import LightningPlan
-from hf_compat.plan.rank_arguments import differences, shared_arguments
 from hf_compat.plan.run_counts import RunCounts
 from hf_compat.plan.translate import translate
-from hf_compat.runtime import slurm
 from hf_compat.runtime.collectives import agree, failing_together, gather_objects, limit_waiting
 from hf_compat.runtime.launch import slurm_job_id
+from hf_compat.runtime.signals import forget_requeue
 from hf_compat.trainer_methods.base import Trial
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.optimization import OptimizationMethods
 from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks
 from hf_compat.trainer_methods.windows import WindowMethods
-from hf_compat.training_run.flags import NO_AGREEMENT, FlagAgreement
+from hf_compat.training_run.flags import NO_AGREEMENT, FlagAgreement, flag_sources
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.resumer import ResumeAt
-from hf_compat.training_run.run import TrainingRun
-from hf_compat.training_run.summary import run_summary
+from hf_compat.training_run.run import TrainingRun, run_summary
+
+# Each shapes what the processes exchange and when, or what each of them does to its copy of the weights.
+SHARED_ARGUMENTS = (
+    *("max_steps", "num_train_epochs", "per_device_train_batch_size", "per_device_eval_batch_size"),
+    *("gradient_accumulation_steps", "auto_find_batch_size", "dataloader_drop_last", "accelerator_config"),
+    *("train_sampling_strategy", "length_column_name", "ignore_data_skip"),
+    *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps", "batch_eval_metrics"),
+    *("prediction_loss_only", "eval_do_concat_batches", "eval_use_gather_object", "include_for_metrics"),
+    *("save_strategy", "save_steps", "save_only_model", "save_on_each_node", "enable_jit_checkpoint"),
+    *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    *("logging_strategy", "logging_steps", "logging_first_step", "include_num_input_tokens_seen"),
+    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay"),
+    *("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "label_smoothing_factor"),
+    *("average_tokens_across_devices", "bf16", "fp16", "gradient_checkpointing", "activation_checkpointing"),
+    *("fsdp", "fsdp_config", "deepspeed", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
+)
+
+
+def shared_arguments(arguments: Mapping[str, object]) -> dict[str, str]:
+    """Return those of a process's arguments on which all have to agree, as text."""
+    return {name: repr(arguments[name]) for name in SHARED_ARGUMENTS if name in arguments}
+
+
+def differences(by_rank: Sequence[Mapping[str, str]]) -> list[str]:
+    """Say which values differ between the processes.
+
+    Args:
+        by_rank: The values of each process, in the order of ranks.
+
+    Returns:
+        A line for each name: `max_steps` is 4 on rank 0, 6 on rank 1.
+    """
+    names = [name for name in by_rank[0] if any(values.get(name) != by_rank[0][name] for values in by_rank)]
+    return [f"`{name}` is {_by_value([values.get(name, 'not set') for values in by_rank])}" for name in names]
+
+
+def _by_value(values: Sequence[str]) -> str:
+    ranks: dict[str, list[str]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(str(rank))
+    named = ((value, "rank" if len(found) == 1 else "ranks", ", ".join(found)) for value, found in ranks.items())
+    return "; ".join(f"{value} on {word} {found}" for value, word, found in named)
+
 
 logger = logging.getLogger(__name__)
 
@@ -253,7 +293,7 @@ class TrainingMethods(WindowMethods, CheckpointMethods, DataloaderMethods, Optim
         log_line("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
         self._push_what_was_written()
         if self.is_world_process_zero():
-            slurm.forget(str(self.args.output_dir))
+            forget_requeue(str(self.args.output_dir))
         train_loss = self._run.losses.mean(self.state.global_step)
         updates = self.state.global_step - self._run.updates_before  # durations are this call's alone
         samples = num_train_samples * updates / max(self.state.max_steps, 1)

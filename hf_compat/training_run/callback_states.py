@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
+from torch import nn
 
+from hf_compat.checkpoint.reading import Weights
 from hf_compat.checkpoint.run_state import RunState
-
-Weights = dict[str, torch.Tensor]
 
 
 def ask_callbacks(
@@ -48,3 +48,24 @@ def give_back_states(
 
 def _overrides(callback: pl.Callback, hook: str) -> bool:
     return getattr(type(callback), hook) is not getattr(pl.Callback, hook) or hook in vars(callback)
+
+
+@contextlib.contextmanager
+def holding(model: nn.Module, weights: Weights | None) -> Iterator[None]:
+    """Let a model hold other weights for a while: those that are to be written."""
+    if weights is None:
+        yield
+        return
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    if own.keys() != weights.keys():  # pruned weights, which the model holds as weights and masks
+        model.__dict__["state_dict"] = lambda *args, **kwargs: dict(weights)
+        try:
+            yield
+        finally:
+            del model.__dict__["state_dict"]
+        return
+    model.load_state_dict(weights)
+    try:
+        yield
+    finally:
+        model.load_state_dict(own)

@@ -37,8 +37,8 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.state import INTERVALS, TrainerState
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.interop.upstream_log import log_line
-from hf_compat.runtime import slurm
 from hf_compat.runtime.collectives import agree, broadcast_object, failing_together
+from hf_compat.runtime.signals import is_requeued
 from hf_compat.training_run.callback_states import give_back_states
 from hf_compat.training_run.loss_log import LossLogState
 from hf_compat.training_run.run import TrainingRun
@@ -166,7 +166,7 @@ class Resumer:
         output_dir = str(self._host.args.output_dir)
         if wanted and not isinstance(wanted, bool):
             wanted = str(wanted)  # it may be a path
-        if not wanted and broadcast_object(slurm.is_requeued(output_dir)):
+        if not wanted and broadcast_object(is_requeued(output_dir)):
             logger.warning("SLURM has started this job again: training goes on from the newest checkpoint.")
             wanted = True
         with contextlib.ExitStack() as reading:

@@ -16,6 +16,7 @@ import copy
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
@@ -28,7 +29,6 @@ from torch import nn
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest, sealing
-from hf_compat.checkpoint.held_weights import holding
 from hf_compat.checkpoint.model_state import ModelState
 from hf_compat.checkpoint.reading import Weights
 from hf_compat.checkpoint.run_lock import Owner
@@ -45,16 +45,56 @@ from hf_compat.interop.upstream_log import log_line
 from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.state_copies import StateCopies
 from hf_compat.optim.stepping import stepping_of
-from hf_compat.runtime.background import BackgroundWriter
 from hf_compat.runtime.collectives import agree
 from hf_compat.runtime.frozen_copies import CopyMemory, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.rng import read_rng, unpack_rng
 from hf_compat.training_run.best_metric import note_best_checkpoint
-from hf_compat.training_run.callback_states import ask_callbacks
+from hf_compat.training_run.callback_states import ask_callbacks, holding
 from hf_compat.training_run.output_folder import OutputFolder, is_of_run, saves_checkpoints, writer_of_run
 from hf_compat.training_run.rotation import checkpoints_to_delete, checkpoints_to_delete_at_end, in_order_of_rotation
 from hf_compat.training_run.run import TrainingRun
+
+
+class BackgroundWriter:
+    """Run one write at a time beside training. The next call raises its error; the process exits after it."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def submit(self, write: Callable[[], None]) -> None:
+        """Start a write, after waiting for the one before; raise the error of that one."""
+        self.wait()
+        # no daemon: the interpreter does not exit before the checkpoint is whole
+        self._thread = threading.Thread(target=self._run, args=(write,), name="hf_compat-checkpoint", daemon=False)
+        self._thread.start()
+
+    def _run(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except BaseException as error:
+            self._error = error
+
+    def check(self) -> None:
+        """Raise the error of a write that has ended."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the write under way, and raise its error."""
+        error = self.settle()
+        if error is not None:
+            raise error
+
+    def settle(self) -> BaseException | None:
+        """Wait for the write under way, and return its error: for whoever has another one to raise."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        return error
+
 
 logger = logging.getLogger(__name__)
 

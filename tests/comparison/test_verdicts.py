@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_compat.comparison.compared import SideReport, judge
+from hf_compat.comparison.compared import SideReport, judge, limits_up_to, repeats
 from hf_compat.comparison.contents import files_under, first_difference, verdict_on_files
 from hf_compat.comparison.reading import End, read_records
-from hf_compat.comparison.repeating import limits_up_to, repeats
 from hf_compat.comparison.report import as_json, as_text
 from hf_compat.comparison.running import Limits
 from hf_compat.comparison.sides import Side

@@ -7,8 +7,7 @@ import toy
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader
 
-from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.data.torch_reading import reader_of
+from hf_compat.data.loader import PreparedDataLoader, reader_of
 
 MARK = "enumerate(DataLoader)"
 

@@ -11,7 +11,7 @@ import toy
 from lightning.fabric.utilities import registry
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.engine import plugin_search
+from hf_compat.engine import build
 
 PLUGIN = """
 import lightning.pytorch as pl
@@ -65,8 +65,8 @@ def test_installed_packages_are_searched_once(trainer, monkeypatch):
         searches.append(query)
         return importlib.metadata.EntryPoints(())
 
-    monkeypatch.setattr(plugin_search, "_found", {})
-    monkeypatch.setattr(plugin_search.metadata, "entry_points", searching)
+    monkeypatch.setattr(build, "_found", {})
+    monkeypatch.setattr(build.metadata, "entry_points", searching)
     monkeypatch.setattr(registry, "entry_points", searching)
     for _ in range(3):
         trainer.evaluate()

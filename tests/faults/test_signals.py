@@ -15,7 +15,7 @@ import toy
 from compare import same
 
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
-from hf_compat.runtime import slurm
+from hf_compat.runtime.signals import is_requeued, requeue
 
 SCRIPT = """
 import os, sys, time
@@ -110,9 +110,9 @@ def test_a_refusal_of_slurm_is_told(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "3")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")
     monkeypatch.setenv("PATH", str(tmp_path))
-    slurm.requeue(str(tmp_path))
+    requeue(str(tmp_path))
     assert "scontrol requeue 3_4" in caplog.text
-    assert slurm.is_requeued(str(tmp_path))
+    assert is_requeued(str(tmp_path))
 
 
 def test_a_handler_that_is_there_already_is_kept(make_args, monkeypatch):

@@ -6,7 +6,7 @@ from accelerate import ParallelismConfig
 
 from hf_compat import Trainer, explain, translate
 from hf_compat.errors import ArgumentError, HfCompatError, UnsupportedArgument
-from hf_compat.plan.parallelism import ParallelSizes, parallel_sizes
+from hf_compat.plan.translate import ParallelSizes, parallel_sizes
 
 FSDP = {"fsdp": True}
 

@@ -14,7 +14,7 @@ import transformers
 import hf_compat
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments, translate
 from hf_compat.errors import ArgumentError, InertArgumentWarning
-from hf_compat.hf import arguments_rules, tensor_float
+from hf_compat.hf import arguments_rules
 
 
 def test_fp16_on_the_cpu_is_float32_with_a_warning(make_args):
@@ -100,8 +100,7 @@ def ampere(monkeypatch):
     """Let both packages believe in a GPU that multiplies in TF32."""
     before = torch.backends.fp32_precision
     monkeypatch.setattr(transformers.training_args, "is_torch_tf32_available", lambda: True)
-    for module in (tensor_float, arguments_rules):
-        monkeypatch.setattr(module, "has_tf32", lambda: True)
+    monkeypatch.setattr(arguments_rules, "has_tf32", lambda: True)
     yield
     torch.backends.fp32_precision = before
 

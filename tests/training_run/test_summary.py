@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hf_compat.training_run.summary import run_summary
+from hf_compat.training_run.run import run_summary
 
 
 def test_entries_and_rates():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import os
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
@@ -19,9 +20,17 @@ from hf_compat.checkpoint.model_state.shards import (
     read_model_shards,
     read_optimizer_shards,
 )
-from hf_compat.checkpoint.optimizer_types import follow_parameters
-from hf_compat.checkpoint.reading import LoadResult, Weights, fitting, read_torch_file, read_weights
+from hf_compat.checkpoint.reading import (
+    LoadResult,
+    Weights,
+    fitting,
+    follow_parameters,
+    names_of,
+    read_torch_file,
+    read_weights,
+)
 from hf_compat.checkpoint.taken_over import check_optimizer_took_over
+from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.interop.transformers_models import as_held
 
 OptimizerState = dict[str, Any]  # what `Optimizer.state_dict()` returns: each optimizer has its own values
@@ -151,3 +160,35 @@ class TorchState(ModelState):
     @abc.abstractmethod
     def _set_optimizer_state(self, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
         """Load the state of an optimizer of a whole model, which every process has."""
+
+
+class PlainState(TorchState):
+    """Whole weights, and an optimizer with the state of all of them."""
+
+    can_be_copied = True
+
+    @property
+    def _uncompiled(self) -> nn.Module:
+        inner = getattr(self.model, "_orig_mod", self.model)
+        assert isinstance(inner, nn.Module)
+        return inner
+
+    def whole_weights(self) -> Weights:
+        return self._uncompiled.state_dict()
+
+    def write_weights(self, folder: str, write: WeightsWriter, for_checkpoint: bool) -> None:
+        write(folder)  # it asks the model itself
+
+    def write_optimizer(self, folder: str, optimizer: torch.optim.Optimizer, is_writer: bool) -> None:
+        if is_writer:
+            save_torch(optimizer.state_dict(), os.path.join(folder, names.OPTIMIZER_NAME))
+
+    def whole_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OptimizerState:
+        return optimizer.state_dict()
+
+    def set_weights(self, weights: Weights) -> LoadResult:
+        model = self._uncompiled
+        return model.load_state_dict(names_of(model, weights), strict=False)
+
+    def _set_optimizer_state(self, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
+        optimizer.load_state_dict(state)
