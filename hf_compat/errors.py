@@ -1,4 +1,4 @@
-"""Exceptions and warning categories of hf_compat. Speaks neither vocabulary; imports nothing of the package.
+"""Exceptions and warning categories of hf_compat.
 
 Each exception also inherits the type that `transformers` raises at the same place: an `except` written for it matches.
 """

@@ -1,4 +1,4 @@
-"""The run that all `HFCallbackAdapter`s of one Lightning trainer share. Both vocabularies.
+"""The run that all `HFCallbackAdapter`s of one Lightning trainer share.
 
 `AdaptedRun` fills HF's state from Lightning's progress and keeps what lies between two events. The run logic itself is
 the Trainer's: `hf_compat.training_run`.

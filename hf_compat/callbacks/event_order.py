@@ -1,8 +1,7 @@
 """Lightning callbacks in a Trainer's list: which can work there, and the order of both kinds.
 
-Both vocabularies. HF's events and Lightning's hooks meet in pairs (`PAIRS`); in each pair the callbacks are called in
-the order of the list, whichever kind they are. Every run of HF callbacks between Lightning ones has an `HFEvents`
-there.
+HF's events and Lightning's hooks meet in pairs (`PAIRS`); in each pair the callbacks are called in the order of the
+list, whichever kind they are. Every run of HF callbacks between Lightning ones has an `HFEvents` there.
 """
 
 from __future__ import annotations

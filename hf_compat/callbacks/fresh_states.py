@@ -1,4 +1,4 @@
-"""Lightning callbacks as they were before a search: each trial begins with them. Lightning words only."""
+"""Lightning callbacks as they were before a search: each trial begins with them."""
 
 from __future__ import annotations
 

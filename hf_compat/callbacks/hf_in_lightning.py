@@ -1,4 +1,4 @@
-"""`HFCallbackAdapter`: HF callbacks inside anybody's `lightning.Trainer`, with any LightningModule. Both vocabularies.
+"""`HFCallbackAdapter`: HF callbacks inside anybody's `lightning.Trainer`, with any LightningModule.
 
 Lightning hook                      HF event
 on_train_start                      on_train_begin (on_init_end before the first)

@@ -1,4 +1,4 @@
-"""`LightningCallbackAdapter`: a Lightning callback inside a real `transformers.Trainer`. Both vocabularies.
+"""`LightningCallbackAdapter`: a Lightning callback inside a real `transformers.Trainer`.
 
 A real Lightning trainer stands beside the HF one: it never runs, its progress is set from HF's state, and the callback
 gets its hooks from HF's events.

@@ -1,4 +1,4 @@
-"""Lightning loggers as HF callbacks, and the logs of Lightning callbacks in HF's history. Both vocabularies."""
+"""Lightning loggers as HF callbacks, and the logs of Lightning callbacks in HF's history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Lightning's own callbacks need of a module whose updates are made in manual optimization. Lightning words only.
+"""What Lightning's own callbacks need of a module whose updates are made in manual optimization.
 
 Lightning's callbacks are written for automatic optimization, where one batch is one backward pass. Here those that
 would be inert, or wrong, are refused before training, and the others get what they ask for.

@@ -1,4 +1,4 @@
-"""Objects of `pytorch_lightning`, the other distribution of the classes of `lightning.pytorch`. Lightning words only.
+"""Objects of `pytorch_lightning`, the other distribution of the classes of `lightning.pytorch`.
 
 The two packages hold the same code under two names, and neither knows the other's classes. Whatever enters this package
 from outside goes through `adopt`, so that every other file asks for classes of `lightning.pytorch` alone.

@@ -1,7 +1,7 @@
 """`trackers.json`: which run of a tracker an output folder belongs to, so that a resumed training continues it.
 
-HF words; files only. What the file holds is advice: a damaged one costs a warning and a new run of the tracker, never
-the training, and no path in it is followed out of the output folder.
+What the file holds is advice: a damaged one costs a warning and a new run of the tracker, never the training, and no
+path in it is followed out of the output folder.
 """
 
 from __future__ import annotations

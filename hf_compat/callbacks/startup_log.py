@@ -1,4 +1,4 @@
-"""What a person reads when a run begins, and where it appears. Both vocabularies; text only."""
+"""What a person reads when a run begins, and where it appears."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """TensorBoard and Weights & Biases as HF callbacks: HF's keys, and a resumed training goes on in its run.
 
-HF words only. The packages are imported when a run reports to them.
+The packages are imported when a run reports to them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which files of a checkpoint may be read: those that its manifest lists, where it has a manifest of ours. Files only.
+"""Which files of a checkpoint may be read: those that its manifest lists, where it has a manifest of ours.
 
 What else lies in such a folder was put or left there by somebody: reading it would mix two checkpoints.
 """

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint's folders, read without running anything in them. torch only.
+"""torch.distributed.checkpoint's folders, read without running anything in them.
 
 torch unpickles two kinds of things there: the index (`.metadata`) and every value that is no tensor. Here the index is
 read by an unpickler of its own, once, and torch is handed the result; values are read with `weights_only=True`.

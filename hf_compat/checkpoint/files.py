@@ -1,4 +1,4 @@
-"""Opening files that somebody else may have written: regular ones only, no larger than expected. Files only.
+"""Opening files that somebody else may have written: regular ones only, no larger than expected.
 
 A FIFO, a device or a socket in the place of a file could keep a reader waiting for ever. What cannot be read is a
 CheckpointError that names the file, whatever the cause.

@@ -1,4 +1,4 @@
-"""What the plain contents of state files look like: types, shapes and ranges that every owner relies on. torch only.
+"""What the plain contents of state files look like: types, shapes and ranges that every owner relies on.
 
 An optimizer, a schedule and a random generator take over whatever they are given, and fail updates later, or never: a
 learning rate that is text, a moment of another shape. So each content is looked at before it is handed over.

@@ -1,7 +1,5 @@
 """What makes a checkpoint folder whole: it is written durably, listed last and checked before it is read.
 
-HF words; files only.
-
 A folder of ours holds `manifest.json`: every file with its size and SHA-256, written when all of them are on disk. A
 folder without one (written by `transformers`) is judged by what it needs to contain.
 """

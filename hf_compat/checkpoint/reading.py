@@ -1,4 +1,4 @@
-"""Reading what a checkpoint holds, without ever running what is in it. Files and tensors only."""
+"""Reading what a checkpoint holds, without ever running what is in it."""
 
 from __future__ import annotations
 

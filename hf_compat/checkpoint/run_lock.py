@@ -1,4 +1,4 @@
-"""Which run saves into an output folder: a lock file names its host and process. Files only.
+"""Which run saves into an output folder: a lock file names its host and process.
 
 One run saves into a folder at a time. The lock of a run that was killed is taken over with a warning. Whether a process
 of another machine or container lives cannot be asked, so a run counts on in its lock every few seconds: one that is

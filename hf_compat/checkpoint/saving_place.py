@@ -1,7 +1,7 @@
 """Where a checkpoint is written before it is whole: under its final name, in a hidden folder of the output folder.
 
 `_save` and `save_model` of the user's read the number in that name and write files beside the folder. What lies there
-goes to the output folder when the checkpoint is whole, as if it had been written there. Files only.
+goes to the output folder when the checkpoint is whole, as if it had been written there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a checkpoint gets its manifest, at once or in two parts. Files only.
+"""How a checkpoint gets its manifest, at once or in two parts.
 
 `seal` forces the files to the disk, hashes them and lists them: all of it before training goes on. In two parts,
 `list_unflushed` lists them first, and the folder gets its name; `finish` forces them to the disk and hashes them beside

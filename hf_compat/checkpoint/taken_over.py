@@ -1,4 +1,4 @@
-"""What optimizers and schedules hold once they have taken over a state: all that their next step relies on. torch only.
+"""What optimizers and schedules hold once they have taken over a state: all that their next step relies on.
 
 What a state lacks shows only beside the object that took it over: its class, and how many groups it has.
 """

@@ -1,4 +1,4 @@
-"""Files as `torch.save` writes them, written by several threads. torch words only.
+"""Files as `torch.save` writes them, written by several threads.
 
 `torch.save` computes the checksum of each tensor and writes it, one after the other, in one thread; for an
 optimizer's state that is most of what a save takes. Here the records are the same (`torch.serialization._save` makes

@@ -1,4 +1,4 @@
-"""The one reader of `trainer_state.json`: every field has the type and range that a run needs. HF words only."""
+"""The one reader of `trainer_state.json`: every field has the type and range that a run needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`HfArgumentParser`: a command line from dataclasses, with HF's interface; jsonargparse checks the values."""
+"""`HfArgumentParser`: dataclasses from a command line or a file, with HF's interface; jsonargparse checks values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the record of a run says, as values by quantity and place. HF words only."""
+"""What the record of a run says, as values by quantity and place."""
 
 from __future__ import annotations
 

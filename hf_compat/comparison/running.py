@@ -1,4 +1,4 @@
-"""One side of a comparison is run: a process of its own, watched, stopped with this one. HF words only."""
+"""One side of a comparison is run: a process of its own, watched, stopped with this one."""
 
 from __future__ import annotations
 

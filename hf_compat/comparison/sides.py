@@ -1,4 +1,4 @@
-"""The two sides of a comparison: which interpreter, which engine, which release. HF words only."""
+"""The two sides of a comparison: which interpreter, which engine, which release."""
 
 from __future__ import annotations
 

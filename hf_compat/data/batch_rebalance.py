@@ -1,4 +1,4 @@
-"""Batches of several sizes and one cost: each rank and each micro-batch of an update gets the same work. torch only."""
+"""Batches of several sizes and one cost: each rank and each micro-batch of an update gets the same work."""
 
 from __future__ import annotations
 

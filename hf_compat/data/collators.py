@@ -1,4 +1,4 @@
-"""From samples to batches: collation, padding, columns that the model does not take. HF words only."""
+"""From samples to batches: collation, padding, columns that the model does not take."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The data loader that a Trainer hands out: torch's, one batch ahead, with epochs, devices and skipping.
 
-HF words and torch only. Being one batch ahead is what Accelerate's loaders do, and it shows: a collator that draws
-random numbers (masking, say) draws those of the next batch before this one is trained on.
+Being one batch ahead is what Accelerate's loaders do, and it shows: a collator that draws random numbers (masking,
+say) draws those of the next batch before this one is trained on.
 """
 
 from __future__ import annotations

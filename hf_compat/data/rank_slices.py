@@ -1,4 +1,4 @@
-"""Which slice of the data a rank trains on, as Accelerate divides it. torch only."""
+"""Which slice of the data a rank trains on, as Accelerate divides it."""
 
 from __future__ import annotations
 

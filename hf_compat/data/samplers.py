@@ -1,4 +1,4 @@
-"""Orders of samples: HF's seeded shuffle, grouping by length, and skipping ahead. torch only."""
+"""Orders of samples: HF's seeded shuffle, grouping by length, and skipping ahead."""
 
 from __future__ import annotations
 

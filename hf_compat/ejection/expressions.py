@@ -1,4 +1,4 @@
-"""From a value of the run to the Python that makes it again. Neither vocabulary.
+"""From a value of the run to the Python that makes it again.
 
 Nothing is pickled: a value is written as a literal, imported, made again by the call that made it, or read from a file
 in a format that holds no code.

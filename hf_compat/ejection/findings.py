@@ -1,4 +1,4 @@
-"""What an ejection comes across: what forbids it, and what its user should know. Neither vocabulary."""
+"""What an ejection comes across: what forbids it, and what its user should know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The imports at the head of a generated file: those that its body needs, sorted and joined. Neither vocabulary."""
+"""The imports at the head of a generated file: those that its body needs, sorted and joined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run's counts and what begins it, read off the Trainer before anything is changed. HF words only."""
+"""The run's counts and what begins it, read off the Trainer before anything is changed."""
 
 from __future__ import annotations
 

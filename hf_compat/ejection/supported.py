@@ -1,4 +1,4 @@
-"""Which arguments the project takes over, and what is said of the others. HF words only."""
+"""Which arguments the project takes over, and what is said of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FSDP 2: a model's parameters become shards, through torch's `fully_shard`. torch words only."""
+"""FSDP 2: a model's parameters become shards, through torch's `fully_shard`."""
 
 from __future__ import annotations
 

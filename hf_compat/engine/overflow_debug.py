@@ -1,4 +1,4 @@
-"""`debug="underflow_overflow"`: forward hooks that show what led to the first NaN or infinite number. torch only."""
+"""`debug="underflow_overflow"`: forward hooks that show what led to the first NaN or infinite number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightning strategies as this engine needs them. Lightning words only.
+"""Lightning strategies as this engine needs them.
 
 Two things differ from Lightning's own. The model stays on its device when a fit ends, because a Trainer evaluates,
 predicts and trains again. And steps are called directly: each micro-batch makes its own forward pass through the

@@ -1,7 +1,7 @@
 """What an update does differently under each strategy and optimizer: chosen once a fit, asked at every update.
 
 When gradients are exchanged, how the backward pass runs, who clips, where the gradient norm comes from; and, as
-`optim/stepping.py` says of each optimizer, what is put on the parameters for a fit. Lightning words only.
+`optim/stepping.py` says of each optimizer, what is put on the parameters for a fit.
 """
 
 from __future__ import annotations

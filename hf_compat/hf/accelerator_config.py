@@ -1,4 +1,4 @@
-"""The data-loading options that HF keeps in `accelerator_config`. HF words only."""
+"""The data-loading options that HF keeps in `accelerator_config`."""
 
 from __future__ import annotations
 

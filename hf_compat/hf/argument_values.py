@@ -1,4 +1,4 @@
-"""What each argument may be: its type hint, and a table of what the hint does not say. HF words only.
+"""What each argument may be: its type hint, and a table of what the hint does not say.
 
 `checks_of` makes one `ArgumentCheck` a field; the constructor, the setters and every later assignment read their values
 through it. Rules over several fields stand in `arguments_rules.py`.

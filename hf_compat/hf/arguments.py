@@ -1,4 +1,4 @@
-"""`TrainingArguments`: the 114 fields of HF, with their help. HF words only.
+"""`TrainingArguments`: the 114 fields of HF, with their help.
 
 What stands beside: `argument_values.py` (what each field may be), `arguments_rules.py` (rules over several fields),
 `arguments_views.py` (properties, dumps), `arguments_setters.py` (the `set_*` methods), `legacy.py` (old names) and

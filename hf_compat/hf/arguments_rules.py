@@ -1,6 +1,6 @@
 """What `TrainingArguments` makes of its fields: normal forms, derived values, and everything that cannot work.
 
-HF words only. What a field may be by itself stands in `argument_values.py`; here are the rules over several fields.
+What a field may be by itself stands in `argument_values.py`; here are the rules over several fields.
 `check_arguments` collects all complaints and raises once.
 """
 

@@ -1,4 +1,4 @@
-"""`Seq2SeqTrainingArguments`: the five fields that HF adds for models that generate. HF words only."""
+"""`Seq2SeqTrainingArguments`: the five fields that HF adds for models that generate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `set_*` methods of `TrainingArguments`: groups of fields set in one call. HF words only.
+"""The `set_*` methods of `TrainingArguments`: groups of fields set in one call.
 
 Each mirrors the method of the same name of `transformers.TrainingArguments`, 5.23. All values of a call are read before
 the first one is set: a call that raises changes nothing.

@@ -1,4 +1,4 @@
-"""What `TrainingArguments` gives besides its fields: sizes, devices, ranks, dumps. HF words only."""
+"""What `TrainingArguments` gives besides its fields: sizes, devices, ranks, dumps."""
 
 from __future__ import annotations
 

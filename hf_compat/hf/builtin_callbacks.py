@@ -1,4 +1,4 @@
-"""The callbacks that HF adds or offers: the default flow, progress, printing, early stopping. HF words only."""
+"""The callbacks that HF adds or offers: the default flow, progress, printing, early stopping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`TrainerCallback` and the handler that calls a list of them. HF words only.
+"""`TrainerCallback` and the handler that calls a list of them.
 
 The events of one run, in order (`state.global_step` grows between `on_optimizer_step` and `on_step_end`):
 

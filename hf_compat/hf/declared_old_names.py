@@ -1,4 +1,7 @@
-"""Old names that a subclass of the arguments declares as fields again: obeyed, as a release that had them did."""
+"""Old names that a subclass of the arguments declares as fields again: obeyed, as a release that had them did.
+
+`dataclasses.replace` hands such names, and what the copied instance was given, to the copy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Old argument names: one table, old name → what it means today. HF words only.
+"""Old argument names: one table, old name → what it means today.
 
 Each row is a function from the old value to today's keywords, with a note on the change. `translate_legacy` walks the
 table; nothing else in the package knows an old name.

@@ -1,4 +1,4 @@
-"""Numbers about runs: speeds, plain-Python metrics, and their human form. HF words only."""
+"""Numbers about runs: speeds, plain-Python metrics, and their human form."""
 
 from __future__ import annotations
 

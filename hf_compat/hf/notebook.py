@@ -1,4 +1,4 @@
-"""Progress in a notebook: bars, and a table of losses and metrics that grows with the run. HF words only."""
+"""Progress in a notebook: bars, and a table of losses and metrics that grows with the run."""
 
 from __future__ import annotations
 

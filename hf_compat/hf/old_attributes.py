@@ -1,4 +1,4 @@
-"""Old names as attributes of `TrainingArguments`: what each gives, and what setting it does. HF words only.
+"""Old names as attributes of `TrainingArguments`: what each gives, and what setting it does.
 
 A name whose meaning today's arguments hold is read from them; any other gives what somebody has set, or the default of
 its last release. Setting one sets the arguments of today.

@@ -1,4 +1,4 @@
-"""The processes of a run as users of Accelerate ask for them: who is first, who prints, whose part. HF words only."""
+"""The processes of a run as users of Accelerate ask for them: who is first, who prints, whose part."""
 
 from __future__ import annotations
 

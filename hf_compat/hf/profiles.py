@@ -1,4 +1,4 @@
-"""Defaults of another generation of transformers: what an argument is where nobody has set it. HF words only.
+"""Defaults of another generation of transformers: what an argument is where nobody has set it.
 
 A profile changes defaults and nothing else: a value that somebody gives counts in each of them.
 """

@@ -1,4 +1,4 @@
-"""The words of a hyperparameter search: its backends, its best run, default spaces and objective. HF words only."""
+"""The words of a hyperparameter search: its backends, its best run, default spaces and objective."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`TrainerState` and `TrainerControl`: what callbacks read, and the five flags they set. HF words only."""
+"""`TrainerState` and `TrainerControl`: what callbacks read, and the five flags they set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of trackers and of what they show. HF words only."""
+"""Names of trackers and of what they show."""
 
 from __future__ import annotations
 

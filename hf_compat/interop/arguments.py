@@ -1,4 +1,4 @@
-"""Arguments that are not ours: `transformers.TrainingArguments` and its subclasses. HF words only."""
+"""Arguments that are not ours: `transformers.TrainingArguments` and its subclasses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our callbacks as `transformers`' own classes, for scripts that ask with `isinstance`. HF words only."""
+"""Our callbacks as `transformers`' own classes, for scripts that ask with `isinstance`."""
 
 from __future__ import annotations
 

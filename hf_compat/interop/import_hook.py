@@ -1,4 +1,4 @@
-"""`patch()` at the first import of transformers' trainers, for Pythons that a patched script starts. HF words only.
+"""`patch()` at the first import of transformers' trainers, for Pythons that a patched script starts.
 
 A Python that never imports them pays nothing: this file imports the standard library alone.
 """

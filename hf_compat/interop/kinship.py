@@ -1,4 +1,4 @@
-"""Objects of our classes as instances of those of `transformers` that they stand for. HF words only."""
+"""Objects of our classes as instances of those of `transformers` that they stand for."""
 
 from __future__ import annotations
 

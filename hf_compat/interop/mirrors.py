@@ -1,4 +1,4 @@
-"""Modules that stand for those of `transformers`: our names where we have them, its own otherwise. HF words only."""
+"""Modules that stand for those of `transformers`: our names where we have them, its own otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Our names in place of those in `transformers`, for code that is not to be changed; and back again. HF words only."""
+"""Our names in place of those in `transformers`, for code that is not to be changed; and back again.
+
+Names that transformers had before 5, and classes that were pickled under them, are served too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What releases of `transformers` do differently, found out by asking the one that is installed. HF words only.
+"""What releases of `transformers` do differently, found out by asking the one that is installed.
 
 No version is compared: a name that is there is used, and where it is absent, what the release does without it is done.
 Where nothing can be done without it, the error says which releases have it.

@@ -1,4 +1,4 @@
-"""What a script puts under a name of transformers' trainer modules after `patch()`. HF words only.
+"""What a script puts under a name of transformers' trainer modules after `patch()`.
 
 transformers' Trainer looks these names up whenever it needs them, so that scripts change its ways by an assignment:
 `transformers.trainer.DEFAULT_CALLBACKS.append(…)`. Lightning's engine reads a few of them; of the others it is told.

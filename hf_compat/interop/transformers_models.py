@@ -1,4 +1,4 @@
-"""Questions about `transformers` and `peft` objects, answered without importing either. HF words only."""
+"""Questions about `transformers` and `peft` objects, answered without importing either."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines that transformers' Trainer logs, on its own logger, for scripts that run patched. HF words only.
+"""The lines that transformers' Trainer logs, on its own logger, for scripts that run patched.
 
 They follow `transformers.utils.logging`: `set_verbosity_info()` shows them, the default shows none.
 """

@@ -1,4 +1,4 @@
-"""`HFDataModule`: data sets as a LightningDataModule that yields windows. Lightning words only."""
+"""`HFDataModule`: data sets as a LightningDataModule that yields windows."""
 
 from __future__ import annotations
 

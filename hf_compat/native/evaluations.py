@@ -1,4 +1,4 @@
-"""The evaluation of a native module: one a validation loader, under the names that HF gives their metrics."""
+"""What a native module measures: each update, and the metrics of each validation loader, under HF's names."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Optimizers, learning-rate schedules and label smoothing, by HF's names. torch only."""
+"""Optimizers, learning-rate schedules and label smoothing, by HF's names."""

@@ -1,4 +1,4 @@
-"""Adafactor (Shazeer and Stern, 2018) as HF trains with it. torch only.
+"""Adafactor (Shazeer and Stern, 2018) as HF trains with it.
 
 The order of floating-point operations is upstream's: parity is bit for bit.
 """

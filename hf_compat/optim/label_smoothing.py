@@ -1,4 +1,4 @@
-"""Label smoothing. HF words and torch only."""
+"""Label smoothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layerwise optimizers: one for each parameter, stepped as soon as its gradient is there. torch only.
+"""Layerwise optimizers: one for each parameter, stepped as soon as its gradient is there.
 
 Gradients of the whole model are never there at once, which saves their memory. Torch, Lightning and HF's callbacks see
 one optimizer and one schedule that stand for all, and do nothing.

@@ -1,4 +1,4 @@
-"""Layerwise GaLore and APOLLO: the optimizers of `low_rank.py`, one for each parameter. HF words and torch only."""
+"""Optimizers that step within the backward pass: layerwise GaLore and APOLLO, LOMO and AdaLomo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers with states of 8 or 4 bits, or in paged memory: bitsandbytes' and torchao's. HF words and torch only."""
+"""Optimizers with states of 8 or 4 bits, or in paged memory: bitsandbytes' and torchao's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GaLore and APOLLO: gradients of chosen linear layers are projected to a low rank. HF words and torch only."""
+"""GaLore and APOLLO: gradients of chosen linear layers are projected to a low rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The twelve learning-rate schedules of HF. HF words and torch only.
+"""The twelve learning-rate schedules of HF.
 
 Each schedule is a factor as a function of the update, which `LambdaLR` multiplies with the base learning rate. The
 arithmetic keeps upstream's order of operations, since parity is bit for bit.

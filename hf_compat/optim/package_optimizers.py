@@ -1,4 +1,4 @@
-"""Optimizers whose packages give nothing else: AnyPrecision, GrokAdamW, StableAdamW. HF words and torch only."""
+"""Optimizers whose packages give nothing else: AnyPrecision, GrokAdamW, StableAdamW."""
 
 from __future__ import annotations
 

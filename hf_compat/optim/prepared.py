@@ -1,4 +1,4 @@
-"""Optimizers and schedules of a script's own, as Accelerate prepares them: one step an update. torch only."""
+"""Optimizers and schedules of a script's own, as Accelerate prepares them: one step an update."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Schedule-free optimizers: they average the weights they have trained, in place of a learning rate that decays.
 
-`optim/stepping.py` switches between the weights that are trained and their average. HF words and torch only.
+`optim/stepping.py` switches between the weights that are trained and their average.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How an optimizer's step goes about: the one place that knows optimizers which are more than a `step`. torch only.
+"""How an optimizer's step goes about: the one place that knows optimizers which are more than a `step`.
 
 Most optimizers step once an update, after its backward passes. Schedule-free ones hold two sets of weights, layerwise
 ones step parameter by parameter within the backward pass, and LOMO runs the backward pass itself.

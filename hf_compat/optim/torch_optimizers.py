@@ -1,4 +1,4 @@
-"""The optimizers of torch and of its builds for other chips, and Adafactor. HF words and torch only."""
+"""The optimizers of torch and of its builds for other chips, and Adafactor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the launcher's environment says about processes, and which device this one uses. HF words only.
+"""What the launcher's environment says about processes, and which device this one uses.
 
 Only this file and `runtime/seeding.py` read or write the process environment.
 """

@@ -1,4 +1,4 @@
-"""What a stage of a Trainer (its constructor, training, an evaluation) takes of memory. Neither vocabulary."""
+"""What a stage of a Trainer (its constructor, training, an evaluation) takes of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one walker of nested data: mappings, named tuples, tuples and lists with tensors in them. torch only."""
+"""The one walker of nested data: mappings, named tuples, tuples and lists with tensors in them."""
 
 from __future__ import annotations
 

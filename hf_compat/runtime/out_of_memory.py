@@ -1,4 +1,4 @@
-"""`auto_find_batch_size`: run again with a smaller batch when memory runs out. HF words and torch only."""
+"""`auto_find_batch_size`: run again with a smaller batch when memory runs out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parameters of a model, found at every update. torch only."""
+"""The parameters of a model, found at every update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SIGTERM, Ctrl-C and SLURM's signal while training: noted, and obeyed at the next update's end."""
+"""SIGTERM, Ctrl-C and SLURM's signal while training: noted, and obeyed at the next update's end.
+
+`requeue` queues a SLURM job again; the next run in its folder resumes by itself.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,9 @@ from types import FrameType
 from hf_compat.errors import InertArgumentWarning
 from hf_compat.runtime.collectives import CPUAgreement
 from hf_compat.runtime.launch import slurm_job_id
+
+logger = logging.getLogger(__name__)
+
 
 Handler = Callable[[int, FrameType | None], object] | int | None
 
@@ -111,8 +117,6 @@ def _unless_ignored(number: signal.Signals) -> list[signal.Signals]:
     """Return the signal, unless this process was started to ignore it (`nohup`, a job in the background)."""
     return [] if signal.getsignal(number) is signal.SIG_IGN else [number]
 
-
-logger = logging.getLogger(__name__)
 
 # Beside the checkpoints: the job that resumes from the newest of them.
 REQUEUED_NAME = "requeued.json"

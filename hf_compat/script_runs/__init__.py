@@ -1,1 +1,1 @@
-"""A user's script in this process: run whole, or up to its first training. HF words only."""
+"""A user's script in this process: run whole, or up to its first training."""

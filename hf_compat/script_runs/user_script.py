@@ -1,4 +1,4 @@
-"""A script or module in this process, as `python script.py` and `python -m module` run it. Neither vocabulary."""
+"""A script or module in this process, as `python script.py` and `python -m module` run it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of `accelerate.Accelerator` that Trainer subclasses use. HF words and torch only."""
+"""The part of `accelerate.Accelerator` that Trainer subclasses use."""
 
 from __future__ import annotations
 

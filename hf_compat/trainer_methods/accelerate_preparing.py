@@ -1,4 +1,4 @@
-"""What a script hands to `accelerator.prepare`, and what a fit trains beside it. HF words and torch only."""
+"""What a script hands to `accelerator.prepare`, and what a fit trains beside it."""
 
 from __future__ import annotations
 

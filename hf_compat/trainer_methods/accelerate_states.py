@@ -1,4 +1,4 @@
-"""`accelerator.save_state`, `load_state` and what belongs to them. HF words and torch only."""
+"""`accelerator.save_state`, `load_state` and what belongs to them."""
 
 from __future__ import annotations
 

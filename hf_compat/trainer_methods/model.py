@@ -1,4 +1,4 @@
-"""What the Trainer finds out about a model, and what the arguments change in one. HF's method names, torch only."""
+"""What the Trainer finds out about a model, and what the arguments change in one. HF's method names."""
 
 from __future__ import annotations
 

@@ -44,6 +44,9 @@ from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.resumer import ResumeAt
 from hf_compat.training_run.run import TrainingRun, run_summary
 
+logger = logging.getLogger(__name__)
+
+
 # Each shapes what the processes exchange and when, or what each of them does to its copy of the weights.
 SHARED_ARGUMENTS = (
     *("max_steps", "num_train_epochs", "per_device_train_batch_size", "per_device_eval_batch_size"),
@@ -85,9 +88,6 @@ def _by_value(values: Sequence[str]) -> str:
         ranks.setdefault(value, []).append(str(rank))
     named = ((value, "rank" if len(found) == 1 else "ranks", ", ".join(found)) for value, found in ranks.items())
     return "; ".join(f"{value} on {word} {found}" for value, word, found in named)
-
-
-logger = logging.getLogger(__name__)
 
 
 class TrainingMethods(WindowMethods, CheckpointMethods, DataloaderMethods, OptimizationMethods, UpstreamHooks):

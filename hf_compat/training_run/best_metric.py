@@ -1,4 +1,4 @@
-"""The best evaluation of a run, and the checkpoint that was written of it. HF words only."""
+"""The best evaluation of a run, and the checkpoint that was written of it."""
 
 from __future__ import annotations
 

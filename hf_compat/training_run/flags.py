@@ -1,4 +1,7 @@
-"""What happens after an update or an epoch: log → evaluate → save, as the control's flags say. HF words only."""
+"""What happens after an update or an epoch: log → evaluate → save, as the control's flags say.
+
+With several processes the flags of all ranks are made the same first, wherever a callback may set them on one alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`LossLog`: the loss of a run, summed up between logs and over the whole run. HF words only."""
+"""`LossLog`: the loss of a run, summed up between logs and over the whole run; `StepAverages`: values logged beside it."""
 
 from __future__ import annotations
 

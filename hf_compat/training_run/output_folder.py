@@ -1,4 +1,4 @@
-"""`OutputFolder`: who saves into a run's folders, and which checkpoints there are this run's. Files and locks only."""
+"""`OutputFolder`: who saves into a run's folders, and which checkpoints there are this run's."""
 
 from __future__ import annotations
 

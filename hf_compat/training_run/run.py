@@ -27,6 +27,9 @@ from hf_compat.plan.run_counts import RunCounts
 from hf_compat.training_run.flags import NO_AGREEMENT, FlagAgreement
 from hf_compat.training_run.loss_log import LossLog
 
+logger = logging.getLogger(__name__)
+
+
 Trial = Any  # what a hyperparameter search's library calls a trial
 
 
@@ -128,9 +131,6 @@ class TrainingRun:
     def _position(windows: Windows, trainer: pl.Trainer, epoch_is_over: bool) -> DataPosition:
         """Return where the data stands after the updates that the state counts: one in the middle is made again."""
         return windows.position_before_last() if is_training_batch(trainer) else windows.position(epoch_is_over)
-
-
-logger = logging.getLogger(__name__)
 
 
 def run_summary(

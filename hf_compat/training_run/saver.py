@@ -55,48 +55,8 @@ from hf_compat.training_run.output_folder import OutputFolder, is_of_run, saves_
 from hf_compat.training_run.rotation import checkpoints_to_delete, checkpoints_to_delete_at_end, in_order_of_rotation
 from hf_compat.training_run.run import TrainingRun
 
-
-class BackgroundWriter:
-    """Run one write at a time beside training. The next call raises its error; the process exits after it."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def submit(self, write: Callable[[], None]) -> None:
-        """Start a write, after waiting for the one before; raise the error of that one."""
-        self.wait()
-        # no daemon: the interpreter does not exit before the checkpoint is whole
-        self._thread = threading.Thread(target=self._run, args=(write,), name="hf_compat-checkpoint", daemon=False)
-        self._thread.start()
-
-    def _run(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except BaseException as error:
-            self._error = error
-
-    def check(self) -> None:
-        """Raise the error of a write that has ended."""
-        if self._thread is not None and not self._thread.is_alive():
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait for the write under way, and raise its error."""
-        error = self.settle()
-        if error is not None:
-            raise error
-
-    def settle(self) -> BaseException | None:
-        """Wait for the write under way, and return its error: for whoever has another one to raise."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        return error
-
-
 logger = logging.getLogger(__name__)
+
 
 # Methods that write; what a subclass writes in their place cannot be copied for later.
 _WRITERS = ("save_model", "_save", "_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
@@ -556,6 +516,46 @@ class Saver:
         for path in checkpoints_to_delete_at_end(self.oldest_first(run_dir, 0), limit, best):
             log_line(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
             _remove_or_warn(path)
+
+
+class BackgroundWriter:
+    """Run one write at a time beside the training. The next call raises its error; the process exits after it."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def submit(self, write: Callable[[], None]) -> None:
+        """Start a write, after waiting for the one before; raise the error of that one."""
+        self.wait()
+        # no daemon: the interpreter does not exit before the checkpoint is whole
+        self._thread = threading.Thread(target=self._run, args=(write,), name="hf_compat-checkpoint", daemon=False)
+        self._thread.start()
+
+    def _run(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except BaseException as error:
+            self._error = error
+
+    def check(self) -> None:
+        """Raise the error of a write that has ended."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the write under way, and raise its error."""
+        error = self.settle()
+        if error is not None:
+            raise error
+
+    def settle(self) -> BaseException | None:
+        """Wait for the write under way, and return its error: for whoever has another one to raise."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        return error
 
 
 def _remove_or_warn(checkpoint: str) -> None:

@@ -1,4 +1,4 @@
-"""How a model is held, and what follows for its state: one `ModelState` for each way. torch words only."""
+"""How a model is held, and what follows for its state: one `ModelState` for each way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ModelState`: what every way of holding a model answers about weights and optimizer state. torch words only."""
+"""`ModelState`: what every way of holding a model answers about weights and optimizer state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that DeepSpeed's engine holds: ZeRO's own files beside the weights. torch words only."""
+"""A model that DeepSpeed's engine holds: ZeRO's own files beside the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that FSDP 2 has sharded: its states are gathered, or written as shards. torch words only."""
+"""A model that FSDP 2 has sharded: its states are gathered, or written as shards."""
 
 from __future__ import annotations
 

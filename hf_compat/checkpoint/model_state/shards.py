@@ -1,4 +1,4 @@
-"""Sharded states in a checkpoint: every process writes its part, and any number of processes reads them. torch only.
+"""Sharded states in a checkpoint: every process writes its part, and any number of processes reads them.
 
 The folders have the names that Accelerate gives them. Nothing is gathered: neither memory nor time grow with the model
 on one process.

@@ -1,4 +1,4 @@
-"""Whole tensors out of `state_dict` and into `load_state_dict` of a model with spread parameters. torch words only.
+"""Whole tensors out of `state_dict` and into `load_state_dict` of a model with spread parameters.
 
 An override of `Trainer._save` may ask the model itself for its weights (`self.model.save_pretrained(folder)`), and one
 of `_load_from_checkpoint` may load whole ones. The hooks here are on the model for such a call, and gone after it.

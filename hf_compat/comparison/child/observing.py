@@ -1,4 +1,4 @@
-"""Looks on while transformers' Trainer, or ours in its place, trains: what happens at which update. HF words only.
+"""Looks on while transformers' Trainer, or ours in its place, trains: what happens at which update.
 
 Nothing is drawn at random, no callback is added, and each method that is wrapped keeps its signature and its answer.
 """

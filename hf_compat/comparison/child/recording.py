@@ -1,4 +1,4 @@
-"""What is written down of a run: one JSON object a line, and tensors beside it. Neither vocabulary."""
+"""What is written down of a run: one JSON object a line, and tensors beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder that Pythons started by a patched script read their `sitecustomize` from. Neither vocabulary."""
+"""The folder that Pythons started by a patched script read their `sitecustomize` from."""
 
 from __future__ import annotations
 
