@@ -2,16 +2,16 @@
 
 Lightning things are prefixed `pl_`, HF things `hf_` where both are in scope.
 
-Lightning hook                 HF event
-on_train_start                 on_train_begin (then the evaluation of eval_on_start)
-on_train_epoch_start           on_epoch_begin
-on_train_batch_start           on_step_begin
-(the module reports)           on_substep_end
-on_before_optimizer_step       on_pre_optimizer_step
-(the module reports)           on_optimizer_step
-on_train_batch_end             on_step_end, then log → evaluate → save as the flags say
-on_validation_batch_end        on_prediction_step
-on_train_epoch_end             on_epoch_end, then log → evaluate → save as the flags say
+    Lightning hook                 HF event
+    on_train_start                 on_train_begin (then the evaluation of eval_on_start)
+    on_train_epoch_start           on_epoch_begin
+    on_train_batch_start           on_step_begin
+    (the module reports)           on_substep_end
+    on_before_optimizer_step       on_pre_optimizer_step
+    (the module reports)           on_optimizer_step
+    on_train_batch_end             on_step_end, then log → evaluate → save as the flags say
+    on_validation_batch_end        on_prediction_step
+    on_train_epoch_end             on_epoch_end, then log → evaluate → save as the flags say
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`LossLog`: the loss of a run, summed up between logs and over the whole run; `StepAverages`: values logged beside it."""
+"""`LossLog`: the loss of a run, between logs and of the whole run; `StepAverages`: values logged beside it."""
 
 from __future__ import annotations
 
