@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 from hf_compat.errors import CheckpointError
 
@@ -68,7 +67,7 @@ def checkpoint_path(folder: str, updates: int) -> str:
 
 def checkpoint_step(path: str | os.PathLike[str]) -> int | None:
     """Return the update count in a `checkpoint-<n>` folder's name, or None for any other name."""
-    match = _NUMBERED.match(Path(path).name)
+    match = _NUMBERED.match(os.path.basename(os.path.normpath(path)))
     return int(match.group(1)) if match else None
 
 
@@ -81,8 +80,7 @@ def list_checkpoints(folder: str | os.PathLike[str]) -> list[str]:
     if not os.path.isdir(folder):
         return []
     try:
-        inside = [entry.path for entry in os.scandir(folder)]
+        inside = [entry.path for entry in os.scandir(folder) if _NUMBERED.match(entry.name)]
     except OSError as error:
         raise CheckpointError(f"{os.fspath(folder)} cannot be listed: {error.strerror}.") from error
-    found = [path for path in inside if checkpoint_step(path) is not None and os.path.isdir(path)]
-    return sorted(found, key=lambda path: checkpoint_step(path) or 0)
+    return sorted(filter(os.path.isdir, inside), key=lambda path: checkpoint_step(path) or 0)

@@ -98,7 +98,7 @@ def remove(folder: str) -> None:
 
 def is_ours(folder: str) -> bool:
     """Return whether a folder holds a manifest of ours, whole or not."""
-    return _listed(Path(folder)) is not None
+    return read_manifest(Path(folder)) is not None
 
 
 def writer_of(folder: str) -> Writer | None:

@@ -22,16 +22,17 @@ _Inode = tuple[int, int]
 class SavingPlace:
     """The hidden folder of one run; it holds one save at a time.
 
-    The files of the output folder stand in it a second time, as hard links: who appends to one of them, replaces or
-    deletes it there does so in the output folder. Folders do not.
+    Where code of the user's writes beside the checkpoint, the files of the output folder stand in it a second time, as
+    hard links: appending to one of them, replacing or deleting it there does so in the output folder. Folders do not.
 
     Args:
         run_dir: The output folder, which exists.
         owner: The run.
+        mirrors: Whether to make these links. They cost each save as much as there are files.
     """
 
-    def __init__(self, run_dir: str, owner: Owner) -> None:
-        self.run_dir = run_dir
+    def __init__(self, run_dir: str, owner: Owner, mirrors: bool = True) -> None:
+        self.run_dir, self._mirrors = run_dir, mirrors
         self._owner = owner
         self.path = os.path.join(run_dir, SAVING + owner.id)
         self._mirrored: dict[str, _Inode] = {}
@@ -52,7 +53,7 @@ class SavingPlace:
         os.makedirs(self.run_dir, exist_ok=True)
         make_hidden(self.run_dir, SAVING, self._owner)
         self._began = os.stat(self.path).st_ctime_ns  # by the clock of the disk
-        self._mirrored = dict(_mirror(self.run_dir, self.path))
+        self._mirrored = dict(_mirror(self.run_dir, self.path)) if self._mirrors else {}
         self._deleted = []
 
     def discard(self) -> None:

@@ -261,7 +261,8 @@ def flush(path: Path) -> None:
 
 
 def _flush_folders(root: Path, listed: Listed) -> None:
-    for folder in {(root / name).parent for name in listed if is_inside(root, name)} | {root}:
+    above = {folder for name in listed if is_inside(root, name) for folder in Path(name).parents}
+    for folder in sorted(root / folder for folder in above | {Path()}):
         with contextlib.suppress(FileNotFoundError):
             flush(folder)
 

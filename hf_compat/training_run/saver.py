@@ -35,6 +35,7 @@ from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, PlainState, RunState
 from hf_compat.checkpoint.saving_place import SavingPlace
 from hf_compat.checkpoint.torch_writer import save_torch
+from hf_compat.data.types import Collator
 from hf_compat.engine.windows import as_plain
 from hf_compat.errors import CheckpointWriteError, HfCompatError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
@@ -89,6 +90,8 @@ class SavingHost(Protocol):
     optimizer: Any  # torch's or anybody's
     lr_scheduler: Any
     callback_handler: CallbackHandler
+    processing_class: object
+    data_collator: Collator
     is_in_train: bool
     _run: TrainingRun
     _lightning_callbacks: list[pl.Callback]
@@ -205,7 +208,7 @@ class Saver:
         self._ask_lightning_callbacks()
         final = names.checkpoint_path(run_dir, state.global_step)
         with self._saving_into(run_dir) as owner:
-            place = SavingPlace(run_dir, owner)
+            place = SavingPlace(run_dir, owner, mirrors=self._writes_beside())
 
             def prepare() -> None:
                 if args.should_save:
@@ -241,6 +244,16 @@ class Saver:
                 warn_once(f"A callback puts {name!r} into the checkpoint: no plain value, so it is left out.")
             else:
                 self._extras[name] = plain
+
+    def _writes_beside(self) -> bool:
+        """Return whether code of the user's takes part in writing: it may look for files beside the checkpoint."""
+        host = self._host
+        model, processor = host.accelerator.unwrap_model(host.model), host.processing_class
+        saved = (model, getattr(model, "config", None), processor or getattr(host.data_collator, "tokenizer", None))
+        own = (getattr(type(one), "save_pretrained", None) for one in saved)
+        return any(map(self._overrides, _WRITERS)) or any(
+            method is not None and method.__module__.partition(".")[0] not in ("transformers", "peft") for method in own
+        )
 
     def _write(self, place: SavingPlace, final: str) -> None:
         """Run the parts of a save in their order, at once or beside the training."""
@@ -494,6 +507,8 @@ class Saver:
         if self._overrides("_sorted_checkpoints"):
             ordered = self._host._sorted_checkpoints(output_dir=run_dir, use_mtime=True)
             ordered = [path for path in ordered if manifest.is_ours(path)]
+        elif not self._host.args.save_total_limit:
+            return  # none goes, and reading the manifests takes longer with every checkpoint
         else:
             ordered = self.oldest_first(run_dir, names.checkpoint_step(written) or 0)
         self.remove_surplus(ordered, [best, written])
@@ -513,7 +528,7 @@ class Saver:
     def rotate_at_end(self, run_dir: str, best: str | None) -> None:
         """With a limit of one, keep the best checkpoint alone."""
         limit = self._host.args.save_total_limit
-        for path in checkpoints_to_delete_at_end(self.oldest_first(run_dir, 0), limit, best):
+        for path in checkpoints_to_delete_at_end(self.oldest_first(run_dir, 0) if limit == 1 else (), limit, best):
             log_line(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
             _remove_or_warn(path)
 
@@ -552,7 +567,8 @@ class BackgroundWriter:
     def settle(self) -> BaseException | None:
         """Wait for the write under way, and return its error: for whoever has another one to raise."""
         if self._thread is not None:
-            self._thread.join()
+            if self._thread.ident is not None:  # else Ctrl-C came before it had begun
+                self._thread.join()
             self._thread = None
         error, self._error = self._error, None
         return error
