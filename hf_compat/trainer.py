@@ -22,6 +22,8 @@ from hf_compat.engine.overflow_debug import watching_for_overflow
 from hf_compat.errors import ArgumentError, UnknownArgument
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.outputs import TrainOutput
+from hf_compat.hf.search import Trial
+from hf_compat.hub.pushes import Pushes
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.interop.edited_source import refuse_edited_methods
 from hf_compat.interop.replaced_globals import tell_of_unread_globals
@@ -42,7 +44,7 @@ from hf_compat.runtime.signals import StopSignals
 from hf_compat.runtime.text import did_you_mean, shown
 from hf_compat.runtime.tracebacks import brief
 from hf_compat.trainer_methods.argument_checks import ArgumentChecks
-from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass, Trial
+from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass
 from hf_compat.trainer_methods.callbacks import CallbackMethods
 from hf_compat.trainer_methods.hub import HubMethods
 from hf_compat.trainer_methods.lightning_options import CheckedOptions, LightningOptions, checked
@@ -162,10 +164,11 @@ class Trainer(
             self.stop_signals = StopSignals()
             self._is_prepared = False
             self._evaluation_averages = StepAverages()
+            self._pushes = Pushes(self)
             self._saver, self._resumer = Saver(self, self._overrides_saving), Resumer(self)
             self._run = TrainingRun(losses=LossLog(self.args.device, 0, self.args.logging_nan_inf_filter))
             self._set_callbacks(callbacks)
-            self._prepare_hub()
+            self._pushes.prepare()
             self.control = self.callback_handler.on_init_end(self.args, self.state, self.control)
             self._set_use_cache()
             self._memory_tracker.stop_and_update_metrics()

@@ -13,16 +13,15 @@ from hf_compat.errors import warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.outputs import PredictionOutput
+from hf_compat.hf.search import Metrics, Trial
 from hf_compat.interop.mirrors import mirror
 from hf_compat.trainer import Trainer
 from hf_compat.trainer_methods.base import (
     AnyCallback,
     Dataset,
-    Metrics,
     MetricSource,
     ModelOutput,
     ProcessingClass,
-    Trial,
 )
 from hf_compat.trainer_methods.generation import GenerationSteps
 from hf_compat.trainer_methods.lightning_options import LightningOptions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from hf_compat.errors import SearchError
@@ -10,6 +10,9 @@ from hf_compat.hf.enums import ExplicitEnum
 from hf_compat.runtime.text import need, shown
 
 Space = dict[str, Any]  # names and values of arguments; for ray and wandb what their samplers take
+Trial = Any  # what a hyperparameter search's library calls a trial
+Metrics = dict[str, float]
+Objective = float | Sequence[float] | None  # of a trial; several where the search has several directions
 _EXTRA = "'hf-compat[search]'"
 # Durations and rates; they say nothing about a model.
 _TIMED = ("_runtime", "_per_second", "_model_preparation_time")

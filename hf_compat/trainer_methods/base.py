@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,8 +19,9 @@ from hf_compat.engine.module import WindowModule
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.outputs import EvalLoopOutput, TrainOutput
-from hf_compat.hf.search import HPSearchBackend, Space
+from hf_compat.hf.search import HPSearchBackend, Metrics, Objective, Space, Trial
 from hf_compat.hf.state import TrainerControl, TrainerState
+from hf_compat.hub.pushes import Pushes
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.runtime.signals import StopSignals
@@ -35,11 +36,8 @@ ModelOutput = Any  # what the user's model returns
 Dataset = DataSource  # for evaluation also a dict of several
 Loader = Any  # HF lets overridden methods return any iterable of batches
 ProcessingClass = Any  # a tokenizer, a processor, or anything of their shape
-Trial = Any  # what a hyperparameter search's library calls a trial
 MetricSource = Any  # a function of predictions, a torchmetrics object, something that makes one, or a dict of these
 Scheduler = LRScheduler | ReduceLROnPlateau
-Metrics = dict[str, float]
-Objective = float | Sequence[float] | None  # of a trial; several where the search has several directions
 # An HF callback (ours, transformers' own, or of the same shape), a Lightning callback, a Lightning logger, or a class.
 AnyCallback = Any
 
@@ -103,6 +101,7 @@ class TrainerBase:
     _lightning_options: CheckedOptions
     stop_signals: StopSignals
     _run: TrainingRun
+    _pushes: Pushes
     _saver: Saver
     _resumer: Resumer
     _lightning_callbacks: list[pl.Callback]
@@ -254,22 +253,7 @@ class TrainerBase:
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         raise NotImplementedError
 
-    def _push_saved_model(self) -> None:
-        raise NotImplementedError
-
-    def _push_checkpoint(self, folder: str) -> None:
-        raise NotImplementedError
-
-    def _push_when_written(self, folder: str) -> None:
-        raise NotImplementedError
-
-    def _push_what_was_written(self) -> None:
-        raise NotImplementedError
-
     def _finish_current_push(self) -> None:
-        raise NotImplementedError
-
-    def _tell_what_has_not_arrived(self) -> None:
         raise NotImplementedError
 
     def _remove_neftune_noise(self) -> None:

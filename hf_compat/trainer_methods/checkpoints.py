@@ -18,15 +18,15 @@ from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.lightning_io import write_weights
 from hf_compat.checkpoint.reading import COMPILED, Weights, plain_names
+from hf_compat.hf.search import Trial
 from hf_compat.interop.transformers_models import is_pretrained_model
 from hf_compat.interop.upstream_log import log_line
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.collectives import agree
 from hf_compat.runtime.inspection import is_replaced, reads_parameter
 from hf_compat.runtime.rng import read_rng, unpack_rng
-from hf_compat.trainer_methods.base import Trial
+from hf_compat.search.backends import name_of_trial
 from hf_compat.trainer_methods.checkpoint_loading import CheckpointLoadingMethods
-from hf_compat.trainer_methods.search_backends import name_of_trial
 
 
 class CheckpointMethods(CheckpointLoadingMethods):
@@ -57,7 +57,7 @@ class CheckpointMethods(CheckpointLoadingMethods):
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
         agree(self._saver.background.settle())
-        self._push_what_was_written()
+        self._pushes.push_what_was_written()
         self._saver.save(self._get_output_dir(trial=trial))
 
     def _overrides_saving(self, name: str) -> bool:
@@ -98,7 +98,7 @@ class CheckpointMethods(CheckpointLoadingMethods):
         with self._model_state.giving_whole() if asks_the_model else contextlib.nullcontext():
             self._model_state.write_weights(str(folder), self._save, for_checkpoint=_internal_call)
         if self.args.push_to_hub and not _internal_call:
-            self._push_saved_model()
+            self._pushes.push_saved_model()
 
     def _save(self, output_dir: str | None = None, state_dict: Weights | None = None) -> None:
         """Write weights, configuration, processor and arguments to a folder."""

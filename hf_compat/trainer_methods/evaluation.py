@@ -22,6 +22,7 @@ from hf_compat.engine.precision import wrap_forward
 from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics
 from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.outputs import EvalLoopOutput, PredictionOutput
+from hf_compat.hf.search import Metrics
 from hf_compat.interop.upstream_log import log_evaluation
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.plan.lightning_plan import LightningPlan
@@ -31,9 +32,9 @@ from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.tracebacks import brief
+from hf_compat.search.trials import check_model_is_there
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
-from hf_compat.trainer_methods.base import Dataset, Loader, Metrics
-from hf_compat.trainer_methods.trials import check_model_is_there
+from hf_compat.trainer_methods.base import Dataset, Loader
 from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks
 from hf_compat.training_run.best_metric import check_tracked_value
 

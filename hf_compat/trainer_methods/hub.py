@@ -1,73 +1,21 @@
-"""Pushing to the Hub, model cards, and the public methods that are refused so far. HF's method names."""
+"""Pushing to the Hub and model cards, under HF's method names. `hub/pushes.py` does the work."""
 
 from __future__ import annotations
 
-import json
-import logging
 import os
-import shutil
-from concurrent.futures import Future
 from pathlib import Path
 
-from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint.hidden_folders import SAVING
-from hf_compat.checkpoint.run_lock import LOCK_NAME
-from hf_compat.errors import HubError
-from hf_compat.hf.enums import HubStrategy, SaveStrategy
-from hf_compat.hf.state import TrainerState
-from hf_compat.runtime.collectives import agree
+from hf_compat.hf.enums import HubStrategy
+from hf_compat.hub.model_card import Facts, card_of, keep_written_card, listed, read_tags
+from hf_compat.hub.uploads import PushInProgress
 from hf_compat.trainer_methods.base import TrainerBase
-from hf_compat.trainer_methods.hub_client import Commit, HubClient, hub_error
-from hf_compat.trainer_methods.hub_uploads import PushInProgress, Uploads, files_below, set_aside
-from hf_compat.trainer_methods.model_card import Facts, card_of, keep_written_card, listed, read_tags
-
-logger = logging.getLogger(__name__)
-
-# What a push of the output folder leaves out: upstream's two, and what a run under way has there.
-IGNORED = [
-    "_*",
-    f"{names.PREFIX_CHECKPOINT_DIR}-*",
-    f".{names.PREFIX_CHECKPOINT_DIR}-*",
-    f"{LOCK_NAME}*",
-    f"{SAVING}*",
-]
-_MODEL_FILES = [
-    "config.json",
-    "generation_config.json",
-    names.WEIGHTS_NAME,
-    names.SAFE_WEIGHTS_NAME,
-    names.ADAPTER_CONFIG_NAME,
-    names.ADAPTER_WEIGHTS_NAME,
-    names.ADAPTER_SAFE_WEIGHTS_NAME,
-    names.TRAINING_ARGS_NAME,
-]
-_LINK_FROM_BYTES = 10_000_000
 
 
 class HubMethods(TrainerBase):
-    """The public methods and override points around the Hub, and around hyperparameter search."""
+    """The public methods and override points around the Hub."""
 
     hub_model_id: str | None = None
     push_in_progress: PushInProgress | None = None
-    _uploads: Uploads | None = None
-    _unpushed: str | None = None  # a checkpoint that is written in the background, and pushed when it is whole
-
-    def _prepare_hub(self) -> None:
-        """Make the repository, where the arguments ask for pushes; every process takes part.
-
-        Raises:
-            HubError: It cannot be pushed to.
-            MissingPackage: huggingface_hub is not installed.
-            ProcessError: Another process has found one of these.
-        """
-        if not self.args.push_to_hub:
-            return
-        failed: Exception | None = None
-        try:
-            self.init_hf_repo()
-        except Exception as error:
-            failed = error
-        agree(failed)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Make the repository `args.hub_model_id` where there is none, and keep its whole name in `hub_model_id`.
@@ -85,17 +33,8 @@ class HubMethods(TrainerBase):
         """
         if not self.is_world_process_zero():
             return
-        args = self.args
-        name = args.hub_model_id if args.hub_model_id is not None else Path(str(args.output_dir)).absolute().name
-        token = token if token is not None else args.hub_token
-        private = private if private is not None else args.hub_private_repo
-        self.hub_model_id = self._hub().client.create_repo(name, token, private)
+        self.hub_model_id = self._pushes.create_repository(token, private)
         self.push_in_progress = None
-
-    def _hub(self) -> Uploads:
-        if self._uploads is None:
-            self._uploads = Uploads(HubClient("Pushing to the Hub"))
-        return self._uploads
 
     def create_model_card(
         self,
@@ -179,84 +118,24 @@ class HubMethods(TrainerBase):
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         token = token if token is not None else self.args.hub_token
         if self.hub_model_id is None:
-            self._init_repo_of_push(token, private)
+            self._pushes.create_for_push(token, private)
         self.save_model(_internal_call=True)
         if not self.is_world_process_zero() or self.hub_model_id is None:
             return None
-        if kwargs.get("model_name") is None:
-            kwargs["model_name"] = self._card_name()
-        self.create_model_card(**self._with_model_tags(kwargs))  # type: ignore[arg-type]  # the card's own types
+        name, own = self.args.hub_model_id, getattr(self.model, "model_tags", None)
+        if kwargs.get("model_name") is None and self.args.should_save:
+            kwargs["model_name"] = Path(str(self.args.output_dir)).name if name is None else name.split("/")[-1]
+        if own is not None:
+            tags = listed(kwargs.get("tags"))
+            kwargs["tags"] = tags + [tag for tag in own if tag not in tags]
+        self.create_model_card(**kwargs)  # type: ignore[arg-type]  # the card's own types
         self._finish_current_push()
-        revision = revision if revision is not None else self.args.hub_revision
-        message = commit_message or "Upload folder using huggingface_hub"
-        uploads, output_dir = self._hub(), str(self.args.output_dir)
-        assert self.hub_model_id is not None  # the only caller looked
-        files, stage = self._files_to_push(), None
-        if not blocking:
-            files, stage = set_aside(files, output_dir, unchanging={})
-        commit = Commit(repo_id=self.hub_model_id, message=message, files=files, token=token, revision=revision)
-        future = uploads.submit(commit, stage)
-        if not blocking:
-            return future
-        uploads.wait()
-        error = future.exception()
-        if not isinstance(error, Exception) or self.is_in_train:
-            return None if error is not None else future.result()
-        self._hub().missing.pop(commit.folder, None)  # the error tells it
-        raise hub_error(
-            f"The push {commit.message!r} to {commit.repo_id} has failed", error, commit.token, self._push_later()
-        ) from error
-
-    def _init_repo_of_push(self, token: str | None, private: bool | None) -> None:
-        """Make the repository of a push that the arguments do not ask for; within a training a failure is a warning."""
-        try:
-            self.init_hf_repo(token=token, private=private)
-        except HubError as error:
-            if not self.is_in_train:
-                raise
-            logger.warning("Nothing is pushed; training goes on. %s", error)
-
-    def _card_name(self) -> str | None:
-        if not self.args.should_save:
-            return None
-        if self.args.hub_model_id is None:
-            return Path(str(self.args.output_dir)).name
-        return self.args.hub_model_id.split("/")[-1]
-
-    def _with_model_tags(self, facts: dict[str, str | list[str] | None]) -> dict[str, str | list[str] | None]:
-        """Add the tags that the model has of its own."""
-        own = getattr(self.model, "model_tags", None)
-        if own is None:
-            return facts
-        tags = listed(facts.get("tags"))
-        return {**facts, "tags": tags + [tag for tag in own if tag not in tags]}
-
-    def _push_later(self) -> str:
-        folder, excluded = self.args.output_dir, f"{names.PREFIX_CHECKPOINT_DIR}-*"
-        return (
-            "everything is on this disk; push it later with `trainer.push_to_hub()`, or "
-            f'`hf upload {self.hub_model_id} {folder} . --exclude "{excluded}"`'
+        return self._pushes.push_folder(
+            commit_message or "Upload folder using huggingface_hub",
+            blocking=blocking,
+            token=token,
+            revision=revision if revision is not None else self.args.hub_revision,
         )
-
-    def _files_to_push(self) -> dict[str, str]:
-        return files_below(str(self.args.output_dir), lambda paths: self._hub().client.kept(paths, IGNORED))
-
-    def _push_saved_model(self) -> None:
-        """Push what `save_model` has just saved, where the arguments ask for pushes; a failure is a warning."""
-        try:
-            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
-        except HubError as error:
-            logger.warning("The model is saved, but not pushed. %s", error)
-
-    def _push_checkpoint(self, folder: str) -> None:
-        """Push a checkpoint that was just written, where the arguments ask for it; called by every process."""
-        if not self.args.push_to_hub:
-            return
-        try:
-            self._push_from_checkpoint(folder)
-        except OSError as error:
-            commit = Commit(repo_id=str(self.hub_model_id), message=self._progress(folder), files={})
-            self._hub().note_failure(commit, error)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Push the model of a checkpoint, and the checkpoint itself, as `hub_strategy` says; training goes on.
@@ -281,56 +160,11 @@ class HubMethods(TrainerBase):
         if in_progress is not None and not self.args.hub_always_push:
             return
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        output_dir = str(self.args.output_dir)
-        written = {name: os.path.join(checkpoint_folder, name) for name in _model_files(checkpoint_folder)}
-        for name, file in written.items():
-            shutil.copyfile(file, os.path.join(output_dir, name))
-        if hasattr(self.processing_class, "save_pretrained"):
-            self.processing_class.save_pretrained(output_dir)
-        jobs = [self._submit(self._files_to_push(), written, self._progress(checkpoint_folder), "")]
-        if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
-            is_last = self.args.hub_strategy == HubStrategy.CHECKPOINT
-            folder = "last-checkpoint" if is_last else Path(checkpoint_folder).name
-            files = files_below(checkpoint_folder, lambda paths: self._hub().client.kept(paths, []))
-            placed = {f"{folder}/{path}": file for path, file in files.items()}
-            jobs.append(self._submit(placed, placed, f"{self._progress(checkpoint_folder)}, checkpoint", folder))
+        jobs = self._pushes.submit_checkpoint(checkpoint_folder)
         if in_progress is None:
             self.push_in_progress = PushInProgress(jobs)
         else:
             in_progress.jobs.extend(jobs)
-
-    def _submit(self, files: dict[str, str], unchanging: dict[str, str], message: str, folder: str) -> Future[object]:
-        kept, stage = set_aside(files, str(self.args.output_dir), unchanging, _LINK_FROM_BYTES)
-        commit = Commit(
-            repo_id=str(self.hub_model_id),
-            message=message,
-            files=kept,
-            folder=folder,
-            token=self.args.hub_token,
-            revision=self.args.hub_revision,
-        )
-        return self._hub().submit(commit, stage)
-
-    def _progress(self, checkpoint: str) -> str:
-        """Return the message of a commit within training; the state may be ahead of a checkpoint by now."""
-        if self.args.save_strategy == SaveStrategy.STEPS:
-            update = names.checkpoint_step(checkpoint)
-            return f"Training in progress, step {self.state.global_step if update is None else update}"
-        return f"Training in progress, epoch {int(self._epoch_of(checkpoint) or 0)}"
-
-    def _epoch_of(self, checkpoint: str) -> float | None:
-        path = os.path.join(checkpoint, names.TRAINER_STATE_NAME)
-        return TrainerState.load_from_json(path).epoch if os.path.isfile(path) else self.state.epoch
-
-    def _push_when_written(self, folder: str) -> None:
-        """Note a checkpoint that was written in the background: what is overridden runs in the main thread alone."""
-        self._unpushed = folder
-
-    def _push_what_was_written(self) -> None:
-        """Push the checkpoint that was written in the background, if there is one."""
-        if self._unpushed is not None:
-            folder, self._unpushed = self._unpushed, None
-            self._push_checkpoint(folder)
 
     def _finish_current_push(self) -> None:
         """Wait until what is under way has arrived or failed.
@@ -341,24 +175,7 @@ class HubMethods(TrainerBase):
         Differs:
             The wait ends after 10 minutes and the time that a slow line takes, and with Ctrl-C.
         """
-        if self._uploads is not None:
-            self._uploads.wait()
-
-    def _tell_what_has_not_arrived(self) -> None:
-        """Say at the end of a training which pushes have failed, and how to push later."""
-        if self._uploads is not None:
-            self._uploads.tell_what_is_missing(self._push_later())
+        self._pushes.wait()
 
     def end(self) -> None:
         """Do nothing: every call of `train`, `evaluate` or `predict` has ended its own Lightning trainer."""
-
-
-def _model_files(checkpoint: str) -> list[str]:
-    """Return the names of a checkpoint's files that make up the model: also all shards that an index lists."""
-    found = list(_MODEL_FILES)
-    for index in (names.WEIGHTS_INDEX_NAME, names.SAFE_WEIGHTS_INDEX_NAME):
-        path = os.path.join(checkpoint, index)
-        if os.path.isfile(path):
-            with open(path, encoding="utf-8") as file:
-                found += [index, *sorted(set(json.load(file)["weight_map"].values()))]
-    return [name for name in found if os.path.isfile(os.path.join(checkpoint, name))]

@@ -5,26 +5,19 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from enum import Enum
 
 import torch
 
 from hf_compat.checkpoint import layout as names
-from hf_compat.errors import ArgumentError, OverrideError, SearchError
-from hf_compat.hf.search import BestRun, HPSearchBackend, Space, default_compute_objective
+from hf_compat.hf.search import BestRun, HPSearchBackend, Metrics, Objective, Space, Trial, default_compute_objective
 from hf_compat.interop.upstream_log import log_line
-from hf_compat.runtime.text import did_you_mean, shown
 from hf_compat.runtime.tracebacks import brief
-from hf_compat.trainer_methods.base import Metrics, Objective, Trial
-from hf_compat.trainer_methods.search_backends import PACKAGES, Directions, chosen_backend
-from hf_compat.trainer_methods.trials import checked_objective
+from hf_compat.search.backends import PACKAGES, chosen_backend
+from hf_compat.search.settings import as_list, check_search, set_from_trial, space_of
+from hf_compat.search.trials import checked_objective
 from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks
 
 logger = logging.getLogger(__name__)
-
-_DIRECTIONS = ("minimize", "maximize")
-# Fields that the constructor has read: a trial's value comes too late, upstream as here.
-_READ_BY_CONSTRUCTOR = ("disable_tqdm", "label_names", "label_smoothing_factor", "log_level", "report_to")
 
 
 class SearchMethods(UpstreamHooks):
@@ -70,7 +63,14 @@ class SearchMethods(UpstreamHooks):
         Differs:
             Lightning callbacks begin every trial as they were before the search.
         """
-        self._check_search(n_trials, direction, hp_space=hp_space, compute_objective=compute_objective, hp_name=hp_name)
+        check_search(
+            self.model_init,
+            n_trials,
+            direction,
+            hp_space=hp_space,
+            compute_objective=compute_objective,
+            hp_name=hp_name,
+        )
         chosen = chosen_backend(backend)
         package = PACKAGES[chosen]
         self.hp_space = package.default_space if hp_space is None else hp_space
@@ -78,27 +78,9 @@ class SearchMethods(UpstreamHooks):
         self.compute_objective = default_compute_objective if compute_objective is None else compute_objective
         self.hp_search_backend = chosen
         try:
-            return package.search()(self, n_trials, _as_list(direction), kwargs)
+            return package.search()(self, n_trials, as_list(direction), kwargs)
         finally:
             self.hp_search_backend = None
-
-    def _check_search(self, n_trials: int | None, direction: Directions, **functions: object) -> None:
-        if self.model_init is None:
-            raise SearchError(
-                "A search needs a new model for each trial, and this Trainer has no `model_init`.\n\n"
-                "Hint: pass `model_init=` to the Trainer in place of `model=`."
-            )
-        for name, function in functions.items():
-            if function is not None and not callable(function):
-                raise ArgumentError(f"`{shown(name, function)}` cannot be called.\n\nHint: pass a function.")
-        is_count = isinstance(n_trials, int) and not isinstance(n_trials, bool) and n_trials >= 0
-        if n_trials is not None and not is_count:
-            raise ArgumentError(f"`{shown('n_trials', n_trials)}` is no number of trials.\n\nHint: `n_trials=20`, say.")
-        wrong = [d for d in _as_sequence(direction) if isinstance(d, str) and d not in _DIRECTIONS]
-        if wrong or not _as_sequence(direction):
-            raise ArgumentError(
-                f"`{shown('direction', direction)}` is not known.\n\nHint: 'minimize', 'maximize', or a list of these."
-            )
 
     def _hp_search_setup(self, trial: Trial) -> None:
         """Set the arguments that a trial asks for.
@@ -112,8 +94,8 @@ class SearchMethods(UpstreamHooks):
         self._trial = trial
         if self.hp_search_backend is None or trial is None:
             return
-        for name, value in self._space_of(trial).items():
-            self._set_from_trial(name, value)
+        for name, value in space_of(self, self.hp_search_backend, trial).items():
+            set_from_trial(self.args, name, value)
         if self.hp_search_backend == HPSearchBackend.OPTUNA:
             log_line(f"Trial: {trial.params}")
         if self.hp_search_backend == HPSearchBackend.WANDB:
@@ -122,39 +104,6 @@ class SearchMethods(UpstreamHooks):
         self._compare_ranks(None)
         self._train_batch_size = self.args.train_batch_size
         self.create_accelerator_and_postprocess()
-
-    def _space_of(self, trial: Trial) -> Space:
-        """Return names and values that a trial sets."""
-        if self.hp_search_backend == HPSearchBackend.OPTUNA:
-            space = self.hp_space(trial)
-            if not isinstance(space, dict):
-                raise OverrideError(
-                    f"`{shown('hp_space', space)}` is no dict.\n\nHint: return the names and values of a trial."
-                )
-            return space
-        if self.hp_search_backend == HPSearchBackend.RAY:
-            trial.pop("wandb", None)
-        return dict(trial)
-
-    def _set_from_trial(self, name: str, value: object) -> None:
-        if not hasattr(self.args, name):
-            close = did_you_mean(name, vars(self.args), "`model_init(trial)` may read it.")
-            logger.warning(
-                "The trial sets %s, which is no field of the training arguments. %s", shown(name, value), close
-            )
-            return
-        old = getattr(self.args, name)
-        try:
-            # A value in the type that the argument has: ray draws a seed of 17.3. Texts for truth values, lists and
-            # dicts are left to the argument itself, which reads them.
-            reads_itself = isinstance(old, (bool, list, tuple, dict)) and isinstance(value, str)
-            if not (old is None or value is None or reads_itself or isinstance(old, Enum)):
-                value = type(old)(value)
-            setattr(self.args, name, value)
-        except (TypeError, ValueError, AttributeError) as error:
-            raise ArgumentError(f"The trial sets `{shown(name, value)}`, which cannot be set: {error}") from error
-        if name in _READ_BY_CONSTRUCTOR and value != old:
-            logger.warning("The trial sets %s, which the Trainer has read before the search: it stays as it was.", name)
 
     def _report_to_hp_search(self, trial: Trial, step: int, metrics: Metrics) -> None:
         """Report an evaluation to the search.
@@ -169,11 +118,11 @@ class SearchMethods(UpstreamHooks):
             return
         self.objective = checked_objective(self, metrics)
         if self.hp_search_backend == HPSearchBackend.OPTUNA:
-            from hf_compat.trainer_methods.search_with_optuna import report
+            from hf_compat.search.with_optuna import report
 
             report(self, trial, step)
         elif self.hp_search_backend == HPSearchBackend.RAY:
-            from hf_compat.trainer_methods.search_with_ray import report_evaluation
+            from hf_compat.search.with_ray import report_evaluation
 
             report_evaluation(self, metrics.copy())
 
@@ -190,12 +139,3 @@ class SearchMethods(UpstreamHooks):
             self.state.save_to_json(os.path.join(folder, names.TRAINER_STATE_NAME))
             torch.save(self.optimizer.state_dict(), os.path.join(folder, names.OPTIMIZER_NAME))
             torch.save(self.lr_scheduler.state_dict(), os.path.join(folder, names.SCHEDULER_NAME))
-
-
-def _as_sequence(direction: Directions) -> list[str]:
-    return list(direction) if isinstance(direction, (list, tuple)) else [direction]
-
-
-def _as_list(direction: Directions) -> Directions:
-    """Return several directions as a list, which is how a search knows that there are several."""
-    return list(direction) if isinstance(direction, (list, tuple)) else direction

@@ -48,7 +48,7 @@ class LogMethods(SearchMethods):
         Mirrors:
             `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
         """
-        self._push_what_was_written()
+        self._pushes.push_what_was_written()
 
         def log() -> None:
             if self.state.global_step > self._globalstep_last_logged:

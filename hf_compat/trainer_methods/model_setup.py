@@ -15,13 +15,13 @@ from hf_compat.errors import ArgumentError, CheckpointError, warn_once
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import choose_tf32
+from hf_compat.hf.search import Trial
 from hf_compat.interop.device_maps import check_placement, is_model_parallel
 from hf_compat.interop.liger import apply_liger, check_liger
 from hf_compat.interop.transformers_models import align_special_tokens, check_trainable
 from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.inspection import number_of_arguments
 from hf_compat.runtime.seeding import enable_full_determinism, set_seed
-from hf_compat.trainer_methods.base import Trial
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.model import ModelMethods
 from hf_compat.training_run.resumer import ResumeAt, read_state

@@ -24,6 +24,7 @@ from hf_compat.engine.strategies import model_state_of, wrapped_model
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.outputs import TrainOutput
+from hf_compat.hf.search import Trial
 from hf_compat.hf.state import TrainerState, is_exportable
 from hf_compat.interop.transformers_models import is_pretrained_model
 from hf_compat.interop.upstream_log import log_line, log_resumption, log_training
@@ -33,7 +34,6 @@ from hf_compat.plan.translate import translate
 from hf_compat.runtime.collectives import agree, failing_together, gather_objects, limit_waiting
 from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.runtime.signals import forget_requeue
-from hf_compat.trainer_methods.base import Trial
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.optimization import OptimizationMethods
@@ -291,7 +291,7 @@ class TrainingMethods(WindowMethods, CheckpointMethods, DataloaderMethods, Optim
         """Log the run's summary, load the best model, rotate, and tell that training is over."""
         agree(self._saver.background.settle())
         log_line("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
-        self._push_what_was_written()
+        self._pushes.push_what_was_written()
         if self.is_world_process_zero():
             forget_requeue(str(self.args.output_dir))
         train_loss = self._run.losses.mean(self.state.global_step)
@@ -310,7 +310,7 @@ class TrainingMethods(WindowMethods, CheckpointMethods, DataloaderMethods, Optim
             self._saver.rotate_at_end(self._get_output_dir(trial), best)
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         self._finish_current_push()
-        self._tell_what_has_not_arrived()
+        self._pushes.tell_what_has_not_arrived()
         self._remove_neftune_noise()
         self.is_in_train = False
         return TrainOutput(self.state.global_step, train_loss, metrics)

@@ -80,6 +80,12 @@ class _Accelerator(Protocol):
     def scaler(self) -> torch.amp.GradScaler | None: ...
 
 
+class _Pushes(Protocol):
+    def push_checkpoint(self, folder: str) -> None: ...
+
+    def push_when_written(self, folder: str) -> None: ...
+
+
 class SavingHost(Protocol):
     """What a `Saver` asks of the Trainer that it saves; the methods are override points."""
 
@@ -119,9 +125,8 @@ class SavingHost(Protocol):
         self, output_dir: str | None = None, checkpoint_prefix: str = ..., use_mtime: bool = False
     ) -> list[str]: ...
 
-    def _push_checkpoint(self, folder: str) -> None: ...
-
-    def _push_when_written(self, folder: str) -> None: ...
+    @property
+    def _pushes(self) -> _Pushes: ...
 
 
 class Saver:
@@ -265,9 +270,11 @@ class Saver:
             self._together(lambda: self._write_into(place, write, final), place, final)
             self._together(lambda: self._put_in_place(place, final, timing), place, final)
             if timing is Timing.BACKGROUND:
-                host._push_when_written(final)  # the next update pushes: an override runs in the thread that trains
+                host._pushes.push_when_written(
+                    final
+                )  # the next update pushes: an override runs in the thread that trains
             else:
-                host._push_checkpoint(final)
+                host._pushes.push_checkpoint(final)
 
         def finish() -> None:
             if timing is Timing.LATER:

@@ -35,6 +35,8 @@ ROOMS = (
     "engine",
     "training_run",
     "callbacks",
+    "hub",
+    "search",
     "trainer_methods",
     "preflight",
     "native",

@@ -22,7 +22,7 @@ from peft import LoraConfig, get_peft_model
 
 import hf_compat
 from hf_compat import HFDataModule, HFModule
-from hf_compat.trainer_methods import hub_uploads
+from hf_compat.hub import uploads
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),  # huggingface_hub's own call
@@ -88,8 +88,8 @@ def test_ctrl_c_while_a_push_is_under_way(tmp_path):
 
 
 def test_a_server_that_has_gone_silent_holds_up_a_run_for_so_long(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(hub_uploads, "PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr(hub_uploads, "PROGRESS_SECONDS", 0.1)
+    monkeypatch.setattr(uploads, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(uploads, "PROGRESS_SECONDS", 0.1)
     with running_hub() as hub, talked_to(monkeypatch, hub):
         released = threading.Event()
         hub.fail = lambda number, method, path: released.wait(60) and 400 if "/preupload/" in path else None
@@ -126,13 +126,13 @@ def test_what_goes_while_it_is_set_aside_is_left_out(tmp_path):
     for name in ("config.json", "events"):
         (tmp_path / name).write_text(name)
     files = {name: str(tmp_path / name) for name in ("config.json", "events", "gone.tmp")}
-    kept, stage = hub_uploads.set_aside(files, str(tmp_path), {"config.json": files["config.json"]})
+    kept, stage = uploads.set_aside(files, str(tmp_path), {"config.json": files["config.json"]})
     assert sorted(kept) == ["config.json", "events"] and os.path.samefile(kept["config.json"], files["config.json"])
     (tmp_path / "events").write_text("more")
     with open(kept["events"]) as file:
         assert file.read() == "events" and stage.startswith(str(tmp_path / "_hub_push-"))
     with pytest.raises(FileNotFoundError):
-        hub_uploads.set_aside(files, str(tmp_path), {"gone.tmp": files["gone.tmp"]})
+        uploads.set_aside(files, str(tmp_path), {"gone.tmp": files["gone.tmp"]})
 
 
 def test_adapters_arrive_as_upstreams(tmp_path, monkeypatch):

@@ -94,7 +94,7 @@ def ray(monkeypatch):
     package.__spec__, package.tune, package.__path__ = ModuleSpec("ray", None, is_package=True), tune, []
     for name, module in (("ray", package), ("ray.tune", tune), ("ray.tune.schedulers", tune.schedulers)):
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "hf_compat.trainer_methods.search_with_ray", raising=False)
+    monkeypatch.delitem(sys.modules, "hf_compat.search.with_ray", raising=False)
     return tune
 
 
@@ -167,7 +167,7 @@ def wandb(monkeypatch):
     fake.agent.side_effect = agent
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.setitem(sys.modules, "wandb.env", fake.env)
-    monkeypatch.delitem(sys.modules, "hf_compat.trainer_methods.search_with_wandb", raising=False)
+    monkeypatch.delitem(sys.modules, "hf_compat.search.with_wandb", raising=False)
     return fake
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hf_compat.checkpoint.hidden_folders import hidden_folders, make_hidden, remove_hidden
 from hf_compat.checkpoint.run_lock import Owner
-from hf_compat.trainer_methods.hub_client import Commit, HubClient, reason_of
+from hf_compat.hub.client import Commit, HubClient, reason_of
 
 logger = logging.getLogger(__name__)
 

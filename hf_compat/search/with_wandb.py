@@ -1,4 +1,4 @@
-"""A search as a sweep of Weights & Biases, whose server proposes the trials. HF words."""
+"""A search as a sweep of Weights & Biases, whose server proposes the trials."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import wandb.env
 from hf_compat.callbacks.fresh_states import FreshStates
 from hf_compat.callbacks.trackers import WandbCallback
 from hf_compat.errors import ArgumentError, SearchError, UnknownArgument
-from hf_compat.hf.search import BestRun, Space
+from hf_compat.hf.search import BestRun, Objective, Space
 from hf_compat.hf.tracking import rewrite_logs
 from hf_compat.runtime.text import did_you_mean, shown
-from hf_compat.trainer_methods.base import Objective, TrainerBase
-from hf_compat.trainer_methods.search_backends import Directions, Options, text_of
-from hf_compat.trainer_methods.trials import checked_objective, is_better
+from hf_compat.search.backends import Directions, Options, text_of
+from hf_compat.search.trials import SearchHost, checked_objective, is_better
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ class _Best:
     hyperparameters: Space | None = None
 
 
-def search(trainer: TrainerBase, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
+def search(trainer: SearchHost, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
     """Run a search.
 
     Args:
@@ -85,7 +84,7 @@ class _Sweep:
         metric: What wandb compares.
     """
 
-    def __init__(self, trainer: TrainerBase, direction: str, metric: str) -> None:
+    def __init__(self, trainer: SearchHost, direction: str, metric: str) -> None:
         self.trainer, self.direction, self.metric = trainer, direction, metric
         self.best = _Best()
         self._fresh = FreshStates(trainer._lightning_callbacks)
@@ -122,7 +121,7 @@ class _Sweep:
             self.best = _Best(run_id, objective, hyperparameters)
 
 
-def _check(trainer: TrainerBase, direction: Directions, options: Options) -> None:
+def _check(trainer: SearchHost, direction: Directions, options: Options) -> None:
     for name, value in options.items():
         if name not in _OPTIONS:
             hint = did_you_mean(name, _OPTIONS, f"wandb takes {', '.join(_OPTIONS)}.")
@@ -136,7 +135,7 @@ def _check(trainer: TrainerBase, direction: Directions, options: Options) -> Non
         )
 
 
-def _make_sweep(trainer: TrainerBase, direction: str, metric: str, options: Options) -> str:
+def _make_sweep(trainer: SearchHost, direction: str, metric: str, options: Options) -> str:
     sweep = trainer.hp_space(None)
     sweep.setdefault("metric", {}).update(goal=direction, name=metric)
     if options.get("name"):

@@ -1,4 +1,4 @@
-"""One trial of a search: what it begins with, its objective, and what is given back after it. HF words."""
+"""One trial of a search: what it begins with, its objective, and what is given back after it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,61 @@ import gc
 import math
 from collections.abc import Sequence
 from numbers import Real
+from typing import Protocol
 
+import lightning.pytorch as pl
 import torch
+from torch import nn
 
+from hf_compat.checkpoint.model_state import ModelState
 from hf_compat.errors import OverrideError, SearchError
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.callbacks import CallbackHandler
+from hf_compat.hf.search import Metrics, Objective, Space, Trial
+from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.text import shown
-from hf_compat.trainer_methods.base import Metrics, Objective, TrainerBase, Trial
 
 
-def run_trial(trainer: TrainerBase, trial: Trial) -> Objective:
+class _Accelerator(Protocol):
+    def clear(self) -> object: ...
+
+
+class SearchHost(Protocol):
+    """What a search asks of the Trainer whose `train` runs the trials; the methods are override points."""
+
+    args: TrainingArguments
+    state: TrainerState
+    control: TrainerControl
+    model: nn.Module
+    model_wrapped: nn.Module
+    optimizer: object
+    lr_scheduler: object
+    callback_handler: CallbackHandler
+    lightning_trainer: pl.Trainer | None
+    objective: Objective
+    _lightning_callbacks: list[pl.Callback]
+    _fit_model_state: ModelState | None
+    _compiled_model: nn.Module | None
+
+    @property
+    def accelerator(self) -> _Accelerator: ...
+
+    def hp_space(self, trial: Trial) -> Space: ...
+
+    def compute_objective(self, metrics: Metrics) -> Objective: ...
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, trial: Trial = None) -> object: ...
+
+    def evaluate(self) -> Metrics: ...
+
+    def add_callback(self, callback: object) -> None: ...
+
+    def pop_callback(self, callback: object) -> object: ...
+
+    def _tune_save_checkpoint(self, checkpoint_dir: str) -> None: ...
+
+
+def run_trial(trainer: SearchHost, trial: Trial) -> Objective:
     """Train a trial, and evaluate it where the training has not.
 
     Returns:
@@ -25,14 +71,14 @@ def run_trial(trainer: TrainerBase, trial: Trial) -> Objective:
     return objective_of_trial(trainer)
 
 
-def objective_of_trial(trainer: TrainerBase) -> Objective:
+def objective_of_trial(trainer: SearchHost) -> Objective:
     """Return the objective of a trial's last evaluation; one is made where training made none."""
     if getattr(trainer, "objective", None) is None:
         trainer.objective = checked_objective(trainer, trainer.evaluate())
     return trainer.objective
 
 
-def checked_objective(trainer: TrainerBase, metrics: Metrics) -> Objective:
+def checked_objective(trainer: SearchHost, metrics: Metrics) -> Objective:
     """Compute the objective of an evaluation.
 
     Raises:
@@ -61,7 +107,7 @@ def is_better(objective: float, best: float | None, direction: str) -> bool:
     return objective < best if direction == "minimize" else objective > best
 
 
-def release_model(trainer: TrainerBase) -> None:
+def release_model(trainer: SearchHost) -> None:
     """Let go of a trial's model and optimizer, so that the next trial's has the memory.
 
     Mirrors:

@@ -1,4 +1,4 @@
-"""A search on ray: ray trains copies of the Trainer in processes of its own. HF words."""
+"""A search on ray: ray trains copies of the Trainer in processes of its own."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from hf_compat.errors import ArgumentError
 from hf_compat.hf.builtin_callbacks import ProgressCallback
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.hf.notebook import NotebookProgressCallback
-from hf_compat.hf.search import BestRun
+from hf_compat.hf.search import BestRun, Metrics, Trial
 from hf_compat.runtime.launch import variable
 from hf_compat.runtime.text import shown
-from hf_compat.trainer_methods.base import Metrics, TrainerBase, Trial
-from hf_compat.trainer_methods.search_backends import Directions, Options
-from hf_compat.trainer_methods.trials import checked_objective
+from hf_compat.search.backends import Directions, Options
+from hf_compat.search.trials import SearchHost, checked_objective
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ Trainable: TypeAlias = Callable[..., object]
 _COMPARING = ("ASHAScheduler", "MedianStoppingRule", "HyperBandForBOHB", "PopulationBasedTraining")
 
 
-def search(trainer: TrainerBase, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
+def search(trainer: SearchHost, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
     """Run a search.
 
     Args:
@@ -90,7 +89,7 @@ def search(trainer: TrainerBase, n_trials: int | None, direction: Directions, op
     return BestRun(best.trial_id, best.last_result["objective"], best.config, analysis)
 
 
-def _train_trial(trial: Trial, local_trainer: TrainerBase) -> None:
+def _train_trial(trial: Trial, local_trainer: SearchHost) -> None:
     """Train one trial in a process of ray's, from ray's checkpoint where the trial goes on."""
     if local_trainer.pop_callback(NotebookProgressCallback):
         local_trainer.add_callback(ProgressCallback)
@@ -107,18 +106,18 @@ def _train_trial(trial: Trial, local_trainer: TrainerBase) -> None:
         _evaluate_at_end(local_trainer)
 
 
-def _evaluate_at_end(trainer: TrainerBase) -> None:
+def _evaluate_at_end(trainer: SearchHost) -> None:
     metrics = trainer.evaluate()
     trainer.objective = checked_objective(trainer, metrics)
     _report(trainer, {**metrics, "objective": trainer.objective, "done": True}, saves=True)
 
 
-def report_evaluation(trainer: TrainerBase, metrics: Metrics) -> None:
+def report_evaluation(trainer: SearchHost, metrics: Metrics) -> None:
     """Tell ray of an evaluation; with a checkpoint where one is due."""
     _report(trainer, {**metrics, "objective": trainer.objective}, saves=trainer.control.should_save)
 
 
-def _report(trainer: TrainerBase, metrics: dict[str, object], saves: bool) -> None:
+def _report(trainer: SearchHost, metrics: dict[str, object], saves: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = None
         if saves:

@@ -1,6 +1,6 @@
 """What a search runs on: which packages there are, what they are called in errors, and the names of their trials.
 
-HF words. A backend's own file is imported when a search runs on it.
+A backend's own file is imported when a search runs on it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from hf_compat.hf.search import (
     BestRun,
     HPSearchBackend,
     Space,
+    Trial,
     default_hp_space_optuna,
     default_hp_space_ray,
     default_hp_space_wandb,
 )
 from hf_compat.runtime.text import brief, is_installed, need, shown
-from hf_compat.trainer_methods.base import TrainerBase, Trial
+from hf_compat.search.trials import SearchHost
 
 logger = logging.getLogger(__name__)
 
 Directions = str | list[str]
 Options = dict[str, object]
-Search = Callable[[TrainerBase, int | None, Directions, Options], BestRun | list[BestRun] | None]
+Search = Callable[[SearchHost, int | None, Directions, Options], BestRun | list[BestRun] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class SearchPackage:
 
     def search(self) -> Search:
         """Return what runs a search on it."""
-        run: Search = importlib.import_module(f"hf_compat.trainer_methods.{self.home}").search
+        run: Search = importlib.import_module(f"hf_compat.search.{self.home}").search
         return run
 
 
@@ -55,14 +56,14 @@ PACKAGES = {
     HPSearchBackend.OPTUNA: SearchPackage(
         module="optuna",
         install="'hf-compat[search]'",
-        home="search_with_optuna",
+        home="with_optuna",
         default_space=default_hp_space_optuna,
     ),
     HPSearchBackend.RAY: SearchPackage(
-        module="ray.tune", install="'ray[tune]'", home="search_with_ray", default_space=default_hp_space_ray
+        module="ray.tune", install="'ray[tune]'", home="with_ray", default_space=default_hp_space_ray
     ),
     HPSearchBackend.WANDB: SearchPackage(
-        module="wandb", install="'hf-compat[wandb]'", home="search_with_wandb", default_space=default_hp_space_wandb
+        module="wandb", install="'hf-compat[wandb]'", home="with_wandb", default_space=default_hp_space_wandb
     ),
 }
 

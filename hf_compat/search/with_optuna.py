@@ -1,4 +1,4 @@
-"""A search on optuna. The first process asks it for trials, the others take part in each of them. HF words."""
+"""A search on optuna. The first process asks it for trials, the others take part in each of them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import inspect
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import optuna
 
 from hf_compat.callbacks.fresh_states import FreshStates
 from hf_compat.errors import ArgumentError, ProcessError, SearchError, UnknownArgument
-from hf_compat.hf.search import BestRun
+from hf_compat.hf.search import BestRun, Objective, Trial
 from hf_compat.runtime.collectives import broadcast_object
 from hf_compat.runtime.text import did_you_mean, shown
-from hf_compat.trainer_methods.base import Objective, TrainerBase, Trial
-from hf_compat.trainer_methods.search_backends import Directions, Options
-from hf_compat.trainer_methods.trials import release_model, run_trial
-
-if TYPE_CHECKING:
-    pass
+from hf_compat.search.backends import Directions, Options
+from hf_compat.search.trials import SearchHost, release_model, run_trial
 
 _OF_STUDY = frozenset(inspect.signature(optuna.create_study).parameters) - {"direction", "directions"}
 _OF_RUN = frozenset(inspect.signature(optuna.study.Study.optimize).parameters) - {"self", "func", "n_trials"}
@@ -38,7 +33,7 @@ class _End:
 
 
 def search(
-    trainer: TrainerBase, n_trials: int | None, direction: Directions, options: Options
+    trainer: SearchHost, n_trials: int | None, direction: Directions, options: Options
 ) -> BestRun | list[BestRun] | None:
     """Run a search.
 
@@ -101,7 +96,7 @@ class _Trials:
         catch: Errors after which the search goes on.
     """
 
-    def __init__(self, trainer: TrainerBase, catch: object) -> None:
+    def __init__(self, trainer: SearchHost, catch: object) -> None:
         self.trainer = trainer
         self._survived = (optuna.TrialPruned, *_kinds(catch))
         self._fresh = FreshStates(trainer._lightning_callbacks)
@@ -172,7 +167,7 @@ def _check_options(options: Options, world_size: int) -> None:
         )
 
 
-def report(trainer: TrainerBase, trial: Trial, update: int) -> None:
+def report(trainer: SearchHost, trial: Trial, update: int) -> None:
     """Tell optuna of an evaluation, and end the trial on all processes where it is to be pruned.
 
     Raises:

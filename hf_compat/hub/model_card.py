@@ -14,10 +14,10 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from hf_compat.data.types import DataSource
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
 from hf_compat.runtime.text import is_installed
-from hf_compat.trainer_methods.base import Dataset
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def card_of(
     model: nn.Module,
     args: TrainingArguments,
     log_history: Logs,
-    datasets: tuple[Dataset, Dataset],
+    datasets: tuple[DataSource, DataSource],
     facts: Facts,
 ) -> str:
     """Return the text of a card.

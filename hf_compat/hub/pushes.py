@@ -1,0 +1,270 @@
+"""`Pushes`: what a Trainer sends to the Hub, and when. `uploads.py` sends it, `client.py` talks to the Hub."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from concurrent.futures import Future
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint.hidden_folders import SAVING
+from hf_compat.checkpoint.run_lock import LOCK_NAME
+from hf_compat.errors import HubError
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.enums import HubStrategy, SaveStrategy
+from hf_compat.hf.state import TrainerState
+from hf_compat.hub.client import Commit, HubClient, hub_error
+from hf_compat.hub.uploads import Uploads, files_below, set_aside
+from hf_compat.runtime.collectives import agree
+
+logger = logging.getLogger(__name__)
+
+# What a push of the output folder leaves out: upstream's two, and what a run under way has there.
+IGNORED = [
+    "_*",
+    f"{names.PREFIX_CHECKPOINT_DIR}-*",
+    f".{names.PREFIX_CHECKPOINT_DIR}-*",
+    f"{LOCK_NAME}*",
+    f"{SAVING}*",
+]
+_MODEL_FILES = [
+    "config.json",
+    "generation_config.json",
+    names.WEIGHTS_NAME,
+    names.SAFE_WEIGHTS_NAME,
+    names.ADAPTER_CONFIG_NAME,
+    names.ADAPTER_WEIGHTS_NAME,
+    names.ADAPTER_SAFE_WEIGHTS_NAME,
+    names.TRAINING_ARGS_NAME,
+]
+_LINK_FROM_BYTES = 10_000_000
+
+
+class PushingHost(Protocol):
+    """What `Pushes` asks of its Trainer; the methods are override points."""
+
+    args: TrainingArguments
+    state: TrainerState
+    processing_class: object
+    is_in_train: bool
+    hub_model_id: str | None
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None: ...
+
+    def push_to_hub(self, commit_message: str | None = ..., *, revision: str | None = None) -> object: ...
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None: ...
+
+
+class Pushes:
+    """Push a Trainer's model and checkpoints.
+
+    Args:
+        host: The Trainer.
+    """
+
+    def __init__(self, host: PushingHost) -> None:
+        self._host = host
+        self._unpushed: str | None = None  # a checkpoint written in the background, and pushed when it is whole
+
+    @cached_property
+    def uploads(self) -> Uploads:
+        """Commits under way.
+
+        Raises:
+            MissingPackage: huggingface_hub is not installed.
+        """
+        return Uploads(HubClient("Pushing to the Hub"))
+
+    @property
+    def _has_uploads(self) -> bool:
+        return "uploads" in self.__dict__
+
+    # The repository
+
+    def prepare(self) -> None:
+        """Make the repository, where the arguments ask for pushes; every process takes part.
+
+        Raises:
+            HubError: It cannot be pushed to.
+            MissingPackage: huggingface_hub is not installed.
+            ProcessError: Another process has found one of these.
+        """
+        if not self._host.args.push_to_hub:
+            return
+        failed: Exception | None = None
+        try:
+            self._host.init_hf_repo()
+        except Exception as error:
+            failed = error
+        agree(failed)
+
+    def create_repository(self, token: str | None, private: bool | None) -> str:
+        """Make `args.hub_model_id` where there is none; the arguments say what is not given.
+
+        Returns:
+            The repository's whole name.
+        """
+        args = self._host.args
+        name = args.hub_model_id if args.hub_model_id is not None else Path(str(args.output_dir)).absolute().name
+        token = token if token is not None else args.hub_token
+        private = private if private is not None else args.hub_private_repo
+        return self.uploads.client.create_repo(name, token, private)
+
+    def create_for_push(self, token: str | None, private: bool | None) -> None:
+        """Make the repository of a push that the arguments do not ask for; within a training a failure is a warning."""
+        try:
+            self._host.init_hf_repo(token=token, private=private)
+        except HubError as error:
+            if not self._host.is_in_train:
+                raise
+            logger.warning("Nothing is pushed; training goes on. %s", error)
+
+    # The output folder
+
+    def push_folder(self, message: str, *, blocking: bool, token: str | None, revision: str | None) -> object:
+        """Push the output folder.
+
+        Args:
+            message: The commit's message.
+            blocking: Whether to wait until it has arrived.
+            token: A token that may write there.
+            revision: The branch.
+
+        Returns:
+            huggingface_hub's `CommitInfo`, or a `Future` of it without `blocking`; None where a push has failed within
+            a training.
+
+        Raises:
+            HubError: It has not arrived, and nothing is training.
+        """
+        output_dir = str(self._host.args.output_dir)
+        files, stage = self._files_of_output(), None
+        if not blocking:
+            files, stage = set_aside(files, output_dir, unchanging={})
+        commit = Commit(
+            repo_id=str(self._host.hub_model_id), message=message, files=files, token=token, revision=revision
+        )
+        future = self.uploads.submit(commit, stage)
+        if not blocking:
+            return future
+        self.uploads.wait()
+        error = future.exception()
+        if not isinstance(error, Exception) or self._host.is_in_train:
+            return None if error is not None else future.result()
+        self.uploads.missing.pop(commit.folder, None)  # the error tells it
+        raise hub_error(
+            f"The push {commit.message!r} to {commit.repo_id} has failed", error, commit.token, self._push_later()
+        ) from error
+
+    def push_saved_model(self) -> None:
+        """Push what `save_model` has just saved, where the arguments ask for pushes; a failure is a warning."""
+        try:
+            self._host.push_to_hub(commit_message="Model save", revision=self._host.args.hub_revision)
+        except HubError as error:
+            logger.warning("The model is saved, but not pushed. %s", error)
+
+    # Checkpoints
+
+    def push_checkpoint(self, folder: str) -> None:
+        """Push a checkpoint that was just written, where the arguments ask for it; called by every process."""
+        if not self._host.args.push_to_hub:
+            return
+        try:
+            self._host._push_from_checkpoint(folder)
+        except OSError as error:
+            commit = Commit(repo_id=str(self._host.hub_model_id), message=self._progress(folder), files={})
+            self.uploads.note_failure(commit, error)
+
+    def push_when_written(self, folder: str) -> None:
+        """Note a checkpoint that was written in the background: what is overridden runs in the main thread alone."""
+        self._unpushed = folder
+
+    def push_what_was_written(self) -> None:
+        """Push the checkpoint that was written in the background, if there is one."""
+        if self._unpushed is not None:
+            folder, self._unpushed = self._unpushed, None
+            self.push_checkpoint(folder)
+
+    def submit_checkpoint(self, checkpoint: str) -> list[Future[object]]:
+        """Send the model of a checkpoint, and the checkpoint itself as `hub_strategy` says, beside the training.
+
+        Raises:
+            OSError: There is no room for what is set aside, or something cannot be read.
+        """
+        host, output_dir = self._host, str(self._host.args.output_dir)
+        written = {name: os.path.join(checkpoint, name) for name in _model_files(checkpoint)}
+        for name, file in written.items():
+            shutil.copyfile(file, os.path.join(output_dir, name))
+        if hasattr(host.processing_class, "save_pretrained"):
+            host.processing_class.save_pretrained(output_dir)
+        message = self._progress(checkpoint)
+        jobs = [self._submit(self._files_of_output(), written, message, "")]
+        if host.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+            is_last = host.args.hub_strategy == HubStrategy.CHECKPOINT
+            folder = "last-checkpoint" if is_last else Path(checkpoint).name
+            files = files_below(checkpoint, lambda paths: self.uploads.client.kept(paths, []))
+            placed = {f"{folder}/{path}": file for path, file in files.items()}
+            jobs.append(self._submit(placed, placed, f"{message}, checkpoint", folder))
+        return jobs
+
+    # The end
+
+    def wait(self) -> None:
+        """Wait until what is under way has arrived or failed."""
+        if self._has_uploads:
+            self.uploads.wait()
+
+    def tell_what_has_not_arrived(self) -> None:
+        """Say at the end of a training which pushes have failed, and how to push later."""
+        if self._has_uploads:
+            self.uploads.tell_what_is_missing(self._push_later())
+
+    def _submit(self, files: dict[str, str], unchanging: dict[str, str], message: str, folder: str) -> Future[object]:
+        args = self._host.args
+        kept, stage = set_aside(files, str(args.output_dir), unchanging, _LINK_FROM_BYTES)
+        commit = Commit(
+            repo_id=str(self._host.hub_model_id),
+            message=message,
+            files=kept,
+            folder=folder,
+            token=args.hub_token,
+            revision=args.hub_revision,
+        )
+        return self.uploads.submit(commit, stage)
+
+    def _progress(self, checkpoint: str) -> str:
+        """Return the message of a commit within training; the state may be ahead of a checkpoint by now."""
+        state = self._host.state
+        if self._host.args.save_strategy == SaveStrategy.STEPS:
+            update = names.checkpoint_step(checkpoint)
+            return f"Training in progress, step {state.global_step if update is None else update}"
+        path = os.path.join(checkpoint, names.TRAINER_STATE_NAME)
+        epoch = TrainerState.load_from_json(path).epoch if os.path.isfile(path) else state.epoch
+        return f"Training in progress, epoch {int(epoch or 0)}"
+
+    def _files_of_output(self) -> dict[str, str]:
+        return files_below(str(self._host.args.output_dir), lambda paths: self.uploads.client.kept(paths, IGNORED))
+
+    def _push_later(self) -> str:
+        folder, excluded = self._host.args.output_dir, f"{names.PREFIX_CHECKPOINT_DIR}-*"
+        return (
+            "everything is on this disk; push it later with `trainer.push_to_hub()`, or "
+            f'`hf upload {self._host.hub_model_id} {folder} . --exclude "{excluded}"`'
+        )
+
+
+def _model_files(checkpoint: str) -> list[str]:
+    """Return the names of a checkpoint's files that make up the model: also all shards that an index lists."""
+    found = list(_MODEL_FILES)
+    for index in (names.WEIGHTS_INDEX_NAME, names.SAFE_WEIGHTS_INDEX_NAME):
+        path = os.path.join(checkpoint, index)
+        if os.path.isfile(path):
+            with open(path, encoding="utf-8") as file:
+                found += [index, *sorted(set(json.load(file)["weight_map"].values()))]
+    return [name for name in found if os.path.isfile(os.path.join(checkpoint, name))]
