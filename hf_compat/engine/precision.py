@@ -120,11 +120,17 @@ class ForwardPrecision(Precision):
         call_hooks_before_step(self, model, optimizer)
         if self.scaler is None:
             return optimizer.step(**kwargs)
-        scale_before = self.scaler.get_scale()
-        result: float | None = self.scaler.step(optimizer, **kwargs)
+        # As in Accelerate, a step counts as skipped that the scaler does not call. A fused optimizer is always called,
+        # and looks at the gradients on the device: to ask the scale would wait for it.
+        called: list[bool] = []
+        handle = optimizer.register_step_pre_hook(lambda *_: called.append(True))
+        try:
+            result: float | None = self.scaler.step(optimizer, **kwargs)
+        finally:
+            handle.remove()
         self.scaler.update()
         self._is_unscaled = False
-        self.step_was_skipped = self.scaler.get_scale() < scale_before
+        self.step_was_skipped = not called
         return result
 
     def state_dict(self) -> dict[str, Any]:

@@ -310,5 +310,8 @@ def choose_tf32(args: TrainingArguments) -> None:
         return
     if hasattr(torch.backends, "fp32_precision"):
         torch.backends.fp32_precision = "tf32" if wanted else "ieee"
+        # torch's older words for the same: without them whoever asks by those, as Lightning does, gets an error
+        torch.set_float32_matmul_precision("high" if wanted else "highest")
+        torch.backends.cudnn.allow_tf32 = wanted
     else:  # torch before 2.9
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = wanted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 
 import torch
@@ -24,6 +24,33 @@ class ComputedMetric(Protocol):
 
 
 LoggedValue = float | torch.Tensor | ComputedMetric
+
+
+_UNREAD = 256  # updates whose losses lie on the device until somebody reads how many were not finite
+
+
+def read_numbers(values: Iterable[torch.Tensor | float]) -> list[float]:
+    """Return scalars as numbers; those on a device are read with one wait."""
+    found = list(values)
+    numbers = [0.0] * len(found)
+    together: dict[torch.device, list[int]] = {}
+    for place, value in enumerate(found):
+        if not isinstance(value, torch.Tensor):
+            numbers[place] = float(value)
+        elif value.device.type == "cpu" or value.dtype not in _EXACT_IN_FLOAT32:
+            numbers[place] = float(value.item())
+        else:
+            together.setdefault(value.device, []).append(place)
+    for places in together.values():
+        scalars = [found[place].detach().reshape(()).float() for place in places]  # type: ignore[union-attr]  # tensors
+        for place, number in zip(
+            places, torch.stack(scalars).tolist() if places[1:] else [scalars[0].item()], strict=True
+        ):
+            numbers[place] = number
+    return numbers
+
+
+_EXACT_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class AveragesState(TypedDict):
@@ -61,7 +88,9 @@ class StepAverages:
 
     def take(self) -> dict[str, float]:
         """Return the means over all processes, and begin the next ones. Every process has to call it."""
-        own = {name: (float(total), self._weights[name]) for name, total in self._sums.items()}
+        own = dict(
+            zip(self._sums, zip(read_numbers(self._sums.values()), self._weights.values(), strict=True), strict=True)
+        )
         parts: list[dict[str, tuple[float, float]]] = gather_objects(own)
         means = {}
         for name in dict.fromkeys(name for part in parts for name in part):  # one may have logged what another has not
@@ -75,7 +104,8 @@ class StepAverages:
 
     def state_dict(self) -> AveragesState:
         """Return sums and weights, in plain values."""
-        return {"sums": {n: float(s) for n, s in self._sums.items()}, "weights": dict(self._weights)}
+        sums = dict(zip(self._sums, read_numbers(self._sums.values()), strict=True))
+        return {"sums": sums, "weights": dict(self._weights)}
 
     def load_state_dict(self, state: AveragesState) -> None:
         """Go on where a state stood."""
@@ -132,7 +162,7 @@ class LossLog:
         total: The loss that was logged in this run, as a sum over its updates: HF's `_total_loss_scalar`.
         last_logged: `global_step` at the last log: HF's `_globalstep_last_logged`.
         first_update: `global_step` at the start of the run: HF's `_initial_global_step`.
-        nonfinite_updates: Updates in which the filter replaced a loss. A tensor while the losses are on a device.
+        nonfinite_updates: Updates in which the filter replaced a loss, as far as they are counted.
         averages: Means of the values that are logged beside the loss.
         filter_nonfinite: As above; it may be changed within the run.
     """
@@ -141,11 +171,15 @@ class LossLog:
         self.since_last_log = torch.tensor(0.0, device=device)
         self.total = 0.0
         self.last_logged = self.first_update = first_update
-        self.nonfinite_updates: int | torch.Tensor = 0
+        self.nonfinite_updates = 0
         self.averages = StepAverages()
         self.filter_nonfinite = filter_nonfinite
-        # whether this update has a replaced loss: a tensor where the loss is on a device
-        self._replaced: bool | torch.Tensor = False
+        self._replaced = False  # whether this update has a replaced loss
+        # On a device: the sum of this update's losses as they were, those of updates not counted yet, and how many
+        # not finite ones were among older ones
+        self._raw: torch.Tensor | None = None
+        self._uncounted: list[torch.Tensor] = []
+        self._older: torch.Tensor | None = None
 
     def add(self, loss: torch.Tensor, updates_done: int) -> None:
         """Add a micro-batch's loss.
@@ -175,18 +209,37 @@ class LossLog:
 
     def _chosen_on_device(self, loss: torch.Tensor, updates_done: int) -> torch.Tensor:
         """Choose where the loss is: asking for its value would wait for the device at every micro-batch."""
-        is_finite = torch.isfinite(loss)
-        self._replaced = self._replaced | ~is_finite
-        return torch.where(is_finite, loss, self._mean_since_last_log(updates_done))
+        self._raw = loss if self._raw is None else self._raw + loss
+        return torch.where(loss - loss == 0, loss, self._mean_since_last_log(updates_done))
 
     def _mean_since_last_log(self, updates_done: int) -> torch.Tensor:
-        return self.since_last_log / (1 + updates_done - self.last_logged)
+        updates = 1 + updates_done - self.last_logged
+        return self.since_last_log if updates == 1 else self.since_last_log / updates
 
     def end_update(self) -> None:
         """Count the update where a loss of it was replaced."""
-        if self._replaced is not False:
-            self.nonfinite_updates = self.nonfinite_updates + self._replaced
-            self._replaced = False
+        self.nonfinite_updates += self._replaced
+        self._replaced = False
+        if self._raw is None:
+            return
+        self._uncounted.append(self._raw)
+        self._raw = None
+        if len(self._uncounted) == _UNREAD:
+            raw = torch.stack(self._uncounted)
+            more = (raw - raw != 0).sum()
+            self._older = more if self._older is None else self._older + more
+            self._uncounted = []
+
+    def _read(self, *numbers: torch.Tensor | float) -> list[float]:
+        """Return numbers, and count the updates that were not finite: on a device with one wait for all."""
+        older = [] if self._older is None else [self._older.float()]
+        found = read_numbers((*numbers, *older, *self._uncounted))
+        rest = found[len(numbers) :]
+        if older:
+            self.nonfinite_updates += int(rest.pop(0))
+        self.nonfinite_updates += sum(not math.isfinite(loss) for loss in rest)
+        self._older, self._uncounted = None, []
+        return found[: len(numbers)]
 
     def take(
         self,
@@ -209,11 +262,12 @@ class LossLog:
             `loss`, `grad_norm`, `learning_rate`, `nonfinite_steps` (where there are any), then the averages.
         """
         summed = self.since_last_log if summed is None else summed
-        loss_sum = gather(summed).mean().item()
+        norms = [] if grad_norm is None else [grad_norm]
+        loss_sum, *read_norms = self._read(gather(summed).mean(), *norms)
         summed -= summed  # in place: the run goes on adding to this tensor
         entries = {"loss": loss_sum / (updates_done - self.last_logged)}
         if grad_norm is not None:
-            entries["grad_norm"] = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
+            entries["grad_norm"] = read_norms[0] if isinstance(grad_norm, torch.Tensor) else grad_norm
         if learning_rate is not None:
             entries["learning_rate"] = learning_rate
         nonfinite_updates = self.nonfinite_over_processes()
@@ -225,22 +279,24 @@ class LossLog:
 
     def nonfinite_over_processes(self) -> int:
         """Return the updates whose loss was replaced, of the process that had most. Every process has to call it."""
-        return max(gather_objects(int(self.nonfinite_updates)))
+        self._read()
+        return max(gather_objects(self.nonfinite_updates))
 
     def mean(self, updates_done: int) -> float:
         """Return the mean loss of an update over the run; what was not logged yet goes into `total`."""
-        self.total += self.since_last_log.item()
+        self.total += self._read(self.since_last_log)[0]
         self.since_last_log.zero_()
         return self.total / max(updates_done - self.first_update, 0.001)  # as upstream, where nothing was trained
 
     def state_dict(self) -> LossLogState:
         """Return the sums and counts in plain values."""
+        (tr_loss,) = self._read(self.since_last_log)
         return {
-            "tr_loss": self.since_last_log.item(),
+            "tr_loss": tr_loss,
             "total_loss": self.total,
             "last_logged": self.last_logged,
             "first_update": self.first_update,
-            "nonfinite_steps": int(self.nonfinite_updates),
+            "nonfinite_steps": self.nonfinite_updates,
             "scalars": self.averages.state_dict(),
         }
 

@@ -70,6 +70,15 @@ def test_an_update_counts_once_however_many_of_its_losses_are_hidden(on_device, 
     assert take(log, done)["nonfinite_steps"] == 2  # of the run, not since the last log
 
 
+def test_losses_of_many_updates_that_nobody_reads_are_counted(monkeypatch):
+    monkeypatch.setattr(LossLog, "_finite", LossLog._chosen_on_device)
+    log = loss_log()
+    done = run_updates(log, [[NAN if number in (3, 300, 599) else 1.0] for number in range(600)])
+    assert len(log._uncounted) < 300  # what lies on the device is bounded
+    assert log.nonfinite_over_processes() == 3 == log.state_dict()["nonfinite_steps"]
+    assert take(log, done)["nonfinite_steps"] == 3
+
+
 def test_without_the_filter_the_log_says_what_was():
     log = loss_log(filter_nonfinite=False)
     done = run_updates(log, [[1.0], [NAN]])

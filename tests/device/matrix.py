@@ -1,0 +1,157 @@
+"""Run configurations on a pretended GPU under transformers and under hf_compat, and compare all that they leave.
+
+    .venv/bin/python tests/device/matrix.py [NAME …] [--jobs 2] [--kind cuda]
+
+Without names: all parity configurations, and those that only a device has (`device_cases.py`). Prints what differs, the
+counts, and a table of what an update, a log, an evaluation and a save wait for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import gc
+import importlib
+import importlib.util
+import os
+import pickle
+import sys
+import tempfile
+import traceback
+import warnings
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS / "device"), str(TESTS / "parity"), str(TESTS)]
+
+import torch
+from cases import CASES
+from compare import first_difference, same
+from device_cases import DEVICE_CASES, NOT_ON_A_DEVICE
+from differences import IN_ONE_PROCESS, MENDED, names_to_run
+from pretended import pretended_device
+from runner import run_case, wait_for
+
+APIS = ("transformers", "hf_compat")
+ALL = {**CASES, **DEVICE_CASES, **MENDED}
+
+
+def on_device(case: dict) -> dict:
+    """The configuration without what keeps it on the CPU."""
+    args = {name: value for name, value in case["args"].items() if name != "use_cpu"}
+    return {**case, "args": {**args, **case.get("device_args", {})}}
+
+
+def run_one(api_name: str, name: str, folder: Path, kind: str) -> dict:
+    """Run a configuration in this process; the result has no tensor of the device."""
+    warnings.simplefilter("ignore")
+    api = importlib.import_module(api_name)
+    with pretended_device(kind) as machine:
+        result = run_case(api, on_device(ALL[name]), folder)
+        result["devices"] = {key: str(value.device) for key, value in result["weights"].items()}
+        result["device random"] = torch.cuda.get_rng_state() if kind == "cuda" else None
+        result = to_host(result)
+        counts, where = dict(machine.count), dict(machine.where)
+    return {"result": result, "counts": counts, "where": where}
+
+
+def to_host(value):
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: to_host(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [to_host(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def run_forked(api_name: str, name: str, folder: Path, kind: str) -> None:
+    """Run a configuration in a fork, which writes what it gave or its error."""
+    if (folder / f"{name}.pickle").exists():
+        return
+    (folder / f"{name}.error").unlink(missing_ok=True)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            output = os.open(folder / f"{name}.log", os.O_WRONLY | os.O_CREAT)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            found = run_one(api_name, name, folder / name, kind)
+            (folder / f"{name}.pickle").write_bytes(pickle.dumps(found))
+        except BaseException:
+            (folder / f"{name}.error").write_text(traceback.format_exc())
+        finally:
+            os._exit(0)
+    wait_for(pid, folder / f"{name}.error")
+
+
+def run_all(names: list[str], folder: Path, jobs: int, kind: str) -> None:
+    """Run all names under both trainers."""
+    for package in ("accelerate", "datasets", "peft", "torchmetrics"):
+        if importlib.util.find_spec(package) is not None:
+            importlib.import_module(package)
+    torch.set_num_threads(1)
+    work = []
+    for api_name in APIS:
+        api = importlib.import_module(api_name)
+        _ = (api.Trainer, api.TrainingArguments, api.Seq2SeqTrainer, api.EarlyStoppingCallback)
+        (folder / api_name).mkdir(parents=True, exist_ok=True)
+        work += [(api_name, name) for name in names_to_run(api_name, names, _differences(names))]
+    gc.freeze()
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda one: run_forked(one[0], one[1], folder / one[0], kind), work))
+
+
+def _differences(names: list[str]) -> dict:
+    return {name: difference for name, difference in IN_ONE_PROCESS.items() if name in names}
+
+
+def read(folder: Path, api: str, name: str) -> dict | str:
+    """Return what a configuration gave, or its error."""
+    error = folder / api / f"{name}.error"
+    return error.read_text() if error.exists() else pickle.loads((folder / api / f"{name}.pickle").read_bytes())
+
+
+def verdict(folder: Path, name: str) -> tuple[str, str]:
+    """Return `equal`, `explained`, `refused alike` or `DIFFERENT`, and what there is to say."""
+    theirs, ours = (read(folder, api, name) for api in APIS)
+    for api, found in zip(APIS, (theirs, ours), strict=True):
+        if isinstance(found, str):
+            return "DIFFERENT", f"{api}: {found[-1500:]}"
+    difference = IN_ONE_PROCESS.get(name)
+    expected = theirs["result"]
+    if difference is not None:
+        mended = read(folder, "transformers", difference.mended)["result"] if difference.mended else None
+        expected = difference.expect(expected, mended)
+    if same(expected, ours["result"]):
+        return ("explained", difference.heading) if difference else ("equal", "")
+    if name in NOT_ON_A_DEVICE:
+        return "explained", NOT_ON_A_DEVICE[name]
+    return "DIFFERENT", first_difference(expected, ours["result"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="configurations; all of them without names")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--kind", default="cuda")
+    parser.add_argument("--keep", type=Path, help="write results here, and run only what is not there yet")
+    chosen = parser.parse_args()
+    names = chosen.names or [*CASES, *DEVICE_CASES]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = chosen.keep or Path(temporary)
+        run_all(names, folder, chosen.jobs, chosen.kind)
+        counts: collections.Counter[str] = collections.Counter()
+        for name in names:
+            word, text = verdict(folder, name)
+            counts[word] += 1
+            if word != "equal":
+                print(f"{word:10} {name}: {text}", flush=True)
+        print(f"{len(names)} configurations on a pretended {chosen.kind}: {dict(counts)}")
+    return 1 if counts["DIFFERENT"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
