@@ -259,6 +259,32 @@ class PreparedDataLoader(DataLoader[Batch]):
         size = self.samples_of_a_batch
         return size if size is None or self.rank_slice.split_batches else size * self.rank_slice.world_size
 
+    # Accelerate's names, for scripts that ask a prepared loader
+    @property
+    def total_batch_size(self) -> int | None:
+        """Samples that all ranks together get at a time; None where batches have no fixed size."""
+        return self.samples_of_a_round
+
+    @property
+    def total_dataset_length(self) -> int:
+        """Samples of all ranks."""
+        return len(self._whole)
+
+    @property
+    def base_dataloader(self) -> DataLoader[Batch]:
+        """Torch's loader, which this one is."""
+        return self
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where batches go; None leaves them."""
+        return self.target_device
+
+    def get_sampler(self) -> Sampler[int] | None:
+        """Return what orders the samples."""
+        found: Sampler[int] | None = getattr(self.batch_sampler or self.sampler, "sampler", None)
+        return found
+
     def __len__(self) -> int:
         if not self.dispatches or self.rank_slice.split_batches:
             return super().__len__()

@@ -7,7 +7,7 @@ from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.data.loader import LoaderOptions, skip_first_batches
+from hf_compat.data.loader import LoaderOptions, PreparedDataLoader, skip_first_batches
 from hf_compat.data.rank_slices import RankSlice
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 
@@ -140,3 +140,24 @@ def test_kept_workers_read_whole_epochs_after_a_resume(tmp_path):
     (logs, weights), (resumed_logs, resumed) = (trained(one) for one in (None, str(tmp_path / "checkpoint-3")))
     assert len(logs) == 15 and resumed_logs == logs
     assert all(resumed[name].equal(weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize(("size", "drops"), [(4, False), (4, True), (3, False)])
+def test_a_prepared_loader_is_asked_by_accelerates_names(make_args, size, drops):
+    args = make_args(per_device_train_batch_size=size, dataloader_drop_last=drops)
+    ours = Trainer(toy.Classifier(), args, train_dataset=toy.rows(10)).get_train_dataloader()
+    theirs = prepare_data_loader(DataLoader(toy.rows(10), batch_size=size, drop_last=drops), put_on_device=False)
+    for name in ("total_batch_size", "total_dataset_length"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert len(ours.base_dataloader) == len(theirs.base_dataloader) and ours.device == args.device
+    assert len(ours.get_sampler()) == len(theirs.get_sampler()) == 10
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_the_batch_of_all_ranks_is_counted(split):
+    ranks = RankSlice(world_size=2, rank=1, split_batches=split)
+    loader = PreparedDataLoader(toy.rows(10), batch_size=4, rank_slice=ranks)
+    theirs = prepare_data_loader(
+        DataLoader(toy.rows(10), batch_size=4), num_processes=2, process_index=1, split_batches=split
+    )
+    assert loader.total_batch_size == theirs.total_batch_size == (4 if split else 8)
