@@ -28,70 +28,80 @@ Option: TypeAlias = Any
 WSD_SHAPES = ("linear", "cosine", "1-sqrt")
 
 
-def _warmup(update: int, warmup: int) -> float:
-    return float(update) / float(max(1, warmup))
+def _warmup(update: int, num_warmup_steps: int) -> float:
+    return float(update) / float(max(1, num_warmup_steps))
 
 
-def _progress(update: int, warmup: int, total: int) -> float:
-    return float(update - warmup) / float(max(1, total - warmup))
+def _progress(update: int, num_warmup_steps: int, num_training_steps: int) -> float:
+    return float(update - num_warmup_steps) / float(max(1, num_training_steps - num_warmup_steps))
 
 
-def _constant_with_warmup(update: int, *, warmup: int) -> float:
-    return _warmup(update, warmup) if update < warmup else 1.0
+def _constant_with_warmup(update: int, *, num_warmup_steps: int) -> float:
+    return _warmup(update, num_warmup_steps) if update < num_warmup_steps else 1.0
 
 
-def _linear(update: int, *, warmup: int, total: int) -> float:
-    if update < warmup:
-        return _warmup(update, warmup)
-    return max(0.0, float(total - update) / float(max(1, total - warmup)))
+def _linear(update: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
+    if update < num_warmup_steps:
+        return _warmup(update, num_warmup_steps)
+    return max(0.0, float(num_training_steps - update) / float(max(1, num_training_steps - num_warmup_steps)))
 
 
 def _half_cosine(progress: float, num_cycles: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * float(num_cycles) * 2.0 * progress))
 
 
-def _cosine(update: int, *, warmup: int, total: int, num_cycles: float = 0.5, min_lr_rate: float = 0.0) -> float:
-    if update < warmup:
-        return _warmup(update, warmup)
-    factor = _half_cosine(_progress(update, warmup, total), num_cycles)
+def _cosine(
+    update: int, *, num_warmup_steps: int, num_training_steps: int, num_cycles: float = 0.5, min_lr_rate: float = 0.0
+) -> float:
+    if update < num_warmup_steps:
+        return _warmup(update, num_warmup_steps)
+    factor = _half_cosine(_progress(update, num_warmup_steps, num_training_steps), num_cycles)
     return max(0, factor * (1 - min_lr_rate) + min_lr_rate)
 
 
-def _cosine_with_restarts(update: int, *, warmup: int, total: int, num_cycles: int = 1) -> float:
-    if update < warmup:
-        return _warmup(update, warmup)
-    progress = _progress(update, warmup, total)
+def _cosine_with_restarts(update: int, *, num_warmup_steps: int, num_training_steps: int, num_cycles: int = 1) -> float:
+    if update < num_warmup_steps:
+        return _warmup(update, num_warmup_steps)
+    progress = _progress(update, num_warmup_steps, num_training_steps)
     if progress >= 1.0:
         return 0.0
     within_cycle = (float(num_cycles) * progress) % 1.0
     return max(0.0, 0.5 * (1.0 + math.cos(math.pi * within_cycle)))
 
 
-def _polynomial(update: int, *, warmup: int, total: int, lr_end: float, power: float, lr_init: float) -> float:
+def _polynomial(
+    update: int, *, num_warmup_steps: int, num_training_steps: int, lr_end: float, power: float, lr_init: float
+) -> float:
     # LambdaLR multiplies by lr_init, so each learning rate is divided by it here.
-    if update < warmup:
-        return _warmup(update, warmup)
-    if update > total:
+    if update < num_warmup_steps:
+        return _warmup(update, num_warmup_steps)
+    if update > num_training_steps:
         return lr_end / lr_init
-    remaining = 1 - (update - warmup) / (total - warmup)
+    remaining = 1 - (update - num_warmup_steps) / (num_training_steps - num_warmup_steps)
     return ((lr_init - lr_end) * remaining**power + lr_end) / lr_init
 
 
-def _inverse_sqrt(update: int, *, warmup: int, timescale: int) -> float:
-    if update < warmup:
-        return _warmup(update, warmup)
-    return 1.0 / math.sqrt((update + (timescale - warmup)) / timescale)
+def _inverse_sqrt(update: int, *, num_warmup_steps: int, timescale: int) -> float:
+    if update < num_warmup_steps:
+        return _warmup(update, num_warmup_steps)
+    return 1.0 / math.sqrt((update + (timescale - num_warmup_steps)) / timescale)
 
 
 def _cosine_warmup_with_min_lr(
-    update: int, *, warmup: int, total: int, num_cycles: float, min_lr_rate: float, warmup_lr_rate: float | None
+    update: int,
+    *,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    num_cycles: float,
+    min_lr_rate: float,
+    warmup_lr_rate: float | None,
 ) -> float:
     # This schedule is one update ahead of the others: its first update already has a learning rate above 0.
-    if update < warmup:
+    if update < num_warmup_steps:
         if warmup_lr_rate is None:
-            return (update + 1.0) / max(1.0, float(warmup))
-        return warmup_lr_rate + (1.0 - warmup_lr_rate) * float(update) / max(1, float(warmup) - 1)
-    progress = (float(update) - warmup + 1.0) / max(1.0, float(total) - warmup)
+            return (update + 1.0) / max(1.0, float(num_warmup_steps))
+        return warmup_lr_rate + (1.0 - warmup_lr_rate) * float(update) / max(1, float(num_warmup_steps) - 1)
+    progress = (float(update) - num_warmup_steps + 1.0) / max(1.0, float(num_training_steps) - num_warmup_steps)
     factor = 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress))
     return max(0, factor * (1 - min_lr_rate) + min_lr_rate)
 
@@ -99,16 +109,16 @@ def _cosine_warmup_with_min_lr(
 def _warmup_stable_decay(
     update: int,
     *,
-    warmup: int,
-    stable: int,
-    decay: int,
+    num_warmup_steps: int,
+    num_stable_steps: int,
+    num_decay_steps: int,
     warmup_type: str,
     decay_type: str,
     min_lr_ratio: float,
     num_cycles: float,
 ) -> float:
-    if update < warmup:
-        progress = _warmup(update, warmup)
+    if update < num_warmup_steps:
+        progress = _warmup(update, num_warmup_steps)
         if warmup_type == "linear":
             factor = progress
         else:
@@ -116,10 +126,10 @@ def _warmup_stable_decay(
                 factor = 0.5 * (1.0 - math.cos(math.pi * progress))
             else:
                 factor = 1.0 - math.sqrt(1.0 - progress)
-    elif update < warmup + stable:
+    elif update < num_warmup_steps + num_stable_steps:
         return 1.0
-    elif update < warmup + stable + decay:
-        progress = float(update - warmup - stable) / float(max(1, decay))
+    elif update < num_warmup_steps + num_stable_steps + num_decay_steps:
+        progress = float(update - num_warmup_steps - num_stable_steps) / float(max(1, num_decay_steps))
         if decay_type == "linear":
             factor = 1.0 - progress
         else:
@@ -132,11 +142,20 @@ def _warmup_stable_decay(
     return max(0.0, factor * (1.0 - min_lr_ratio) + min_lr_ratio)
 
 
-def _make_polynomial(optimizer: Optimizer, warmup: int, total: int, lr_end: float = 1e-7, power: float = 1.0) -> Factor:
+def _make_polynomial(
+    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, lr_end: float = 1e-7, power: float = 1.0
+) -> Factor:
     lr_init = optimizer.defaults["lr"]
     if not lr_init > lr_end:
         raise ArgumentError(f"`lr_end={lr_end}` must be smaller than the initial learning rate {lr_init}.")
-    return partial(_polynomial, warmup=warmup, total=total, lr_end=lr_end, power=power, lr_init=lr_init)
+    return partial(
+        _polynomial,
+        num_warmup_steps=num_warmup_steps,
+        num_training_steps=num_training_steps,
+        lr_end=lr_end,
+        power=power,
+        lr_init=lr_init,
+    )
 
 
 def _min_lr_rate(optimizer: Optimizer, min_lr: float | None, min_lr_rate: float | None) -> float:
@@ -150,20 +169,26 @@ def _min_lr_rate(optimizer: Optimizer, min_lr: float | None, min_lr_rate: float 
 
 def _make_cosine_with_min_lr(
     optimizer: Optimizer,
-    warmup: int,
-    total: int,
+    num_warmup_steps: int,
+    num_training_steps: int,
     num_cycles: float = 0.5,
     min_lr: float | None = None,
     min_lr_rate: float | None = None,
 ) -> Factor:
     rate = _min_lr_rate(optimizer, min_lr, min_lr_rate)
-    return partial(_cosine, warmup=warmup, total=total, num_cycles=num_cycles, min_lr_rate=rate)
+    return partial(
+        _cosine,
+        num_warmup_steps=num_warmup_steps,
+        num_training_steps=num_training_steps,
+        num_cycles=num_cycles,
+        min_lr_rate=rate,
+    )
 
 
 def _make_cosine_warmup_with_min_lr(
     optimizer: Optimizer,
-    warmup: int,
-    total: int,
+    num_warmup_steps: int,
+    num_training_steps: int,
     num_cycles: float = 0.5,
     min_lr: float | None = None,
     min_lr_rate: float | None = None,
@@ -171,22 +196,24 @@ def _make_cosine_warmup_with_min_lr(
 ) -> Factor:
     return partial(
         _cosine_warmup_with_min_lr,
-        warmup=warmup,
-        total=total,
+        num_warmup_steps=num_warmup_steps,
+        num_training_steps=num_training_steps,
         num_cycles=num_cycles,
         min_lr_rate=_min_lr_rate(optimizer, min_lr, min_lr_rate),
         warmup_lr_rate=warmup_lr_rate,
     )
 
 
-def _make_inverse_sqrt(optimizer: Optimizer, warmup: int, total: int, timescale: int | None = None) -> Factor:
-    return partial(_inverse_sqrt, warmup=warmup, timescale=timescale or warmup or 10_000)
+def _make_inverse_sqrt(
+    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, timescale: int | None = None
+) -> Factor:
+    return partial(_inverse_sqrt, num_warmup_steps=num_warmup_steps, timescale=timescale or num_warmup_steps or 10_000)
 
 
 def _make_warmup_stable_decay(
     optimizer: Optimizer,
-    warmup: int,
-    total: int | None,
+    num_warmup_steps: int,
+    num_training_steps: int | None,
     num_decay_steps: int,
     num_stable_steps: int | None = None,
     warmup_type: str = "linear",
@@ -198,14 +225,14 @@ def _make_warmup_stable_decay(
         if shape not in WSD_SHAPES:
             raise ArgumentError(f"`{name}={shape!r}` is not known.\n\nHint: choose one of {WSD_SHAPES}.")
     if num_stable_steps is None:
-        if total is None:
+        if num_training_steps is None:
             raise ArgumentError("Either `num_training_steps` or `num_stable_steps` must be specified.")
-        num_stable_steps = total - warmup - num_decay_steps
+        num_stable_steps = num_training_steps - num_warmup_steps - num_decay_steps
     return partial(
         _warmup_stable_decay,
-        warmup=warmup,
-        stable=num_stable_steps,
-        decay=num_decay_steps,
+        num_warmup_steps=num_warmup_steps,
+        num_stable_steps=num_stable_steps,
+        num_decay_steps=num_decay_steps,
         warmup_type=warmup_type,
         decay_type=decay_type,
         min_lr_ratio=min_lr_ratio,
@@ -213,20 +240,31 @@ def _make_warmup_stable_decay(
     )
 
 
-def _make_linear(optimizer: Optimizer, warmup: int, total: int) -> Factor:
-    return partial(_linear, warmup=warmup, total=total)
+def _make_linear(optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int) -> Factor:
+    return partial(_linear, num_warmup_steps=num_warmup_steps, num_training_steps=num_training_steps)
 
 
-def _make_cosine(optimizer: Optimizer, warmup: int, total: int, num_cycles: float = 0.5) -> Factor:
-    return partial(_cosine, warmup=warmup, total=total, num_cycles=num_cycles)
+def _make_cosine(
+    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, num_cycles: float = 0.5
+) -> Factor:
+    return partial(
+        _cosine, num_warmup_steps=num_warmup_steps, num_training_steps=num_training_steps, num_cycles=num_cycles
+    )
 
 
-def _make_cosine_with_restarts(optimizer: Optimizer, warmup: int, total: int, num_cycles: int = 1) -> Factor:
-    return partial(_cosine_with_restarts, warmup=warmup, total=total, num_cycles=num_cycles)
+def _make_cosine_with_restarts(
+    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, num_cycles: int = 1
+) -> Factor:
+    return partial(
+        _cosine_with_restarts,
+        num_warmup_steps=num_warmup_steps,
+        num_training_steps=num_training_steps,
+        num_cycles=num_cycles,
+    )
 
 
-def _make_constant_with_warmup(optimizer: Optimizer, warmup: int, total: int | None) -> Factor:
-    return partial(_constant_with_warmup, warmup=warmup)
+def _make_constant_with_warmup(optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int | None) -> Factor:
+    return partial(_constant_with_warmup, num_warmup_steps=num_warmup_steps)
 
 
 FACTORS: dict[SchedulerType, Callable[..., Factor]] = {
@@ -328,9 +366,8 @@ def _with_options(
 
 
 def _keywords_of(build: Callable[..., object]) -> str:
-    given = ("optimizer", "warmup", "total")  # by the trainer; GreedyLR has a `warmup` of its own
-    names = [name for name in inspect.signature(build).parameters if name not in given or build is GreedyLR]
-    return ", ".join(name for name in names if name != "optimizer") or "none"
+    given = ("optimizer", "num_warmup_steps", "num_training_steps")  # by the trainer
+    return ", ".join(name for name in inspect.signature(build).parameters if name not in given) or "none"
 
 
 def follows_metric(scheduler: object) -> bool:

@@ -57,6 +57,14 @@ def test_the_learning_rates_of_a_run(name, options, warmup):
     assert rates(ours) == rates(theirs)
 
 
+@pytest.mark.filterwarnings("ignore:Both num_training_steps")  # transformers' own
+@pytest.mark.parametrize("name, options", [row for row in SCHEDULES if row[0] != "constant"])
+def test_what_a_schedule_was_made_of_is_read_off_it_by_transformers_names(name, options):
+    ours = get_scheduler(name, optimizer(), 4, 20, scheduler_specific_kwargs=dict(options)).lr_lambdas[0]
+    theirs = transformers.get_scheduler(name, optimizer(), 4, 20, scheduler_specific_kwargs=dict(options)).lr_lambdas[0]
+    assert theirs.keywords.items() <= ours.keywords.items() and ours.args == theirs.args
+
+
 @pytest.mark.parametrize(
     "options",
     [
