@@ -46,7 +46,10 @@ TORCH_OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {
         device="an Ascend NPU",
     ),
     OptimizerNames.ADAFACTOR: OptimizerEntry(
-        source=ClassSource(modules=("hf_compat.optim.adafactor",), name="Adafactor", install="hf-compat"),
+        # transformers' own, for which scripts ask with `isinstance`; without transformers the same from here
+        source=ClassSource(
+            modules=("transformers.optimization", "hf_compat.optim.adafactor"), name="Adafactor", install="hf-compat"
+        ),
         choose=_adafactor,
     ),
     OptimizerNames.SGD: OptimizerEntry(

@@ -1,6 +1,7 @@
 """Every optimizer name makes transformers' class with transformers' keywords; stand-ins are in the packages' places."""
 
 import logging
+import sys
 
 import optimizer_stand_ins
 import pytest
@@ -76,7 +77,7 @@ def options_for(name):
 
 
 def check_equal(ours, theirs):
-    assert (ours[0] is Adafactor and theirs[0].__name__ == "Adafactor") or ours[0] is theirs[0]
+    assert ours[0] is theirs[0]
     assert parts(ours[1]) == parts(theirs[1])
 
 
@@ -98,13 +99,19 @@ def test_class_and_keywords_with_every_option(make_args, monkeypatch, name):
     check_equal(ours, theirs)
 
 
+def test_adafactor_is_transformers_class_where_it_is_installed(make_args, monkeypatch):
+    assert isinstance(Trainer(Model(), make_args(optim="adafactor")).create_optimizer(), transformers.Adafactor)
+    monkeypatch.setitem(sys.modules, "transformers.optimization", None)  # as where its import is blocked
+    assert OPTIMIZERS[OptimizerNames.ADAFACTOR].source.load("it") is Adafactor
+
+
 def test_every_name_of_transformers_is_in_the_table_and_none_else():
     assert {name.value for name in OPTIMIZERS} == {name.value for name in UpstreamNames}
     assert set(OPTIMIZERS) == set(OptimizerNames)
 
 
 def needs_package(name):
-    return OPTIMIZERS[name].source.package not in ("torch", "hf_compat")
+    return OPTIMIZERS[name].source.package not in ("torch", "transformers")  # Adafactor is here as well
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if needs_package(name)])
