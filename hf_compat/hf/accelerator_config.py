@@ -71,7 +71,8 @@ class AcceleratorConfig:
             return cls()
         if isinstance(value, type):
             raise UnsupportedArgument(
-                f"`accelerator_config={value!r}` is a class.\n\nHint: pass an object of it, or a dict of its options."
+                f"Tried passing in a callable to `accelerator_config`: {value!r} is a class.\n\n"
+                "Hint: pass an object of it, or a dict of its options."
             )
         options = read_options("accelerator_config", _types(), _options_of(value))
         accumulation = options.get("gradient_accumulation_kwargs")

@@ -39,7 +39,7 @@ from hf_compat.hf.legacy import OLD_NAMES, ArgumentValue, translate_legacy
 from hf_compat.hf.old_attributes import OldAttributes, assign_old, is_old_attribute, read_old_state, remember
 from hf_compat.hf.profiles import NEWEST, defaults_in_force, generation_beside, profile_of
 from hf_compat.hf.value_types import OPTIONS
-from hf_compat.runtime.accelerate_processes import may_be_asked
+from hf_compat.runtime.accelerate_processes import has_state, may_be_asked
 from hf_compat.runtime.text import shown
 
 
@@ -368,7 +368,13 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
                 setattr(self, name, ArgumentCheck(name, OPTIONS, None).read(value))
         self._validate_args()
         choose_tf32(self)
-        if may_be_asked() and not AcceleratorConfig.from_any(self.accelerator_config).use_configured_state:
+        if AcceleratorConfig.from_any(self.accelerator_config).use_configured_state:
+            if not has_state():
+                raise ArgumentError(
+                    "`accelerator_config`'s `use_configured_state=True` keeps Accelerate's state: there is none.\n\n"
+                    "Hint: make an `accelerate.Accelerator()` before the arguments, or leave the option out."
+                )
+        elif may_be_asked():
             _ = self.distributed_state
 
     def _validate_args(self) -> None:

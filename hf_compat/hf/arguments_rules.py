@@ -24,7 +24,7 @@ from hf_compat.hf.enums import (
     SchedulerType,
 )
 from hf_compat.hf.legacy import ArgumentValue
-from hf_compat.hf.tracking import available_trackers
+from hf_compat.hf.tracking import available_trackers, with_platforms_tracker
 from hf_compat.hf.value_types import plain
 from hf_compat.runtime.launch import variable
 
@@ -46,6 +46,7 @@ def normalise_arguments(args: TrainingArguments) -> None:
     """Bring every field to its one form: lists, parsed options, resolved defaults."""
     for name, form in NORMAL_FORMS.items():
         setattr(args, name, form(getattr(args, name)))
+    args.report_to = with_platforms_tracker(args.report_to)  # type: ignore[arg-type]  # a list by now
     _resolve_activation_checkpointing(args)
     if args.eval_strategy != IntervalStrategy.NO:
         args.do_eval = True
@@ -133,16 +134,25 @@ def _resolve_activation_checkpointing(args: TrainingArguments) -> None:
 
 
 def _resolve_accumulation(args: TrainingArguments) -> None:
+    num_steps = _num_steps(args)
+    if num_steps is not None and args.gradient_accumulation_steps == 1:  # else the Trainer refuses it, as upstream
+        args.gradient_accumulation_steps = num_steps
+
+
+def _num_steps(args: TrainingArguments) -> int | None:
     config: ArgumentValue = args.accelerator_config  # an object by now
-    num_steps = (config.gradient_accumulation_kwargs or {}).get("num_steps")
-    if num_steps is None:
-        return
-    if args.gradient_accumulation_steps > 1:
-        raise ArgumentError(
-            f"`gradient_accumulation_steps={args.gradient_accumulation_steps}` and `accelerator_config`'s "
-            f"`num_steps={num_steps}` both set the accumulation.\n\nHint: keep one of them."
+    steps: int | None = (config.gradient_accumulation_kwargs or {}).get("num_steps")
+    return steps
+
+
+def _accumulation(args: TrainingArguments) -> Iterator[str]:
+    num_steps, steps = _num_steps(args), args.gradient_accumulation_steps
+    if num_steps not in (None, steps):
+        yield _problem(
+            f"The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is another number: they "
+            f"are {num_steps} and {steps}, and both say how many micro-batches an update has.",
+            "keep one of them.",
         )
-    args.gradient_accumulation_steps = num_steps
 
 
 def check_again(args: TrainingArguments) -> None:
@@ -151,7 +161,7 @@ def check_again(args: TrainingArguments) -> None:
     Raises:
         ArgumentError: Fields contradict each other.
     """
-    problems = [*_intervals(args), *_workers(args), *_repository(args)]
+    problems = [*_intervals(args), *_workers(args), *_repository(args), *_accumulation(args)]
     if problems:
         raise ArgumentError("\n\n".join(problems))
 

@@ -64,6 +64,17 @@ def available_trackers() -> list[str]:
     return [name for name in found if name not in off]
 
 
+def with_platforms_tracker(trackers: list[str]) -> list[str]:
+    """Return trackers with the one that a job on Kubeflow reports to besides.
+
+    Mirrors:
+        `transformers.TrainingArguments`, 5.23: `DISABLE_KUBEFLOW_INTEGRATION=TRUE` leaves it out.
+    """
+    is_there = variable("KUBEFLOW_TRAINER_SERVER_URL") is not None and is_installed(PACKAGES["kubeflow"][0])
+    is_off = variable("DISABLE_KUBEFLOW_INTEGRATION", "").upper() == "TRUE"
+    return trackers if is_off or not is_there or "kubeflow" in trackers else [*trackers, "kubeflow"]
+
+
 def rewrite_logs(logs: Mapping[str, Value]) -> dict[str, Value]:
     """Give logs the names that trackers show: `eval_loss` → `eval/loss`, `loss` → `train/loss`.
 

@@ -31,6 +31,12 @@ def may_be_asked() -> bool:
     return sys.modules.get("transformers") is not None and importlib.util.find_spec("accelerate") is not None
 
 
+def has_state() -> bool:
+    """Return whether Accelerate's state of the processes is set up."""
+    state = sys.modules.get("accelerate.state")
+    return state is not None and bool(state.PartialState._shared_state)
+
+
 def as_distributed_type(name: str) -> str:
     """Return a member of Accelerate's enum, which is a text, too; the text where Accelerate is not used."""
     if not may_be_asked():

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import transformers
+from toy import Classifier, rows
 
-from hf_compat import TrainingArguments
+from hf_compat import Trainer, TrainingArguments
+from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.plan.argument_support import ROWS
 
@@ -203,3 +205,35 @@ def test_the_table_in_the_docs_is_made_from_the_code():
     page = Path(__file__).parents[2] / "docs" / "arguments.md"
     assert page.read_text() == arguments_page(), "run: hf-compat document docs/arguments.md"
     assert not re.search(r"\bTODO\b", page.read_text())
+
+
+def test_a_class_in_place_of_its_options_is_refused_as_upstream_does(tmp_path):
+    @dataclasses.dataclass
+    class Own(TrainingArguments):
+        accelerator_config: type = dataclasses.field(default=AcceleratorConfig)
+
+    for make in (lambda: TrainingArguments(str(tmp_path), accelerator_config=AcceleratorConfig), Own):
+        with pytest.raises(NotImplementedError, match="Tried passing in a callable to `accelerator_config`"):
+            make()
+
+
+def test_two_numbers_of_micro_batches_are_refused_by_the_trainer_and_not_before(tmp_path):
+    def config(steps):
+        return {"gradient_accumulation_kwargs": {"num_steps": steps}}
+
+    args = TrainingArguments(str(tmp_path), gradient_accumulation_steps=2, accelerator_config=config(10))
+    with pytest.raises(ValueError, match=r"The `AcceleratorConfig`'s `num_steps` is set but"):
+        Trainer(Classifier(), args, train_dataset=rows(8))
+    args = TrainingArguments(str(tmp_path), accelerator_config=config(10))
+    for _ in range(2):  # a second Trainer finds what the first one has set
+        assert Trainer(Classifier(), args, train_dataset=rows(8)).args.gradient_accumulation_steps == 10
+    assert dataclasses.replace(args).gradient_accumulation_steps == 10
+
+
+def test_a_job_on_kubeflow_reports_there_besides(monkeypatch):
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", "https://nowhere")
+    for given, expected in (("none", ["kubeflow"]), (["kubeflow", "tensorboard"], ["kubeflow", "tensorboard"])):
+        theirs = transformers.TrainingArguments("out", report_to=given).report_to
+        assert TrainingArguments("out", report_to=given).report_to == theirs == expected
+    monkeypatch.setenv("DISABLE_KUBEFLOW_INTEGRATION", "true")
+    assert TrainingArguments("out").report_to == transformers.TrainingArguments("out").report_to == []

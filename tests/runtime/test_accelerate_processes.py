@@ -85,6 +85,11 @@ def test_a_state_that_the_script_has_set_up_is_kept(tmp_path):
     assert PartialState().distributed_type == "MULTI_GPU"
 
 
+def test_a_state_that_is_to_be_kept_has_to_be_there(tmp_path):
+    with pytest.raises(ValueError, match=r"(?s)use_configured_state.*there is none.*Hint"):
+        TrainingArguments(str(tmp_path), use_cpu=True, accelerator_config={"use_configured_state": True})
+
+
 def test_nothing_is_loaded_for_a_script_without_transformers(monkeypatch):
     for name in ("accelerate", "transformers"):
         monkeypatch.delitem(sys.modules, name)
