@@ -102,7 +102,9 @@ class HFCallbackAdapter(pl.Callback):
             )
         self._given_args = None if args is None else adopt_arguments(args)
         self._processing_class = processing_class
-        self.handler = CallbackHandler(given, None, processing_class, None, None)
+        self.handler = CallbackHandler([], None, processing_class, None, None)
+        for callback in given:
+            self.handler.add_callback(callback)
         self._shared_run: AdaptedRun | None = None
         self._is_first = self._is_last = True
         self._restored: AdapterState | None = None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from typing import Any
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
@@ -14,8 +13,10 @@ from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.state import ExportableState, ExportedState, TrainerControl, TrainerState
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.progress import progress_bar
+from hf_compat.runtime.shared_logger import SharedLogger
+from hf_compat.runtime.signals import StopSignals
 
-logger = logging.getLogger(__name__)
+logger = SharedLogger(__name__, "transformers.trainer_callback")
 
 
 def eval_metric_name(metric_for_best_model: str) -> str:
@@ -124,6 +125,61 @@ class ProgressCallback(TrainerCallback):
         return value
 
 
+class TakesSignals(Protocol):
+    """What `JITCheckpointCallback` looks at: a Trainer."""
+
+    args: Args
+    stop_signals: StopSignals
+
+
+class CheckpointRequest:
+    """Whether a signal, or a script, asks for a checkpoint and the end of the training.
+
+    Args:
+        trainer: The Trainer that notes signals while it trains.
+
+    Mirrors:
+        What is public of `transformers.trainer_jit_checkpoint.CheckpointManager`, 5.23.
+    """
+
+    def __init__(self, trainer: TakesSignals) -> None:
+        self.trainer = trainer
+        self.is_scripts = False
+
+    @property
+    def is_checkpoint_requested(self) -> bool:
+        """Whether the update that is under way will be the last, and saved; a script may set it."""
+        return self.is_scripts or self.trainer.stop_signals.received is not None
+
+    @is_checkpoint_requested.setter
+    def is_checkpoint_requested(self, wanted: bool) -> None:
+        self.is_scripts = wanted
+
+
+class JITCheckpointCallback(TrainerCallback):
+    """Save after the update, and end the training, where `jit_manager.is_checkpoint_requested` is set.
+
+    A Trainer with `enable_jit_checkpoint=True` has one. Signals it notes and obeys itself.
+
+    Mirrors:
+        `transformers.trainer_jit_checkpoint.JITCheckpointCallback`, 5.23, which saves within the update.
+    """
+
+    def __init__(self) -> None:
+        self.trainer: TakesSignals | None = None
+        self.jit_manager: CheckpointRequest | None = None
+
+    def set_trainer(self, trainer: TakesSignals) -> None:
+        """Take the Trainer whose signals are asked for."""
+        self.trainer = trainer
+        self.jit_manager = CheckpointRequest(trainer) if trainer.args.enable_jit_checkpoint else None
+
+    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
+        if self.jit_manager is not None and self.jit_manager.is_scripts:
+            self.jit_manager.is_scripts = False
+            control.should_save = control.should_training_stop = True
+
+
 class PrinterCallback(TrainerCallback):
     """Print the logs. Mirrors `transformers.PrinterCallback`, 5.23."""
 
@@ -186,10 +242,10 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         name = eval_metric_name(args.metric_for_best_model)
         value = metrics.get(name)
         if value is None:
-            logger.warning("Early stopping follows %s, which this evaluation did not give; it is not counted.", name)
+            logger.warning(f"Early stopping follows {name}, which this evaluation did not give; it is not counted.")
             return
         if math.isnan(value):
-            logger.warning("Early stopping follows %s, which is not a number; it counts as no improvement.", name)
+            logger.warning(f"Early stopping follows {name}, which is not a number; it counts as no improvement.")
         self.check_metric_value(args, state, control, value)
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True

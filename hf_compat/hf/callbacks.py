@@ -23,7 +23,6 @@ The events of one run, in order (`state.global_step` grows between `on_optimizer
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -35,8 +34,9 @@ from hf_compat.errors import CallbackError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.state import CONTROL_FLAGS, TrainerControl, TrainerState
 from hf_compat.runtime.inspection import accepted_parameters
+from hf_compat.runtime.shared_logger import SharedLogger
 
-logger = logging.getLogger(__name__)
+logger = SharedLogger(__name__, "transformers.trainer_callback")
 
 EVENTS = (
     "on_init_end",
@@ -188,6 +188,14 @@ class CallbackHandler(TrainerCallback):
         self.callbacks: list[Callback] = []
         for callback in callbacks:
             self.add_callback(callback)
+        # Who adds callbacks one by one has not said yet which there will be
+        kinds = {base.__name__ for callback in self.callbacks for base in type(callback).__mro__}
+        if kinds and "DefaultFlowCallback" not in kinds:
+            logger.warning(
+                "There is no DefaultFlowCallback among the callbacks: nothing logs, evaluates or saves as the "
+                f"arguments say, nor ends the training. The callbacks are:\n{self.callback_list}\n\n"
+                "Hint: add it before training, `trainer.add_callback(DefaultFlowCallback)`."
+            )
         self.model = model
         self.processing_class = processing_class
         self.optimizer = optimizer
@@ -225,7 +233,10 @@ class CallbackHandler(TrainerCallback):
                 f"Hint: inherit TrainerCallback, or write one of {', '.join(EVENTS)}."
             )
         if callback_kind(instance) in {callback_kind(other) for other in self.callbacks}:
-            logger.warning("There is a %s among the callbacks already; both are called.", type(instance).__name__)
+            logger.warning(
+                f"There is a {type(instance).__name__} among the callbacks already; both are called. "
+                f"The callbacks are:\n{self.callback_list}"
+            )
         self.callbacks.append(instance)
 
     def _find(self, callback: Callback | type) -> Callback | None:

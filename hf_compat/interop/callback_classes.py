@@ -14,6 +14,7 @@ _HOMES = (
     "transformers.trainer_callback",
     "transformers.integrations.integration_utils",
     "transformers.utils.notebook",
+    "transformers.trainer_jit_checkpoint",
 )
 
 

@@ -46,7 +46,8 @@ def make_generation_config(source: object) -> GenerationConfig:
         validate_strictly(config)
     except ValueError as error:
         raise ArgumentError(
-            f"`generation_config`: {error}\n\nHint: correct these options; a model with them cannot be saved."
+            f"`generation_config`: {error}\n\n"
+            "Fix these issues to train your model: one with such options cannot be saved."
         ) from error
     return config
 

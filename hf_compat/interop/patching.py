@@ -19,6 +19,7 @@ from hf_compat.interop.edited_source import let_readers_be, watch_readers
 from hf_compat.interop.kinship import acknowledge, heirs, kin_of
 from hf_compat.interop.releases import modules_there, need_names
 from hf_compat.interop.replaced_globals import forget_globals, remember_globals
+from hf_compat.runtime.shared_logger import log_as_transformers
 from hf_compat.runtime.text import need
 
 Reduced = tuple[object, ...]  # what `__reduce_ex__` returns
@@ -246,6 +247,7 @@ def patch() -> None:
     need("transformers", "'hf-compat[transformers]'", "`hf_compat.patch()`")
     if not _in_force:
         _in_force.append(_begin())
+        log_as_transformers(True)
     watch_readers()
     (swap,) = _in_force
     let_originals_be_pickled(theirs for theirs, _ in swap.pairs.values() if isinstance(theirs, type))
@@ -266,6 +268,7 @@ def unpatch() -> None:
     if not _in_force:
         return
     let_readers_be()
+    log_as_transformers(False)
     leave_originals_to_pickle()
     forget_globals()
     take_former_names_back()

@@ -61,13 +61,12 @@ def enter_scratch(trainer: CheckedMethods, folder: str, callbacks: list[Callback
     """
     trainer.args = quiet_arguments(trainer.args, folder)
     trainer.state, trainer.control = copy.deepcopy(trainer.state), copy.deepcopy(trainer.control)
-    handler = CallbackHandler(
-        callbacks, trainer.model, trainer.processing_class, trainer.optimizer, trainer.lr_scheduler
-    )
+    handler = CallbackHandler([], trainer.model, trainer.processing_class, trainer.optimizer, trainer.lr_scheduler)
     handler.requestable_kwargs["trainer"] = trainer
     trainer.callback_handler = handler
     trainer._lightning_callbacks, trainer._callback_order = [], CallbackOrder()
     for one in callbacks:
+        handler.add_callback(one)
         trainer._callback_order.add(one)
     vars(trainer)["log"] = _leave_out
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from enum import Enum
 
 from hf_compat.errors import ArgumentError, OverrideError, SearchError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.search import HPSearchBackend, Space, Trial
+from hf_compat.runtime.shared_logger import SharedLogger
 from hf_compat.runtime.text import did_you_mean, shown
 from hf_compat.search.backends import Directions
 from hf_compat.search.trials import SearchHost
 
-logger = logging.getLogger(__name__)
+logger = SharedLogger(__name__, "transformers.trainer")
 
 _DIRECTIONS = ("minimize", "maximize")
 # Fields that the constructor has read: a trial's value comes too late, upstream as here.
@@ -70,7 +70,7 @@ def set_from_trial(args: TrainingArguments, name: str, value: object) -> None:
     """
     if not hasattr(args, name):
         close = did_you_mean(name, vars(args), "`model_init(trial)` may read it.")
-        logger.warning("The trial sets %s, which is no field of the training arguments. %s", shown(name, value), close)
+        logger.warning(f"The trial sets {shown(name, value)}, which is no field of the training arguments. {close}")
         return
     old = getattr(args, name)
     try:
@@ -83,7 +83,7 @@ def set_from_trial(args: TrainingArguments, name: str, value: object) -> None:
     except (TypeError, ValueError, AttributeError) as error:
         raise ArgumentError(f"The trial sets `{shown(name, value)}`, which cannot be set: {error}") from error
     if name in _READ_BY_CONSTRUCTOR and value != old:
-        logger.warning("The trial sets %s, which the Trainer has read before the search: it stays as it was.", name)
+        logger.warning(f"The trial sets {name}, which the Trainer has read before the search: it stays as it was.")
 
 
 def _as_sequence(direction: Directions) -> list[str]:

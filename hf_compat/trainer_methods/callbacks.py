@@ -15,7 +15,12 @@ from hf_compat.callbacks.loggers import HistoryLogger, LoggerCallback, experimen
 from hf_compat.callbacks.other_distribution import adopt
 from hf_compat.data.tree import nested_detach
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, PrinterCallback, ProgressCallback
+from hf_compat.hf.builtin_callbacks import (
+    DefaultFlowCallback,
+    JITCheckpointCallback,
+    PrinterCallback,
+    ProgressCallback,
+)
 from hf_compat.hf.callbacks import CallbackHandler, callback_kind
 from hf_compat.hf.notebook import NotebookProgressCallback
 from hf_compat.hf.state import TrainerState, is_exportable
@@ -37,19 +42,30 @@ class CallbackMethods(TrainerBase):
             raise ArgumentError(f"`callbacks={callbacks!r}` is no list.\n\nHint: write `callbacks=[…]`.")
         self._lightning_callbacks: list[pl.Callback] = []
         self._callback_order = CallbackOrder()
-        self.callback_handler = CallbackHandler(
-            [], self.model, self.processing_class, self.optimizer, self.lr_scheduler
-        )
-        self.callback_handler.requestable_kwargs["trainer"] = self
         given = [callback() if isinstance(callback, type) else callback for callback in callbacks or []]
         added = reporting_callbacks(self.args)
         kinds = {callback_kind(callback) for callback in given if not isinstance(callback, LoggerCallback)}
-        for callback in [
-            *_default_callbacks(),
-            *[callback for callback in added if callback_kind(callback) not in kinds],
-            *given,
-        ]:
-            self._take_callback(callback)
+        candidates = [
+            _adopted(callback)
+            for callback in [
+                *_default_callbacks(),
+                *[callback for callback in added if callback_kind(callback) not in kinds],
+                *([known_to_transformers(JITCheckpointCallback)] if self.args.enable_jit_checkpoint else []),
+                *given,
+            ]
+        ]
+        self.callback_handler = CallbackHandler(
+            [callback for callback in candidates if not isinstance(callback, pl.Callback)],
+            self.model,
+            self.processing_class,
+            self.optimizer,
+            self.lr_scheduler,
+        )
+        self.callback_handler.requestable_kwargs["trainer"] = self
+        for candidate in candidates:
+            self._note_callback(candidate)
+            if isinstance(candidate, JITCheckpointCallback):
+                candidate.set_trainer(self)
         if self.args.disable_tqdm:
             self.add_callback(known_to_transformers(PrinterCallback))
         elif not self._has_lightning_bar():
@@ -70,15 +86,16 @@ class CallbackMethods(TrainerBase):
         self._take_callback(callback)
 
     def _take_callback(self, callback: AnyCallback) -> None:
-        candidate = adopt(callback() if isinstance(callback, type) else callback)
-        if isinstance(candidate, Logger):
-            candidate = LoggerCallback(candidate)
+        candidate = _adopted(callback)
+        if not isinstance(candidate, pl.Callback):
+            self.callback_handler.add_callback(candidate)
+        self._note_callback(candidate)
+
+    def _note_callback(self, candidate: AnyCallback) -> None:
         if isinstance(candidate, pl.Callback):
             check_lightning_callback(candidate, self.model)
             check_state_keys([*self._lightning_callbacks, candidate])
             self._lightning_callbacks.append(candidate)
-        else:
-            self.callback_handler.add_callback(candidate)
         self._callback_order.add(candidate)
         if isinstance(candidate, pl.callbacks.ProgressBar):
             self._give_up_callback(ProgressCallback)  # one bar
@@ -140,6 +157,12 @@ class CallbackMethods(TrainerBase):
 
     def _experiment(self) -> object:
         return experiment_of(self.callback_handler.callbacks, self.args, self.state)
+
+
+def _adopted(callback: AnyCallback) -> AnyCallback:
+    """Return the object that is called: of a class one of its, of a Lightning logger a callback that logs to it."""
+    candidate = adopt(callback() if isinstance(callback, type) else callback)
+    return LoggerCallback(candidate) if isinstance(candidate, Logger) else candidate
 
 
 def _default_callbacks() -> list[AnyCallback]:

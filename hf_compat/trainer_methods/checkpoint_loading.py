@@ -33,9 +33,11 @@ from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.interop.upstream_log import log_line
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.rng import legacy_globals, pack_legacy_rng, write_rng
+from hf_compat.runtime.shared_logger import SharedLogger
 from hf_compat.trainer_methods.base import TrainerBase
 
 logger = logging.getLogger(__name__)
+shared_logger = SharedLogger(__name__, "transformers.trainer")
 
 
 class CheckpointLoadingMethods(TrainerBase):
@@ -94,10 +96,10 @@ class CheckpointLoadingMethods(TrainerBase):
         )
         self._weights_not_loaded = sorted(missing)
         if missing:
-            logger.warning("There were missing keys in the checkpoint model loaded: %s.", sorted(missing))
+            shared_logger.warning(f"There were missing keys in the checkpoint model loaded: {sorted(missing)}.")
         if load_result.unexpected_keys:
-            logger.warning(
-                "There were unexpected keys in the checkpoint model loaded: %s.", load_result.unexpected_keys
+            shared_logger.warning(
+                f"There were unexpected keys in the checkpoint model loaded: {load_result.unexpected_keys}."
             )
 
     def _load_best_model(self) -> None:
@@ -107,7 +109,7 @@ class CheckpointLoadingMethods(TrainerBase):
         self._saver.background.wait()
         log_line(f"Loading best model from {best} (score: {self.state.best_metric}).", otherwise=logger)
         if not os.path.isdir(best):
-            logger.warning("Could not locate the best model at %s; the last one stays.", best)
+            shared_logger.warning(f"Could not locate the best model at {best}; the last one stays.")
             return
         stepping_of(self.optimizer).to_evaluation()  # else the next evaluation would average what is loaded
         # upstream reads the files itself: an override is asked where it alone can know them
@@ -157,7 +159,7 @@ class CheckpointLoadingMethods(TrainerBase):
             return
         path = next(filter(None, map(Contents(checkpoint).find, places)), None)
         if path is None:
-            logger.info("Didn't find an RNG file in %s, reproducibility is not guaranteed.", checkpoint)
+            shared_logger.info(f"Didn't find an RNG file in {checkpoint}, reproducibility is not guaranteed.")
             return
         with fitting(path):
             write_rng(pack_legacy_rng(read_torch_file(path, allowed=legacy_globals())))
@@ -174,7 +176,7 @@ class CheckpointLoadingMethods(TrainerBase):
             for callback, state in zip(found, saved if isinstance(saved, list) else [saved], strict=False):
                 self._restore(callback, state)
         if absent:
-            logger.warning("The checkpoint has states of callbacks that are not there: %s.", ", ".join(absent))
+            shared_logger.warning(f"The checkpoint has states of callbacks that are not there: {', '.join(absent)}.")
 
     def _restore(self, callback: Any, state: dict[str, Any]) -> None:
         with fitting(f"The state of {type(callback).__name__} in `stateful_callbacks` of {names.TRAINER_STATE_NAME}"):

@@ -31,7 +31,10 @@ class ModelMethods(TrainerBase):
         self.label_smoother = None
         if self.args.label_smoothing_factor != 0:
             if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
-                warnings.warn("Label smoothing does not fit multi-label classification: it is off.", stacklevel=4)
+                warnings.warn(
+                    "Label smoothing is not compatible with multi-label classification: it is off for this Trainer.",
+                    stacklevel=4,
+                )
             else:
                 self.label_smoother = LabelSmoother(epsilon=self.args.label_smoothing_factor)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import lightning.pytorch as pl
@@ -22,11 +21,12 @@ from hf_compat.interop.transformers_models import align_special_tokens, check_tr
 from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.inspection import number_of_arguments
 from hf_compat.runtime.seeding import enable_full_determinism, set_seed
+from hf_compat.runtime.shared_logger import SharedLogger
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods
 from hf_compat.trainer_methods.model import ModelMethods
 from hf_compat.training_run.resumer import ResumeAt, read_state
 
-logger = logging.getLogger(__name__)
+logger = SharedLogger(__name__, "transformers.trainer")
 
 
 class ModelSetupMethods(ModelMethods, CheckpointMethods):
@@ -73,7 +73,7 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Move a model; one that `device_map` has placed stays where it is."""
         if getattr(model, "hf_device_map", None) is not None:
-            logger.warning("The model stays where its `hf_device_map` has put it; it is not moved to %s.", device)
+            logger.warning(f"The model stays where its `hf_device_map` has put it; it is not moved to {device}.")
             return
         model.to(device)
 

@@ -38,6 +38,7 @@ from hf_compat.hf.state import INTERVALS, TrainerState
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.interop.upstream_log import log_line
 from hf_compat.runtime.collectives import agree, broadcast_object, failing_together
+from hf_compat.runtime.shared_logger import SharedLogger
 from hf_compat.runtime.signals import is_requeued
 from hf_compat.training_run.callback_states import give_back_states
 from hf_compat.training_run.loss_log import LossLogState
@@ -45,6 +46,7 @@ from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.saver import Saver
 
 logger = logging.getLogger(__name__)
+shared_logger = SharedLogger(__name__, "transformers.trainer_utils")
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 _Trained = TypeVar("_Trained")
@@ -327,12 +329,17 @@ class Resumer:
         now = (host.state.logging_steps, host.state.eval_steps, host.state.save_steps)
         state = host.state = read_state(checkpoint, dict(zip(INTERVALS, now, strict=True)))
         saved = (state.logging_steps, state.eval_steps, state.save_steps)
-        for name, given, before in zip(("logging", "eval", "save"), now, saved, strict=True):
-            if given != before:
-                logger.warning("`%s_steps` is %s now and %s in the checkpoint, which counts.", name, given, before)
-        if state.train_batch_size not in (None, host.args.per_device_train_batch_size):
-            size = host.args.per_device_train_batch_size
-            logger.warning("The micro-batch is %s now and was %s in the checkpoint.", size, state.train_batch_size)
+        names = (*INTERVALS, "per_device_train_batch_size")
+        size = host.args.per_device_train_batch_size
+        both = zip(names, (*now, size), (*saved, state.train_batch_size or size), strict=True)
+        told = [
+            f"{name}: {given} (from args) != {had} (from {TRAINER_STATE_NAME})"
+            for name, given, had in both
+            if given != had
+        ]
+        if told:
+            lines = "".join(f"\n\t{line}" for line in told)
+            shared_logger.warning(f"The arguments are not those of the checkpoint, whose intervals count:{lines}")
         has_evaluated = any(any(name.startswith("eval_") for name in log) for log in state.log_history)
         keeps_workers = host.args.dataloader_persistent_workers and host.args.dataloader_num_workers > 0
         if keeps_workers and (has_evaluated or (state.epoch or 0) >= 1):
@@ -362,10 +369,10 @@ class Resumer:
         ):
             return best
         if is_checkpoint and os.path.isdir(beside):
-            logger.warning("The best checkpoint of the resumed state is taken from %s, not %s.", beside, best)
+            shared_logger.warning(f"The best checkpoint of the resumed state is taken from {beside}, not {best}.")
             return beside
         what = "is not in the output folder" if os.path.isdir(best) else "does not exist anymore"
-        logger.warning("The best checkpoint %s of the resumed state %s.", best, what)
+        shared_logger.warning(f"The best checkpoint {best} of the resumed state {what}.")
         return None
 
     def _load_callbacks(self, checkpoint: str) -> None:

@@ -85,3 +85,10 @@ def test_callbacks_are_added_found_and_removed():
 def test_the_events_are_transformers():
     theirs = {name for name in dir(transformers.TrainerCallback) if name.startswith("on_")}
     assert theirs <= set(EVENTS)
+
+
+def test_a_handler_without_the_default_flow_says_what_is_missing(caplog):
+    handler(Recorder(), transformers.DefaultFlowCallback())
+    assert caplog.messages == []
+    handler(Recorder())
+    assert "no DefaultFlowCallback" in caplog.text and "Recorder" in caplog.text

@@ -165,7 +165,10 @@ def test_generation_configs_of_all_kinds(tmp_path):
 
 @pytest.mark.parametrize(
     ("source", "message"),
-    [("nowhere/to/be/found", "cannot be read"), ({"num_beams": 1, "temperature": 0.5}, "correct these options")],
+    [
+        ("nowhere/to/be/found", "cannot be read"),
+        ({"num_beams": 1, "temperature": 0.5}, "Fix these issues to train your model"),
+    ],
 )
 def test_generation_configs_that_cannot_work(tmp_path, source, message):
     with pytest.raises(ArgumentError, match=message) as caught:
