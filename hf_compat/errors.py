@@ -25,6 +25,10 @@ class UnknownArgument(HfCompatError, TypeError):
     """A keyword that no release of `TrainingArguments` or `Trainer` knows."""
 
 
+class AbsentName(HfCompatError, AttributeError):
+    """A name was read that upstream's class has and ours has no machinery for; the message says what to do."""
+
+
 class UnsupportedArgument(HfCompatError, NotImplementedError, ValueError):
     """An argument was set away from its default and its machinery is not here (yet)."""
 

@@ -140,7 +140,7 @@ class Trainer(
             self._set_up_process(TrainingArguments("tmp_trainer") if args is None else adopt_arguments(args))
             self.model_init = model_init
             self.model = model  # type: ignore[assignment]  # None until `model_init` is called, as upstream
-            self.create_accelerator_and_postprocess()
+            self._take_accelerator()
             self._memory_tracker = TrainerMemoryTracker(self.args.skip_memory_metrics)
             self._memory_tracker.start()
             self._set_model(self._resolve_model(model))

@@ -134,7 +134,7 @@ def _counts(trainer: Trainer) -> tuple[RunCounts | None, str]:
     if trainer.train_dataset is None:
         return None, "no training data"
     try:
-        counts = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
+        counts = trainer.run_counts(trainer.args, trainer.get_train_dataloader())
     except (ArgumentError, DataError) as error:
         return None, str(error).partition("\n")[0]
     epochs = "" if counts.is_endless else f" in {counts.num_train_epochs} epoch(s) of {counts.updates_per_epoch}"

@@ -100,7 +100,7 @@ def _is_users(value: object) -> bool:
 
 def describe_run(trainer: Trainer, data: DataPart | None, loss: LossPart) -> RunPart:
     """Return the counts of the run."""
-    counts = RunCounts(*trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader()))
+    counts = trainer.run_counts(trainer.args, trainer.get_train_dataloader())
     trainer.state.compute_steps(trainer.args, counts.max_updates)
     window = trainer.args.gradient_accumulation_steps
     even = not counts.is_endless and counts.micro_batches_per_epoch % window == 0

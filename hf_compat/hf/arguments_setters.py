@@ -73,8 +73,10 @@ class ArgumentSetters:
         accumulation_steps: int | None = None,
         delay: float | None = None,
         loss_only: bool = False,
+        jit_mode: bool = False,
     ) -> Self:
-        """Set when and how to evaluate, and `do_eval` with it."""
+        """Set when and how to evaluate, and `do_eval` with it; `jit_mode` is `jit_mode_eval`, of 4.x."""
+        self._set_jit_mode(jit_mode)
         self._set(
             eval_strategy=strategy,
             eval_steps=steps,
@@ -85,9 +87,14 @@ class ArgumentSetters:
         )
         return self._set(do_eval=self.eval_strategy != IntervalStrategy.NO)
 
-    def set_testing(self: Self, batch_size: int = 8, loss_only: bool = False) -> Self:
-        """Set how to predict, and `do_predict`."""
+    def set_testing(self: Self, batch_size: int = 8, loss_only: bool = False, jit_mode: bool = False) -> Self:
+        """Set how to predict, and `do_predict`; `jit_mode` is `jit_mode_eval`, of 4.x."""
+        self._set_jit_mode(jit_mode)
         return self._set(do_predict=True, per_device_eval_batch_size=batch_size, prediction_loss_only=loss_only)
+
+    def _set_jit_mode(self, jit_mode: bool) -> None:
+        if jit_mode:
+            setattr(self, "jit_mode_eval", jit_mode)  # noqa: B010 - an old name, which is no field
 
     def set_save(
         self: Self,
@@ -171,13 +178,19 @@ class ArgumentSetters:
         num_epochs: float = 3.0,
         max_steps: int = -1,
         warmup_steps: float = 0,
+        warmup_ratio: float = 0,
     ) -> Self:
-        """Set the learning-rate schedule and its length."""
+        """Set the learning-rate schedule and its length.
+
+        `warmup_ratio`, until 5.0, is a share that counts where `warmup_steps` is 0. 4.x had it before `warmup_steps`.
+        """
+        if warmup_ratio > 1:
+            warmup_steps, warmup_ratio = warmup_ratio, warmup_steps
         return self._set(
             lr_scheduler_type=name,
             num_train_epochs=num_epochs,
             max_steps=max_steps,
-            warmup_steps=warmup_steps,
+            warmup_steps=warmup_steps or warmup_ratio,
         )
 
     def set_dataloader(

@@ -23,6 +23,7 @@ from hf_compat.hf.legacy import ArgumentValue
 from hf_compat.hf.old_attributes import PROCESS_ATTRIBUTES, remembered
 from hf_compat.hf.process_state import ProcessState
 from hf_compat.hf.profiles import NEWEST
+from hf_compat.runtime.absent_names import Absent
 from hf_compat.runtime.accelerate_processes import may_be_asked, share_processes
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.launch import Launch, choose_device, read_launch
@@ -30,6 +31,15 @@ from hf_compat.runtime.text import is_secret
 
 _LEVEL_NAMES = ("debug", "info", "warning", "error", "critical")
 LEVELS = {name: int(getattr(logging, name.upper())) for name in _LEVEL_NAMES} | {"detail": logging.DEBUG}
+
+# Helpers of upstream's own methods → what to do in their place.
+_HELPERS = {
+    "_apply_legacy_fsdp_to_config": "set `fsdp_config`",
+    "_dict_dtype_to_str": "call `to_dict()`, which writes torch's types as text",
+    "_dict_torch_dtype_to_str": "call `to_dict()`, which writes torch's types as text",
+    "_process_fsdp_args": "set `fsdp` and `fsdp_config`",
+    "is_torch_greater_or_equal_than_2_8": "compare `torch.__version__`",
+}
 
 
 class ArgumentViews:
@@ -51,6 +61,7 @@ class ArgumentViews:
     compat = NEWEST
     # Derived by arguments_rules.py.
     mixed_precision: str
+    framework = "pt"  # a property of 4.x
 
     @functools.cached_property
     def _launch(self) -> Launch:
@@ -223,6 +234,10 @@ class ArgumentViews:
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name not in PROCESS_ATTRIBUTES}
+
+
+for _name, _way_out in _HELPERS.items():
+    setattr(ArgumentViews, _name, Absent(_name, _way_out))
 
 
 def _plain(name: str, value: ArgumentValue) -> ArgumentValue:

@@ -208,6 +208,15 @@ class CallbackHandler(TrainerCallback):
         # called before a callback is: what may not see what the callback does ends there
         self.before_heard: Callable[[], None] | None = None
 
+    @property
+    def tokenizer(self) -> object:
+        """The processing class, under the name it had before 4.46."""
+        return self.processing_class
+
+    @tokenizer.setter
+    def tokenizer(self, processing_class: object) -> None:
+        self.processing_class = processing_class
+
     def requested_kwargs(self) -> set[str]:
         """Return which of `trainer`, `loss`, `inputs` and `outputs` some callback's method names."""
         methods = (getattr(callback, event, None) for callback in self.callbacks for event in EVENTS)

@@ -14,7 +14,6 @@ import torch
 
 from hf_compat.data.checks import name_bad_batch
 from hf_compat.errors import HfCompatError
-from hf_compat.plan.run_counts import RunCounts
 from hf_compat.preflight.explaining import line_of
 from hf_compat.preflight.session import Session
 from hf_compat.preflight.snapshot import one_shot_iterators
@@ -51,7 +50,7 @@ def _count_unread(session: Session) -> None:
         try:
             trainer = session.trainer
             loader = trainer.get_train_dataloader()
-            session.counts = RunCounts(*trainer.set_initial_training_values(trainer.args, loader))
+            session.counts = trainer.run_counts(trainer.args, loader)
         except Exception as error:
             session.raised(error, CHECK, "The training loader cannot be made")
 
@@ -60,7 +59,7 @@ def _read(session: Session) -> None:
     trainer = session.trainer
     without_workers(trainer.args)
     loader = trainer.get_train_dataloader()
-    session.counts = RunCounts(*trainer.set_initial_training_values(trainer.args, loader))
+    session.counts = trainer.run_counts(trainer.args, loader)
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(0)
     wanted = (iter(loader), trainer.args.gradient_accumulation_steps, trainer.args.device)

@@ -42,6 +42,19 @@ Scheduler = LRScheduler | ReduceLROnPlateau
 AnyCallback = Any
 
 
+def _kept_by_run(path: str) -> Any:  # what the run holds there: a tensor, numbers
+    """Return a property for what `transformers` keeps on its Trainer, and the run of a Trainer has here."""
+    owner, _, name = path.rpartition(".")
+
+    def keeper(trainer: TrainerBase) -> object:
+        return getattr(trainer._run, owner) if owner else trainer._run
+
+    def write(trainer: TrainerBase, value: object) -> None:
+        setattr(keeper(trainer), name, value)
+
+    return property(lambda trainer: getattr(keeper(trainer), name), write)
+
+
 class TrainerBase:
     """Attributes and methods that more than one group uses; a group overrides its own methods.
 
@@ -115,37 +128,12 @@ class TrainerBase:
         raise NotImplementedError
 
     # What `transformers` keeps on its Trainer and subclasses read or write there: it belongs to the run.
-    @property
-    def _tr_loss(self) -> torch.Tensor:
-        return self._run.losses.since_last_log
-
-    @_tr_loss.setter
-    def _tr_loss(self, loss: torch.Tensor) -> None:
-        self._run.losses.since_last_log = loss
-
-    @property
-    def _total_loss_scalar(self) -> float:
-        return self._run.losses.total
-
-    @_total_loss_scalar.setter
-    def _total_loss_scalar(self, total: float) -> None:
-        self._run.losses.total = total
-
-    @property
-    def _globalstep_last_logged(self) -> int:
-        return self._run.losses.last_logged
-
-    @_globalstep_last_logged.setter
-    def _globalstep_last_logged(self, update: int) -> None:
-        self._run.losses.last_logged = update
-
-    @property
-    def _initial_num_input_tokens_seen(self) -> int:
-        return self._run.tokens_before
-
-    @_initial_num_input_tokens_seen.setter
-    def _initial_num_input_tokens_seen(self, tokens: int) -> None:
-        self._run.tokens_before = tokens
+    _tr_loss = _kept_by_run("losses.since_last_log")
+    _total_loss_scalar = _kept_by_run("losses.total")
+    _globalstep_last_logged = _kept_by_run("losses.last_logged")
+    _initial_num_input_tokens_seen = _kept_by_run("tokens_before")
+    initial_num_input_tokens_seen_for_session = _initial_num_input_tokens_seen  # its name in 5.0
+    _initial_global_step = _kept_by_run("updates_before")
 
     def train(
         self,
@@ -233,7 +221,7 @@ class TrainerBase:
         trial: Trial,
         epoch: float,
         ignore_keys_for_eval: list[str] | None,
-        start_time: float,
+        start_time: float | None = None,
         learning_rate: float | None = None,
     ) -> None:
         raise NotImplementedError

@@ -103,7 +103,7 @@ class SearchMethods(UpstreamHooks):
         self._check_arguments_of_trial()
         self._compare_ranks(None)
         self._train_batch_size = self.args.train_batch_size
-        self.create_accelerator_and_postprocess()
+        self._take_accelerator()
 
     def _report_to_hp_search(self, trial: Trial, step: int, metrics: Metrics) -> None:
         """Report an evaluation to the search.

@@ -40,19 +40,20 @@ class LogMethods(SearchMethods):
         trial: Trial,
         epoch: float,
         ignore_keys_for_eval: list[str] | None,
-        start_time: float,
+        start_time: float | None = None,
         learning_rate: float | None = None,
     ) -> None:
-        """Log, evaluate and save, in this order, as the control's flags say.
+        """Log, evaluate and save, in this order, as the control's flags say; before 4.47 there was no `start_time`.
 
         Mirrors:
             `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
         """
         self._pushes.push_what_was_written()
+        since = self._run.start_time if start_time is None else start_time
 
         def log() -> None:
             if self.state.global_step > self._globalstep_last_logged:
-                self._log_training(tr_loss, grad_norm, start_time, learning_rate)
+                self._log_training(tr_loss, grad_norm, since, learning_rate)
 
         def evaluate() -> bool:
             metrics = self._evaluate(trial, ignore_keys_for_eval)

@@ -6,7 +6,8 @@ Every method is an override point of `transformers.Trainer` under its own name a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -47,27 +48,39 @@ class StepMethods(TrainerBase):
         Mirrors:
             `transformers.Trainer.training_step`, 5.23.
         """
-        model.train()
-        optimizer_train = getattr(self.optimizer, "train", None)
-        if callable(optimizer_train):
-            optimizer_train()
-        inputs = self._prepare_inputs(inputs)
-        with self.compute_loss_context_manager():
-            loss = call_with_optional(
-                self.compute_loss, model, inputs, optional={"num_items_in_batch": num_items_in_batch}
-            )
-        del inputs
-        self._empty_cache_in_time()
-        loss = checked_loss(loss)
-        micro_batches = self.current_gradient_accumulation_steps
-        if micro_batches != 1 and not self._is_scaled_for_window(num_items_in_batch):
-            loss = loss / micro_batches
-        try:
-            self.accelerator.backward(loss)
-        except RuntimeError as error:
-            name_bad_loss(loss, error, model)
-            raise
-        return loss.detach()
+        context, inputs = self._prepare_context_parallel_inputs(model, inputs)
+        with context():
+            model.train()
+            optimizer_train = getattr(self.optimizer, "train", None)
+            if callable(optimizer_train):
+                optimizer_train()
+            inputs = self._prepare_inputs(inputs)
+            with self.compute_loss_context_manager():
+                loss = call_with_optional(
+                    self.compute_loss, model, inputs, optional={"num_items_in_batch": num_items_in_batch}
+                )
+            del inputs
+            self._empty_cache_in_time()
+            loss = checked_loss(loss)
+            micro_batches = self.current_gradient_accumulation_steps
+            if micro_batches != 1 and not self._is_scaled_for_window(num_items_in_batch):
+                loss = loss / micro_batches
+            try:
+                self.accelerator.backward(loss)
+            except RuntimeError as error:
+                name_bad_loss(loss, error, model)
+                raise
+            return loss.detach()
+
+    def _prepare_context_parallel_inputs(
+        self, model: nn.Module, inputs: Inputs
+    ) -> tuple[Callable[[], AbstractContextManager[None]], Inputs]:
+        """Return what makes the context that a micro-batch with labels runs in, and the inputs: here none, and these.
+
+        Mirrors:
+            `transformers.Trainer._prepare_context_parallel_inputs`, 5.23.
+        """
+        return contextlib.nullcontext, inputs
 
     def _is_scaled_for_window(self, num_items_in_batch: torch.Tensor | int | None) -> bool:
         if self.loss_is_scaled_for_ga is not None:
@@ -263,7 +276,8 @@ class StepMethods(TrainerBase):
 
     def _predict_with_loss(self, model: nn.Module, inputs: Inputs, ignored: list[str]) -> tuple[torch.Tensor, Nested]:
         num_items = self._get_num_items_in_batch([inputs], self.args.device)
-        with self.compute_loss_context_manager():
+        context, inputs = self._prepare_context_parallel_inputs(model, inputs)
+        with self.compute_loss_context_manager(), context():
             loss, outputs = call_with_optional(
                 self.compute_loss, model, inputs, optional={"return_outputs": True, "num_items_in_batch": num_items}
             )

@@ -109,7 +109,7 @@ class TrainingMethods(WindowMethods, CheckpointMethods, DataloaderMethods, Optim
         self._check_evaluation_data()
         loader = self.get_train_dataloader()
         check_iterable("get_train_dataloader", loader, "a `DataLoader`")
-        counts = RunCounts(*self.set_initial_training_values(args, loader))  # an override may return a plain tuple
+        counts = self.run_counts(args, loader)  # an override may return a plain tuple
         if args.world_size > 1:
             self._refuse_differences({"updates that the training data give": repr(counts.max_updates)}, "training data")
         if self._created_lr_scheduler:  # its length may be another one this time

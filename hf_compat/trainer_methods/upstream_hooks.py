@@ -11,9 +11,14 @@ from typing import TypeAlias
 from torch import nn
 from torch.utils.data import DataLoader
 
+from hf_compat.data.tree import nested_numpify
 from hf_compat.errors import CallbackError, OverrideError, warn_once
+from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.outputs import EvalLoopOutput
+from hf_compat.interop.releases import align_tokens
+from hf_compat.runtime.absent_names import Absent
+from hf_compat.runtime.inspection import home_of
 from hf_compat.runtime.memory_tracker import TrainerMemoryTracker
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
@@ -33,7 +38,6 @@ REFUSED_OVERRIDES = {
     "_prepare_for_training": _LIGHTNINGS_LOOP,
     "_build_accelerator_args": "there is no Accelerator; override `create_accelerator_and_postprocess`, or set the "
     "training arguments",
-    "_prepare_context_parallel_inputs": _ONE_MODEL_A_DEVICE + "; override `_prepare_inputs` or `training_step`",
     "_defer_fsdp_gradient_reduction": "Lightning's strategy reduces gradients at the end of an update",
     "_sync_replicated_trainable_parameters": _ONE_MODEL_A_DEVICE,
     "_has_mixed_mesh_grads": _ONE_MODEL_A_DEVICE,
@@ -58,6 +62,14 @@ FORMER_METHODS = {
     "torch_jit_model_eval": "prepare the model before it is given to the Trainer",
 }
 
+# Names of upstream's Trainer that a release has and nobody overrides, without machinery here → what to do.
+ABSENT = {
+    "_add_sm_patterns_to_gitignore": "leave it out: `push_to_hub` pushes checkpoints and the model alone",
+    "_deepspeed_sp_compute_loss": _ONE_MODEL_A_DEVICE + "; call `compute_loss`",
+    "_is_attention_mask_causal": _ONE_MODEL_A_DEVICE + ", so that no mask has to be looked at",
+    "_save_tpu": "call `save_model`, or override `_save`",
+}
+
 
 class UpstreamHooks(TrainerBase):
     """Override points, and attributes that subclasses read, which are here for subclasses alone."""
@@ -66,7 +78,8 @@ class UpstreamHooks(TrainerBase):
     is_distributed_loading_by_transformers = False
     # Of 4.x, for a `training_step` or `prediction_step` that was copied from there: Accelerate does all of it.
     use_amp = use_apex = use_cuda_amp = use_cpu_amp = do_grad_scaling = is_tp_enabled = False
-    sharded_ddp = None
+    sharded_ddp = _mixed_mesh_grads = None
+    _loggers_initialized = False  # as upstream: nothing there changes it
     _memory_tracker = TrainerMemoryTracker(skip_memory_metrics=True)  # the constructor makes the one in force
 
     def prediction_loop(
@@ -85,11 +98,6 @@ class UpstreamHooks(TrainerBase):
             `transformers.Trainer.prediction_loop`, 4.57.
         """
         return self.evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-
-    @property
-    def _loggers_initialized(self) -> bool:
-        """Whether something was logged."""
-        return bool(self.state.log_history)
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Refuse a class with an override that would silently not be called.
@@ -117,8 +125,12 @@ class UpstreamHooks(TrainerBase):
             )
         handler.requestable_kwargs["trainer"] = self  # a handler of the script's own knows no Trainer
         ours = [kind for kind in type(self).__mro__ if kind.__module__.partition(".")[0] == "hf_compat"]
-        found = {name: value for one in (*ours, self) for name, value in vars(one).items()}
-        put_there = {name for name, value in found.items() if getattr(value, "__module__", None) != __name__}
+        found = {name: value for one in (*reversed(ours), self) for name, value in vars(one).items()}
+        put_there = {
+            name
+            for name, value in found.items()
+            if getattr(value, "__module__", None) != __name__ and not isinstance(value, Absent)
+        }
         _look_for_overrides(self, type(self).__name__, put_there)
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -130,6 +142,28 @@ class UpstreamHooks(TrainerBase):
         self.accelerator = AcceleratorFacade(self.args)
         self.accelerator.is_trained_by_engine = self._is_own_model
         self.gather_function = self.accelerator.gather_for_metrics
+
+    def _take_accelerator(self) -> None:
+        """Have `self.accelerator` made; of Accelerate's own, which an override makes, the data options are taken over.
+
+        Warns:
+            HfCompatWarning: An override has made one: Lightning trains.
+        """
+        self.create_accelerator_and_postprocess()
+        made: object = self.accelerator
+        if isinstance(made, AcceleratorFacade):
+            return
+        held = AcceleratorConfig.from_any(self.args.accelerator_config).to_dict()
+        said = {name: getattr(made, name) for name in held if hasattr(made, name)}
+        self.args.accelerator_config = {**held, **said}
+        options = ", ".join(f"{name}={value!r}" for name, value in said.items())
+        warn_once(
+            f"{type(self).__name__}.create_accelerator_and_postprocess makes an {type(made).__name__} of "
+            f"{type(made).__module__.partition('.')[0]}, and Lightning trains here. Its options of data loaders are "
+            f"taken over ({options}), no other is.\n\n"
+            "Hint: leave the method out; set `accelerator_config`, and the arguments `ddp_*`, `fsdp` and `deepspeed`."
+        )
+        UpstreamHooks.create_accelerator_and_postprocess(self)
 
     def _is_own_model(self, model: nn.Module) -> bool:
         return model is self.model or model is self.__dict__.get("model_wrapped")
@@ -161,6 +195,36 @@ class UpstreamHooks(TrainerBase):
         """
         return self.accelerator.gather(tensors) if tensors is not None else None
 
+    def _gather_and_numpify(self, tensors: Nested, name: str | None = None) -> Nested:
+        """Return nested tensors of all processes as NumPy's.
+
+        Mirrors:
+            `transformers.Trainer._gather_and_numpify`, 4.57.
+        """
+        return nested_numpify(self._nested_gather(tensors, name)) if tensors is not None else None
+
+    def _align_special_tokens(self) -> None:
+        """Copy the tokenizer's special tokens into the model's configurations, as the constructor has done.
+
+        Mirrors:
+            `transformers.Trainer._align_special_tokens`, 5.0.
+        """
+        align_tokens(self.model, self.processing_class)
+
+    @staticmethod
+    def num_tokens(train_dl: Loader, max_steps: int | None = None) -> int:
+        """Return the tokens of a loader's batches, or of `max_steps` times its first one.
+
+        Mirrors:
+            `transformers.Trainer.num_tokens`, 5.0.
+        """
+        counts = (batch["input_ids"].numel() for batch in train_dl)
+        return int(sum(counts) if max_steps is None else next(counts, 0) * max_steps)
+
+    def _has_mixed_mesh_grads(self, model: nn.Module) -> bool:
+        """Return False: for a `_clip_grad_norm` that is copied from 5.23."""
+        return False
+
     def _pad_across_processes(self, tensor: Nested, pad_index: int = -100) -> Nested:
         """Return nested tensors as long, in their second dimension, as the longest of any process.
 
@@ -174,9 +238,16 @@ class UpstreamHooks(TrainerBase):
         self._train_batch_size = batch_size
 
 
+# What is not defined above says so when it is read.
+for _name, _way_out in {**ABSENT, **FORMER_METHODS, **REFUSED_OVERRIDES}.items():
+    if not hasattr(UpstreamHooks, _name):
+        setattr(UpstreamHooks, _name, Absent(_name, _way_out))
+
+
 def _look_for_overrides(holder: object, called: str, own: Collection[str]) -> None:
     for name, way_out in REFUSED_OVERRIDES.items():
-        if hasattr(holder, name):
+        method = getattr(holder, name, None)
+        if method is not None and home_of(method).partition(".")[0] != "hf_compat":
             raise OverrideError(
                 f"{called} overrides `{name}`, which nothing calls here: the engine is Lightning's.\n\nHint: {way_out}."
             )

@@ -15,15 +15,31 @@ from hf_compat.trainer_methods.base import Loader, TrainerBase
 class WindowMethods(TrainerBase):
     """How a run counts its updates and cuts its data into them."""
 
-    def set_initial_training_values(self, args: TrainingArguments, dataloader: Loader) -> RunCounts:
-        """Work out the counts of a run from the arguments and the training loader."""
+    def set_initial_training_values(
+        self, args: TrainingArguments, dataloader: Loader, total_train_batch_size: int | None = None
+    ) -> RunCounts:
+        """Work out the counts of a run.
+
+        Args:
+            args: The arguments.
+            dataloader: The training loader.
+            total_train_batch_size: Samples of an update, which 4.57 and 5.0 hand over; by default they are worked out.
+
+        Mirrors:
+            `transformers.Trainer.set_initial_training_values`, 5.23.
+        """
         micro_batches = len(dataloader) if has_length(dataloader) else None
         return make_run_counts(
             args,
             micro_batches=micro_batches,
             num_examples=self.num_examples(dataloader) if micro_batches else None,
-            total_train_batch_size=self.get_total_train_batch_size(args),
+            total_train_batch_size=total_train_batch_size or self.get_total_train_batch_size(args),
         )
+
+    def run_counts(self, args: TrainingArguments, dataloader: Loader) -> RunCounts:
+        """Return the counts that an override of any era gives, which may be a plain tuple."""
+        given = (args, dataloader, self.get_total_train_batch_size(args))
+        return RunCounts(*self.set_initial_training_values(*fitting_arguments(self.set_initial_training_values, given)))
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Return the samples of one update over all processes."""

@@ -11,6 +11,7 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+import tempfile
 import venv
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,10 @@ RELEASES = {
     "5.0": Release("5.0.0", ("accelerate==1.12.0", "peft==0.18.1", "datasets==4.5.0")),
     "5.23": Release("5.23.0", ("accelerate==1.15.0", "peft==0.21.2", "datasets==5.2.0")),
 }
+
+# Besides, for what an instance of each class has (`attributes.py`).
+OF_ATTRIBUTES = {"4.40": Release("4.40.2", ("accelerate==0.29.3", "peft==0.10.0", "datasets==2.19.0")), **RELEASES}
+FOLDER = Path(tempfile.gettempdir()) / "hf_compat_releases"
 
 
 def python_of(release: Release, folder: Path) -> Path:
