@@ -181,7 +181,7 @@ def _list_of_unknown(node: cst.Attribute, source: Source, things: Things) -> Non
     """List an old name of an object that may be training arguments; a parser's own namespace is none."""
     owner = dotted(node.value)
     name = node.attr.value
-    if "arg" not in owner.rpartition(".")[2].lower() or not uses_transformers(source):
+    if "arg" not in owner.rpartition(".")[2].lower():
         return
     if things.is_something_else(node.value):
         return
@@ -190,9 +190,9 @@ def _list_of_unknown(node: cst.Attribute, source: Source, things: Things) -> Non
     source.list(node, source.code(node), f"if {owner} is training arguments, this is {OLD_NAMES[name].means} today")
 
 
-def uses_transformers(source: Source) -> bool:
-    """Return whether a source imports transformers or this package."""
-    return "transformers" in source.text or "hf_compat" in source.text
+def uses_transformers(text: str) -> bool:
+    """Return whether a source names transformers or this package."""
+    return "transformers" in text or "hf_compat" in text
 
 
 def _rewrite_fields(node: cst.ClassDef, source: Source) -> None:

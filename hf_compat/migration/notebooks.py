@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import libcst as cst
 
 from hf_compat.errors import MigrationError
+from hf_compat.migration.bounds import check_bounds
 from hf_compat.migration.json_spans import Span, items, members, span_at, spelled_lines
 from hf_compat.migration.report import Finding, Rewritten, Target
 
@@ -99,6 +100,7 @@ def _speaks_python(notebook: dict[str, dict[str, dict[str, str]]]) -> bool:
 
 
 def _is_python(source: str) -> bool:
+    check_bounds(source)
     try:
         cst.parse_module(f"{source}\n")
     except cst.ParserSyntaxError:

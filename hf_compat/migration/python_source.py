@@ -7,6 +7,7 @@ import libcst as cst
 from hf_compat.errors import MigrationError
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
 from hf_compat.migration.attributes import rewrite_attributes, uses_transformers
+from hf_compat.migration.bounds import check_bounds
 from hf_compat.migration.callbacks import rewrite_callbacks
 from hf_compat.migration.calls import rewrite_calls
 from hf_compat.migration.imports import names_in_text, rewrite_imports
@@ -27,14 +28,18 @@ def rewrite_python(text: str, target: Target) -> Rewritten:
     Raises:
         MigrationError: It is no Python 3, or cannot be rewritten; the message has no file name.
     """
+    if not uses_transformers(text):
+        return Rewritten(text)
+    check_bounds(text)
     try:
-        source = Source(text, target)
+        return _rewritten(Source(text, target))
     except cst.ParserSyntaxError as error:
         raise MigrationError(_account(error, text)) from error
     except RecursionError as error:
-        raise MigrationError("too deeply nested to be read") from error
-    if not uses_transformers(source):
-        return Rewritten(text)
+        raise MigrationError("it is nested too deeply to be rewritten") from error
+
+
+def _rewritten(source: Source) -> Rewritten:
     things = Things(source)
     rewrite_calls(source, things)
     rewrite_attributes(source, things)

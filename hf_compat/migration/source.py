@@ -162,10 +162,12 @@ class _Changing(cst.CSTTransformer):
         return cast("cst.CSTNodeT", outcome)
 
 
-def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    yield node
-    for child in node.children:
-        yield from _walk(child)
+def _walk(root: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        yield node
+        pending.extend(reversed(node.children))
 
 
 def import_statement(assignment: BaseAssignment) -> cst.Import | cst.ImportFrom | None:

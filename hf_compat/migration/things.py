@@ -51,6 +51,7 @@ _INSTANCES = {
     Thing.CALLBACK_CLASS: Thing.CALLBACK,
     Thing.PARSER_CLASS: Thing.PARSER,
 }
+_LONGEST_CHAIN = 50
 _COPIES = ("dataclasses.replace", "copy.copy", "copy.deepcopy")
 _WRAPPERS = ("Optional", "Union", "Annotated", "Final", "ClassVar")
 
@@ -91,7 +92,8 @@ class Things:
 
     def of(self, node: cst.BaseExpression) -> Thing | None:
         """Return what an expression is; None where the source does not say so for certain."""
-        if node in self._asked:  # bound by itself: `args = args or …`
+        # Bound by itself, `args = args or …`, or at the end of a chain of names that nobody writes by hand
+        if node in self._asked or len(self._asked) > _LONGEST_CHAIN:
             return None
         self._asked.add(node)
         try:
