@@ -9,12 +9,19 @@ from dataclasses import dataclass, replace
 import libcst as cst
 from libcst.metadata import Assignment, ImportAssignment
 
+from hf_compat.interop.former_names import MOVED_MODULES, RENAMED
+from hf_compat.migration.elements import Edit
 from hf_compat.migration.import_blocks import Block, FromImport, Imported, is_import_line, sorted_as
-from hf_compat.migration.names import ADAMW_DIFFERS, PUBLIC, RENAMED, bound_by_star, home, is_gone, renamed
+from hf_compat.migration.names import ADAMW_DIFFERS, PUBLIC, bound_by_star, home, renamed
+from hf_compat.migration.old_arguments import read_constant
 from hf_compat.migration.report import Target
+from hf_compat.migration.resolving import find, looked_up_in, moved_path
 from hf_compat.migration.source import Source, binding_node, dotted, import_statement, name_or_dotted
+from hf_compat.migration.trainer_calls import call_change
 
 _STAR = "star import: import the names that are used"
+# Functions that do nothing today, and whose calls give nothing.
+_WITHOUT_EFFECT = ("send_example_telemetry",)
 # Modules that both packages have; `import … as` of one gives transformers' own names, too.
 _MIRRORED = tuple(
     f"transformers.{name}"
@@ -38,6 +45,8 @@ def rewrite_imports(source: Source) -> None:
                 before = FromImport.of(node, module, source.parent(node))
                 homes: dict[str, list[Imported]] = {}
                 for name in before.names:
+                    if name.name in _WITHOUT_EFFECT and _drop_calls(node, name, source, blocks):
+                        continue
                     place, today = _place_of(node, module, name, source)
                     homes.setdefault(place, []).append(today)
                 if not (list(homes) == [module] and homes[module] == list(before.names)):
@@ -60,21 +69,27 @@ class _Blocks:
         self._source = source
         self._blocks: dict[cst.CSTNode, Block] = {}
 
+    def is_alone(self, node: cst.CSTNode) -> bool:
+        """Return whether a statement is all that stands on its line, in a block."""
+        line = self._source.parent(node)
+        body = None if line is None else self._source.parent(line)
+        is_only = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
+        return is_only and isinstance(body, (cst.Module, cst.IndentedBlock))
+
     def replace(
-        self, node: cst.Import | cst.ImportFrom, new: Sequence[FromImport | str], rest: FromImport | str | None
+        self, node: cst.BaseSmallStatement, new: Sequence[FromImport | str], rest: FromImport | str | None
     ) -> None:
         """Have an import replaced by others, and by what is left of it.
 
         Args:
-            node: The import.
+            node: The import, or another statement that goes.
             new: Imports of names, or modules to import.
             rest: What is left of it: an import, or a statement; empty text where it stays as it is, None where it goes.
         """
         line = self._source.parent(node)
         body = None if line is None else self._source.parent(line)
-        is_alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
-        if is_alone and isinstance(body, (cst.Module, cst.IndentedBlock)):
-            assert isinstance(line, cst.SimpleStatementLine)
+        if self.is_alone(node):
+            assert isinstance(line, cst.SimpleStatementLine) and isinstance(body, (cst.Module, cst.IndentedBlock))
             self._blocks.setdefault(body, Block(body, self._source.module)).replace(line, new, rest)
             return
         codes = [_one_line(one) for one in (*new, *([] if rest in (None, "") else [rest]))]
@@ -146,17 +161,23 @@ def _is_fallback_star(node: cst.ImportFrom, name: str, source: Source) -> bool:
 
 def _place_of(node: cst.ImportFrom, module: str, name: Imported, source: Source) -> tuple[str, Imported]:
     """Return the module that a name is imported from today, and the import of it."""
-    reason = is_gone(name.name)
-    if reason is not None:
-        source.list(node, f"from {module} import {name.name}", reason)
     if _is_fallback(node, name, source):
         return module, name
+    moved = MOVED_MODULES.get(f"{module}.{name.name}")
+    if moved is not None:
+        place, _, last = moved.rpartition(".")
+        return place, name if last == name.name else replace(name, name=last, alias=name.bound)
     today = renamed(name.name)
     place = home(module, today, ours=source.target is Target.HF_COMPAT)
     if f"{module}.{name.name}" in _MIRRORED and source.target is Target.HF_COMPAT:
         place = "hf_compat"
     if name.name == "AdamW" and place == "torch.optim":
         source.list(node, "AdamW", ADAMW_DIFFERS)
+    if place.partition(".")[0] == "transformers":
+        found = find(place, today, source.target)
+        place, today = found.module, found.name
+        if found.reason is not None and not _is_guarded(node, source):
+            source.list(node, f"from {module} import {name.name}", found.reason)
     if today == name.name:
         return place, name
     return place, _renamed_import(node, name, today, source)
@@ -188,16 +209,119 @@ def _renamed_import(node: cst.ImportFrom, name: Imported, today: str, source: So
 
 def _rewrite_uses(source: Source, blocks: _Blocks) -> None:
     """Rewrite `transformers.Trainer` and the like, and the imports that they stand on."""
-    if source.target is Target.HF_COMPAT:
-        for statement in source.of(cst.Import):
+    for statement in source.of(cst.Import):
+        if source.target is Target.HF_COMPAT:
             _rewrite_import(statement, source, blocks)
+        else:
+            for alias in statement.names:
+                if dotted(alias.name).partition(".")[0] == "transformers":
+                    _look_up_module(alias, dotted(alias.name), source)
+    for call in source.of(cst.Call):
+        if (source.imported(call.func) or "").rpartition(".")[2] == "is_torch_tpu_available":
+            _rewrite_tpu_call(call, source)
     for node in source.of(cst.Attribute):
-        name = source.imported(node) or ""
-        package, _, last = name.rpartition(".")
-        if package.split(".")[0] == "transformers" and last in RENAMED and not _is_from(node, source):
-            source.change(node.attr, lambda updated, last=last: updated.with_changes(value=RENAMED[last]))  # type: ignore[misc]
-        elif package == "transformers" and (reason := is_gone(last)) is not None and not _is_from(node, source):
-            source.list(node, source.code(node), reason)
+        if not isinstance(source.parent(node), (cst.Attribute, cst.ImportAlias, cst.ImportFrom)):
+            _rewrite_use(node, source)
+
+
+def _rewrite_use(node: cst.Attribute, source: Source) -> None:
+    """Rewrite `transformers.….name` where the name, or a module before it, has moved; list what is not there."""
+    for inner in _innermost_first(node):
+        path = source.imported(inner) or ""
+        module, _, last = path.rpartition(".")
+        if path.partition(".")[0] != "transformers" or not module:
+            continue
+        is_from = _is_from(inner, source)
+        if path in MOVED_MODULES and not is_from:
+            rest = MOVED_MODULES[path].removeprefix(f"{module}.")
+            source.change(inner, lambda updated, rest=rest: _with_path(updated, rest))  # type: ignore[misc]
+        elif last in RENAMED and not is_from:
+            source.change(inner.attr, lambda updated, last=last: updated.with_changes(value=RENAMED[last]))  # type: ignore[misc]
+        elif not source.is_changed(inner) and _is_of_module(moved_path(module), source):
+            found = find(moved_path(module), last, source.target)
+            if found.reason is not None and not _is_guarded(node, source):
+                source.list(node, source.code(inner), found.reason)
+            elif f"{found.module}.{found.name}" != moved_path(path):
+                _move_use(inner, f"{found.module}.{found.name}", source)
+            else:
+                continue
+            return
+
+
+def _innermost_first(node: cst.Attribute) -> Iterator[cst.Attribute]:
+    if isinstance(node.value, cst.Attribute):
+        yield from _innermost_first(node.value)
+    yield node
+
+
+def _is_of_module(module: str, source: Source) -> bool:
+    """Whether a path of transformers is a module of the release: what stands below it can be looked up."""
+    names = looked_up_in(source.target)
+    return module == "transformers" if names is None else names.is_module(module)
+
+
+def _move_use(node: cst.Attribute, path: str, source: Source) -> None:
+    """Have `transformers.….name` read where it is today; what an import binds by another name is left to a person."""
+    if dotted(node).partition(".")[0] == "transformers" and not _is_from(node, source):
+        source.change(node, lambda updated: _renamed_path(updated, path))
+    else:
+        source.list(node, source.code(node), f"is {path} today")
+
+
+def _with_path(node: cst.CSTNode, rest: str) -> cst.CSTNode:
+    """Return an attribute with another path below what it is an attribute of."""
+    assert isinstance(node, cst.Attribute)
+    value = node.value
+    *inner, last = rest.split(".")
+    for part in inner:
+        value = cst.Attribute(value, cst.Name(part))
+    return node.with_changes(value=value, attr=cst.Name(last))
+
+
+def _rewrite_tpu_call(call: cst.Call, source: Source) -> None:
+    """Give the call of `is_torch_xla_available` the argument that asks for what the old one asked for."""
+    for place, argument in enumerate(call.args[:1]):
+        value = read_constant(argument.value)
+        edit = Edit(drop=True) if value is not None and not value.value else Edit(name="check_is_tpu")
+        if argument.keyword is None and not edit.drop:
+            equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+            source.change(argument, lambda node, equal=equal: node.with_changes(equal=equal))  # type: ignore[misc]
+        source.change(call, call_change(source, call, {place: edit}))
+
+
+def _is_guarded(node: cst.CSTNode, source: Source) -> bool:
+    """Whether an import stands in a `try` that goes on where it fails."""
+    inner = node
+    for outer in source.above(node):
+        if isinstance(outer, cst.Try) and inner is outer.body:
+            caught = {dotted(one) for handler in outer.handlers for one in _caught(handler)}
+            if caught & {"", "ImportError", "ModuleNotFoundError", "Exception", "BaseException", "AttributeError"}:
+                return True
+        inner = outer
+    return False
+
+
+def _caught(handler: cst.ExceptHandler) -> Sequence[cst.BaseExpression | None]:
+    kind = handler.type
+    return [one.value for one in kind.elements] if isinstance(kind, cst.Tuple) else [kind]
+
+
+def _drop_calls(node: cst.ImportFrom, name: Imported, source: Source, blocks: _Blocks) -> bool:
+    """Take the calls of a function without effect out, where all its uses are statements; say whether it was."""
+    scope = source.scope(node)
+    bindings = [] if scope is None else [one for one in scope[name.bound] if import_statement(one) is node]
+    uses = [access.node for one in bindings if isinstance(one, Assignment) for access in one.references]
+    calls = [source.parent(use) for use in uses]
+    lines = [
+        source.parent(call) if isinstance(call, cst.Call) and call.func is use else None
+        for call, use in zip(calls, uses, strict=True)
+    ]
+    if not all(isinstance(one, cst.Expr) and blocks.is_alone(one) for one in lines) or not blocks.is_alone(node):
+        return False
+    for line in lines:
+        assert isinstance(line, cst.Expr)
+        blocks.replace(line, [], None)
+    return True
 
 
 def _is_from(node: cst.Attribute, source: Source) -> bool:
@@ -231,6 +355,7 @@ def _rewrite_import(node: cst.Import, source: Source, blocks: _Blocks) -> None:
             _import_mirror(alias, module, source)
             kept.append(alias)
         elif module.split(".")[0] == "transformers":
+            _look_up_module(alias, module, source)
             uses, others = _uses_of(node, alias, source)
             for use in uses:
                 path = f"hf_compat.{use.name}"
@@ -244,8 +369,18 @@ def _rewrite_import(node: cst.Import, source: Source, blocks: _Blocks) -> None:
         blocks.replace(node, ["hf_compat"], "" if len(kept) == len(node.names) else rest)
 
 
+def _look_up_module(alias: cst.ImportAlias, module: str, source: Source) -> None:
+    """Import a module by today's name; list one that is not there."""
+    today = moved_path(module)
+    if today != module:
+        source.change(alias.name, lambda _: name_or_dotted(today))
+    names = looked_up_in(source.target)
+    if names is not None and not names.is_module(today) and not _is_guarded(alias, source):
+        source.list(alias, f"import {module}", f"transformers {names.version} has no such module")
+
+
 def _alias_code(alias: cst.ImportAlias) -> str:
-    name = dotted(alias.name)
+    name = moved_path(dotted(alias.name))
     return name if alias.asname is None else f"{name} as {_bound_name(alias.asname)}"
 
 

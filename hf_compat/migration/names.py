@@ -1,9 +1,11 @@
-"""Which names of transformers this package has, by module, and which have moved or gone. Data only.
+"""Which names of transformers this package has, by module, and where a name comes from today. Data only.
 
 `tests/migration/test_names.py` compares the tables with the packages.
 """
 
 from __future__ import annotations
+
+from hf_compat.interop.former_names import MOVED, MOVED_MODULES, RENAMED
 
 # At the top level of both packages, in some release.
 TOP_LEVEL = frozenset(
@@ -110,50 +112,6 @@ _ALSO_BOUND: dict[str, frozenset[str]] = {
     "transformers.training_args": frozenset({"IntervalStrategy", "SaveStrategy", "SchedulerType"}),
 }
 
-# Modules that have moved within transformers.
-MOVED_MODULES = {
-    "transformers.deepspeed": "transformers.integrations.deepspeed",
-    "transformers.file_utils": "transformers.utils",
-}
-# Names with another name today, wherever in transformers they were.
-RENAMED = {"EvaluationStrategy": "IntervalStrategy", "is_torch_tpu_available": "is_torch_xla_available"}
-# Names that another module of transformers, or another package, has today.
-MOVED = {
-    "transformers.AdamW": "torch.optim",
-    "transformers.optimization.AdamW": "torch.optim",
-    "transformers.training_args.default_logdir": "transformers.utils",
-}
-
-_OLD_DATA = "gone in transformers 5; the `datasets` package reads such data"
-# Names that are gone without a successor of the same use, with the way out.
-GONE = {
-    "AutoModelWithLMHead": "gone: AutoModelForCausalLM, AutoModelForMaskedLM or AutoModelForSeq2SeqLM, as the model is",
-    "AutoModelForVision2Seq": "gone in transformers 5: AutoModelForImageTextToText",
-    "DistributedTensorGatherer": "gone in transformers 5: Accelerate's `gather_for_metrics`",
-    "SequentialDistributedSampler": "gone in transformers 5: the trainer divides the data by itself",
-    "get_tpu_sampler": "gone in transformers 5: the trainer divides the data by itself",
-    "nested_xla_mesh_reduce": "gone in transformers 5",
-    "default_hp_space_sigopt": "gone in transformers 5, as SigOpt is",
-    "distributed_broadcast_scalars": "gone from `transformers.trainer`: it is in `transformers.trainer_pt_utils`",
-    "TFTrainer": "TensorFlow is gone in transformers 5",
-    "TFTrainingArguments": "TensorFlow is gone in transformers 5",
-    "is_tf_available": "TensorFlow is gone in transformers 5",
-    "create_optimizer": "TensorFlow is gone in transformers 5",
-    "is_flax_available": "Flax is gone in transformers 5",
-    "TRANSFORMERS_CACHE": "gone in transformers 5: `huggingface_hub.constants.HF_HUB_CACHE`",
-    **dict.fromkeys(
-        (
-            "DataCollatorForSOP", "DataProcessor", "GlueDataTrainingArguments", "GlueDataset", "InputExample",
-            "InputFeatures", "LineByLineTextDataset", "LineByLineWithRefDataset", "LineByLineWithSOPTextDataset",
-            "SquadDataTrainingArguments", "SquadDataset", "SquadV1Processor", "SquadV2Processor", "TextDataset",
-            "TextDatasetForNextSentencePrediction", "glue_compute_metrics", "glue_convert_examples_to_features",
-            "glue_output_modes", "glue_processors", "glue_tasks_num_labels", "squad_convert_examples_to_features",
-            "xnli_compute_metrics", "xnli_processors",
-        ),
-        _OLD_DATA,
-    ),
-}  # fmt: skip
-
 ADAMW_DIFFERS = (
     "is torch's AdamW now, with the defaults of transformers' (eps=1e-6, weight_decay=0.0); torch adds eps after the "
     "bias correction, so the numbers differ slightly"
@@ -187,12 +145,3 @@ def bound_by_star(module: str) -> frozenset[str]:
     """Return the names that a star import of a module binds, in any release, and that this package has."""
     names = MIRRORS.get(module.removeprefix("transformers."), frozenset()) | _ALSO_BOUND.get(module, frozenset())
     return names | {old for old, today in RENAMED.items() if today in names}
-
-
-def is_gone(name: str) -> str | None:
-    """Return the way out for a name that transformers 5 lacks; None where it has the name."""
-    if name in GONE:
-        return GONE[name]
-    if name.startswith(("TFAuto", "TFBert", "FlaxAuto", "FlaxBert")):
-        return "TensorFlow and Flax are gone in transformers 5"
-    return None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import runpy
+import sys
 
 import pytest
 import transformers
 
 import hf_compat
+from hf_compat.interop.former_names import account_of_import, is_restored
 
 IMPORTS = [
     ("transformers.utils", "send_example_telemetry"),
@@ -16,7 +19,16 @@ IMPORTS = [
     ("transformers.file_utils", "is_offline_mode"),
     ("transformers", "is_torch_tpu_available"),
     ("transformers.trainer_utils", "EvaluationStrategy"),
+    ("transformers", "deepspeed"),
+    ("transformers.deepspeed", "is_deepspeed_zero3_enabled"),
+    ("transformers.trainer", "ALL_LAYERNORM_LAYERS"),
+    ("transformers.tokenization_utils", "BatchEncoding"),
+    ("transformers.modeling_utils", "load_sharded_checkpoint"),
+    ("transformers", "is_tf_available"),
+    ("transformers.utils", "is_flax_available"),
 ]
+# A module that is there while patched alone: nothing to compare with before
+RESTORED = "transformers.deepspeed"
 pytestmark = pytest.mark.filterwarnings("ignore:These were imported from transformers")
 
 
@@ -43,8 +55,26 @@ def test_they_do_what_they_did(swapped):
 
 def test_a_name_that_the_release_has_stays_its_own_and_none_stays_behind():
     own = transformers.utils.check_min_version
-    before = {module: set(dir(importlib.import_module(module))) for module, _ in IMPORTS}
+    before = {module: set(dir(importlib.import_module(module))) for module, _ in IMPORTS if module != RESTORED}
     hf_compat.patch()
     assert transformers.utils.check_min_version is own
     hf_compat.unpatch()
     assert {module: set(dir(importlib.import_module(module))) for module in before} == before
+    assert RESTORED not in sys.modules
+
+
+def test_what_is_not_restored_is_told_by_the_table(tmp_path):
+    (tmp_path / "old.py").write_text("from transformers import AdamW\n")
+    (tmp_path / "own.py").write_text("from transformers import no_such_name\n")
+    for script, told in (("old.py", ["transformers.AdamW: gone since 4.50: `torch.optim.AdamW`"]), ("own.py", [])):
+        with pytest.raises(ImportError) as raised:
+            runpy.run_path(str(tmp_path / script))
+        account = account_of_import(raised.value)
+        assert [account.partition(",")[0]] == told if told else account is None
+
+
+def test_each_restored_name_is_one_that_the_table_says_is_restored(swapped):
+    for module, name in IMPORTS:
+        if (module, name) != ("transformers", "deepspeed"):
+            assert is_restored(f"{module}.{name}"), name
+    assert is_restored("transformers.deepspeed") and not is_restored("transformers.AdamW")

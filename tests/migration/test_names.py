@@ -7,7 +7,8 @@ import importlib
 import transformers
 
 import hf_compat
-from hf_compat.migration.names import _ALSO_BOUND, GONE, MIRRORS, MOVED, MOVED_MODULES, PUBLIC, RENAMED, TOP_LEVEL
+from hf_compat.interop.former_names import GONE, MOVED, MOVED_MODULES, RENAMED
+from hf_compat.migration.names import _ALSO_BOUND, MIRRORS, PUBLIC, TOP_LEVEL
 from hf_compat.migration.things import _CLASSES
 
 

@@ -1,0 +1,254 @@
+"""Names that scripts of 4.x import from transformers and that 5.x lacks: one table of what becomes of each.
+
+`run` and `check` restore what has a home or a stand-in, `migrate` writes the new home, and all three tell the rest.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+
+from hf_compat.hf.enums import IntervalStrategy
+from hf_compat.interop.releases import modules_there
+
+# Modules that have moved within transformers.
+MOVED_MODULES = {
+    "transformers.deepspeed": "transformers.integrations.deepspeed",
+    "transformers.file_utils": "transformers.utils",
+}
+# Names with another name today, wherever in transformers they were.
+RENAMED = {"EvaluationStrategy": "IntervalStrategy", "is_torch_tpu_available": "is_torch_xla_available"}
+# Where names stood → where they are today. What only one of them bound by an import of its own is found by
+# `migrate` in the installed release.
+_MOVED_FROM: dict[str, dict[str, tuple[str, ...]]] = {
+    "transformers.modeling_utils": {
+        "transformers.configuration_utils": ("PretrainedConfig",),
+        "transformers.generation": ("GenerationMixin",),
+        "transformers.pytorch_utils": ("Conv1D", "apply_chunking_to_forward", "prune_linear_layer"),
+        "transformers.trainer_utils": ("load_sharded_checkpoint",),
+    },
+    "transformers.tokenization_utils": {
+        "transformers.tokenization_utils_base": (
+            "BatchEncoding", "EncodedInput", "EncodedInputPair", "PreTokenizedInput", "PreTokenizedInputPair",
+            "PreTrainedTokenizerBase", "TextInput", "TextInputPair", "TruncationStrategy",
+        ),
+        "transformers.utils": ("PaddingStrategy", "TensorType"),
+    },
+    "transformers.trainer": {
+        "transformers.configuration_utils": ("PretrainedConfig",),
+        "transformers.optimization": ("Adafactor",),
+        "transformers.pytorch_utils": ("ALL_LAYERNORM_LAYERS",),
+        "transformers.trainer_pt_utils": (
+            "distributed_concat", "get_module_class_from_name", "nested_concat", "nested_numpify",
+        ),
+        "transformers.utils": ("PushToHubMixin", "is_apex_available", "is_bitsandbytes_available"),
+    },
+    "transformers.trainer_pt_utils": {"transformers.tokenization_utils_base": ("BatchEncoding",)},
+}  # fmt: skip
+# Names that another module of transformers, or another package, has today.
+MOVED = {
+    "transformers.AdamW": "torch.optim",
+    "transformers.optimization.AdamW": "torch.optim",
+    "transformers.training_args.default_logdir": "transformers.integrations.integration_utils",
+    **{
+        f"{place}.{name}": home
+        for place, homes in _MOVED_FROM.items()
+        for home, names in homes.items()
+        for name in names
+    },
+}
+
+_OLD_DATA = "gone in transformers 5; the `datasets` package reads such data"
+# Names that are gone without a successor of the same use, with the way out.
+GONE = {
+    "AutoModelWithLMHead": "gone: AutoModelForCausalLM, AutoModelForMaskedLM or AutoModelForSeq2SeqLM, as the model is",
+    "AutoModelForVision2Seq": "gone in transformers 5: AutoModelForImageTextToText",
+    "DistributedTensorGatherer": "gone in transformers 5: Accelerate's `gather_for_metrics`",
+    "SequentialDistributedSampler": "gone in transformers 5: the trainer divides the data by itself",
+    "get_tpu_sampler": "gone in transformers 5: the trainer divides the data by itself",
+    "nested_xla_mesh_reduce": "gone in transformers 5",
+    "default_hp_space_sigopt": "gone in transformers 5, as SigOpt is",
+    "distributed_broadcast_scalars": "gone from `transformers.trainer`: it is in `transformers.trainer_pt_utils`",
+    "TFTrainer": "TensorFlow is gone in transformers 5",
+    "TFTrainingArguments": "TensorFlow is gone in transformers 5",
+    "is_tf_available": "TensorFlow is gone in transformers 5",
+    "create_optimizer": "TensorFlow is gone in transformers 5",
+    "is_flax_available": "Flax is gone in transformers 5",
+    "is_offline_mode": "gone in transformers 5: `huggingface_hub.constants.HF_HUB_OFFLINE`",
+    "get_full_repo_name": "gone in transformers 5: `huggingface_hub.HfApi().get_full_repo_name`",
+    "send_example_telemetry": "gone in transformers 5, where nothing is sent: take the call out",
+    "AdamW": "gone since 4.50: `torch.optim.AdamW`, which differs in the last digits (`migrate` writes it)",
+    "SpecialTokensMixin": "gone in transformers 5: its methods are those of `PreTrainedTokenizerBase`",
+    "DataCollatorForWholeWordMask": "gone in transformers 5: `DataCollatorForLanguageModeling(whole_word_mask=True)`",
+    "find_pruneable_heads_and_indices": "gone in transformers 5, as the pruning of heads is: copy it into the script",
+    "top_k_top_p_filtering": "gone since 4.39: `TopKLogitsWarper` and `TopPLogitsWarper`",
+    "Conversation": "gone since 4.42: pipelines take lists of messages",
+    "LogitsWarper": "gone in transformers 5: `LogitsProcessor`",
+    "is_safetensors_available": "gone in transformers 5: always true",
+    "is_ipex_available": "gone in transformers 5, as Intel's extension is",
+    "TRANSFORMERS_CACHE": "gone in transformers 5: `huggingface_hub.constants.HF_HUB_CACHE`",
+    **dict.fromkeys(
+        (
+            "DataCollatorForSOP", "DataProcessor", "GlueDataTrainingArguments", "GlueDataset", "InputExample",
+            "InputFeatures", "LineByLineTextDataset", "LineByLineWithRefDataset", "LineByLineWithSOPTextDataset",
+            "SquadDataTrainingArguments", "SquadDataset", "SquadV1Processor", "SquadV2Processor", "TextDataset",
+            "TextDatasetForNextSentencePrediction", "glue_compute_metrics", "glue_convert_examples_to_features",
+            "glue_output_modes", "glue_processors", "glue_tasks_num_labels", "squad_convert_examples_to_features",
+            "xnli_compute_metrics", "xnli_processors",
+        ),
+        _OLD_DATA,
+    ),
+}  # fmt: skip
+
+
+def is_gone(name: str) -> str | None:
+    """Return the way out for a name that transformers 5 lacks; None where it has the name."""
+    if name in GONE:
+        return GONE[name]
+    if re.match(r"(TF|Flax)[A-Z][a-z]", name):
+        return "TensorFlow and Flax are gone in transformers 5"
+    return None
+
+
+def send_example_telemetry(example_name: str, *example_args: object, framework: str = "pytorch") -> None:
+    """Send nothing: 5.0 dropped what told Hugging Face which example script was started.
+
+    Mirrors:
+        `transformers.utils.send_example_telemetry`, 4.21 to 4.57.
+    """
+
+
+def is_torch_tpu_available(check_device: bool = True) -> bool:
+    """Return whether torch_xla finds a TPU.
+
+    Mirrors:
+        `transformers.is_torch_tpu_available`, until 4.49; `is_torch_xla_available(check_is_tpu=True)` took its place.
+    """
+    utils = importlib.import_module("transformers.utils")
+    return bool(utils.is_torch_xla_available(check_is_tpu=check_device))
+
+
+def is_offline_mode() -> bool:
+    """Return whether nothing may be downloaded (`HF_HUB_OFFLINE=1`).
+
+    Mirrors:
+        `transformers.utils.is_offline_mode`, until 4.57; `huggingface_hub` has it now.
+    """
+    return bool(importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE)
+
+
+def get_full_repo_name(model_id: str, organization: str | None = None, token: str | None = None) -> str:
+    """Return a repository's name with its owner: the organization, or who the token belongs to.
+
+    Mirrors:
+        `transformers.utils.get_full_repo_name`, until 4.57; `huggingface_hub.HfApi` has it now.
+    """
+    hub = importlib.import_module("huggingface_hub")
+    return str(hub.HfApi(token=token).get_full_repo_name(model_id=model_id, organization=organization))
+
+
+def is_never_available() -> bool:
+    """Return False: what it asks for is gone in transformers 5.
+
+    Mirrors:
+        `transformers.is_tf_available` and `transformers.is_flax_available`, until 4.57.
+    """
+    return False
+
+
+def is_always_available() -> bool:
+    """Return True: transformers 5 needs it.
+
+    Mirrors:
+        `transformers.utils.is_safetensors_available`, until 4.57.
+    """
+    return True
+
+
+_HUB: Mapping[str, Callable[..., object]] = {
+    one.__name__: one for one in (send_example_telemetry, is_offline_mode, get_full_repo_name)
+}
+_AVAILABLE: Mapping[str, Callable[..., object]] = {
+    "is_flax_available": is_never_available,
+    "is_safetensors_available": is_always_available,
+    "is_tf_available": is_never_available,
+    "is_torch_tpu_available": is_torch_tpu_available,
+}
+# What stands in for names that have no home, where scripts look for them.
+_STAND_INS: dict[str, Mapping[str, object]] = {
+    "transformers": _AVAILABLE,
+    "transformers.file_utils": {**_HUB, **_AVAILABLE},
+    "transformers.trainer": {"is_torch_tpu_available": is_torch_tpu_available},
+    "transformers.trainer_utils": {
+        "EvaluationStrategy": IntervalStrategy,
+        "is_tf_available": is_never_available,
+        "is_torch_tpu_available": is_torch_tpu_available,
+    },
+    "transformers.training_args": {"EvaluationStrategy": IntervalStrategy},
+    "transformers.utils": {**_HUB, **_AVAILABLE},
+    "transformers.utils.hub": _HUB,
+    "transformers.utils.import_utils": _AVAILABLE,
+}
+
+_added: list[tuple[ModuleType, str, object]] = []
+_aliases: dict[str, ModuleType] = {}
+
+
+def is_restored(path: str) -> bool:
+    """Return whether `run` gives transformers a name, or module, back."""
+    module, _, name = path.rpartition(".")
+    if path in MOVED_MODULES or module in MOVED_MODULES:
+        return True
+    return name in _STAND_INS.get(module, {}) or MOVED.get(path, "").startswith("transformers.")
+
+
+def account_of_import(error: ImportError) -> str | None:
+    """Return what an import of transformers has failed for, where the table knows the name."""
+    found = re.search(r"cannot import name '(\w+)' from '(transformers[\w.]*)'", str(error))
+    return None if found is None or (way_out := is_gone(found[1])) is None else f"{found[2]}.{found[1]}: {way_out}."
+
+
+def add_former_names(top_levels: list[ModuleType]) -> None:
+    """Give modules of transformers the names that this release no longer has.
+
+    Args:
+        top_levels: `transformers`, and what code holds under that name.
+    """
+    for old, today in MOVED_MODULES.items():
+        if not modules_there((old,)) and (there := modules_there((today,))):
+            sys.modules[old] = _aliases[old] = there[0]
+            for module in top_levels:
+                _add(module, {old.rpartition(".")[2]: there[0]})
+    homes: dict[str, dict[str, object]] = {}
+    for path, home in MOVED.items():
+        place, _, name = path.rpartition(".")
+        if home.startswith("transformers."):
+            homes.setdefault(place, {}).update(
+                (name, getattr(module, name)) for module in modules_there((home,)) if hasattr(module, name)
+            )
+    for place, names in (*_STAND_INS.items(), *homes.items()):
+        for inner in modules_there((place,)):
+            for module in top_levels if place == "transformers" else [inner]:
+                _add(module, names)
+
+
+def _add(module: ModuleType, names: Mapping[str, object]) -> None:
+    for name, value in names.items():
+        if name not in dir(module):  # asking for it would load it
+            setattr(module, name, value)
+            _added.append((module, name, value))
+
+
+def take_former_names_back() -> None:
+    """Leave the modules as they were; what a script has put under such a name since stays."""
+    while _added:
+        module, name, value = _added.pop()
+        if vars(module).get(name) is value:
+            delattr(module, name)
+    while _aliases:
+        old, there = _aliases.popitem()
+        if sys.modules.get(old) is there:
+            del sys.modules[old]
