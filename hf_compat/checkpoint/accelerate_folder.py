@@ -14,8 +14,9 @@ import torch
 
 from hf_compat.checkpoint.forms import check_random_states
 from hf_compat.checkpoint.lightning_io import write_weights
+from hf_compat.checkpoint.pickles import Plain
 from hf_compat.checkpoint.plain_values import readable_state
-from hf_compat.checkpoint.reading import Plain, Weights, plain_names, read_torch_file, read_weights_file
+from hf_compat.checkpoint.reading import Weights, plain_names, read_torch_file, read_weights_file
 from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.rng import RandomStates, legacy_globals, pack_legacy_rng, read_rng, unpack_rng

@@ -12,7 +12,6 @@ import math
 import os
 import pickle
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +32,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.files import first_line, is_plain_name, open_regular, read_small
-from hf_compat.checkpoint.reading import Plain, StoredTensor, check_bounds
+from hf_compat.checkpoint.pickles import Plain, is_whole_zip, walked
+from hf_compat.checkpoint.reading import StoredTensor, load_plain
 from hf_compat.errors import CheckpointError
 
 METADATA_NAME = ".metadata"
@@ -183,11 +183,9 @@ class _PlainPlanner(DefaultLoadPlanner):
 
 def _plain_value(folder: str, key: str, stored: io.BytesIO) -> Plain:
     try:
-        value = torch.load(stored, map_location="cpu", weights_only=True)
+        return load_plain(folder, stored)
     except Exception as error:
         raise CheckpointError(f"{folder} holds no plain value as {key!r}: {first_line(error)}") from error
-    check_bounds(folder, value)
-    return value
 
 
 class _IndexOnly(pickle.Unpickler):
@@ -233,6 +231,7 @@ def open_dcp(contents: Contents, subfolder: str = "") -> DcpFolder:
     path = contents.need(before + METADATA_NAME)
     content = read_small(path, INDEX_BYTES)
     try:
+        walked(path, io.BytesIO(content), len(content))
         index = _IndexOnly(io.BytesIO(content)).load()
         wrong = _problem(index)
     except CheckpointError:
@@ -280,7 +279,7 @@ def _check_entry(dcp: DcpFolder, place: MetadataIndex) -> None:
         file.seek(info.offset)
         entry = io.BytesIO(file.read(info.length))
     is_value = isinstance(expected, BytesStorageMetadata)
-    if not is_value and not _is_whole(entry):
+    if not is_value and not is_whole_zip(entry):
         raise CheckpointError(f"{path} is damaged: {place.fqn!r} does not have its checksum.")
     entry.seek(0)
     found = _plain_value(dcp.path, place.fqn, entry)
@@ -294,14 +293,6 @@ def _check_entry(dcp: DcpFolder, place: MetadataIndex) -> None:
 def _is_part(found: Plain, whole: TensorStorageMetadata, place: MetadataIndex) -> bool:
     sizes = [chunk.sizes for chunk in whole.chunks if place.offset is None or chunk.offsets == place.offset]
     return found.dtype == whole.properties.dtype and found.shape in sizes
-
-
-def _is_whole(entry: io.BytesIO) -> bool:
-    try:
-        with zipfile.ZipFile(entry) as archive:
-            return archive.testzip() is None
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError):
-        return False
 
 
 def _problem(index: object) -> str | None:

@@ -18,6 +18,8 @@ from typing import BinaryIO
 from hf_compat.errors import CheckpointError
 
 SMALL_FILE_BYTES = 64 * 2**20  # of an index, a manifest, a name
+# A shortest log (`{"loss":1.0,"step":1},`) has 22 characters, an entry of a safetensors header 16 for each container.
+_BYTES_OF_A_CONTAINER, _FEW_CONTAINERS = 12, 10**5
 STATE_FILE_BYTES = 2**30  # of a trainer state: a log of each of a million updates takes 150 MB
 
 
@@ -116,9 +118,22 @@ def read_json(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> ob
     """
     text = read_text(path, limit)
     try:
-        return json.loads(text)
+        return bounded_json(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{os.fspath(path)} cannot be read: no valid JSON ({first_line(error)}).") from error
+
+
+def bounded_json(text: str) -> object:
+    """Parse JSON that somebody else may have written: containers take up to 80 times the memory of their brackets.
+
+    Raises:
+        ValueError: It is no JSON, or consists of little but brackets.
+        RecursionError: It is nested too deeply.
+    """
+    containers = text.count("{") + text.count("[")
+    if containers > _FEW_CONTAINERS + len(text) // _BYTES_OF_A_CONTAINER:
+        raise ValueError(f"its {len(text)} characters are {containers} lists and objects")
+    return json.loads(text)
 
 
 def is_plain_name(name: object) -> bool:

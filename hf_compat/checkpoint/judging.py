@@ -5,20 +5,19 @@ HF words; reads, writes nothing. Each file is read by the reader that a run uses
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.contents import MANIFEST_NAME, Contents
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, check_values, open_dcp
-from hf_compat.checkpoint.files import STATE_FILE_BYTES, check_regular, open_regular, read_json
+from hf_compat.checkpoint.files import STATE_FILE_BYTES, bounded_json, check_regular, open_regular, read_json
 from hf_compat.checkpoint.forms import check_optimizer, check_random_states, check_schedule
 from hf_compat.checkpoint.headers import weight_shapes
-from hf_compat.checkpoint.reading import Allowed, Plain, read_torch_file, shard_names
+from hf_compat.checkpoint.pickles import Plain, is_whole_zip
+from hf_compat.checkpoint.reading import Allowed, read_torch_file, shard_names
 from hf_compat.checkpoint.run_state import RUN_STATE_FILE, RunState
 from hf_compat.checkpoint.trainer_state import read_trainer_state
 from hf_compat.checkpoint.zero_reader import LATEST_NAME, check_zero_files, named_zero_folder
@@ -77,7 +76,7 @@ def _judge_rng(contents: Contents, name: str) -> None:
 
 
 def _read_torch(path: str, allowed: Allowed = ()) -> Plain:
-    return read_torch_file(path, allowed, mmap=zipfile.is_zipfile(path))  # torch before 1.6 wrote no zip files
+    return read_torch_file(path, allowed, mmap=True)
 
 
 def _judge_run_state(contents: Contents, name: str) -> None:
@@ -137,8 +136,9 @@ def judge_unlisted(root: Path, may_lack_optimizer: bool = False) -> Iterator[str
     has_optimizer = os.path.lexists(root / names.OPTIMIZER_NAME)
     if not may_lack_optimizer and has_optimizer != os.path.lexists(root / names.SCHEDULER_NAME):
         yield f"{names.SCHEDULER_NAME if has_optimizer else names.OPTIMIZER_NAME} is missing"
-    damaged = [wrong for path in _files_below(root) if (wrong := _judge_bytes(path)) is not None]
-    yield from _and_contents(root, damaged)
+    yield from _and_contents(
+        root, (path.relative_to(root).as_posix() for path in sorted(root.rglob("*"))), _OF_UNLISTED
+    )
 
 
 def judge_edited(root: Path, edited: Iterable[str]) -> Iterator[str]:
@@ -149,8 +149,7 @@ def judge_edited(root: Path, edited: Iterable[str]) -> Iterator[str]:
         edited: The files that are not known to be as they were written.
     """
     yield from _missing_parts(root)
-    parts = [root / name for name in sorted(edited) if names.is_part_of_checkpoint(name)]
-    yield from _and_contents(root, [wrong for path in parts if (wrong := _judge_bytes(path, _OF_EDITED)) is not None])
+    yield from _and_contents(root, sorted(edited), _OF_EDITED)
 
 
 def _missing_parts(root: Path) -> Iterator[str]:
@@ -182,7 +181,10 @@ def holds_model_alone(root: Path) -> bool:
     return any((root / name).is_file() for name in (*names.WHOLE_WEIGHTS, *names.ADAPTER_WEIGHTS))
 
 
-def _and_contents(root: Path, damaged: list[str]) -> Iterator[str]:
+def _and_contents(root: Path, files: Iterable[str], judges: Mapping[str, WholeJudge]) -> Iterator[str]:
+    """Judge the bytes of a checkpoint's files, then what a run would read of them."""
+    parts = [root / name for name in files if names.is_part_of_checkpoint(name) and not os.path.isdir(root / name)]
+    damaged = [wrong for path in parts if (wrong := _judge_bytes(path, judges)) is not None]
     yield from damaged
     seen = {wrong.partition(" ")[0] for wrong in damaged}
     for wrong in judge_contents(Contents(root)):
@@ -190,13 +192,9 @@ def _and_contents(root: Path, damaged: list[str]) -> Iterator[str]:
             yield wrong
 
 
-def _files_below(root: Path) -> Iterator[Path]:
-    return (path for path in sorted(root.rglob("*")) if os.path.lexists(path) and not os.path.isdir(path))
-
-
-def _judge_bytes(path: Path, judges: Mapping[str, WholeJudge] | None = None) -> str | None:
+def _judge_bytes(path: Path, judges: Mapping[str, WholeJudge]) -> str | None:
     """Return what is wrong with a file whose form shows whether all of it is there."""
-    is_whole = (_OF_UNLISTED if judges is None else judges).get(path.suffix)
+    is_whole = judges.get(path.suffix)
     if is_whole is None:
         return None
     try:
@@ -216,7 +214,9 @@ def _is_whole_safetensors(path: Path) -> bool:
             header_bytes = int.from_bytes(file.read(8), "little")
             if not 0 < header_bytes < min(path.stat().st_size, _HEADER_BYTES):
                 raise ValueError("the header does not fit into the file")
-            header = json.loads(file.read(header_bytes))
+            header = bounded_json(file.read(header_bytes).decode())
+        if not isinstance(header, dict):
+            return False
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         return (8 + header_bytes + int(max(ends, default=0))) == path.stat().st_size
     except (ValueError, KeyError, IndexError, AttributeError, TypeError, MemoryError, OverflowError, RecursionError):
@@ -224,11 +224,8 @@ def _is_whole_safetensors(path: Path) -> bool:
 
 
 def _is_whole_torch_file(path: Path) -> bool:
-    try:
-        with zipfile.ZipFile(path) as archive:  # torch writes zip files, with checksums
-            return archive.testzip() is None
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError, MemoryError):
-        return False
+    with open_regular(path) as file:
+        return is_whole_zip(file)
 
 
 def _is_whole_json(path: Path) -> bool:

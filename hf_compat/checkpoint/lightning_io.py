@@ -36,7 +36,7 @@ from hf_compat.checkpoint.files import check_regular, first_line
 from hf_compat.checkpoint.judging import holds_model_alone
 from hf_compat.checkpoint.lightning_form import OWN_KEY, LightningCheckpoint, check_lightning
 from hf_compat.checkpoint.plain_values import readable_checkpoint, reading_arrays
-from hf_compat.checkpoint.reading import COMPILED, Weights, fitting, read_torch_file, read_weights
+from hf_compat.checkpoint.reading import COMPILED, Weights, check_torch_file, fitting, read_torch_file, read_weights
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, DataPosition, Moment, RunState
 from hf_compat.checkpoint.sealing import seal
 from hf_compat.checkpoint.trainer_state import read_trainer_state
@@ -285,9 +285,13 @@ class HFCheckpointIO(CheckpointIO):
         elif "://" not in str(path):  # else a place elsewhere, which Lightning knows how to reach
             raise no_checkpoint(str(path))
         try:
+            is_plain = weights_only is not False  # the caller asks for unpickling in so many words
+            if is_plain and os.path.lexists(path):
+                check_torch_file(str(path), str(path))
             with reading_arrays():
-                # nothing is unpickled unless the caller asks for it in so many words
-                checkpoint = self.behind.load_checkpoint(path, map_location, weights_only=weights_only is not False)
+                checkpoint = self.behind.load_checkpoint(path, map_location, weights_only=is_plain)
+        except CheckpointError:
+            raise
         except Exception as error:  # torch and pickle raise what they like; the file is the fact
             raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
         check_lightning(str(path), checkpoint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import pickle
 import zipfile
@@ -17,6 +18,7 @@ import torch
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.files import first_line, is_plain_name, pinned, read_json
+from hf_compat.checkpoint.pickles import Plain, check_bounds, walked_torch_file
 from hf_compat.errors import CheckpointError
 
 # module → types
@@ -60,7 +62,6 @@ def _moved(held: object, device: torch.device) -> object:
 
 
 Weights = dict[str, torch.Tensor]
-Plain = Any  # tensors and plain containers: what a file holds, its reader knows
 Allowed = Sequence[Any]  # as torch lists safe globals: types and functions, or one of these with another name
 COMPILED = "_orig_mod."  # what torch.compile puts into the names of weights
 
@@ -103,79 +104,52 @@ def read_torch_file(path: str, allowed: Allowed = (), mmap: bool = False) -> Pla
     """
     try:
         with pinned(path) as opened:
-            content = _load(opened, allowed, mmap)
+            return load_plain(path, opened, allowed, mmap)
     except CheckpointError:
         raise
     except Exception as error:  # torch and pickle raise what they like; the file is the fact
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+
+
+def load_plain(path: str, source: str | io.BytesIO, allowed: Allowed = (), mmap: bool = False) -> Plain:
+    """Load what `torch.save` wrote, after a walk through its pickle; raises what torch raises, too.
+
+    Args:
+        path: The file, for messages.
+        source: What is opened.
+        allowed: Types that may be in it.
+        mmap: Leave tensors on disk until they are used, where torch can.
+
+    Raises:
+        CheckpointError: Following it would take without measure.
+    """
+    check_torch_file(path, source)
+
+    def load(types: Allowed) -> Plain:
+        with torch.serialization.safe_globals(list(types)):
+            is_mapped = mmap and zipfile.is_zipfile(source)  # torch before 1.6 wrote none
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=is_mapped)
+
+    try:
+        content = load(allowed)
+    except pickle.UnpicklingError:
+        further = state_types_in(source) if isinstance(source, str) else []
+        if not further:
+            raise
+        content = load([*allowed, *further])
     check_bounds(path, content)
     return content
 
 
-def _load(path: str, allowed: Allowed, mmap: bool) -> Plain:
-    def load(types: Allowed) -> Plain:
-        with torch.serialization.safe_globals(list(types)):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-
-    try:
-        return load(allowed)
-    except pickle.UnpicklingError:
-        further = state_types_in(path)
-        if not further:
-            raise
-        return load([*allowed, *further])
-
-
-# A container that is referred to twice counts twice, as for everybody who walks through the content.
-_MOST_PARTS = 10**7
-_DEEPEST = 100
-# What tensors may need beyond their own storage, in bytes: a stride of 0 makes gigabytes of a number.
-_MOST_REPEATED_BYTES = 2**26
-
-
-def check_bounds(path: str, content: Plain) -> None:
-    """Refuse a content that nobody can walk through or hold: bytes of it may stand for gigabytes.
+def check_torch_file(path: str, source: str | io.BytesIO) -> None:
+    """Refuse a file of `torch.save` that no loader should follow.
 
     Raises:
-        CheckpointError: It contains itself, is nested too deeply, shares parts without measure, or has tensors without
-            data or with far more numbers than are stored.
+        CheckpointError: It is damaged, or following it would take without measure.
     """
-    sizes: dict[int, tuple[int, int]] = {}  # of each container: its parts, and how deeply they are nested
-    around: set[int] = set()
-    repeated = 0
-    waiting: list[tuple[Plain, bool]] = [(content, False)]
-    while waiting:
-        item, is_counted = waiting.pop()
-        if isinstance(item, torch.Tensor):
-            repeated += _repeated_bytes(path, item)
-        if not isinstance(item, (Mapping, list, tuple, set, frozenset)) or id(item) in sizes:
-            continue
-        parts = [*item.keys(), *item.values()] if isinstance(item, Mapping) else list(item)
-        if is_counted:
-            around.discard(id(item))
-            found = [sizes.get(id(part), (1, 0)) for part in parts]
-            sizes[id(item)] = 1 + sum(count for count, _ in found), 1 + max((depth for _, depth in found), default=0)
-        elif id(item) in around:
-            raise CheckpointError(f"{path} cannot be read: it holds a container that contains itself.")
-        else:
-            around.add(id(item))
-            waiting.append((item, True))
-            waiting += ((part, False) for part in parts)
-    count, depth = sizes.get(id(content), (1, 0))
-    if count > _MOST_PARTS or depth > _DEEPEST or repeated > _MOST_REPEATED_BYTES:
-        raise CheckpointError(
-            f"{path} cannot be read: its few bytes stand for {count} parts, {depth} levels deep, and for {repeated} "
-            "bytes of repeated numbers."
-        )
-
-
-def _repeated_bytes(path: str, tensor: torch.Tensor) -> int:
-    """Count the bytes of a tensor beyond those of its storage."""
-    if tensor.is_meta:
-        raise CheckpointError(f"{path} cannot be read: it holds tensors without data.")
-    if tensor.layout is not torch.strided:
-        return 0
-    return max(tensor.numel() * tensor.element_size() - tensor.untyped_storage().nbytes(), 0)
+    with open(source, "rb") if isinstance(source, str) else contextlib.nullcontext(source) as file:
+        walked_torch_file(path, file)
+        file.seek(0)
 
 
 def read_safetensors(path: str) -> Weights:

@@ -13,7 +13,7 @@ import torch
 
 from hf_compat.checkpoint.files import short
 from hf_compat.checkpoint.forms import MOMENTS, unfit
-from hf_compat.checkpoint.reading import Plain
+from hf_compat.checkpoint.pickles import Plain
 
 logger = logging.getLogger(__name__)
 

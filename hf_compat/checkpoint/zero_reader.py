@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,7 +134,7 @@ def _list_tensors(models: list[RankFile], optimizers: list[RankFile], folder: Pa
 
 
 def _read(path: str) -> RankFile:
-    content = read_torch_file(path, allowed=_BESIDE, mmap=zipfile.is_zipfile(path))
+    content = read_torch_file(path, allowed=_BESIDE, mmap=True)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} cannot be read: it holds no state of DeepSpeed's.")
     return content

@@ -17,7 +17,8 @@ from hf_compat.checkpoint.accelerate_folder import StateFolder, numbered, number
 from hf_compat.checkpoint.forms import check_schedule, check_weights
 from hf_compat.checkpoint.model_state import DeepSpeedState, ModelState, make_model_state
 from hf_compat.checkpoint.model_state.base import TorchState
-from hf_compat.checkpoint.reading import Plain, Weights, fitting
+from hf_compat.checkpoint.pickles import Plain
+from hf_compat.checkpoint.reading import Weights, fitting
 from hf_compat.errors import ArgumentError, CheckpointError, CheckpointWriteError, UnsupportedArgument, warn_once
 from hf_compat.hf.process_state import ProcessMembers
 from hf_compat.optim.prepared import Prepared, unprepared

@@ -1,14 +1,15 @@
 """Kill a training run at random instants, resume it each time, and compare what comes out with an uninterrupted run.
 
-    .venv/bin/python tests/faults/kill.py [kills] [seed]
+    .venv/bin/python tests/faults/kill.py [kills] [seed] [--shape NAME]
 
-The run saves at every update, so most of its time, and most of the kills, are within saves. Each life is a process of
-its own (forked after the imports) that ends by SIGKILL. Where a run reaches its end it is compared and begun anew.
-Prints what was seen; the exit status is 0 when every run that ended was equal.
+`kill_shapes.py` has the runs. Each saves at every update, so most of its time, and most of the kills, are within saves.
+Each life is a process of its own (forked after the imports) that ends by SIGKILL. Where a run reaches its end it is
+compared and begun anew. Prints what was seen; the exit status is 0 when every run that ended was equal.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pickle
@@ -26,40 +27,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "parity"))
 warnings.filterwarnings("ignore")
 
 import torch
-import toy
 from compare import first_difference, same
+from kill_shapes import SHAPES
 
-from hf_compat import Trainer, TrainingArguments, set_seed
+from hf_compat import set_seed
 
 TIMED = ("_runtime", "_per_second", "_time")
 
 
-def train(folder: str, result: str | None) -> None:
+def train(shape: str, folder: str, result: str) -> None:
     """One life: go on from the newest good checkpoint, or begin."""
-    args = TrainingArguments(
-        folder,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=3,
-        num_train_epochs=4,
-        learning_rate=1e-2,
-        logging_steps=2,
-        eval_strategy="steps",
-        eval_steps=3,
-        save_strategy="steps",
-        save_steps=1,
-        save_total_limit=3,
-        load_best_model_at_end=False,
-        use_cpu=True,
-        disable_tqdm=True,
-    )
     set_seed(3)
-    trainer = Trainer(
-        toy.Tagger(),
-        args,
-        train_dataset=toy.sequences(50),
-        eval_dataset=toy.sequences(9, 5),
-        data_collator=toy.mask_at_random,  # draws random numbers, one batch ahead
-    )
+    trainer = SHAPES[shape](folder)
     has_begun = any(Path(folder).glob("checkpoint-*")) if Path(folder).is_dir() else False
     try:
         trainer.train(resume_from_checkpoint=has_begun)
@@ -67,10 +46,15 @@ def train(folder: str, result: str | None) -> None:
         if "No valid checkpoint found" not in str(error):
             raise
         trainer.train()
-    if result is not None:
-        logs = [{k: v for k, v in log.items() if not k.endswith(TIMED)} for log in trainer.state.log_history]
-        weights = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-        Path(result).write_bytes(pickle.dumps({"logs": logs, "weights": weights}))
+    logs = [{k: v for k, v in log.items() if not k.endswith(TIMED)} for log in trainer.state.log_history]
+    found = {
+        "logs": logs,
+        "best": (trainer.state.best_metric, trainer.state.best_global_step),
+        "weights": {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()},
+        "optimizer": trainer.optimizer.state_dict()["state"],
+        "drawn next": torch.rand(1),
+    }
+    Path(result).write_bytes(pickle.dumps(found))
 
 
 def wait_for_a_save(folder: str, seconds: float) -> None:
@@ -80,7 +64,7 @@ def wait_for_a_save(folder: str, seconds: float) -> None:
         time.sleep(0.0005)
 
 
-def live(folder: str, result: str, seconds: float | None, within_save: bool = False) -> bool:
+def live(shape: str, folder: str, result: str, seconds: float | None, within_save: bool = False) -> bool:
     """Fork a life and kill it after `seconds`; says whether it ended by itself.
 
     The clock starts when the life begins to train, or, with `within_save`, when a save does some time after that.
@@ -92,7 +76,7 @@ def live(folder: str, result: str, seconds: float | None, within_save: bool = Fa
         try:
             sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - the process ends with it
             os.write(announce, b".")
-            train(folder, result)
+            train(shape, folder, result)
             status = 0
         except BaseException as error:
             Path(result + ".error").write_text(repr(error))
@@ -112,12 +96,17 @@ def live(folder: str, result: str, seconds: float | None, within_save: bool = Fa
 
 
 def main() -> int:
-    kills, seed = (int(argument) for argument in [*sys.argv[1:], 200, 0][:2])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kills", type=int, nargs="?", default=200)
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    parser.add_argument("--shape", choices=SHAPES, default="plain")
+    asked = parser.parse_args()
+    kills, shape = asked.kills, asked.shape
     torch.set_num_threads(1)
-    chance = random.Random(seed)
+    chance = random.Random(asked.seed)
     base = Path(tempfile.mkdtemp(prefix="hf_compat_kill_"))
     start = time.perf_counter()
-    assert live(str(base / "whole"), str(base / "whole.pickle"), None), (base / "whole.pickle.error").read_text()
+    assert live(shape, str(base / "whole"), str(base / "whole.pickle"), None), (base / "whole.pickle.error").read_text()
     whole_seconds = time.perf_counter() - start
     expected = pickle.loads((base / "whole.pickle").read_bytes())
     done = ended = equal = within_saves = 0
@@ -126,7 +115,7 @@ def main() -> int:
         folder, result = base / f"run{run}", base / f"run{run}.pickle"
         last = done >= kills
         seconds = None if last else chance.uniform(0.0, 0.6 * whole_seconds)
-        finished = live(str(folder), str(result), seconds, chance.random() < 0.6)
+        finished = live(shape, str(folder), str(result), seconds, chance.random() < 0.6)
         if Path(f"{result}.error").exists():
             print("a life ended by an error:", Path(f"{result}.error").read_text())
             return 1
@@ -142,8 +131,8 @@ def main() -> int:
             print(f"run {run} differs{first_difference(expected, found)}")
         shutil.rmtree(folder)
         run += 1
-    report = {"kills": done, "within saves": within_saves, "runs that ended": ended, "equal bit for bit": equal}
-    print(json.dumps(report))
+    counts = {"kills": done, "within saves": within_saves, "runs that ended": ended, "equal bit for bit": equal}
+    print(json.dumps({"shape": shape, **counts}))
     shutil.rmtree(base)
     return 0 if ended == equal else 1
 

@@ -15,7 +15,8 @@ from torch import distributed, nn
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.model_state.base import ModelState
 from hf_compat.checkpoint.model_state.whole import giving
-from hf_compat.checkpoint.reading import LoadResult, Plain, Weights, names_of, read_torch_file
+from hf_compat.checkpoint.pickles import Plain
+from hf_compat.checkpoint.reading import LoadResult, Weights, names_of, read_torch_file
 from hf_compat.checkpoint.zero_reader import OWN_TYPES, check_zero_files, named_zero_folder, optimizer_files
 from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.interop.deepspeed import DeepSpeedEngine
