@@ -44,7 +44,7 @@ class _BesideBars(logging.StreamHandler[TextIO]):
 def opening_lines(
     plan: LightningPlan, schedule: RunCounts, parameters: int, updates_done: int, in_detail: bool
 ) -> list[str]:
-    """Return what opens a run: one line, and another one where devices are left out; or everything in detail."""
+    """Return what opens a run: one line, or everything in detail."""
     if in_detail:
         return startup_lines(plan, schedule, parameters, updates_done)
     resumed = f", from update {updates_done:,} on" if updates_done else ""
@@ -52,7 +52,6 @@ def opening_lines(
     return [
         f"Training on Lightning: {parameters:,} parameters, {schedule.max_updates:,} updates of "
         f"{schedule.total_train_batch_size} samples{resumed}, on {plan.device}{processes}, {plan.precision}",
-        *(line.strip() for line in _device_lines(plan) if plan.world_size == 1),
     ]
 
 
@@ -67,16 +66,26 @@ def startup_lines(plan: LightningPlan, schedule: RunCounts, parameters: int, upd
         f"  one update = {plan.micro_batches_per_update} micro-batch(es) of {plan.micro_batch_size} samples"
         f" = {schedule.total_train_batch_size} samples",
         f"  lightning.Trainer: device {plan.device}, precision {plan.precision}, {clip}",
-        *_device_lines(plan),
+        *_process_lines(plan),
         *([f"  resuming after update {updates_done:,}"] if updates_done else []),
     ]
 
 
-def _device_lines(plan: LightningPlan) -> list[str]:
-    if plan.world_size > 1:
-        machines = plan.world_size // plan.devices_per_node
-        return [f"  {plan.world_size} processes on {machines} machine(s): {plan.strategy}"]
-    count = torch.cuda.device_count() if plan.device.startswith("cuda") else 0
-    if count > 1:
-        return [f"  one of {count} GPUs; all: `hf-compat run --devices {count} script.py …`, or torchrun"]
-    return []
+def _process_lines(plan: LightningPlan) -> list[str]:
+    if plan.world_size == 1:
+        return []
+    machines = plan.world_size // plan.devices_per_node
+    return [f"  {plan.world_size} processes on {machines} machine(s): {plan.strategy}"]
+
+
+def unused_devices(plan: LightningPlan, schedule: RunCounts) -> str | None:
+    """Return a warning where one process trains on one of several GPUs: transformers' updates would be larger."""
+    count = torch.cuda.device_count() if plan.world_size == 1 and plan.device.startswith("cuda") else 1
+    if count == 1:
+        return None
+    samples = schedule.total_train_batch_size
+    return (
+        f"Training uses one of {count} GPUs, with {samples} samples an update; transformers would use all in one "
+        f"process (DataParallel), with {samples * count}. "
+        "`hf-compat run script.py …`, or torchrun, starts a process on each."
+    )

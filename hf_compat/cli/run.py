@@ -1,4 +1,6 @@
-"""`hf-compat run script.py ARGS…`: an HF script, unchanged, on Lightning's engine; `--devices N` for several processes.
+"""`hf-compat run script.py ARGS…`: an HF script, unchanged, on Lightning's engine, in one process a GPU.
+
+`--devices N` starts as many processes as it says.
 
 `-m package.module` in place of the script runs a module.
 
@@ -18,7 +20,14 @@ import torch
 from hf_compat.errors import ArgumentError, HfCompatError
 from hf_compat.hf.profiles import PROFILES, VARIABLE
 from hf_compat.interop import child_site, patching
-from hf_compat.runtime.launch import end_with_launcher, let_children_import_from, read_launch, set_for_children
+from hf_compat.runtime.launch import (
+    end_with_launcher,
+    is_launched,
+    let_children_import_from,
+    read_launch,
+    set_for_children,
+    wants_cpu,
+)
 from hf_compat.script_runs.user_script import require_script, run_module, run_script
 
 
@@ -27,7 +36,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hf-compat run", description="Run an HF script, unchanged, on Lightning's engine."
     )
-    parser.add_argument("--devices", default="1", help="processes on this machine: a number, or auto (all GPUs)")
+    parser.add_argument(
+        "--devices", help="processes on this machine: a number, or auto (one a visible GPU), which is the default"
+    )
     parser.add_argument("--nodes", type=int, default=1, help="machines")
     parser.add_argument("--node-rank", type=int, default=0, help="which machine this is")
     parser.add_argument("--main-address", default="127.0.0.1", help="address of the first of several machines")
@@ -48,8 +59,8 @@ def main(words: Sequence[str]) -> int:
         # How many processes this machine is to start; 1 where this process is all, or one of those started
         if not chosen.module:
             require_script(chosen.script, "hf-compat run [options] SCRIPT [arguments]")
-        processes = number_of(chosen.devices)
         launched = read_launch().world_size
+        processes = _processes(chosen)
         if launched > 1 and processes * chosen.nodes > 1:
             raise ArgumentError(
                 f"A launcher has started {launched} processes already, and `--devices`, `--nodes` ask for more.\n\n"
@@ -65,6 +76,26 @@ def main(words: Sequence[str]) -> int:
         return 2
     run_here(chosen)
     return 0
+
+
+def _processes(chosen: argparse.Namespace) -> int:
+    """Return the processes to start: as many as `--devices` says, else one a GPU where no launcher has started this.
+
+    Raises:
+        ArgumentError: `--devices` is no number.
+    """
+    if chosen.devices is not None:
+        return number_of(chosen.devices)
+    if is_launched() or wants_cpu() or _ON_CPU.intersection(chosen.arguments):
+        return 1
+    processes = number_of("auto")
+    if processes > 1:
+        _say(f"hf-compat run: {processes} GPUs, one process each (`--devices 1` for one of them)")
+    return processes
+
+
+# Words of a script that trains on the CPU
+_ON_CPU = frozenset({"--use_cpu", "--use_cpu=true", "--use_cpu=True", "--no_cuda", "--no_cuda=true", "--no_cuda=True"})
 
 
 def number_of(devices: str) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from hf_compat.errors import DataError
+from hf_compat.runtime.device_copies import to_host
 from hf_compat.runtime.nested import Nested, is_namedtuple, join_nested, leaves, map_nested, of_same_type
 
 PADDING_INDEX = -100
@@ -31,11 +32,12 @@ def nested_numpify(data: Nested) -> Nested:
     Mirrors:
         `transformers.trainer_pt_utils.nested_numpify`, 5.23.
     """
-    return map_nested(_numpify, data)
+    tensors = [leaf for leaf in leaves(data) if isinstance(leaf, torch.Tensor)]
+    hosts = iter(to_host(tensors))  # of a device with one wait
+    return map_nested(lambda _: _as_array(next(hosts)), data)
 
 
-def _numpify(tensor: torch.Tensor) -> Array:
-    tensor = tensor.detach().cpu()
+def _as_array(tensor: torch.Tensor) -> Array:
     return tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 

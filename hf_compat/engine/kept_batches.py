@@ -27,7 +27,7 @@ class KeptBatches:
 
     def to_cpu(self) -> None:
         """Move what is on the device to the CPU."""
-        self.arrays.extend(nested_numpify(batch) for batch in self.on_device)
+        self.arrays.extend(nested_numpify(self.on_device))
         self.on_device = []
 
     def result(self, join: bool) -> Arrays | None:

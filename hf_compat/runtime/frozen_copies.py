@@ -8,14 +8,13 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeAlias
 
 import torch
 
+from hf_compat.runtime.device_copies import DeviceCopies, Pair, copies_beside
 from hf_compat.runtime.nested import Nested, map_nested, of_same_type
 
-Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # where a tensor is copied to, and the tensor
-
+PLAIN: tuple[type[torch.Tensor], ...] = (torch.Tensor,)  # others may be more than their numbers
 _THREADS = 4
 _TASK = 2**25  # bytes that a thread copies at a time
 
@@ -25,12 +24,12 @@ class CopyMemory:
 
     def __init__(self) -> None:
         self._free: dict[tuple[object, ...], list[torch.Tensor]] = defaultdict(list)
-        self._used: list[torch.Tensor] = []
+        self._used: list[tuple[tuple[object, ...], torch.Tensor]] = []
 
     def begin(self) -> None:
         """Take the memory of the copies before, which nobody reads any more."""
-        for tensor in self._used:
-            self._free[_form(tensor)].append(tensor)
+        for form, place in self._used:
+            self._free[form].append(place)
         self._used = []
 
     def end(self) -> None:
@@ -43,10 +42,11 @@ class CopyMemory:
         self._used = []
 
     def place_for(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the CPU that a strided one can be copied to."""
-        free = self._free.get(_form(tensor))
-        place = free.pop() if free else torch.empty_like(tensor, device="cpu")
-        self._used.append(place)
+        """Return a tensor on the CPU that a strided one can be copied to; page-locked for one of a GPU."""
+        form = _form(tensor)
+        free = self._free.get(form)
+        place = free.pop() if free else torch.empty_like(tensor, device="cpu", pin_memory=copies_beside(tensor.device))
+        self._used.append((form, place))
         return place
 
 
@@ -57,6 +57,7 @@ class LaterCopies:
     """
 
     def __init__(self) -> None:
+        self.on_device = DeviceCopies()
         self._lock = threading.Lock()
         self._pairs: list[Pair] = []
         self._versions: list[int] = []
@@ -67,12 +68,15 @@ class LaterCopies:
         self._pairs, self._versions, self._error = [], [], None
 
     def add(self, pairs: Sequence[Pair]) -> None:
-        """Promise to copy tensors of the CPU."""
+        """Promise to copy tensors of the CPU; those of a device are copied by it, beside what it computes."""
+        self.on_device.start([pair for pair in pairs if not _is_on_cpu(pair)])
+        pairs = [pair for pair in pairs if _is_on_cpu(pair)]
         self._pairs = [*self._pairs, *pairs]
         self._versions += [tensor._version for _, tensor in pairs]
 
     def finish(self) -> None:
-        """Make what is not made yet, or wait for the thread that does."""
+        """Make what is not made yet, or wait for the thread that does; a device goes on after its copies."""
+        self.on_device.before_change()
         if not self._pairs:  # at every update
             return
         with self._lock:
@@ -98,22 +102,29 @@ class LaterCopies:
     def result(self) -> None:
         """Make what is not made yet; raise what went wrong."""
         self.finish()
+        self.on_device.wait()
         error, self._error = self._error, None
         if error is not None:
             raise error
 
 
 def _form(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype
+    return tensor.shape, tensor.stride(), tensor.dtype, copies_beside(tensor.device)
 
 
-def frozen_copy(data: Nested, memory: CopyMemory | None = None, later: LaterCopies | None = None) -> Nested:
+def frozen_copy(
+    data: Nested,
+    memory: CopyMemory | None = None,
+    later: LaterCopies | None = None,
+    beside: DeviceCopies | None = None,
+) -> Nested:
     """Copy nested tensors to the CPU; tensors that share their memory (tied weights) share their copy's.
 
     Args:
         data: The nested data.
         memory: Where the copies are to be; fresh memory where none is given.
-        later: Makes the copies of tensors of the CPU; they are made at once where none is given.
+        later: Makes the copies; they are made at once where none is given.
+        beside: Makes those of a device's tensors, which are there once it was waited for.
     """
     copies: dict[tuple[object, ...], torch.Tensor] = {}
     pairs: list[Pair] = []
@@ -124,7 +135,7 @@ def frozen_copy(data: Nested, memory: CopyMemory | None = None, later: LaterCopi
         if place in copies and tensor.numel():
             return copies[place]
         tensor = tensor.detach()
-        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_quantized:
+        if type(tensor) not in PLAIN or tensor.layout != torch.strided or tensor.is_quantized:
             copies[place] = tensor.to("cpu", copy=True)
         else:
             copies[place] = memory.place_for(tensor)
@@ -132,27 +143,30 @@ def frozen_copy(data: Nested, memory: CopyMemory | None = None, later: LaterCopi
         return copies[place]
 
     frozen = map_nested(on_tensor, data, on_other=copy.deepcopy, rebuild=_with_plain_dicts)
-    if later is None:
-        _copy_all(pairs)
-    else:
-        later.add([pair for pair in pairs if _is_on_cpu(pair)])
-        _copy_each([pair for pair in pairs if not _is_on_cpu(pair)])
+    if later is not None:
+        later.add(pairs)
+        return frozen
+    if beside is not None:
+        beside.start([pair for pair in pairs if not _is_on_cpu(pair)])
+        pairs = [pair for pair in pairs if _is_on_cpu(pair)]
+    _copy_all(pairs)
     return frozen
 
 
 def _copy_all(pairs: list[Pair]) -> None:
     """Copy tensors, large ones in several threads where torch itself would use one."""
     cores = os.cpu_count() or 1
+    on_device = DeviceCopies()
+    on_device.start([pair for pair in pairs if not _is_on_cpu(pair)])
     on_cpu = [pair for pair in pairs if _is_on_cpu(pair)]
     is_small = sum(tensor.nbytes for _, tensor in on_cpu) <= _TASK
     if is_small or torch.get_num_threads() >= cores or torch.is_inference_mode_enabled():  # that is a thread's own
-        _copy_each(pairs)
-        return
-    with ThreadPoolExecutor(min(_THREADS, cores), "hf_compat-copy") as threads:
-        copied = threads.map(_copy_each, _tasks(on_cpu))
-        _copy_each([pair for pair in pairs if not _is_on_cpu(pair)])
-        for _ in copied:  # raises what went wrong
-            pass
+        _copy_each(on_cpu)
+    else:
+        with ThreadPoolExecutor(min(_THREADS, cores), "hf_compat-copy") as threads:
+            for _ in threads.map(_copy_each, _tasks(on_cpu)):  # raises what went wrong
+                pass
+    on_device.wait()
 
 
 def _is_on_cpu(pair: Pair) -> bool:

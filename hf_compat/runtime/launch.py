@@ -142,6 +142,19 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
     return Launch()
 
 
+def is_launched(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether a launcher has started this process, alone or among others.
+
+    Args:
+        environment: The variables; None reads this process's own.
+    """
+    variables = os.environ if environment is None else environment  # noqa: TID251 - launchers speak through it
+    return any(
+        rank in variables and size in variables and (not rank.startswith("SLURM") or "SLURM_STEP_ID" in variables)
+        for rank, _, size, _ in _VARIABLES
+    )
+
+
 def _count(variables: Mapping[str, str], name: str) -> int:
     """Return a variable's number.
 
@@ -188,16 +201,29 @@ def wants_cpu(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def choose_device(use_cpu: bool, launch: Launch) -> torch.device:
-    """Choose this process's single device: its own CUDA device, Apple's, or the CPU."""
+    """Choose this process's single device: its own CUDA device, Apple's, or the CPU.
+
+    A process that sees fewer GPUs than its number among the machine's takes the remainder, as under Accelerate: a
+    launcher may show each process one GPU, or leave out `LOCAL_RANK` where each pod has one.
+
+    Raises:
+        ArgumentError: There is an accelerator that Lightning does not know.
+    """
     assumed = _ASSUMED.get()
     if assumed is not None:
         return torch.device("cpu") if use_cpu else torch.device(assumed[1])
     if use_cpu or wants_cpu():
         return torch.device("cpu")
     if torch.cuda.is_available():
-        return torch.device("cuda", launch.local_process_index)
+        return torch.device("cuda", launch.local_process_index % max(torch.cuda.device_count(), 1))
     if torch.backends.mps.is_available():
         return torch.device("mps")
+    other = torch.accelerator.current_accelerator(check_available=True)
+    if other is not None:
+        raise ArgumentError(
+            f"torch finds an accelerator of type {other.type!r}, which Lightning does not train on; transformers does."
+            "\n\nHint: set `use_cpu=True` to train on the CPU."
+        )
     return torch.device("cpu")
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from hf_compat.callbacks.bridge import HFBridge
-from hf_compat.callbacks.startup_log import opening_lines
+from hf_compat.callbacks.startup_log import opening_lines, unused_devices
 from hf_compat.data.checks import check_iterable
 from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
 from hf_compat.engine.internals import (
@@ -200,6 +200,9 @@ class TrainingMethods(WindowMethods, CheckpointMethods, DataloaderMethods, Optim
             log_resumption(self.state.global_step, counts.updates_per_epoch, accumulation, args.ignore_data_skip)
         for line in opening_lines(plan, counts, parameters, done, self.args.log_level in ("info", "debug")):
             logger.info(line)
+        unused = unused_devices(plan, counts)
+        if unused is not None:
+            logger.warning("%s", unused)
         self.lightning_trainer = run.lightning_trainer = trainer
         run.module = module
         try:

@@ -47,6 +47,7 @@ from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.state_copies import StateCopies
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.collectives import agree
+from hf_compat.runtime.device_copies import DeviceCopies
 from hf_compat.runtime.frozen_copies import CopyMemory, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.rng import read_rng, unpack_rng
@@ -146,6 +147,7 @@ class Saver:
         self.folder = OutputFolder()
         self.background = BackgroundWriter()
         self.copy_memory, self._state_copies = CopyMemory(), StateCopies()
+        self._device_copies = DeviceCopies()
         self._is_by_flag = False
         self._sealed: tuple[str, sealing.Stamps] | None = None  # the checkpoint just written, and its files then
         self._weights: Weights | None = None  # those that a Lightning callback puts in the model's place
@@ -460,11 +462,11 @@ class Saver:
         """
         host = self._host
         self.copy_memory.begin()
-        later = self._later_copies()
-        weights = frozen_copy(self._weights or host._model_state.whole_weights(), self.copy_memory)
+        later, beside = self._later_copies(), self._device_copies
+        weights = frozen_copy(self._weights or host._model_state.whole_weights(), self.copy_memory, None, beside)
         files: dict[str, object] = {}
         if not host.args.save_only_model:
-            files[names.OPTIMIZER_NAME] = frozen_copy(host.optimizer.state_dict(), self.copy_memory, later)
+            files[names.OPTIMIZER_NAME] = frozen_copy(host.optimizer.state_dict(), self.copy_memory, later, beside)
             if host.lr_scheduler is not None:
                 files[names.SCHEDULER_NAME] = frozen_copy(host.lr_scheduler.state_dict())
             if host.accelerator.scaler is not None:
@@ -474,10 +476,12 @@ class Saver:
             if run_state is not None:
                 files[RUN_STATE_NAME] = frozen_copy(run_state.to_plain())
         self.copy_memory.end()
+        beside.before_change()  # a forward pass changes buffers
         host.state.stateful_callbacks = self._exported_states()
         state = copy.deepcopy(host.state)
 
         def write(folder: str) -> None:
+            beside.wait()
             if later is not None:
                 later.result()
             host._save(folder, state_dict=weights)

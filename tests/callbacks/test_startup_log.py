@@ -12,7 +12,7 @@ from toy import Classifier, rows
 from tqdm import tqdm
 
 from hf_compat import Trainer, TrainingArguments, translate
-from hf_compat.callbacks.startup_log import opening_lines, show_logs, startup_lines
+from hf_compat.callbacks.startup_log import opening_lines, show_logs, unused_devices
 from hf_compat.plan.run_counts import make_run_counts
 
 
@@ -22,8 +22,9 @@ def test_one_line_says_how_to_use_several_devices(tmp_path, monkeypatch, count, 
     plan = replace(translate(args), device="cuda:0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     schedule = make_run_counts(args, micro_batches=3, num_examples=24, total_train_batch_size=8)
-    said = [line for line in startup_lines(plan, schedule, 10, 0) if "--devices" in line]
-    assert len(said) == is_said and (not is_said or f"one of {count} GPUs" in said[0])
+    said = unused_devices(plan, schedule)
+    assert (said is not None) is is_said
+    assert said is None or ("one of 4 GPUs, with 8 samples" in said and "with 32." in said and "hf-compat run" in said)
 
 
 @pytest.mark.parametrize(("level", "lines"), [("passive", 1), ("info", 4)])
@@ -35,13 +36,12 @@ def test_a_run_opens_with_one_line_and_in_detail_where_it_is_asked_to(make_args,
     assert len(said) == lines and "Training on Lightning: 227" in said[0]
 
 
-def test_the_one_line_names_the_update_that_a_run_goes_on_from_and_unused_devices(tmp_path, monkeypatch):
+def test_the_one_line_names_the_update_that_a_run_goes_on_from(tmp_path):
     args = TrainingArguments(tmp_path, use_cpu=True)
     plan = replace(translate(args), device="cuda:0")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     schedule = make_run_counts(args, micro_batches=3, num_examples=24, total_train_batch_size=8)
-    line, hint = opening_lines(plan, schedule, 10, 5, in_detail=False)
-    assert "from update 5 on" in line and "one of 4 GPUs" in hint
+    (line,) = opening_lines(plan, schedule, 10, 5, in_detail=False)
+    assert "from update 5 on" in line
 
 
 def test_a_line_stands_above_a_bar_that_is_drawn_anew(capsys, monkeypatch):

@@ -85,5 +85,9 @@ case(
     **LM,
 )
 for _name in STEPS_AS_TORCH:
-    if OPTIMIZERS[_name] in TORCH_OPTIMIZERS.values() and f"optim_{_name.value}" not in DEVICE_CASES:
+    if (
+        OPTIMIZERS[_name] in TORCH_OPTIMIZERS.values()
+        and not _name.value.endswith(("xla", "npu_fused"))
+        and f"optim_{_name.value}" not in DEVICE_CASES
+    ):
         case(f"optim_{_name.value}", {"optim": _name.value, **settings_of(_name.value), **SAVE})

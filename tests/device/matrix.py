@@ -84,7 +84,7 @@ def run_forked(api_name: str, name: str, folder: Path, kind: str) -> None:
             (folder / f"{name}.error").write_text(traceback.format_exc())
         finally:
             os._exit(0)
-    wait_for(pid, folder / f"{name}.error")
+    wait_for(pid, folder / f"{name}.error", 600)
 
 
 def run_all(names: list[str], folder: Path, jobs: int, kind: str) -> None:
@@ -99,6 +99,8 @@ def run_all(names: list[str], folder: Path, jobs: int, kind: str) -> None:
         _ = (api.Trainer, api.TrainingArguments, api.Seq2SeqTrainer, api.EarlyStoppingCallback)
         (folder / api_name).mkdir(parents=True, exist_ok=True)
         work += [(api_name, name) for name in names_to_run(api_name, names, _differences(names))]
+    places = {name: place for place, name in enumerate(names)}
+    work.sort(key=lambda one: places.get(one[1], -1))  # what is compared runs side by side
     gc.freeze()
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         list(pool.map(lambda one: run_forked(one[0], one[1], folder / one[0], kind), work))
@@ -139,7 +141,7 @@ def main() -> int:
     parser.add_argument("--kind", default="cuda")
     parser.add_argument("--keep", type=Path, help="write results here, and run only what is not there yet")
     chosen = parser.parse_args()
-    names = chosen.names or [*CASES, *DEVICE_CASES]
+    names = chosen.names or [*DEVICE_CASES, *CASES]
     with tempfile.TemporaryDirectory() as temporary:
         folder = chosen.keep or Path(temporary)
         run_all(names, folder, chosen.jobs, chosen.kind)

@@ -563,7 +563,7 @@ def _weighted_loss(api):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         labels = inputs.pop("labels")
         outputs = model(**inputs)
-        weight = torch.tensor([1.0, 2.0, 3.0])
+        weight = torch.tensor([1.0, 2.0, 3.0], device=labels.device)
         loss = torch.nn.functional.cross_entropy(outputs["logits"], labels, weight=weight)
         return (loss, outputs) if return_outputs else loss
 

@@ -13,7 +13,7 @@ NOISE = {"neftune_noise_alpha": 5.0, **EVAL}
 def _forward_in_train_mode(trainer) -> torch.Tensor:
     """Return what the model gives in training mode: there is no noise any more."""
     torch.manual_seed(3)
-    inputs = torch.arange(8).reshape(2, 4)
+    inputs = torch.arange(8, device=next(trainer.model.parameters()).device).reshape(2, 4)
     return trainer.model.train()(input_ids=inputs).logits.detach()
 
 

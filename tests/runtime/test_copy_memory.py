@@ -100,7 +100,7 @@ def test_what_a_run_keeps_for_its_saves_goes_with_its_end(make_args, tmp_path):
 
     class Looks(TrainerCallback):
         def on_step_begin(self, args, state, control, trainer=None, **kwargs):
-            seen.append(sorted(tensor.data_ptr() for tensor in trainer._saver.copy_memory._used))
+            seen.append(sorted(tensor.data_ptr() for _, tensor in trainer._saver.copy_memory._used))
 
     set_seed(3)
     args = make_args(save_strategy="steps", save_steps=2, max_steps=7, async_save=True)

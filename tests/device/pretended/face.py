@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch._dynamo  # while no device is there: it looks for what only a build with one has
 
+from hf_compat.runtime import frozen_copies
 from pretended import serialization, tensors
 from pretended.machine import Machine, RaceError
 from pretended.randomness import Generators
@@ -267,6 +268,7 @@ def answers(machine: Machine, generators: Generators) -> list[tuple[Any, Answers
     optimizers = __import__("torch.optim.optimizer", fromlist=["optimizer"])
     foreach = torch.utils._foreach_utils
     found: list[tuple[Any, Answers]] = [
+        (frozen_copies, {"PLAIN": (torch.Tensor, DeviceTensor)}),  # ours, too, knows plain tensors by their type
         (getattr(torch, kind), module),
         (torch.accelerator, accelerator),
         (torch.Tensor, _methods(machine)),

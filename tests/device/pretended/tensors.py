@@ -163,6 +163,9 @@ class DeviceTensor(torch.Tensor):
         memo[id(self)] = copy
         return copy
 
+    def __format__(self, form: str) -> str:
+        return format(self.item() if self.dim() == 0 else self, form) if form else str(self)
+
     def __repr__(self, **_: object) -> str:
         return f"{self._inner!r} on {self.device}"
 
@@ -200,6 +203,8 @@ def compute(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         index = machine().index_of(device)
     if not here and index is None:
         return _on_host(func, args, kwargs)
+    if index is None and name != "_to_copy":  # `empty_like(…, device="cpu")`
+        return _on_host(func, tree_map(_inside, args), kwargs)
     if name == "copy_":
         return _copy(func, args, kwargs)
     if name == "_to_copy" and here and device is not None:

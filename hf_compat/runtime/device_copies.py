@@ -1,0 +1,73 @@
+"""Copies from a device to the host's memory: many tensors with one wait, or beside the computation without any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import torch
+
+Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # where a tensor is copied to, and the tensor
+
+_STAGED = 2**26  # bytes that go to page-locked memory at a time: it is scarce, and large copies hide their wait
+
+
+def copies_beside(device: torch.device) -> bool:
+    """Whether a device copies to page-locked memory while it computes; MPS shares its memory and has no need to."""
+    return device.type in ("cuda", "xpu")
+
+
+def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors on the CPU, detached. The small ones of a device come with one wait for all of them."""
+    found = [tensor.detach() for tensor in tensors]
+    copied: list[torch.Tensor] = []
+    devices: set[torch.device] = set()
+    staged = 0
+    for tensor in found:
+        if not copies_beside(tensor.device) or staged + tensor.nbytes > _STAGED:
+            copied.append(tensor.cpu())
+            continue
+        staged += tensor.nbytes
+        devices.add(tensor.device)
+        copied.append(tensor.to("cpu", non_blocking=True))  # torch takes page-locked memory for it
+    for device in devices:
+        torch.get_device_module(device).current_stream(device).synchronize()
+    return copied
+
+
+class DeviceCopies:
+    """Copies to page-locked memory on a stream of their own, which the host waits for once, where it needs them."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.Stream] = {}
+        self._under_way: list[tuple[torch.device, torch.Event, Sequence[Pair]]] = []
+
+    def start(self, pairs: Sequence[Pair]) -> None:
+        """Begin to copy what the devices have computed up to here; what is in other memory is copied at once."""
+        by_device: dict[torch.device, list[Pair]] = {}
+        for place, tensor in pairs:
+            if copies_beside(tensor.device) and place.is_pinned():
+                by_device.setdefault(tensor.device, []).append((place, tensor))
+            else:
+                place.copy_(tensor)
+        for device, its_pairs in by_device.items():
+            module = torch.get_device_module(device)
+            if device not in self._streams:
+                self._streams[device] = module.Stream(device=device)
+            stream = self._streams[device]
+            stream.wait_stream(module.current_stream(device))
+            with module.stream(stream):
+                for place, tensor in its_pairs:
+                    place.copy_(tensor, non_blocking=True)
+            self._under_way.append((device, stream.record_event(), its_pairs))
+
+    def before_change(self) -> None:
+        """Let what the devices compute from now on come after the copies: it may change the tensors."""
+        for device, event, _ in tuple(self._under_way):
+            torch.get_device_module(device).current_stream(device).wait_event(event)
+
+    def wait(self) -> None:
+        """Wait until all copies are there."""
+        waited_for, self._under_way = self._under_way, []
+        for _, event, _ in waited_for:
+            event.synchronize()

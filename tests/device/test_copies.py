@@ -1,0 +1,102 @@
+"""Copies from a device: what a save and an evaluation wait for, and that what is written is what was there."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+import torch
+import toy
+from pretended import RaceError, pretended_device
+
+from hf_compat import Trainer, TrainingArguments, set_seed
+from hf_compat.data.tree import nested_numpify
+from hf_compat.runtime import device_copies
+from hf_compat.runtime.device_copies import DeviceCopies, to_host
+from hf_compat.runtime.frozen_copies import CopyMemory, LaterCopies, frozen_copy
+
+
+@pytest.fixture
+def gpu():
+    with pretended_device() as machine:
+        yield machine
+
+
+def test_many_tensors_come_with_one_wait(gpu):
+    there = [torch.full((3,), float(number), device="cuda") for number in range(20)]
+    gpu.count.clear()
+    assert [one.tolist() for one in to_host([*there, torch.ones(1)])] == [*[[float(n)] * 3 for n in range(20)], [1.0]]
+    assert gpu.waits() == {"stream": 1}
+    nested = nested_numpify({"a": there[:2], "b": (there[2].bfloat16(), None)})
+    assert nested["b"][0].dtype == "float32" and nested["a"][1].tolist() == [1.0] * 3
+    assert gpu.waits() == {"stream": 2}
+
+
+def test_large_tensors_take_no_locked_memory(gpu, monkeypatch):
+    monkeypatch.setattr(device_copies, "_STAGED", 40)
+    copied = to_host([torch.ones(5, device="cuda"), torch.ones(8, device="cuda"), torch.ones(5, device="cuda")])
+    assert [one.is_pinned() for one in copied] == [True, False, True]
+
+
+def test_copies_beside_the_computation_hold_what_was_there(gpu):
+    weight, copies, memory = torch.ones(4, device="cuda"), DeviceCopies(), CopyMemory()
+    frozen = frozen_copy({"weight": weight, "tied": weight}, memory, None, copies)
+    with pytest.raises(RaceError):  # the device would go on before the copy is made
+        weight.add_(1)
+    copies.before_change()
+    weight.add_(1)
+    assert gpu.waits() == {}
+    copies.wait()
+    assert (
+        frozen["weight"].tolist() == [1.0] * 4 and frozen["tied"] is frozen["weight"] and weight.tolist() == [2.0] * 4
+    )
+
+
+def test_later_copies_of_a_device_come_before_the_next_step(gpu):
+    state, later = torch.ones(4, device="cuda"), LaterCopies()
+    frozen = frozen_copy([state], CopyMemory(), later)
+    later.finish()
+    state.mul_(3)
+    later.result()
+    assert frozen[0].tolist() == [1.0] * 4 and gpu.waits() == {"event": 1}
+
+
+def train(folder, **options):
+    set_seed(3)
+    usual = {"max_steps": 6, "save_steps": 2, "logging_steps": 100, "report_to": "none", "disable_tqdm": True}
+    args = TrainingArguments(folder, per_device_train_batch_size=4, **{**usual, **options})
+    Trainer(toy.Classifier(), args, train_dataset=toy.rows()).train()
+    return {
+        path.parent.name + "/" + path.name: torch.load(path, map_location="cpu", weights_only=True)
+        if path.suffix == ".pt"
+        else path.read_bytes()
+        for path in sorted(folder.glob("checkpoint-*/*"))
+        if path.name in ("optimizer.pt", "model.safetensors")
+    }
+
+
+def test_an_async_save_waits_for_nothing_where_training_goes_on(tmp_path, gpu):
+    waited, wait = [], gpu.wait
+
+    def noted(kind):
+        waited.extend([kind] if threading.current_thread() is threading.main_thread() else [])
+        wait(kind)
+
+    gpu.wait = noted
+    train(tmp_path / "none", save_strategy="no")
+    before = Counter(waited)
+    waited.clear()
+    saved = train(tmp_path / "async", async_save=True)
+    assert Counter(waited) - before == {"item": 3}  # of each save, the loss since the last log
+    gpu.wait = wait
+    plain = train(tmp_path / "plain")
+    assert saved.keys() == plain.keys() and len(saved) == 6
+    for name, content in saved.items():
+        if isinstance(content, bytes):
+            assert content == plain[name]
+        else:
+            theirs = plain[name]["state"]
+            assert all(
+                torch.equal(value, theirs[k][n]) for k, of in content["state"].items() for n, value in of.items()
+            )
