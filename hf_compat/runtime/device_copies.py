@@ -7,8 +7,11 @@ from typing import TypeAlias
 
 import torch
 
+from hf_compat.runtime.nested import Nested, leaves, map_nested
+
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # where a tensor is copied to, and the tensor
 
+_SMALL = 2**16  # bytes; of larger tensors the copy takes longer than the wait
 _STAGED = 2**26  # bytes that go to page-locked memory at a time: it is scarce, and large copies hide their wait
 
 
@@ -33,6 +36,17 @@ def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     for device in devices:
         torch.get_device_module(device).current_stream(device).synchronize()
     return copied
+
+
+def small_ones_on_host(data: Nested) -> Nested:
+    """Return nested data whose small tensors of a device are on the CPU: one wait brings them, instead of one each."""
+    small = [one for one in leaves(data) if isinstance(one, torch.Tensor) and _is_small(one)]
+    hosts = dict(zip(map(id, small), to_host(small), strict=True))
+    return map_nested(lambda tensor: hosts.get(id(tensor), tensor), data)
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return copies_beside(tensor.device) and tensor.nbytes <= _SMALL
 
 
 class DeviceCopies:

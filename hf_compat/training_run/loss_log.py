@@ -290,8 +290,12 @@ class LossLog:
 
     def state_dict(self) -> LossLogState:
         """Return the sums and counts in plain values."""
-        (tr_loss,) = self._read(self.since_last_log)
-        return {
+        return self.state_and(None)[0]
+
+    def state_and(self, number: torch.Tensor | float | None) -> tuple[LossLogState, float | None]:
+        """Return the sums and counts in plain values, and a number that is read together with them."""
+        tr_loss, *read = self._read(self.since_last_log, *([] if number is None else [number]))
+        state: LossLogState = {
             "tr_loss": tr_loss,
             "total_loss": self.total,
             "last_logged": self.last_logged,
@@ -299,6 +303,7 @@ class LossLog:
             "nonfinite_steps": self.nonfinite_updates,
             "scalars": self.averages.state_dict(),
         }
+        return state, read[0] if read else None
 
     def load_state_dict(self, state: LossLogState) -> None:
         """Go on where a state stood.

@@ -112,13 +112,14 @@ class TrainingRun:
         """
         if self.lightning_trainer is None or self.windows is None:
             return None
+        losses, grad_norm = self.losses.state_and(self.grad_norm)
         return RunState(
             data=self._position(self.windows, self.lightning_trainer, epoch_is_over),
             moment=self.moment,
             world_size=world_size,
             samples_per_micro_batch=samples_per_micro_batch,
-            losses=dict(self.losses.state_dict()),
-            grad_norm=None if self.grad_norm is None else float(self.grad_norm),
+            losses=dict(losses),
+            grad_norm=grad_norm,
             learning_rate=None if self.learning_rate is None else float(self.learning_rate),
             loops=loops_state(self.lightning_trainer),
             callbacks=readable_states({callback.state_key: callback.state_dict() for callback in lightning_callbacks}),

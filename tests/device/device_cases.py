@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import toy
-from cases import BASE, BERT, EVAL, LM, METRICS, SAVE, TAGS, evaluate_and_predict
+from cases import BASE, BERT, CASES, EVAL, LM, METRICS, SAVE, TAGS, evaluate_and_predict
 from model_cases import lora
 from optimizer_runs import STEPS_AS_TORCH, settings_of
 
@@ -16,7 +16,7 @@ NOT_ON_A_DEVICE: dict[str, str] = {}
 
 
 def case(name: str, args: dict | None = None, **parts) -> None:
-    assert name not in DEVICE_CASES, name
+    assert name not in DEVICE_CASES and name not in CASES, name
     DEVICE_CASES[name] = {**BASE, **parts, "args": {**BASE["args"], **(args or {})}}
 
 
@@ -88,6 +88,6 @@ for _name in STEPS_AS_TORCH:
     if (
         OPTIMIZERS[_name] in TORCH_OPTIMIZERS.values()
         and not _name.value.endswith(("xla", "npu_fused"))
-        and f"optim_{_name.value}" not in DEVICE_CASES
+        and f"optim_{_name.value}" not in CASES
     ):
         case(f"optim_{_name.value}", {"optim": _name.value, **settings_of(_name.value), **SAVE})

@@ -32,6 +32,7 @@ from hf_compat.checkpoint.reading import (
 from hf_compat.checkpoint.taken_over import check_optimizer_took_over
 from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.interop.transformers_models import as_held
+from hf_compat.runtime.device_copies import small_ones_on_host
 
 OptimizerState = dict[str, Any]  # what `Optimizer.state_dict()` returns: each optimizer has its own values
 
@@ -181,7 +182,7 @@ class PlainState(TorchState):
 
     def write_optimizer(self, folder: str, optimizer: torch.optim.Optimizer, is_writer: bool) -> None:
         if is_writer:
-            save_torch(optimizer.state_dict(), os.path.join(folder, names.OPTIMIZER_NAME))
+            save_torch(small_ones_on_host(optimizer.state_dict()), os.path.join(folder, names.OPTIMIZER_NAME))
 
     def whole_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OptimizerState:
         return optimizer.state_dict()
