@@ -11,13 +11,16 @@ from pathlib import Path
 
 from hf_compat.errors import ArgumentError, HfCompatError, ScriptError
 
+WHOLE, LEFT_TO_DO, NOT_WRITTEN = 0, 1, 2
+
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
     parser = argparse.ArgumentParser(
         prog="hf-compat eject",
         usage="hf-compat eject [-h] [-m] script [ARGS …] DIR",
-        description="Write the run of an HF script down as a plain Lightning project, without hf_compat.",
+        description="Write the run of an HF script down as a plain Lightning project, without hf_compat. Exit status: "
+        "0 the whole run, 1 something is left to do, 2 nothing was written.",
     )
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as in `python -m`")
     parser.add_argument("script", help="the script")
@@ -60,13 +63,17 @@ def main(words: Sequence[str]) -> int:
         for note in ejected.notes:
             print(f"note: {note}")  # noqa: T201 - the command's answer
         print(f"run it: cd {target} && python main.py fit --config config.yaml")  # noqa: T201 - the command's answer
-        return 0
+        if ejected.todos:
+            print(f"left to do: {len(ejected.todos)}")  # noqa: T201 - the command's answer
+        for todo in ejected.todos:
+            print(f"  {todo}")  # noqa: T201 - the command's answer
+        return LEFT_TO_DO if ejected.todos else WHOLE
     except ScriptError as error:
         _say(str(error))
-        return error.status or 2
+        return error.status or NOT_WRITTEN
     except HfCompatError as error:
         _say(str(error))
-        return 2
+        return NOT_WRITTEN
 
 
 def _say(text: str) -> None:

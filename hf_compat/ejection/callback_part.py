@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import json
-import textwrap
 from dataclasses import dataclass, field
 
 from hf_compat.ejection.expressions import Expressions
@@ -20,6 +18,7 @@ from hf_compat.hf.builtin_callbacks import (
     eval_metric_name,
 )
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
+from hf_compat.runtime.inspection import home_of
 from hf_compat.trainer import Trainer
 
 _CALLBACKS = "lightning.pytorch.callbacks"
@@ -32,7 +31,14 @@ TRACKERS = {
     "comet_ml": "CometLogger",
     "neptune": "NeptuneLogger",
 }
-# Flags by which a callback steers the run; Lightning has a word for the first one only.
+# Events that `hf_events.py` fires.
+_FIRED = frozenset(
+    (
+        "on_init_end", "on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_step_begin",
+        "on_step_end", "on_evaluate", "on_save", "on_log", "on_prediction_step", "on_predict", "on_push_begin",
+    )
+)  # fmt: skip
+# Flags by which a callback steers the run; Lightning has a word for `should_training_stop` only.
 _STEERING = ("should_epoch_stop", "should_save", "should_evaluate", "should_log")
 
 
@@ -55,7 +61,7 @@ class CallbackPart:
         best_metric: The metric of the best checkpoint that is loaded at the end; None where none is.
         threshold: Whether early stopping has a threshold, which Lightning reads in another way.
         own: Expressions of the script's own callbacks.
-        read_arguments: What these read of the arguments, by name.
+        left: What is left to do of them.
     """
 
     callbacks: list[Entry] = field(default_factory=list)
@@ -64,7 +70,7 @@ class CallbackPart:
     best_metric: str | None = None
     threshold: bool = False
     own: list[str] = field(default_factory=list)
-    read_arguments: dict[str, str] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
 
 
 def describe_callbacks(trainer: Trainer, run: RunPart, write: Expressions, findings: Findings) -> CallbackPart:
@@ -144,24 +150,30 @@ def _add(part: CallbackPart, callback: object, args: TrainingArguments, write: E
     else:
         kind = type(callback)
         try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-            steers = _read(tree, "control") & set(_STEERING)
+            unheard = [
+                name
+                for name in dir(kind)
+                if name.startswith("on_")
+                and name not in _FIRED
+                and write.recorder.is_of_script(home_of(getattr(kind, name)))
+            ]
+            if unheard:
+                raise CannotBeWritten(f"it hears {', '.join(unheard)}, and the adapter does not fire that")
+            steers = {name for name in _STEERING for one in kind.__mro__ if name in _source(one, write)}
             if steers:
                 raise CannotBeWritten(f"it sets {', '.join(sorted(steers))}, and Lightning's loop has no such flag")
             part.own.append(write.of(callback))
-            for name in sorted(_read(tree, "args")):
-                part.read_arguments[name] = write.of(getattr(args, name))
-        except (CannotBeWritten, OSError, AttributeError) as error:
-            findings.forbid(
-                f"The callback {kind.__name__} ({write.code.where(kind)}) cannot be taken over: {error}.",
-                "leave it out, or write it as a `lightning.pytorch.Callback`.",
+        except CannotBeWritten as error:
+            part.left += findings.leave(
+                f"The callback {kind.__name__} ({write.code.where(kind)}) cannot be taken over: {error}",
+                "the same events as hooks of a `lightning.pytorch.Callback`",
             )
 
 
-def _read(tree: ast.AST, name: str) -> set[str]:
-    """Return the attributes of a name that a piece of code reads or sets."""
-    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name))
-    return {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == name}
+def _source(kind: type, write: Expressions) -> str:
+    if not write.recorder.is_of_script(kind.__module__):
+        return ""
+    return ast.unparse(write.code.node_of(kind))
 
 
 def logs_by_epoch(args: TrainingArguments) -> bool:

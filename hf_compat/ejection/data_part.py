@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import cast
 
@@ -44,6 +44,8 @@ class DataPart:
         copies: Whether samples are copied before the collator gets them.
         lengths: The expression of the samples' lengths, where the order goes by length.
         length_key: The key or column that they are taken from.
+        sampler: The expression of the script's own sampler.
+        left: What is left to do, where the data are set up.
     """
 
     train_set: str
@@ -57,21 +59,17 @@ class DataPart:
     copies: bool = False
     lengths: str = ""
     length_key: str = ""
+    sampler: str = ""
+    left: list[str] = field(default_factory=list)
 
 
-def describe_data(trainer: Trainer, write: Expressions, findings: Findings) -> DataPart | None:
-    """Return how data are read again; None where they cannot be, which the findings say then."""
+def describe_data(trainer: Trainer, write: Expressions, findings: Findings) -> DataPart:
+    """Return how data are read again; what cannot be is left to do."""
+    part = DataPart("", "None", {})
     loader = trainer.get_train_dataloader()
-    if not isinstance(loader, PreparedDataLoader):
-        findings.forbid(
-            f"`get_train_dataloader` gives a loader of its own, a {type(loader).__name__}.",
-            "leave the override out, and write the loader into the project's data module.",
-        )
-        return None
-    part = DataPart("", "", {})
-    _order(part, trainer, loader, findings)
-    part.collator = _collator(trainer, write, findings)
+    part.collator = _collator(part, trainer, write, findings)
     part.train_set = _data_set("train", trainer, loader, part, write, findings)
+    _order(part, trainer, loader, write, findings)
     given = trainer.eval_dataset
     for name, dataset in (given if isinstance(given, Mapping) else {"": given}).items():
         if dataset is not None:
@@ -80,8 +78,10 @@ def describe_data(trainer: Trainer, write: Expressions, findings: Findings) -> D
     return part
 
 
-def _order(part: DataPart, trainer: Trainer, loader: PreparedDataLoader, findings: Findings) -> None:
+def _order(part: DataPart, trainer: Trainer, loader: object, write: Expressions, findings: Findings) -> None:
     """Find out in which order samples are trained on, by the sampler that the run would use."""
+    if not isinstance(loader, PreparedDataLoader):
+        return
     sampler, samples = getattr(loader, "sampler", None), cast(Sequence[object], loader.dataset)
     if isinstance(loader.dataset, IterableDataset) or type(sampler) is SequentialSampler:
         return
@@ -95,29 +95,26 @@ def _order(part: DataPart, trainer: Trainer, loader: PreparedDataLoader, finding
         measured = f'[len(row["{part.length_key}"]) for row in samples]'
         part.lengths = f'list(samples["{column}"])' if has_column else measured
     else:
-        findings.forbid(
-            f"The order of training samples is that of a {type(sampler).__name__}, which the project cannot have.",
-            "train by the standard order, `group_by_length` or `sequential`.",
-        )
+        write.known.update({id(samples): "self.train_set", id(trainer.train_dataset): "self.train_set"})
+        try:
+            part.sampler = write.of(sampler)
+        except CannotBeWritten as error:
+            what = f"The order of training samples is that of a {type(sampler).__name__}, which cannot be written down"
+            part.left += findings.leave(f"{what}: {error}", "`train_dataloader` in `data.py`")
 
 
-def _collator(trainer: Trainer, write: Expressions, findings: Findings) -> str:
+def _collator(part: DataPart, trainer: Trainer, write: Expressions, findings: Findings) -> str:
     collator = trainer.data_collator
-    if isinstance(collator, PaddingCollator):
-        padding = write.named("transformers", "DataCollatorWithPadding")
-        return f"{padding}({_tried(write, collator.tokenizer, findings)})"
-    return _tried(write, collator, findings)
-
-
-def _tried(write: Expressions, value: object, findings: Findings) -> str:
+    is_ours = isinstance(collator, PaddingCollator)
     try:
-        return write.of(value)
+        if isinstance(collator, PaddingCollator):
+            padding = write.named("transformers", "DataCollatorWithPadding")
+            return f"{padding}({write.of(collator.tokenizer)})"
+        return write.of(collator)
     except CannotBeWritten as error:
-        name = getattr(value, "__name__", type(value).__name__)
-        findings.forbid(
-            f"The collator {name} cannot be written down: {error}.",
-            "make it a function, or an object of a class of the script's, of what can be written.",
-        )
+        name = getattr(collator, "__name__", type(collator).__name__)
+        what = f"The {'tokenizer of the ' if is_ours else ''}collator {name} ({write.code.where(collator)})"
+        part.left += findings.leave(f"{what} cannot be written down: {error}", "`setup` in `data.py`")
         return "None"
 
 
@@ -126,7 +123,8 @@ def _data_set(
 ) -> str:
     """Return the expression that makes a data set: saved as it is, sample by sample, or made by its class."""
     if not isinstance(loader, PreparedDataLoader):
-        findings.forbid(f"The {name} set has a loader of its own.", "leave the override of its loader out.")
+        what = f"The {name} set has a loader of its own, a {type(loader).__name__}"
+        part.left += findings.leave(what, "`train_dataloader` and `val_dataloader` in `data.py`")
         return "None"
     dataset: DataSource = loader.dataset
     collate = loader.collate_fn
@@ -143,11 +141,8 @@ def _data_set(
             return expression
         return _samples(name, dataset, collate, loader, before, part, write)
     except CannotBeWritten as error:
-        findings.forbid(
-            f"The {name} set, a {type(dataset).__name__}, cannot be written down: {error}.",
-            "give the Trainer a `datasets.Dataset`, a list of samples, or a set or stream that is made from numbers, "
-            "texts and functions of the script.",
-        )
+        what = f"The {name} set, a {type(dataset).__name__} ({write.code.where(type(dataset))}), cannot be written down"
+        part.left += findings.leave(f"{what}: {error}", "`setup` in `data.py`")
         return "None"
 
 

@@ -12,6 +12,7 @@ from hf_compat.ejection.data_part import DataPart
 from hf_compat.ejection.expressions import Expressions
 from hf_compat.ejection.findings import CannotBeWritten, Findings
 from hf_compat.ejection.loss_part import LossPart, logits_expression
+from hf_compat.ejection.own_part import OwnPart
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.trainer import Trainer
 from hf_compat.trainer_methods.generation import GenerationSteps
@@ -24,6 +25,7 @@ class EvaluationPart:
     Args:
         sets: Names of the evaluation sets, where there are several.
         lines: The body of `validation_step`.
+        prediction_lines: The body of the stand-in's `prediction_step`, where the script has a Trainer of its own.
         compute_metrics: The expression of the metric function; None without one.
         generates: Whether predictions are generated.
         fill_to: Length that generated rows are filled up to.
@@ -32,6 +34,7 @@ class EvaluationPart:
 
     sets: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    prediction_lines: list[str] = field(default_factory=lambda: ["raise NotImplementedError"])
     compute_metrics: str | None = None
     generates: bool = False
     fill_to: int = 0
@@ -39,10 +42,10 @@ class EvaluationPart:
 
 
 def describe_evaluation(
-    trainer: Trainer, data: DataPart | None, loss: LossPart, write: Expressions, findings: Findings
+    trainer: Trainer, data: DataPart, loss: LossPart, own: OwnPart, write: Expressions, findings: Findings
 ) -> EvaluationPart | None:
     """Return what an evaluation consists of; None where the run has no evaluation set."""
-    if trainer.eval_dataset is None or data is None:
+    if trainer.eval_dataset is None:
         if trainer.args.eval_strategy != IntervalStrategy.NO:
             findings.forbid("There is no `eval_dataset`, and `eval_strategy` asks for evaluations.", "pass one.")
         return None
@@ -57,39 +60,63 @@ def describe_evaluation(
                     "`compute_metrics` is a torchmetrics object; log it in `validation_step` by yourself"
                 )
             part.compute_metrics = write.of(metrics)
-        _find_lines(part, trainer, loss, write)
+        _find_lines(part, trainer, loss, own, write)
     except CannotBeWritten as error:
-        findings.forbid(f"The evaluation cannot be written down: {error}.", "leave it out, or simplify it.")
+        left = findings.leave(f"The evaluation cannot be written down: {error}", "`validation_step` in `module.py`")
+        part.lines, part.compute_metrics = left, None
     return part
 
 
-def _find_lines(part: EvaluationPart, trainer: Trainer, loss: LossPart, write: Expressions) -> None:
+def _find_lines(part: EvaluationPart, trainer: Trainer, loss: LossPart, own: OwnPart, write: Expressions) -> None:
     """Write what is kept of a batch: its loss for each sample, its predictions and labels where metrics read them."""
     given = trainer.eval_dataset
     dataset = next(iter(given.values())) if isinstance(given, Mapping) else given
     batch = trainer._prepare_inputs(next(iter(trainer.get_eval_dataloader(dataset))))
-    if not trainer._has_loss(batch):
-        raise CannotBeWritten(f"a batch has none of the labels {trainer.label_names}, so there is no loss")
     labels = _labels(trainer)
     part.generates = bool(getattr(trainer.args, "predict_with_generate", False)) and part.compute_metrics is not None
+    several = "[dataloader_idx]" if part.sets else ""
+    if own.name is not None:
+        part.lines = [
+            f"size = {_size(trainer, labels)}",
+            f"{'loss, predictions, labels' if part.compute_metrics else 'loss, *_'} = self.own.prediction_step(",
+            f"    self.model, dict(batch), prediction_loss_only={part.compute_metrics is None}, ignore_keys=None",
+            ")",
+            "if loss is not None:",
+            f"    self.eval_losses{several}.append(loss.detach().repeat(size))",
+        ]
+        if part.compute_metrics:
+            shown = _preprocessed("predictions", "labels", trainer, write)
+            part.lines += ["if predictions is not None:", f"    self.eval_outputs{several}.append(({shown}, labels))"]
+        if "prediction_step" in own.seams and "prediction_step" not in own.supers:
+            return  # the method that it overrides is never called
+    if not trainer._has_loss(batch):
+        raise CannotBeWritten(f"a batch has none of the labels {trainer.label_names}, so there is no loss")
     outputs = "outputs" if part.compute_metrics and not part.generates else "_"
     items = "count_targets(batch)" if loss.counts_items else ""
-    if loss.own_class is not None:
-        named = f", num_items_in_batch={items}" if items else ""
-        call = f"loss, {outputs} = self.compute_loss(self.model, dict(batch), return_outputs=True{named})"
-    else:
-        call = f"loss, {outputs} = self.loss_and_outputs(batch{', ' if items else ''}{items})"
-    several = "[dataloader_idx]" if part.sets else ""
-    kept = f"self.eval_losses{several}.append(loss.detach().repeat({_size(trainer, labels)}))"
-    if part.generates:
-        part.lines = [*_generation_lines(part, trainer, batch, labels, write), call, kept]
-        predictions = "self.fill_up(tokens)"
-        labels = f"self.fill_up({labels})"
-    else:
-        part.lines = [call, kept]
-        predictions = _predictions(trainer, batch, write) if part.compute_metrics else ""
+    made = _generation_lines(part, trainer, batch, labels, write) if part.generates else []
+    predictions = "self.fill_up(tokens)" if part.generates else ""
+    kept = f"self.fill_up({labels})" if part.generates else labels
+    if part.compute_metrics and not part.generates:
+        predictions = _predictions(trainer, batch)
+    if own.name is not None:
+        items = f", num_items_in_batch=self.module.{items}" if items else ""
+        lines = [
+            *made,
+            f"labels = {kept}",
+            f"loss, {outputs} = self.compute_loss(model, dict(batch), return_outputs=True{items})",
+            *(["if prediction_loss_only:", "    return loss.detach(), None, None"] if predictions else []),
+            f"return loss.detach(), {predictions or None}, labels",
+        ]
+        part.prediction_lines = [line.replace("self.fill_up", "self.module.fill_up") for line in lines]
+        return
+    part.lines = [
+        *made,
+        f"loss, {outputs} = self.loss_and_outputs(batch{', ' if items else ''}{items})",
+        f"self.eval_losses{several}.append(loss.detach().repeat({_size(trainer, labels)}))",
+    ]
     if part.compute_metrics:
-        part.lines.append(f"self.eval_outputs{several}.append(({predictions}, {labels}))")
+        shown = predictions if part.generates else _preprocessed(predictions, labels, trainer, write)
+        part.lines.append(f"self.eval_outputs{several}.append(({shown}, {kept}))")
 
 
 def _labels(trainer: Trainer) -> str:
@@ -102,15 +129,20 @@ def _size(trainer: Trainer, labels: str) -> str:
     return f"len({labels})" if len(trainer.label_names) == 1 else "len(next(iter(batch.values())))"
 
 
-def _predictions(trainer: Trainer, batch: Batch, write: Expressions) -> str:
+def _preprocessed(predictions: str, labels: str, trainer: Trainer, write: Expressions) -> str:
+    preprocess = trainer.preprocess_logits_for_metrics
+    return predictions if preprocess is None else f"{write.of(preprocess)}({predictions}, {labels})"
+
+
+def _predictions(trainer: Trainer, batch: Batch) -> str:
     """Return the expression of what the metrics read, found out on a first batch."""
     trainer.model.eval()
     with torch.no_grad():
-        _, outputs = trainer.compute_loss(trainer.model, dict(batch), return_outputs=True)
-    ignored = trainer._ignored_keys(None)
-    predictions = logits_expression(outputs, ignored)
-    preprocess = trainer.preprocess_logits_for_metrics
-    return predictions if preprocess is None else f"{write.of(preprocess)}({predictions}, {_labels(trainer)})"
+        try:
+            _, outputs = trainer.compute_loss(trainer.model, dict(batch), return_outputs=True)
+        except Exception as error:
+            raise CannotBeWritten(f"`compute_loss` gives no outputs of a first batch ({error})") from error
+    return logits_expression(outputs, trainer._ignored_keys(None))
 
 
 def _generation_lines(

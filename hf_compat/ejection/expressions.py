@@ -6,24 +6,28 @@ in a format that holds no code.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import functools
 import inspect
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 import numpy as np
+import safetensors.torch
 import torch
 
 from hf_compat.ejection.findings import CannotBeWritten
 from hf_compat.ejection.library_calls import Call, Given
 from hf_compat.ejection.recording import Recorder
+from hf_compat.ejection.secrets import is_dense, looks_secret, secrets_in
 from hf_compat.ejection.sources import STAND_INS, Import, UserCode
-from hf_compat.interop.transformers_models import is_datasets_dataset
+from hf_compat.interop.transformers_models import is_datasets_dataset, is_pretrained_model
 
 _LARGEST_WRITTEN_TENSOR = 64
 Save = Callable[[Path], object]
@@ -31,9 +35,15 @@ Save = Callable[[Path], object]
 
 @dataclasses.dataclass(slots=True)
 class ProjectFiles:
-    """Files and folders that the project reads, and what writes each of them."""
+    """Files and folders that the project reads, and what writes each of them.
+
+    Args:
+        saves: By name.
+        secrets: Names of variables that its user has to set: they stand for secrets of the script.
+    """
 
     saves: dict[str, Save] = dataclasses.field(default_factory=dict)
+    secrets: set[str] = dataclasses.field(default_factory=set)
     _of: dict[int, tuple[str, object]] = dataclasses.field(default_factory=dict)
 
     def add(self, name: str, value: object, save: Save) -> str:
@@ -70,6 +80,7 @@ class Expressions:
         self.imports: set[Import] = set()
         self.code = code if code is not None else UserCode(recorder.is_of_script, self.of)
         self.is_user_code = code is None
+        self.loads_weights = True  # of modules; False where the whole that they are part of is loaded
         self._under_way: list[int] = []
 
     def of(self, value: object) -> str:
@@ -94,8 +105,7 @@ class Expressions:
 
     def named(self, module: str, name: str) -> str:
         """Return the name of something that is imported."""
-        self.import_(Import(module, name, name))
-        return name
+        return self.import_(Import(module, name, name))
 
     def of_user_code(self, name: str) -> str:
         """Return what names a thing of the user's own code; its name alone might be that of something else here."""
@@ -109,26 +119,67 @@ class Expressions:
 
     def call(self, made: type, given: Given) -> str:
         """Return the call of a class with what it was given."""
-        return f"{self.of(made)}({self.words(given)})"
+        return f"{self.of(made)}({self.words(given, made)})"
 
-    def words(self, given: Given) -> str:
+    def words(self, given: Given, called: object = None) -> str:
         """Return what a call is given, as it stands between its brackets."""
         positional, named = given
-        return ", ".join([*map(self.of, positional), *(f"{name}={self.of(value)}" for name, value in named.items())])
+        try:
+            names = list(inspect.signature(called).parameters) if callable(called) else []
+        except (ValueError, TypeError):  # of a builtin
+            names = []
+        names += [""] * (len(positional) - len(names))
+        placed = [self.under(name, value) for name, value in zip(names, positional, strict=False)]
+        return ", ".join([*placed, *(f"{name}={self.under(name, value)}" for name, value in named.items())])
 
-    def import_(self, wanted: Import) -> None:
-        for other in self.imports | (self.code.imports if self.is_user_code else set()):
+    def under(self, name: object, value: object) -> str:
+        """Return the Python that makes a value of some name: that of a secret says what it is."""
+        if type(value) is str and value and isinstance(name, str) and looks_secret(name) and not self._names_in(value):
+            return self._from_environment(re.sub(r"\W", "_", name).upper(), is_left=True)
+        return self.of(value)
+
+    def _names_in(self, text: str) -> list[tuple[str, str]]:
+        return self.recorder.environment.names_in(text)
+
+    def text(self, value: str) -> str:
+        """Return the Python of a text; what came from the environment, or is a secret, is read from there."""
+        cut = self._names_in(value)
+        secrets = [value] if is_dense(value) and not cut else secrets_in(value)
+        known = [text for text, _ in cut]
+        hidden = [text for text in secrets if not any(text in one or one in text for one in known)]
+        if not cut and not hidden:
+            return _quoted(value)
+        names = {text: self._from_environment(name) for text, name in cut}
+        names |= {text: self._from_environment("SECRET", is_left=True) for text in hidden}
+        between = re.split("(" + "|".join(map(re.escape, names)) + ")", value)
+        return " + ".join(names.get(part) or _quoted(part) for part in between if part)
+
+    def _from_environment(self, name: str, is_left: bool = False) -> str:
+        if is_left:
+            self.files.secrets.add(name)
+        return f'{self.import_(Import("os", None, "os"))}.environ["{name}"]'
+
+    def import_(self, wanted: Import) -> str:
+        """Import something, and return the name that it has.
+
+        Raises:
+            CannotBeWritten: Another thing has its name.
+        """
+        if self.is_user_code:
+            return self.code.import_(wanted)
+        for other in self.imports:
             if other.known_as == wanted.known_as and other != wanted:
                 raise CannotBeWritten(f"`{wanted}` and `{other}` name two things alike")
-        (self.code.imports if self.is_user_code else self.imports).add(wanted)
+        self.imports.add(wanted)
+        return wanted.known_as
 
 
-def _plain(_: Expressions, value: object) -> str | None:
+def _plain(write: Expressions, value: object) -> str | None:
     if isinstance(value, float) and not math.isfinite(value) and type(value) is float:
         return f'float("{value}")'
     if value is None or type(value) in (bool, int, float, complex, bytes, range):
         return repr(value)
-    return _quoted(value) if type(value) is str else None
+    return write.text(value) if type(value) is str else None
 
 
 def _quoted(text: str) -> str:
@@ -143,10 +194,16 @@ def _container(write: Expressions, value: object) -> str | None:
     if type(value) is tuple:
         return f"({', '.join(map(write.of, value))}{',' * (len(value) == 1)})"
     if type(value) is dict:
-        return "{" + ", ".join(f"{write.of(key)}: {write.of(part)}" for key, part in value.items()) + "}"
+        return "{" + ", ".join(f"{write.of(key)}: {write.under(key, part)}" for key, part in value.items()) + "}"
     if type(value) in (set, frozenset):
         inner = ", ".join(sorted(map(write.of, value)))  # type: ignore[call-overload]  # a set, as just seen
         return f"{type(value).__name__}([{inner}])"
+    if type(value) is collections.deque:
+        return f"{write.named('collections', 'deque')}({write.of(list(value))}, maxlen={value.maxlen})"
+    if type(value) in (collections.defaultdict, collections.OrderedDict, collections.Counter):
+        made = write.of(dict(value))  # type: ignore[call-overload]  # a mapping, as just seen
+        default = f"{write.of(value.default_factory)}, " if isinstance(value, collections.defaultdict) else ""
+        return f"{write.named('collections', type(value).__name__)}({default}{made})"
     return None
 
 
@@ -154,6 +211,12 @@ def _array(write: Expressions, value: object) -> str | None:
     if isinstance(value, (torch.dtype, torch.device)):
         write.import_(Import("torch", None, "torch"))
         return str(value) if isinstance(value, torch.dtype) else f'torch.device("{value}")'
+    if isinstance(value, torch.Generator) and value.device.type == "cpu":
+        write.import_(Import("torch", None, "torch"))
+        seed = value.initial_seed()
+        if not torch.equal(value.get_state(), torch.Generator().manual_seed(seed).get_state()):
+            raise CannotBeWritten("a torch.Generator has been drawn from")
+        return f"torch.Generator().manual_seed({seed})"
     if isinstance(value, np.generic):
         return _plain(write, value.item())
     if isinstance(value, np.ndarray) and value.size <= _LARGEST_WRITTEN_TENSOR and value.dtype.kind in "biuf":
@@ -174,7 +237,7 @@ def _tensor(write: Expressions, value: torch.Tensor) -> str:
 
 
 def _path(write: Expressions, value: object) -> str | None:
-    return f"{write.named('pathlib', 'Path')}({_quoted(str(value))})" if isinstance(value, PurePath) else None
+    return f"{write.named('pathlib', 'Path')}({write.text(str(value))})" if isinstance(value, PurePath) else None
 
 
 def _member(write: Expressions, value: object) -> str | None:
@@ -247,15 +310,70 @@ def _table(write: Expressions, value: object) -> str | None:
     return f"{write.named('datasets', 'load_from_disk')}({write.here(write.files.add('data/table', value, save))})"
 
 
+def _module(write: Expressions, value: object) -> str | None:
+    """Write a module beside the model that is trained, a teacher say, with the weights and the mode that it has."""
+    if not isinstance(value, torch.nn.Module) or not (write.loads_weights or is_pretrained_model(value)):
+        return None
+    modes = {part.training for part in value.modules()}
+    if len(modes) > 1:
+        raise CannotBeWritten(f"of a {type(value).__name__} some parts are in training mode, and some are not")
+    file = "None"
+    if is_pretrained_model(value):
+        save: Save = value.save_pretrained  # type: ignore[assignment]  # a pretrained model, as just seen
+        folder = write.files.add(type(value).__name__.lower(), value, save)
+        made = f"{write.of(type(value))}.from_pretrained({write.here(folder)})"
+    else:
+        origin = write.recorder.arguments_of(value)
+        if origin is None:
+            raise CannotBeWritten(f"nobody has seen how a {type(value).__name__} was made")
+        try:
+            write.loads_weights = False
+            made = write.call(type(value), origin)
+        finally:
+            write.loads_weights = True
+        if not value.state_dict() and value.training:
+            return made
+        if value.state_dict():
+            name = f"{type(value).__name__.lower()}.safetensors"
+            file = write.here(write.files.add(name, value, lambda path: safetensors.torch.save_model(value, str(path))))
+    frozen = [name for name, weight in value.named_parameters() if not weight.requires_grad]
+    told = f", frozen={write.of(frozen)}" if frozen else ""
+    return f"{write.named('restoring', 'module_as_it_was')}({made}, {file}, training={value.training}{told})"
+
+
 def _recorded(write: Expressions, value: object) -> str | None:
     origin = write.recorder.origin_of(value)
-    if origin is None or not isinstance(origin, Call):
-        return None if origin is None else write.call(type(value), origin)
+    if origin is None:
+        return _by_attributes(write, value)
+    if not isinstance(origin, Call):
+        return _with_changes(write, value, write.call(type(value), origin))
     if isinstance(origin.of, str):
-        made = f"{write.named(origin.of, origin.name)}({write.words(origin.given)})"
+        called = getattr(sys.modules.get(origin.of), origin.name, None)
+        made = f"{write.named(origin.of, origin.name)}({write.words(origin.given, called)})"
         is_one_of_several = origin.name == "load_dataset" and "split" not in origin.given[1]
         return f'{made}["{value.split}"]' if is_one_of_several else made  # type: ignore[attr-defined]  # a stream
     return f"{write.of(origin.of)}.{origin.name}({write.words(origin.given)})"
+
+
+def _by_attributes(write: Expressions, value: object) -> str | None:
+    """Write an instance of a class of the script's that has no constructor: what it holds was set afterwards."""
+    kind = type(value)
+    has_constructor = any(
+        "__init__" in vars(one) and write.recorder.is_of_script(one.__module__) for one in kind.__mro__
+    )
+    is_simple = write.recorder.is_of_script(kind.__module__) and not has_constructor and kind.__new__ is object.__new__
+    if isinstance(value, (type, torch.nn.Module)) or not is_simple or dataclasses.is_dataclass(value):
+        return None
+    return _with_changes(write, value, f"{write.of(kind)}()")
+
+
+def _with_changes(write: Expressions, value: object, made: str) -> str:
+    """Write what the script has set on an object after it was made."""
+    changed = write.recorder.changes_of(value)
+    if not changed:
+        return made
+    told = ", ".join(f"{name}={write.under(name, part)}" for name, part in changed.items())
+    return f"{write.named('restoring', 'with_attributes')}({made}, {told})"
 
 
 def _dataclass(write: Expressions, value: object) -> str | None:
@@ -279,7 +397,8 @@ def _is_same(value: object, other: object) -> bool:
 
 
 _FORMS: tuple[Callable[[Expressions, object], str | None], ...] = (
-    _plain, _container, _array, _path, _member, _code, _call, _saved_pretrained, _table, _recorded, _dataclass,
+    _plain, _container, _array, _path, _member, _code, _call, _saved_pretrained, _table, _module, _recorded,
+    _dataclass,
 )  # fmt: skip
 
 

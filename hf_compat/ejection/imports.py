@@ -22,7 +22,10 @@ _KNOWN = {
         "lightning.pytorch.callbacks": "ModelCheckpoint",
         "safetensors.torch": "save_model",
         "module": "TrainingModule",
-        "hf_events": "HFEvents",
+        "hf_events": "ARGUMENTS HFEvents TrainerControl TrainerState",
+        "dataclasses": "dataclass field",
+        "types": "SimpleNamespace",
+        "contextlib": "contextlib",
         "lightning.pytorch": "Callback LightningDataModule LightningModule Trainer seed_everything",
         "lightning.pytorch.core.optimizer": "LightningOptimizer",
         "lightning.pytorch.utilities.types": "OptimizerLRSchedulerConfig",
@@ -37,14 +40,27 @@ _KNOWN = {
     for name in names.split()
 } | {"DataModule": Import("data", "DataModule", "DataModule"), "nn": Import("torch", "nn", "nn")}
 # Files of the project itself, which stand last.
-_OWN = frozenset(("evaluation", "model", "module", "data", "callbacks", "user_code", "hf_events", "random_state"))
+_OWN = frozenset(
+    (
+        "evaluation",
+        "model",
+        "module",
+        "data",
+        "callbacks",
+        "user_code",
+        "hf_events",
+        "hf_trainer",
+        "random_state",
+        "restoring",
+    )
+)
 
 
 def import_block(body: str, more: Iterable[Import] = ()) -> str:
     """Return the import statements of a file: those of the names that its body mentions, and what was asked for."""
     code = re.sub(r'"""[\s\S]*?"""|#.*', "", body)
     wanted = {known for name, known in _KNOWN.items() if re.search(rf"(?<![\w.]){name}\b", code)}
-    wanted = {one for one in wanted if not re.search(rf"^(class|def) {one.known_as}\b", code, re.MULTILINE)}
+    wanted = {one for one in wanted if not re.search(rf"^((class|def) )?{one.known_as}\b", code, re.MULTILINE)}
     wanted |= {one for one in more if re.search(rf"(?<![\w.]){re.escape(one.known_as)}\b", code)}
     groups: list[list[str]] = [[], [], []]
     for module in sorted({one.module for one in wanted}, key=str.lower):

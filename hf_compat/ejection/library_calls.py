@@ -1,6 +1,7 @@
-"""How schedules of torch and streams of `datasets` were made: the calls of these libraries, kept while the script runs.
+"""How schedules and samplers of torch and streams of `datasets` were made: the calls are kept while a script runs.
 
-A schedule's class is listened to; a function of transformers that makes one is read from the frames under way.
+The class of a schedule or sampler is listened to. The functions of transformers that make schedules are read from the
+frames under way.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from types import FrameType, FunctionType
 
 from torch.optim import lr_scheduler
+from torch.utils.data import sampler
 
 # What a call was given, of whatever types.
 Given = tuple[tuple[object, ...], Mapping[str, object]]
@@ -47,12 +49,16 @@ Keep = Callable[[object, Given | Call], None]
 
 
 @contextlib.contextmanager
-def schedules_watched(keep: Keep) -> Iterator[None]:
-    """Tell how each schedule of torch, or of a class that inherits from one, is made within."""
+def classes_watched(keep: Keep) -> Iterator[None]:
+    """Tell how each schedule and sampler of torch, or of a class that inherits from one, is made within."""
     inits = {
         kind: vars(kind)["__init__"]
-        for kind in vars(lr_scheduler).values()
-        if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler) and "__init__" in vars(kind)
+        for module, base in ((lr_scheduler, lr_scheduler.LRScheduler), (sampler, sampler.Sampler))
+        for kind in vars(module).values()
+        if isinstance(kind, type)
+        and issubclass(kind, base)
+        and kind is not sampler.Sampler
+        and "__init__" in vars(kind)
     }
     for kind, init in inits.items():
         kind.__init__ = _telling(init, keep)  # type: ignore[method-assign]  # given back below

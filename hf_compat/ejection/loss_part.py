@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +10,7 @@ import torch
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.ejection.expressions import Expressions
 from hf_compat.ejection.findings import CannotBeWritten, Findings
+from hf_compat.ejection.own_part import OwnPart
 from hf_compat.ejection.sources import Import
 from hf_compat.interop.transformers_models import is_causal_lm
 from hf_compat.runtime.inspection import accepts_keyword
@@ -20,22 +18,17 @@ from hf_compat.runtime.nested import Nested
 from hf_compat.trainer import Trainer
 from hf_compat.trainer_methods.steps import call_model
 
-# What a method of the script's own may ask of a LightningModule, besides what it brings itself.
-_OF_MODULE = frozenset(("model", "device", "training", "compute_loss", "current_epoch", "global_step"))
-
 
 @dataclass(slots=True)
 class LossPart:
     """What makes a loss.
 
     Args:
-        lines: The body of `loss_and_outputs`; empty where the script's own `compute_loss` is taken over.
-        train_loss: The expression of a micro-batch's loss.
+        lines: The body of `loss_and_outputs`.
+        train_loss: The expression of a micro-batch's loss, of `{part}` and of `{items}`.
         counts_items: Whether a window's targets are counted, and the loss is divided by them.
         shifts: Whether the first label of each row is no target.
         divides: Whether a micro-batch's loss is divided by the number of micro-batches.
-        own_class: The class of the script's that brings `compute_loss`.
-        calls_default: Whether that calls the method that it overrides.
         loss_of_outputs: The expression of the loss in the outputs of the model.
         model_takes_items: Whether the model divides by the window's targets itself.
     """
@@ -45,8 +38,6 @@ class LossPart:
     counts_items: bool = False
     shifts: bool = False
     divides: bool = False
-    own_class: str | None = None
-    calls_default: bool = False
     loss_of_outputs: str = "outputs.loss"
     model_takes_items: bool = False
 
@@ -57,48 +48,50 @@ def first_batch(trainer: Trainer) -> Batch:
     return trainer._prepare_inputs(batch)
 
 
-def describe_loss(trainer: Trainer, batch: Batch, write: Expressions, findings: Findings) -> LossPart:
+def describe_loss(trainer: Trainer, batch: Batch, own: OwnPart, write: Expressions, findings: Findings) -> LossPart:
     """Return what makes the loss: the model, a function, label smoothing, or the script's own method."""
     num_items = trainer._get_num_items_in_batch([batch], trainer.args.device)
     part = LossPart(counts_items=num_items is not None, shifts=trainer._loss_shifts_labels)
     part.divides = not trainer._is_scaled_for_window(num_items)
     part.model_takes_items = bool(trainer.model_accepts_loss_kwargs) and part.counts_items
-    part.loss_of_outputs = _loss_in(_outputs(trainer, batch))
-    items = ", num_items" if part.counts_items else ""
+    overrides = "compute_loss" in own.seams
+    part.loss_of_outputs = _loss_in(trainer, batch, overrides)
     try:
-        if _overrides(trainer, "compute_loss"):
-            _take_over(part, trainer, write)
-        else:
-            part.lines = _own_lines(part, trainer, write)
-            part.train_loss = f"self.loss_and_outputs(part{items})[0]"
+        part.lines = _default_lines(part, trainer, own, write)
     except CannotBeWritten as error:
-        findings.forbid(
-            f"The loss cannot be written down: {error}.", "let it use numbers, tensors and functions of the script."
-        )
+        part.lines = findings.leave(f"The loss cannot be written down: {error}", "`training_step` in `module.py`")
+    prepared = "self.own._prepare_inputs({part})" if "_prepare_inputs" in own.seams else "{part}"
+    part.counts_items &= not overrides or accepts_keyword(trainer.compute_loss, "num_items_in_batch")
+    items = "{items}" if part.counts_items else "None"
+    if "training_step" in own.seams:
+        takes = part.counts_items and accepts_keyword(trainer.training_step, "num_items_in_batch")
+        part.train_loss = f"self.own.training_step(self.model, {{part}}{', {items}' if takes else ''})"
+    elif overrides:
+        told = f", num_items_in_batch={items}" if part.counts_items else ""
+        part.train_loss = f"self.own.compute_loss(self.model, {prepared}{told})"
+    elif own.name:
+        part.train_loss = f"self.loss_and_outputs({prepared}, {items}, self.model)[0]"
+    else:
+        part.train_loss = f"self.loss_and_outputs({prepared}{', {items}' if part.counts_items else ''})[0]"
     return part
 
 
-def _overrides(trainer: Trainer, name: str) -> bool:
-    return name in vars(trainer) or not getattr(type(trainer), name).__module__.startswith("hf_compat.")
-
-
-def _outputs(trainer: Trainer, batch: Batch) -> ModelOutput:
-    """Return what the model makes of a batch: its form says where the loss is."""
-    inputs = dict(batch)
+def _loss_in(trainer: Trainer, batch: Batch, overrides: bool) -> str:
+    """Return the expression of the loss in what the model makes of a batch."""
+    outputs: ModelOutput
+    kept = dict(batch)
     elsewhere = trainer.compute_loss_func is not None or trainer.label_smoother is not None
-    if elsewhere or _overrides(trainer, "compute_loss"):
-        kept = dict(inputs)
-        with torch.no_grad():
-            try:
-                return call_model(trainer.model, inputs)
-            except (TypeError, ValueError, RuntimeError):  # a model that cannot be given its labels
-                kept.pop("labels", None)
-                return call_model(trainer.model, kept)
     with torch.no_grad():
-        return call_model(trainer.model, inputs)
-
-
-def _loss_in(outputs: ModelOutput) -> str:
+        try:
+            outputs = call_model(trainer.model, dict(batch))
+        except Exception:
+            if not (elsewhere or overrides):
+                raise
+            kept.pop("labels", None)  # a model that cannot be given its labels
+            try:
+                outputs = call_model(trainer.model, kept)
+            except Exception:  # only the script's own method knows what it gives the model
+                return 'outputs["loss"] if isinstance(outputs, dict) else outputs[0]'
     if isinstance(outputs, torch.Tensor):
         return "outputs"
     if type(outputs) is dict:
@@ -106,15 +99,18 @@ def _loss_in(outputs: ModelOutput) -> str:
     return "outputs.loss" if hasattr(outputs, "loss") else "outputs[0]"
 
 
-def _own_lines(part: LossPart, trainer: Trainer, write: Expressions) -> list[str]:
-    """Return the statements of the loss where the script has no method of its own for it."""
+def _default_lines(part: LossPart, trainer: Trainer, own: OwnPart, write: Expressions) -> list[str]:
+    """Return the statements of the loss as HF's own method has it."""
+    model = "model" if own.name else "self.model"
     items = ", num_items_in_batch=num_items" if part.model_takes_items else ""
+    if items and own.name:  # a method of the script's may leave them out
+        items = ', **({} if num_items is None else {"num_items_in_batch": num_items})'
     if trainer.compute_loss_func is not None:
         function = write.of(trainer.compute_loss_func)
-        given = ", num_items_in_batch=num_items" if part.counts_items else ", num_items_in_batch=None"
+        given = f", num_items_in_batch={'num_items' if part.counts_items else None}"
         return [
             'inputs = {name: value for name, value in batch.items() if name != "labels"}',
-            f"outputs = self.model(**inputs{items})",
+            f"outputs = {model}(**inputs{items})",
             f'return {function}(outputs, batch.get("labels"){given}), outputs',
         ]
     if trainer.label_smoother is not None:
@@ -122,65 +118,24 @@ def _own_lines(part: LossPart, trainer: Trainer, write: Expressions) -> list[str
         epsilon = trainer.args.label_smoothing_factor
         shift = is_causal_lm(trainer.accelerator.unwrap_model(trainer.model))
         write.import_(Import("torch", None, "torch"))
+        counted = "num_items" if part.counts_items else "ignored.numel() - ignored.long().sum()"
+        if part.counts_items and own.name:
+            counted = "ignored.numel() - ignored.long().sum() if num_items is None else num_items"
         return [
             "# The model makes no loss of its own here: the labels are left out.",
             'inputs = {name: value for name, value in batch.items() if name != "labels"}',
-            f"outputs = self.model(**inputs{items})",
+            f"outputs = {model}(**inputs{items})",
             'logits, labels = outputs["logits"], batch["labels"]',
             *(["logits, labels = logits[..., :-1, :].contiguous(), labels[..., 1:].contiguous()"] if shift else []),
             "negative_log = -torch.log_softmax(logits, dim=-1)",
             "ignored = labels.unsqueeze(-1) == -100",
             "picked = negative_log.gather(-1, labels.unsqueeze(-1).clamp(min=0)).masked_fill(ignored, 0.0)",
             "spread = negative_log.sum(dim=-1, keepdim=True, dtype=torch.float32).masked_fill(ignored, 0.0)",
-            f"count = {'num_items' if part.counts_items else 'ignored.numel() - ignored.long().sum()'}",
+            f"count = {counted}",
             "target, uniform = picked.sum() / count, spread.sum() / (count * logits.shape[-1])",
             f"return {1 - epsilon!r} * target + {epsilon!r} * uniform, outputs",
         ]
-    return [f"outputs = self.model(**batch{items})", f"return {part.loss_of_outputs}, outputs"]
-
-
-def _take_over(part: LossPart, trainer: Trainer, write: Expressions) -> None:
-    """Take the script's own `compute_loss` over, with the methods and attributes that it reads."""
-    if "compute_loss" in vars(trainer):
-        raise CannotBeWritten("`compute_loss` was put on the Trainer object, and is in no class of the script")
-    owner = next(kind for kind in type(trainer).__mro__ if "compute_loss" in vars(kind))
-    if not write.recorder.is_of_script(owner.__module__):
-        raise CannotBeWritten(f"`compute_loss` is that of {owner.__module__}.{owner.__name__}, no class of the script")
-    methods, attributes = _reached(owner)
-    constants = {name: write.code.express(getattr(trainer, name)) for name in sorted(attributes)}
-    part.own_class = write.of_user_code(write.code.add_methods(owner, sorted(methods), constants))
-    source = "".join(textwrap.dedent(inspect.getsource(inspect.unwrap(getattr(owner, name)))) for name in methods)
-    part.calls_default = "super()" in source
-    takes = accepts_keyword(trainer.compute_loss, "num_items_in_batch")
-    items = ", num_items_in_batch=num_items" if takes and part.counts_items else ""
-    part.counts_items &= takes
-    part.train_loss = f"self.compute_loss(self.model, part{items})"
-
-
-def _reached(owner: type) -> tuple[set[str], set[str]]:
-    """Return the methods of a class that `compute_loss` reaches, and the attributes that these read.
-
-    Raises:
-        CannotBeWritten: Something else of HF's Trainer is read.
-    """
-    methods, attributes, waiting = set[str](), set[str](), ["compute_loss"]
-    while waiting:
-        name = waiting.pop()
-        methods.add(name)
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(vars(owner)[name]))))
-        nodes = (
-            node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-        )
-        for read in {
-            node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "self"
-        } - _OF_MODULE:
-            if read in vars(owner) and inspect.isfunction(inspect.unwrap(vars(owner)[read])):
-                waiting += [read] if read not in methods else []
-            elif hasattr(Trainer, read) or read in ("args", "state", "control", "accelerator", "optimizer"):
-                raise CannotBeWritten(f"`{owner.__name__}.{name}` reads `self.{read}` of HF's Trainer")
-            elif read not in _OF_MODULE:
-                attributes.add(read)
-    return methods, attributes
+    return [f"outputs = {model}(**batch{items})", f"return {part.loss_of_outputs}, outputs"]
 
 
 def logits_expression(outputs: ModelOutput, ignored: list[str]) -> str:

@@ -46,16 +46,16 @@ class ModelPart:
     Args:
         lines: Its statements.
         trained: The names of the trained parameters, where not all are; None where the class sees to that itself.
+        is_left: Whether they only say that they are left to do.
     """
 
     lines: list[str]
     trained: list[str] | None
+    is_left: bool = False
 
 
-def describe_model(
-    model: nn.Module, args: TrainingArguments, write: Expressions, findings: Findings
-) -> ModelPart | None:
-    """Return how the model is made again; None where it cannot be, which the findings say then.
+def describe_model(model: nn.Module, args: TrainingArguments, write: Expressions, findings: Findings) -> ModelPart:
+    """Return how the model is made again; what cannot be is left to do.
 
     Every way is tried at once: what it gives must be the model that the run has, weight for weight.
     """
@@ -81,11 +81,8 @@ def describe_model(
             trained = [name for name, p in model.named_parameters() if p.requires_grad] if frozen else None
             lines = _pretrained("model", model, write) if is_pretrained_model(model) else _plain(model, write)
     except CannotBeWritten as error:
-        findings.forbid(
-            f"The model, a {type(model).__name__}, cannot be made again: {error}.",
-            "make it in one call of its class, from numbers and texts; a model of transformers from its configuration.",
-        )
-        return None
+        what = f"The model, a {type(model).__name__} ({write.code.where(type(model))}), cannot be made again: {error}"
+        return ModelPart(findings.leave(what, "`build_model` in `model.py`"), None, is_left=True)
     if args.activation_checkpointing:
         options = write.of(args.activation_checkpointing_kwargs) if args.activation_checkpointing_kwargs else ""
         lines.append(f"model.gradient_checkpointing_enable({options})")
@@ -110,6 +107,7 @@ def _plain(model: nn.Module, write: Expressions) -> list[str]:
     given = write.recorder.arguments_of(model)
     if given is None:
         raise CannotBeWritten("nobody has seen how it was made")
+    write.loads_weights = False
     made = write.of(model)
     _check_same(model, _made_again(model, *given), values=False)
     file = write.files.add("model.safetensors", model, lambda path: safetensors.torch.save_model(model, str(path)))
@@ -129,6 +127,8 @@ def _check_same(model: nn.Module, other: nn.Module, values: bool = True) -> None
     if kinds != others:
         name = next(name for name in [*kinds, *others] if kinds.get(name) != others.get(name))
         raise CannotBeWritten(f"its module {name!r} was put in place, or taken out, after it was made")
+    if _shared(model) != _shared(other):
+        raise CannotBeWritten("some of its weights were tied after it was made")
     mine, its = model.state_dict(), other.state_dict()
     for name in [*mine, *(name for name in its if name not in mine)]:
         same_form = name in mine and name in its and mine[name].shape == its[name].shape
@@ -136,3 +136,11 @@ def _check_same(model: nn.Module, other: nn.Module, values: bool = True) -> None
             raise CannotBeWritten(f"its weight {name!r} has another form after it is made again")
         if values and not torch.equal(mine[name].cpu(), its[name].cpu()):
             raise CannotBeWritten(f"its weight {name!r} has other values after it is saved and read")
+
+
+def _shared(model: nn.Module) -> list[list[str]]:
+    """Return the names of parameters that are one."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [alike for alike in names.values() if len(alike) > 1]

@@ -18,6 +18,8 @@ from hf_compat.runtime.inspection import is_replaced
 from hf_compat.trainer import Trainer
 from hf_compat.trainer_methods.optimization import OptimizationMethods
 
+_MAKERS = ("create_optimizer", "create_scheduler", "create_optimizer_and_scheduler")
+
 
 @dataclass(slots=True)
 class SchedulePart:
@@ -27,11 +29,13 @@ class SchedulePart:
         lines: Statements that make `scheduler` of `optimizer`.
         takes_warmup: Whether they read `self.warmup_steps`.
         interval: `step` or `epoch`, for Lightning.
+        is_left: Whether they only say that they are left to do.
     """
 
     lines: list[str]
     takes_warmup: bool = False
     interval: str = "step"
+    is_left: bool = False
 
 
 @dataclass(slots=True)
@@ -56,20 +60,25 @@ class OptimizerPart:
 def describe_optimizer(trainer: Trainer, updates: int, write: Expressions, findings: Findings) -> OptimizerPart:
     """Return what makes the optimizer that the run would use, and its schedule."""
     part = OptimizerPart()
-    given = trainer.optimizer is not None
-    own_schedule = trainer.lr_scheduler is not None
-    optimizer = trainer.create_optimizer()
+    is_own = {name: is_replaced(trainer, name, OptimizationMethods) for name in _MAKERS}
+    given = trainer.optimizer is not None or is_own["create_optimizer"] or is_own["create_optimizer_and_scheduler"]
+    own_schedule = trainer.lr_scheduler is not None or is_own["create_optimizer_and_scheduler"]
+    if is_own["create_optimizer_and_scheduler"]:
+        trainer.create_optimizer_and_scheduler(updates)
+        own_schedule = own_schedule and trainer.lr_scheduler is not None
+    optimizer = trainer.optimizer if trainer.optimizer is not None else trainer.create_optimizer()
     try:
         if given:
             _as_given(part, trainer.model, optimizer, write)
         else:
             _by_arguments(part, trainer, optimizer, write, findings)
     except CannotBeWritten as error:
-        findings.forbid(
-            f"The optimizer, a {type(optimizer).__name__}, cannot be written: {error}.",
-            "choose one by `optim`, or make one of `torch.optim`.",
+        left = findings.leave(
+            f"The optimizer, a {type(optimizer).__name__}, cannot be written: {error}",
+            "`configure_optimizers` in `module.py`",
         )
-    if own_schedule or is_replaced(trainer, "create_scheduler", OptimizationMethods):
+        return OptimizerPart(schedule=SchedulePart(left, is_left=True))
+    if own_schedule or is_own["create_scheduler"]:
         _made_schedule(part, trainer, optimizer, updates, write, findings)
     else:
         part.schedule = _schedule(trainer.args, updates, write, findings)
@@ -184,10 +193,8 @@ def _made_schedule(
             raise CannotBeWritten(f"it has been stepped {schedule.last_epoch} times before `train()`")
         part.schedule = SchedulePart([f"scheduler = {write.of(schedule)}"])
     except CannotBeWritten as error:
-        findings.forbid(
-            f"The schedule is a {type(schedule).__name__} that the script has made, and cannot be written: {error}.",
-            "choose one by `lr_scheduler_type`, or write it into the project's `configure_optimizers`.",
-        )
+        what = f"The schedule is a {type(schedule).__name__} that the script has made, and cannot be written: {error}"
+        part.schedule = SchedulePart(findings.leave(what, "`configure_optimizers` in `module.py`"), is_left=True)
     finally:
         del write.known[id(optimizer)]
 
@@ -246,11 +253,8 @@ def _schedule(args: TrainingArguments, updates: int, write: Expressions, finding
     if kind == SchedulerType.CONSTANT:
         return SchedulePart(["scheduler = LambdaLR(optimizer, lambda step: 1.0)"])
     if kind not in _FACTORS:
-        findings.forbid(
-            f"`lr_scheduler_type={kind.value!r}` has no short form in plain PyTorch here.",
-            f"choose one of {', '.join(['constant', *(known.value for known in _FACTORS)])}.",
-        )
-        return SchedulePart([])
+        what = f"`lr_scheduler_type={kind.value!r}` has no short form in plain PyTorch here"
+        return SchedulePart(findings.leave(what, "`configure_optimizers` in `module.py`"), is_left=True)
     options = {name: write.of(value) for name, value in _options(kind, args, warmup).items()}
     body = [line.format(**options) for line in _FACTORS[kind]]
     if any("math." in line for line in body):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,19 +20,15 @@ from hf_compat.ejection.callback_part import CallbackPart, describe_callbacks, l
 from hf_compat.ejection.data_part import DataPart, describe_data
 from hf_compat.ejection.evaluation_part import EvaluationPart, describe_evaluation
 from hf_compat.ejection.expressions import Expressions, ProjectFiles
-from hf_compat.ejection.findings import Findings
+from hf_compat.ejection.findings import TODO, CannotBeWritten, Findings
 from hf_compat.ejection.imports import import_block
 from hf_compat.ejection.loss_part import LossPart, describe_loss, first_batch
 from hf_compat.ejection.model_part import ModelPart, describe_model
 from hf_compat.ejection.optimizer_part import OptimizerPart, describe_optimizer
+from hf_compat.ejection.own_part import OwnPart, describe_own
 from hf_compat.ejection.recording import Recorder
-from hf_compat.ejection.run_part import (
-    RunPart,
-    check_overrides,
-    describe_run,
-    evaluation_interval,
-    prepare,
-)
+from hf_compat.ejection.run_part import RunPart, describe_run, evaluation_interval, prepare
+from hf_compat.ejection.secrets import secrets_in
 from hf_compat.ejection.sources import UserCode
 from hf_compat.ejection.supported import check_arguments
 from hf_compat.errors import ArgumentError, OutputFolderError, UnsupportedArgument
@@ -51,13 +49,15 @@ class Ejected:
     Args:
         folder: The project.
         files: Its files, relative to the folder; a folder of data or weights stands for what is in it.
-        notes: What it does otherwise than the script, or leaves to its user.
+        notes: What it does otherwise than the script.
+        todos: What it leaves to its user, each with the file and line of the project where it belongs.
         inexact: Why its losses differ from the script's in the last digits; empty where they are the same bit for bit.
     """
 
     folder: Path
     files: list[str]
     notes: list[str]
+    todos: list[str]
     inexact: list[str]
 
 
@@ -89,8 +89,8 @@ def eject(captured: CapturedTrain, recorder: Recorder, script: str, folder: Path
     check_folder(folder)
     restore_as_written(captured.trainer.args)
     findings = Findings()
+    recorder.settle()
     check_arguments(captured.trainer.args, findings)
-    check_overrides(captured.trainer, findings)
     if findings.problems:
         raise _refusal(script, findings)
     project = _Project(captured, recorder, findings, script)
@@ -119,12 +119,14 @@ class _Project:
         self.findings, self.script = findings, Path(script).name
         self.files = ProjectFiles()
         self.states = prepare(captured, findings)
-        user = Expressions(recorder, self.files)
-        self.code: UserCode = user.code
-        names = ("model", "data", "module", "callbacks")
-        known = {id(self.trainer.model): "model"}
+        self.user = Expressions(recorder, self.files)
+        self.code: UserCode = self.user.code
+        names = ("model", "data", "module", "callbacks", "hf_events")
+        parts = {id(part): f'model.get_submodule("{name}")' for name, part in self.trainer.model.named_modules()}
+        known = {**parts, id(self.trainer.model): "model"}
         self.write_of = {
-            name: Expressions(recorder, self.files, user.code, known if name == "data" else None) for name in names
+            name: Expressions(recorder, self.files, self.user.code, known if name in ("data", "callbacks") else None)
+            for name in names
         }
         if self.states is not None:
             states = self.states
@@ -137,37 +139,25 @@ class _Project:
         """Find out what the run consists of, part after part; the random states do not matter any more."""
         trainer, write, findings = self.trainer, self.write_of, self.findings
         trainer.model.eval()  # what is tried below must not move the averages of normalisations
-        self.model: ModelPart | None = describe_model(trainer.model, trainer.args, write["model"], findings)
-        self.data: DataPart | None = describe_data(trainer, write["data"], findings)
-        if self.data is None:
-            return
-        self.loss: LossPart = describe_loss(trainer, first_batch(trainer), write["module"], findings)
-        self.run: RunPart = describe_run(trainer, self.data, self.loss)
+        self.own: OwnPart = describe_own(trainer, write["module"], self.user, findings)
+        self.model: ModelPart = describe_model(trainer.model, trainer.args, write["model"], findings)
+        self.data: DataPart = describe_data(trainer, write["data"], findings)
+        module = write["module"]
+        self.loss: LossPart = describe_loss(trainer, first_batch(trainer), self.own, module, findings)
+        self.run: RunPart = describe_run(trainer, self.data, self.loss, self.own)
         self.evaluation: EvaluationPart | None = describe_evaluation(
-            trainer, self.data, self.loss, write["module"], findings
+            trainer, self.data, self.loss, self.own, module, findings
         )
-        self.optimizer: OptimizerPart = describe_optimizer(
-            trainer, self.run.counts.max_updates, write["module"], findings
-        )
+        self.optimizer: OptimizerPart = describe_optimizer(trainer, self.run.counts.max_updates, module, findings)
         self.callbacks: CallbackPart = describe_callbacks(trainer, self.run, write["callbacks"], findings)
 
     def write(self, folder: Path) -> Ejected:
         """Write the project aside, and put it in its place when it is whole."""
-        # The text of each file
-        values = self._values()
-        names = ["main.py", "model.py", "module.py", "data.py", "callbacks.py", "config.yaml", "pyproject.toml"]
-        if values["compute_metrics"] is not None or "EvalPrediction" in self.code.text():
-            names.append("evaluation.py")
-        if self.callbacks.own:
-            names.append("hf_events.py")
-        if self.states is not None:
-            names.append("random_state.py")
-        texts = {name: self._rendered(name, values) for name in names}
-        if self.code.pieces:
-            texts["user_code.py"] = _HEAD.format(script=self.script) + self.code.text()
+        texts = self._texts()
         saved = sorted(name for name in self.files.saves if name != "random_state.pt")
-        told = {**values, "files": sorted(texts), "saved": saved}
+        told = {**self._values(), "files": sorted(texts), "saved": saved}
         texts["README.md"] = _TEMPLATES.get_template("README.md.jinja").render(told)
+        self._hide_secrets(texts)
         with TemporaryDirectory() as aside:
             staged = Path(aside) / "project"
             staged.mkdir()
@@ -176,18 +166,42 @@ class _Project:
                 save(staged / name)
             for name, text in texts.items():
                 (staged / name).write_text(text, encoding="utf-8")
-            # Let ruff format the files, where it is installed: lines that a template fills may be longer than it
-            # allows
-            ruff = [sys.executable, "-m", "ruff"]
-            if not subprocess.run([*ruff, "--version"], capture_output=True, check=False).returncode:
-                for words in (["check", "--fix", "--select", "F401,I", "--quiet"], ["format", "--quiet"]):
-                    found = subprocess.run(
-                        [*ruff, *words, "--no-cache", str(staged)], capture_output=True, text=True, check=False
-                    )
-                    if found.returncode:
-                        raise ArgumentError(f"ruff cannot read what was written: {found.stdout}{found.stderr}")
+            _format(staged)
             shutil.copytree(staged, folder, dirs_exist_ok=True)
-        return Ejected(folder, sorted([*texts, *self.files.saves]), self.findings.notes, self.findings.inexact)
+            todos = [
+                f"{file.name}:{line}: {text}" for file in sorted(staged.glob("*.py")) for line, text in _todos(file)
+            ]
+        files = sorted([*texts, *self.files.saves])
+        return Ejected(folder, files, self.findings.notes, [*todos, *self.secrets], self.findings.inexact)
+
+    def _texts(self) -> dict[str, str]:
+        """Return the text of each file of code and settings."""
+        values = self._values()
+        names = ["main.py", "model.py", "module.py", "data.py", "callbacks.py", "config.yaml", "pyproject.toml"]
+        names += ["random_state.py"] if self.states is not None else []
+        names += ["hf_trainer.py"] if self.own.name is not None else []
+        if values["compute_metrics"] is not None or "EvalPrediction" in self.code.text():
+            names.append("evaluation.py")
+        if values["has_events"] or re.search(r"from hf_events\b", self.code.text()):
+            names.append("hf_events.py")
+        texts = {name: self._rendered(name, values) for name in names}
+        if self.code.pieces:
+            texts["user_code.py"] = _HEAD.format(script=self.script) + self.code.text()
+        if any(re.search(r"from restoring\b", text) for text in texts.values()):
+            texts["restoring.py"] = self._rendered("restoring.py", values)
+        return texts
+
+    def _hide_secrets(self, texts: dict[str, str]) -> None:
+        """Mask what looks like a secret in the script's own source, and list it with what is read from elsewhere."""
+        self.secrets = [
+            f"set the variable {name}: the script has a secret of its own there, which is not written down"
+            for name in sorted(self.files.secrets)
+        ]
+        for file, text in texts.items():
+            for secret in secrets_in(text):
+                line = text[: text.index(secret)].count("\n") + 1
+                self.secrets.append(f"{file}:{line}: a secret of the script's is masked: read it from the environment")
+                texts[file] = texts[file].replace(secret, "<masked>")
 
     def _rendered(self, name: str, values: Mapping[str, object]) -> str:
         """Render a template, then put the imports that its text needs at its head."""
@@ -199,7 +213,6 @@ class _Project:
 
     def _values(self) -> Values:
         """Return what the templates are filled with."""
-        assert self.model is not None and self.data is not None  # else there is a problem, and nothing is written
         args = self.trainer.args
         part, callbacks = self.evaluation, self.callbacks
         return {
@@ -221,9 +234,18 @@ class _Project:
                 "load_best": callbacks.best_metric is not None,
                 "early_stopping_threshold": callbacks.threshold,
                 "own_callbacks": callbacks.own,
-                "arguments_given": ", ".join(f"{name}={text}" for name, text in callbacks.read_arguments.items()),
-                "epochs_of_state": self.run.counts.num_train_epochs,
+                "callbacks_left": callbacks.left,
+                "has_events": bool(callbacks.own or callbacks.left or self.own.name),
+                "arguments_given": self._arguments_read(),
+                "counts": self.run.counts,
+                "prediction_lines": [] if part is None else part.prediction_lines,
             },
+            "own": self.own.name,
+            "seams": self.own.seams,
+            "left": self.own.left,
+            "model_is_left": self.model.is_left,
+            "data_left": self.data.left,
+            "sampler": self.data.sampler,
             "lines": self.model.lines,
             "trained": self.model.trained,
             "collator": self.data.collator,
@@ -241,8 +263,20 @@ class _Project:
             "eval_order_seed": args.seed if args.data_seed is None else args.data_seed,
             "user_code": bool(self.code.pieces),
             "notes": self.findings.notes,
+            "todos": self.findings.todos,
             "inexact": self.findings.inexact,
         }
+
+    def _arguments_read(self) -> str:
+        """Return those training arguments whose name the script's own code has, as keywords."""
+        args, text = self.trainer.args, self.code.text()
+        names = {*vars(args), *_PROPERTIES} - {"device"}
+        read = sorted(name for name in names if name[0] != "_" and re.search(rf"""(\.|["']){name}\b""", text))
+        written: list[str] = []
+        for name in read:
+            with contextlib.suppress(CannotBeWritten):  # whoever reads it is told that it is not there
+                written.append(f"{name}={self.write_of['hf_events'].under(name, getattr(args, name))}")
+        return ", ".join(written)
 
     def _values_of_run(self) -> Values:
         args, run = self.trainer.args, self.run
@@ -278,18 +312,14 @@ class _Project:
 
     def _values_of_training(self) -> Values:
         args, loss, optimizer = self.trainer.args, self.loss, self.optimizer
-        bases = [loss.own_class, "DefaultLoss" if loss.calls_default else None, "LightningModule"]
-        part = "part" if self.run.windows else "batch"
-        items = "num_items" if self.run.windows else "count_targets(batch)"
-        train_loss = loss.train_loss.replace("num_items)", f"{items})").replace("=num_items", f"={items}")
+        names = (
+            {"part": "part", "items": "num_items"}
+            if self.run.windows
+            else {"part": "batch", "items": "count_targets(batch)"}
+        )
         return {
-            "bases": ", ".join(base for base in bases if base),
-            "own_loss": loss.own_class,
-            "default_loss": loss.calls_default,
-            "model_takes_items": loss.model_takes_items,
-            "loss_of_outputs": loss.loss_of_outputs,
             "loss_lines": loss.lines,
-            "train_loss": train_loss.replace("part", part) if "part" in train_loss else train_loss,
+            "train_loss": loss.train_loss.format(**names),
             "counts_items": loss.counts_items,
             "shifts": loss.shifts,
             "divides": loss.divides,
@@ -306,6 +336,29 @@ class _Project:
         }
 
 
+def _format(folder: Path) -> None:
+    """Let ruff format the files, where it is installed: lines that a template fills may be longer than it allows."""
+    ruff = [sys.executable, "-m", "ruff"]
+    if subprocess.run([*ruff, "--version"], capture_output=True, check=False).returncode:
+        return
+    for words in (["check", "--fix", "--select", "F401,I", "--quiet"], ["format", "--quiet"]):
+        found = subprocess.run([*ruff, *words, "--no-cache", str(folder)], capture_output=True, text=True, check=False)
+        if found.returncode:
+            raise ArgumentError(f"ruff cannot read what was written: {found.stdout}{found.stderr}")
+
+
+def _todos(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield what a file leaves to do, with the line."""
+    for line, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if text.lstrip().startswith(f"# {TODO}"):
+            yield line, text.partition(TODO)[2]
+
+
+# What code reads of training arguments besides their fields.
+_PROPERTIES = (
+    "train_batch_size", "eval_batch_size", "world_size", "process_index", "local_process_index", "n_gpu",
+    "should_save", "should_log",
+)  # fmt: skip
 _HEAD = '''"""The script's own code, as it stands in {script}: what the model, the data or the metrics need of it."""
 
 '''

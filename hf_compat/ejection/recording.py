@@ -16,7 +16,8 @@ from types import FrameType
 
 from torch import nn
 
-from hf_compat.ejection.library_calls import Call, Given, schedules_watched, stream_methods
+from hf_compat.ejection.library_calls import Call, Given, classes_watched, stream_methods
+from hf_compat.ejection.secrets import Environment
 
 # Classes that make streams; they are listened to as soon as somebody has imported them.
 _STREAM_CLASSES = {"datasets.iterable_dataset": "IterableDataset", "datasets.arrow_dataset": "Dataset"}
@@ -33,7 +34,10 @@ class Recorder:
         self.folder = folder
         # the instance is kept, so that its identity stays its own
         self._made: dict[int, tuple[object, Given | Call]] = {}
+        self._held: dict[int, dict[str, tuple[object, int | None]]] = {}
+        self._changed: dict[int, dict[str, object]] = {}
         self._given_back = contextlib.ExitStack()
+        self.environment = Environment(self.is_of_script)
 
     def origin_of(self, instance: object) -> Given | Call | None:
         """Return what an instance's class was given, or the call that made it; None where nobody has listened."""
@@ -44,6 +48,22 @@ class Recorder:
         """Return what an instance's class was given; None where nobody has listened."""
         origin = self.origin_of(instance)
         return None if isinstance(origin, Call) else origin
+
+    def settle(self) -> None:
+        """Find out what the script has set on its objects since they were made: what is tried later sets more."""
+        for place, held in self._held.items():
+            value = self._made[place][0]
+            now = _held_by(value)
+            if held.keys() - now.keys():
+                continue  # an attribute is gone: the constructor alone tells what it is made of
+            changed = {name for name, one in now.items() if name not in held or not _same_part(one, held[name])}
+            self._changed[place] = {name: vars(value)[name] for name in sorted(changed)}
+
+    def changes_of(self, instance: object) -> dict[str, object]:
+        """Return the attributes that the script has set since its constructor ended, or all where it has none."""
+        if id(instance) in self._made:
+            return self._changed.get(id(instance), {})
+        return dict(vars(instance))
 
     def is_of_script(self, module: str) -> bool:
         """Return whether a module is the script, or a file that stands beside it."""
@@ -59,7 +79,7 @@ class Recorder:
         builtins.__build_class__ = self._watching(build_class)
         nn.Module.__init__ = self._watched_module_init(init_module)  # type: ignore[method-assign]  # given back below
         try:
-            with self._given_back, schedules_watched(self._keep):
+            with self._given_back, classes_watched(self._keep), self.environment.listening():
                 for home, name in _STREAM_CLASSES.items():
                     self._watch_streams(getattr(sys.modules.get(home), name, None))
                 yield
@@ -94,12 +114,14 @@ class Recorder:
 
     def _listen_to(self, made: type) -> None:
         init = vars(made)["__init__"]
-        keep = self._keep
+        keep, held, is_module = self._keep, self._held, issubclass(made, nn.Module)
 
         @functools.wraps(init)
         def init_and_tell(self: object, *positional: object, **named: object) -> None:
             keep(self, (positional, named))
             init(self, *positional, **named)
+            if not is_module and hasattr(self, "__dict__"):  # of a module the weights are compared
+                held[id(self)] = _held_by(self)
 
         with contextlib.suppress(AttributeError, TypeError):  # a class may forbid changes; it is not listened to
             made.__init__ = init_and_tell  # type: ignore[misc]  # of an instance's class, not of an instance
@@ -117,6 +139,17 @@ class Recorder:
             init(self, *positional, **named)
 
         return init_and_tell
+
+
+def _held_by(value: object) -> dict[str, tuple[object, int | None]]:
+    """Return what an object holds, each with its length: a container that grows is another one."""
+    return {
+        name: (part, len(part) if isinstance(part, (list, dict, set)) else None) for name, part in vars(value).items()
+    }
+
+
+def _same_part(one: tuple[object, int | None], other: tuple[object, int | None]) -> bool:
+    return one[0] is other[0] and one[1] == other[1]
 
 
 def _given_to(module: nn.Module, frame: FrameType | None) -> Given | None:

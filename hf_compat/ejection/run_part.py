@@ -7,22 +7,13 @@ from dataclasses import dataclass
 from hf_compat.ejection.data_part import DataPart, same_random_states
 from hf_compat.ejection.findings import Findings
 from hf_compat.ejection.loss_part import LossPart
+from hf_compat.ejection.own_part import OwnPart
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.plan.run_counts import RunCounts
-from hf_compat.runtime.inspection import home_of
 from hf_compat.runtime.rng import RandomStates, read_rng, write_rng
 from hf_compat.runtime.seeding import set_seed
 from hf_compat.script_runs.until_train import CapturedTrain
 from hf_compat.trainer import Trainer
-
-# Overrides whose results are read off, or that are written down; any other of a step or an evaluation is refused.
-_READ_OFF = frozenset(
-    (
-        "__init__", "compute_loss", "create_optimizer", "create_scheduler", "get_decay_parameter_names",
-        "get_optimizer_cls_and_kwargs", "get_train_dataloader", "get_eval_dataloader", "get_test_dataloader",
-        "_get_train_sampler", "_get_eval_sampler", "_set_signature_columns_if_needed",
-    )
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,45 +64,19 @@ def prepare(captured: CapturedTrain, findings: Findings) -> RandomStates | None:
     return None if is_seeded else states
 
 
-def check_overrides(trainer: Trainer, findings: Findings) -> None:
-    """Refuse what a subclass, or this object, does otherwise and no file of the project could do."""
-    kinds = [kind for kind in type(trainer).__mro__ if not kind.__module__.startswith("transformers.")]
-    for owner in (trainer, *kinds[:-1]):  # the last one is `object`
-        kind = owner if isinstance(owner, type) else type(owner)
-        for name, value in vars(owner).items():
-            if (
-                callable(getattr(Trainer, name, None))
-                and _is_users(value)
-                and not (name in _READ_OFF or name.startswith("__"))
-            ):
-                line = getattr(getattr(value, "__code__", None), "co_firstlineno", "?")
-                file = getattr(getattr(value, "__code__", None), "co_filename", kind.__module__)
-                findings.forbid(
-                    f"`{kind.__name__}.{name}` ({file}:{line}) overrides HF's Trainer, and has no place in a "
-                    "LightningModule.",
-                    "leave the override out, and write its work into the project afterwards.",
-                )
-
-
-def _is_users(value: object) -> bool:
-    """Return whether a value can be called and is none of ours, put wherever: a method, a function, a mock."""
-    return callable(value) and not home_of(value).startswith("hf_compat.")
-
-
-def describe_run(trainer: Trainer, data: DataPart | None, loss: LossPart) -> RunPart:
+def describe_run(trainer: Trainer, data: DataPart, loss: LossPart, own: OwnPart) -> RunPart:
     """Return the counts of the run."""
     counts = trainer.run_counts(trainer.args, trainer.get_train_dataloader())
     trainer.state.compute_steps(trainer.args, counts.max_updates)
     window = trainer.args.gradient_accumulation_steps
     even = not counts.is_endless and counts.micro_batches_per_epoch % window == 0
     exact = even and loss.divides and not loss.counts_items
-    reads_random = data is not None and data.reads_random
     save_steps = int(trainer.state.save_steps or 0)
     is_saved_by_step = trainer.args.save_strategy == SaveStrategy.STEPS and save_steps > 0
     return RunPart(
         counts=counts,
         window=window,
-        windows=window > 1 and (not exact or reads_random),
+        windows=(window > 1 and (not exact or data.reads_random)) or "training_step" in own.seams,
         logging_steps=int(trainer.state.logging_steps or 1),
         eval_steps=int(trainer.state.eval_steps or 0),
         save_steps=save_steps,

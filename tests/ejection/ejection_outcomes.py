@@ -40,6 +40,8 @@ class _Blocked:
 
 def ejected():
     """Run the project that stands in the working folder, and keep what it logs and its weights."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "hf_compat"]:
+        del sys.modules[name]  # a warm process has them
     sys.meta_path.insert(0, _Blocked())
     sys.path.insert(0, ".")
     import torch

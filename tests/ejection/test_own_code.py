@@ -1,0 +1,110 @@
+"""What a script does in classes of its own: the project does it, bit for bit, or says where it is left to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ejection_outcomes import differences
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+OUTCOMES = HERE / "ejection_outcomes.py"
+# In the style of scripts for 4.x; each is the project's bit for bit. `save_override` leaves a push to the Hub to do.
+SCRIPTS = ("distillation", "evaluate_metric")
+MORE_SCRIPTS = (
+    "callback_class", "log_override", "multitask", "one_name", "own_sampler", "prediction_override", "save_override",
+    "weighted",
+)  # fmt: skip
+STATUS = {"save_override": 1}
+
+
+def run(*words, folder, status=0):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=folder, env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == status, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout, done.stderr
+
+
+def ejected(script, *arguments, folder, status=0):
+    words = ("-m", "hf_compat", "eject", script, *arguments, "--output_dir", folder / "out", folder / "project")
+    return run(*words, folder=folder, status=status)
+
+
+def check_the_same(script, folder, status=0):
+    ejected(script, folder=folder, status=status)
+    run(OUTCOMES, "trained", script, "--output_dir", folder / "out", folder=folder)
+    run(OUTCOMES, "ejected", folder=folder / "project")
+    found = differences(folder, folder / "project")
+    assert "weights" in found and "loss" in found and set(found.values()) == {0.0}, found
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, *(pytest.param(name, marks=pytest.mark.matrix) for name in MORE_SCRIPTS)])
+def test_a_script_with_code_of_its_own_bit_for_bit(name, tmp_path):
+    check_the_same(HERE / "scripts" / f"{name}.py", tmp_path, STATUS.get(name, 0))
+    if name == "save_override":
+        for folder in ("checkpoint-3", "checkpoint-6", "checkpoint-7", "model"):
+            saved = tmp_path / "project" / "output" / folder
+            assert sorted(path.name for path in saved.iterdir()) == ["head.bin", "labels.json"]
+            assert json.loads((saved / "labels.json").read_text()) == ["first", "second", "third"]
+
+
+LEFT = """
+import sys
+import torch
+from tiny import Net, rows
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+
+class Restless(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_evaluate = True
+
+
+class Unusual(Trainer):
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
+        loader = self.get_eval_dataloader(eval_dataset)
+        return self.evaluation_loop(loader, description="here").metrics
+
+    def get_batch_samples(self, *args, **kwargs):
+        return super().get_batch_samples(*args, **kwargs)
+
+    def create_model_card(self, *args, **kwargs):
+        pass
+
+
+args = TrainingArguments(
+    sys.argv[2], max_steps=2, eval_strategy="epoch", report_to="none", save_strategy="no", lr_scheduler_type="greedy"
+)
+Unusual(Net(), args, train_dataset=rows(16), eval_dataset=rows(4), callbacks=[Restless]).train()
+"""
+
+
+def test_what_is_left_to_do_stands_where_it_belongs(tmp_path):
+    (tmp_path / "tiny.py").write_text((HERE / "scripts" / "tiny.py").read_text())
+    script = tmp_path / "unusual.py"
+    script.write_text(LEFT)
+    told, _ = ejected(script, folder=tmp_path, status=1)
+    todos = told[told.index("left to do: 5") :].splitlines()[1:]
+    for todo in todos:
+        place, _, text = todo.strip().partition(": ")
+        file, _, line = place.partition(":")
+        written = (tmp_path / "project" / file).read_text().splitlines()
+        assert written[int(line) - 1].strip() == f"# TODO: {text}"
+        raises = "raise NotImplementedError" in written[int(line)]
+        assert raises == ("create_model_card" not in text), text
+    places = {
+        "`Unusual.evaluate`": "user_code.py", "`Unusual.get_batch_samples`": "module.py",
+        "`Unusual.create_model_card`": "module.py", "The callback Restless": "callbacks.py", "greedy": "module.py",
+    }  # fmt: skip
+    for what, file in places.items():
+        (todo,) = [todo for todo in todos if what in todo]
+        assert todo.strip().startswith(f"{file}:") and "Lightning has" in todo
+        assert f"{script}:" in todo or what == "greedy"
+        assert todo.strip().partition(": ")[2] in (tmp_path / "project" / "README.md").read_text()
