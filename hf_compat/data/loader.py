@@ -26,6 +26,7 @@ from hf_compat.data.types import Batch, Collator, DataSource, PositionState
 from hf_compat.interop.transformers_models import is_datasets_stream
 from hf_compat.runtime.child_signals import HeldChildSignals, dead_among
 from hf_compat.runtime.collectives import broadcast_object
+from hf_compat.runtime.device_copies import CopiesAhead, copies_beside
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.progress import progress_bar
 
@@ -352,9 +353,10 @@ class PreparedDataLoader(DataLoader[Batch]):
         current = self._first_batch(batches, read, resume)
         if current is _END:
             return
+        ahead = self._copies_ahead()
+        current = self._on_device(current)
         fields = self.__dict__  # torch's `__setattr__` asks at every batch whether the attribute may still change
-        while current is not _END:
-            current = self._on_device(current)
+        while True:
             following = self._next_batch(batches, read)
             fields["lookahead"] = None if following is _END else following
             if following is _END:
@@ -362,8 +364,19 @@ class PreparedDataLoader(DataLoader[Batch]):
                 self.iteration += 1  # now: Lightning counts batches, and never asks for one after the last
                 if not self._is_map_style and self.rank_slice.world_size == 1:
                     self.remainder = find_batch_size(current) or -1
+            if following is _END:
+                yield current
+                return
+            coming = following if ahead is None else ahead.start(following)
             yield current
-            current = following
+            current = self._on_device(coming) if ahead is None else ahead.take(coming)
+
+    def _copies_ahead(self) -> CopiesAhead | None:
+        """Return what copies a batch while the one before is trained on, where memory and device allow it."""
+        device = self.target_device
+        if device is None or not (self.non_blocking and self.pin_memory and copies_beside(device)):
+            return None
+        return CopiesAhead(device)
 
     def _first_batch(self, batches: Iterator[Batch], read: Callable[[], Batch], resume: Resume | None) -> Batch | _End:
         if not self._is_map_style and self.skip_batches:

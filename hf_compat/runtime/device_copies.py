@@ -49,6 +49,33 @@ def _is_small(tensor: torch.Tensor) -> bool:
     return copies_beside(tensor.device) and tensor.nbytes <= _SMALL
 
 
+class CopiesAhead:
+    """Copies batches from page-locked memory to a device while it computes something else.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._module = torch.get_device_module(device)
+        self._device = device
+        self._stream: torch.Stream = self._module.Stream(device=device)
+
+    def start(self, batch: Nested) -> Nested:
+        """Begin to copy; what is returned may be used once `take` was called."""
+        with self._module.stream(self._stream):
+            return map_nested(lambda tensor: tensor.to(self._device, non_blocking=True), batch)
+
+    def take(self, batch: Nested) -> Nested:
+        """Let what the device computes from now on come after the copy of a batch, and return the batch."""
+        current = self._module.current_stream(self._device)
+        current.wait_stream(self._stream)
+        for tensor in leaves(batch):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == self._device.type:
+                tensor.record_stream(current)  # its memory was taken on the other stream
+        return batch
+
+
 class DeviceCopies:
     """Copies to page-locked memory on a stream of their own, which the host waits for once, where it needs them."""
 

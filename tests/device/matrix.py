@@ -1,9 +1,10 @@
 """Run configurations on a pretended GPU under transformers and under hf_compat, and compare all that they leave.
 
     .venv/bin/python tests/device/matrix.py [NAME …] [--jobs 2] [--kind cuda]
+    .venv/bin/python tests/device/matrix.py --kind real         # on the GPU that this machine has
 
 Without names: all parity configurations, and those that only a device has (`device_cases.py`). Prints what differs, the
-counts, and a table of what an update, a log, an evaluation and a save wait for.
+counts. `waits.py` has the table of what an update, a log, an evaluation and a save wait for.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import gc
 import importlib
 import importlib.util
@@ -47,13 +49,28 @@ def run_one(api_name: str, name: str, folder: Path, kind: str) -> dict:
     """Run a configuration in this process; the result has no tensor of the device."""
     warnings.simplefilter("ignore")
     api = importlib.import_module(api_name)
-    with pretended_device(kind) as machine:
+    with of_kind(kind) as machine:
         result = run_case(api, on_device(ALL[name]), folder)
         result["devices"] = {key: str(value.device) for key, value in result["weights"].items()}
-        result["device random"] = torch.cuda.get_rng_state() if kind == "cuda" else None
+        result["device random"] = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
         result = to_host(result)
-        counts, where = dict(machine.count), dict(machine.where)
+        counts, where = (dict(machine.count), dict(machine.where)) if machine else ({}, {})
     return {"result": result, "counts": counts, "where": where}
+
+
+@contextlib.contextmanager
+def of_kind(kind: str):
+    """A pretended device; or the real one, with kernels that add in one order."""
+    if kind != "real":
+        with pretended_device(kind) as machine:
+            yield machine
+        return
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield None
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def to_host(value):
@@ -138,7 +155,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", help="configurations; all of them without names")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--kind", default="cuda")
+    parser.add_argument("--kind", default="cuda", help="cuda, mps: pretended; real: the GPU of this machine")
     parser.add_argument("--keep", type=Path, help="write results here, and run only what is not there yet")
     chosen = parser.parse_args()
     names = chosen.names or [*DEVICE_CASES, *CASES]
@@ -151,7 +168,8 @@ def main() -> int:
             counts[word] += 1
             if word != "equal":
                 print(f"{word:10} {name}: {text}", flush=True)
-        print(f"{len(names)} configurations on a pretended {chosen.kind}: {dict(counts)}")
+        place = "a real GPU" if chosen.kind == "real" else f"a pretended {chosen.kind}"
+        print(f"{len(names)} configurations on {place}: {dict(counts)}")
     return 1 if counts["DIFFERENT"] else 0
 
 

@@ -11,9 +11,10 @@ import toy
 from pretended import RaceError, pretended_device
 
 from hf_compat import Trainer, TrainingArguments, set_seed
+from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.tree import nested_numpify
 from hf_compat.runtime import device_copies
-from hf_compat.runtime.device_copies import DeviceCopies, to_host
+from hf_compat.runtime.device_copies import CopiesAhead, DeviceCopies, to_host
 from hf_compat.runtime.frozen_copies import CopyMemory, LaterCopies, frozen_copy
 
 
@@ -60,6 +61,27 @@ def test_later_copies_of_a_device_come_before_the_next_step(gpu):
     state.mul_(3)
     later.result()
     assert frozen[0].tolist() == [1.0] * 4 and gpu.waits() == {"event": 1}
+
+
+@pytest.mark.parametrize(("non_blocking", "begun", "waits"), [(True, 2, 0), (False, 1, 3)])
+def test_a_batch_is_copied_while_the_one_before_is_trained_on(gpu, non_blocking, begun, waits):
+    rows = torch.arange(24.0).reshape(6, 4)
+    loader = PreparedDataLoader(rows, device=torch.device("cuda:0"), non_blocking=non_blocking, pin_memory=True,
+                                batch_size=2)  # fmt: skip
+    batches = iter(loader)
+    first = next(batches)
+    assert gpu.count["h2d"] == begun and loader.lookahead.device.type == "cpu"
+    sums = [first.sum(), *(batch.sum() for batch in batches)]
+    assert gpu.waits().get("h2d", 0) == waits
+    assert [float(one) for one in sums] == rows.reshape(3, -1).sum(1).tolist()
+
+
+def test_a_batch_that_is_used_before_its_copy_is_a_race(gpu):
+    ahead = CopiesAhead(torch.device("cuda:0"))
+    coming = ahead.start([torch.ones(3).pin_memory(), "text"])
+    with pytest.raises(RaceError):
+        coming[0].sum()
+    assert ahead.take(coming)[0].sum().item() == 3.0
 
 
 def train(folder, **options):

@@ -1,6 +1,7 @@
 """What an update, a log, an evaluation and a save wait for and launch on a pretended GPU, under both trainers.
 
     .venv/bin/python tests/device/waits.py [NAME …] [--kinds]
+    .venv/bin/python tests/device/waits.py --real       # counted by torch's profiler on the GPU of this machine
 
 Prints the table of `docs/benchmarks.md`. The exit status is 1 where ours waits more often than transformers, or
 launches more kernels an update. Each cell is the difference of two runs, so that what a run does once is not in it.
@@ -10,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import importlib
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -24,7 +27,7 @@ import toy
 from pretended import pretended_device
 
 APIS = ("transformers", "hf_compat")
-COUNTED = ("h2d", "d2h", "kernels")
+Counts = collections.Counter
 CONFIGURATIONS: dict[str, dict] = {
     "plain": {},
     "accumulation of 4": {"gradient_accumulation_steps": 4},
@@ -45,18 +48,45 @@ CONFIGURATIONS: dict[str, dict] = {
 }
 # What is done more in the second run: its options, and how often.
 MOMENTS: dict[str, tuple[dict, dict, int]] = {
-    "update": ({"max_steps": 4}, {"max_steps": 12}, 8),
-    "log": ({"max_steps": 8}, {"max_steps": 8, "logging_steps": 1}, 8),
-    "evaluation": ({"max_steps": 8}, {"max_steps": 8, "eval_strategy": "steps", "eval_steps": 2}, 4),
-    "save": ({"max_steps": 8}, {"max_steps": 8, "save_strategy": "steps", "save_steps": 2}, 4),
+    "update": ({"max_steps": 2}, {"max_steps": 6}, 4),
+    "log": ({"max_steps": 6}, {"max_steps": 6, "logging_steps": 1}, 6),
+    "evaluation": ({"max_steps": 6}, {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 2}, 3),
+    "save": ({"max_steps": 6}, {"max_steps": 6, "save_strategy": "steps", "save_steps": 2}, 3),
 }
-Counts = collections.Counter
+# What a configuration does not change is measured once.
+MOMENTS_OF = {
+    "plain": tuple(MOMENTS),
+    "fp16, fused AdamW": tuple(MOMENTS),
+    "bf16": ("update", "evaluation"),
+    "predictions moved every 2": ("evaluation",),
+    "losses only": ("evaluation",),
+}
+
+# What torch's profiler calls a wait of the host, and a kernel.
+REAL_WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+REAL_KERNELS = ("cudaLaunchKernel", "cuLaunchKernel")
 
 
-def run(api_name: str, options: dict) -> Counts[str]:
-    """Train a small GPT-2 on a pretended GPU, and return what was counted."""
+@contextlib.contextmanager
+def counting(is_real: bool) -> Iterator[Counts[str]]:
+    """Count waits and kernels within the context: of a pretended device, or by the profiler."""
+    counts: Counts[str] = Counts()
+    if not is_real:
+        with pretended_device() as machine:
+            yield counts
+        counts.update(machine.count)
+        return
+    with torch.profiler.profile() as profile:
+        yield counts
+    for event in profile.events():
+        counts.update(f"wait:{event.name}" for name in REAL_WAITS if event.name == name)
+        counts["kernels"] += event.name.startswith(REAL_KERNELS)
+
+
+def run(api_name: str, options: dict, is_real: bool = False) -> Counts[str]:
+    """Train a small GPT-2 on a GPU, and return what was counted."""
     api = importlib.import_module(api_name)
-    with tempfile.TemporaryDirectory() as folder, pretended_device() as machine:
+    with tempfile.TemporaryDirectory() as folder, counting(is_real) as counts:
         api.set_seed(1)
         basic = {"per_device_train_batch_size": 4, "logging_steps": 1000, "save_strategy": "no", "report_to": "none",
                  "disable_tqdm": True, "per_device_eval_batch_size": 4}  # fmt: skip
@@ -67,17 +97,17 @@ def run(api_name: str, options: dict) -> Counts[str]:
             toy.tiny_gpt2(), args, train_dataset=toy.blocks(200), eval_dataset=toy.blocks(16), **extra
         )
         trainer.train()
-        return Counts(machine.count)
+    return counts
 
 
-def difference(api: str, options: dict, moment: str, known: dict) -> dict[str, float]:
+def difference(api: str, options: dict, moment: str, known: dict, is_real: bool = False) -> dict[str, float]:
     """What one more update, log, evaluation or save costs, by kind."""
     less, more, times = MOMENTS[moment]
 
     def counted(further: dict) -> Counts[str]:
         key = (api, *sorted(further.items()))
         if key not in known:
-            known[key] = run(api, {**options, **further})
+            known[key] = run(api, {**options, **further}, is_real)
         return known[key]
 
     a, b = counted(less), counted(more)
@@ -91,6 +121,7 @@ def waits(found: dict[str, float]) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", help=", ".join(CONFIGURATIONS))
+    parser.add_argument("--real", action="store_true", help="on the GPU of this machine")
     parser.add_argument("--kinds", action="store_true", help="show each kind of wait")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -104,7 +135,10 @@ def main() -> int:
         known: dict = {}
         cells = []
         for moment in MOMENTS:
-            theirs, ours = (difference(api, CONFIGURATIONS[name], moment, known) for api in APIS)
+            if moment not in MOMENTS_OF.get(name, ("update",)):
+                cells.append("")
+                continue
+            theirs, ours = (difference(api, CONFIGURATIONS[name], moment, known, chosen.real) for api in APIS)
             is_above = waits(ours) > waits(theirs) or (moment == "update" and ours["kernels"] > theirs["kernels"])
             above += is_above
             cells.append(f"{_shown(theirs)}, {_shown(ours)}{' **above**' if is_above else ''}")

@@ -2,6 +2,9 @@
 
     .venv/bin/python tests/gpu/run.py [--only NAME ...] [--rounds 3]
 
+Two checks repeat what `tests/device` does on a pretended GPU: all configurations under both trainers, and what an
+update, a log, an evaluation and a save wait for, of which a table compares the two.
+
 Prints a line a check; one that this machine cannot make is left out, with the reason. The exit status is 0 when no
 check is bad, 1 when one is, and 2 without a GPU.
 """
@@ -179,8 +182,51 @@ def _waits_of(api, updates: int) -> Counter[str]:
     return count_synchronisations(event.name for event in profile.events())
 
 
+DEVICE = HERE.parent / "device"
+
+
+def configurations(rounds: int) -> tuple[bool, str]:
+    """All configurations of `tests/device/matrix.py` give on this GPU what transformers gives."""
+    done = _on_this_gpu("matrix.py", "--kind", "real")
+    told = done.stdout.strip().splitlines()
+    print(*(f"          {line[:300]}" for line in told[:-1] if line.startswith("DIFFERENT")), sep="\n")
+    return done.returncode == 0, told[-1] if told else done.stderr.strip().rpartition("\n")[2]
+
+
+def waits_and_kernels(rounds: int) -> tuple[bool, str]:
+    """Nothing waits for the device more often than under transformers, here and on the pretended one."""
+    tables = [_on_this_gpu("waits.py", *words) for words in ((), ("--real",))]
+    for title, done in zip(("pretended", "real"), tables, strict=True):
+        print(f"          {title}", *(line for line in done.stdout.splitlines() if line.startswith("|")), sep="\n")
+    ends = [done.stdout.strip().rpartition("\n")[2] for done in tables]
+    return all(done.returncode == 0 for done in tables), f"pretended: {ends[0]}; real: {ends[1]}"
+
+
+def _on_this_gpu(script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    # a process that has asked CUDA for its devices cannot fork any more
+    environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    command = [sys.executable, str(DEVICE / script), *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def fsdp_1(rounds: int) -> tuple[bool, str]:
+    """Version 1 of FSDP is refused, with the way to version 2."""
+    good, found = _in_launched_processes(_two_gpus(), fsdp="full_shard", fsdp_config={"version": 1}, ddp_backend="nccl")
+    return not good and "version" in found, found
+
+
 CHECKS: dict[str, Callable[[int], tuple[bool, str]]] = {
-    check.__name__: check for check in (throughput_in_bf16, scaler_of_float16, nccl, fsdp, synchronisations)
+    check.__name__: check
+    for check in (
+        throughput_in_bf16,
+        scaler_of_float16,
+        nccl,
+        fsdp,
+        fsdp_1,
+        synchronisations,
+        configurations,
+        waits_and_kernels,
+    )
 }
 
 
