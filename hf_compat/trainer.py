@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from hf_compat.callbacks.bridge import close_bars
+from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.callbacks.loggers import end_as_failed
 from hf_compat.callbacks.startup_log import show_logs
 from hf_compat.data.types import Collator
@@ -45,17 +46,18 @@ from hf_compat.runtime.text import did_you_mean, shown
 from hf_compat.runtime.tracebacks import brief
 from hf_compat.trainer_methods.argument_checks import ArgumentChecks
 from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass
-from hf_compat.trainer_methods.callbacks import CallbackMethods
+from hf_compat.trainer_methods.evaluator import Evaluator
 from hf_compat.trainer_methods.hub import HubMethods
 from hf_compat.trainer_methods.lightning_options import CheckedOptions, LightningOptions, checked
 from hf_compat.trainer_methods.logs import LogMethods
 from hf_compat.trainer_methods.setup import SetupMethods
 from hf_compat.trainer_methods.trainer_module import make_module
-from hf_compat.training_run.loss_log import LossLog, StepAverages
+from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.output_folder import make_output_folder, saves_checkpoints
 from hf_compat.training_run.resumer import Resumer
 from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.saver import Saver
+from hf_compat.training_run.shared_values import compare_arguments
 
 
 class Trainer(
@@ -63,7 +65,6 @@ class Trainer(
     ArgumentChecks,
     CheckedMethods,
     LogMethods,
-    CallbackMethods,
     HubMethods,
 ):
     """Train, evaluate and predict as `transformers.Trainer` does, on Lightning's engine.
@@ -162,12 +163,12 @@ class Trainer(
             self.neftune_noise_alpha = self.args.neftune_noise_alpha
             self.lightning_trainer: pl.Trainer | None = None
             self.stop_signals = StopSignals()
-            self._is_prepared = False
-            self._evaluation_averages = StepAverages()
+            self._evaluator = Evaluator(self)
             self._pushes = Pushes(self)
             self._saver, self._resumer = Saver(self, self._overrides_saving), Resumer(self)
             self._run = TrainingRun(losses=LossLog(self.args.device, 0, self.args.logging_nan_inf_filter))
-            self._set_callbacks(callbacks)
+            self._callbacks = CallbackSet(self)
+            self._callbacks.fill(callbacks)
             self._pushes.prepare()
             self.control = self.callback_handler.on_init_end(self.args, self.state, self.control)
             self._set_use_cache()
@@ -196,7 +197,7 @@ class Trainer(
 
     @lightning_options.setter
     def lightning_options(self, options: Mapping[str, object]) -> None:
-        self._lightning_options = checked(options)
+        self._lightning_options: CheckedOptions = checked(options)
 
     @property
     def tokenizer(self) -> ProcessingClass:
@@ -206,6 +207,27 @@ class Trainer(
     @tokenizer.setter
     def tokenizer(self, processing_class: ProcessingClass) -> None:
         self.processing_class = processing_class
+
+    def add_callback(self, callback: AnyCallback) -> None:
+        """Add an HF callback, a Lightning callback or a Lightning logger; a class is instantiated.
+
+        Raises:
+            CallbackError: It is none of these, or a Lightning callback that cannot work here.
+        """
+        self._callbacks.add(callback)
+
+    def pop_callback(self, callback: AnyCallback) -> AnyCallback:
+        """Remove a callback and return it; None where it is not there."""
+        return self._callbacks.give_up(callback)
+
+    def remove_callback(self, callback: AnyCallback) -> None:
+        """Remove a callback.
+
+        Raises:
+            ValueError: It is not among the callbacks.
+        """
+        if self._callbacks.give_up(callback) is None and not isinstance(callback, type):
+            raise ValueError(f"{callback!r} is not among the callbacks")
 
     @brief
     def train(
@@ -240,7 +262,7 @@ class Trainer(
             with naming_absent_ranks():
                 wanted = model_path if resume_from_checkpoint is None else resume_from_checkpoint
                 if trial is None:  # a trial never goes on from what another one has left
-                    wanted = self._checkpoint_of_exception(wanted)
+                    wanted = self._callbacks.checkpoint_of_exception(wanted)
                 return self._train_from(wanted, trial, ignore_keys_for_eval)
         except BaseException as error:
             self._memory_tracker.give_up()
@@ -301,7 +323,7 @@ class Trainer(
                 )
 
         self._refuse_late_overrides()
-        self._compare_ranks(wanted)
+        compare_arguments(self.args, wanted)
         is_of_search = trial is not None and self.hp_search_backend is not None
         with self._saver.taking_folder(at_once=not is_of_search):  # a trial's folder is another one
             return self._resumer.train_from(wanted, train)

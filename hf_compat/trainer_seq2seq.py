@@ -150,7 +150,7 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
         """Set what the steps of one evaluation read."""
         self._gen_kwargs = self._generation_keywords(given)
         # all samples, as upstream: none is dropped
-        self.gather_function = self.accelerator.gather  # type: ignore[assignment]  # HF lets anybody set another
+        self.gather_function = self.accelerator.gather
 
     def _init_model_again(self, trial: Trial) -> None:
         super()._init_model_again(trial)

@@ -17,12 +17,14 @@ Lightning things are prefixed `pl_`, HF things `hf_` where both are in scope.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import lightning.pytorch as pl
 import torch
 from torch import nn
 
+from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.callbacks.event_order import PAIRS, CallbackOrder, HFEvents
 from hf_compat.callbacks.trackers import TensorBoardCallback
 from hf_compat.checkpoint.run_state import Moment
@@ -69,6 +71,7 @@ class BridgedTrainer(Protocol):
     stop_signals: StopSignals
     _saver: Saver
     _resumer: Resumer
+    _callbacks: CallbackSet
 
     def _save_checkpoint(self, model: nn.Module, trial: Trial) -> None: ...
     def _maybe_log_save_evaluate(
@@ -87,11 +90,7 @@ class BridgedTrainer(Protocol):
         self, trial: Trial, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]: ...
 
-    def _watch_outputs(self, wanted: bool) -> None: ...
-
     def _refuse_late_overrides(self) -> None: ...
-
-    def _take_up_optimizer(self) -> None: ...
 
     def floating_point_ops(self, inputs: Batch) -> int: ...
 
@@ -105,14 +104,22 @@ class HFBridge(HFEvents):
         hf_trainer: Whose events they are.
         run: The run that is trained; where nothing is, the last one.
         writer: Writes checkpoints in the background; its errors come out at the next update.
+        optimizer_made: Takes up optimizer and schedule in a fit, when Lightning has had them made.
     """
 
-    def __init__(self, hf_trainer: BridgedTrainer, run: TrainingRun, writer: BackgroundWriter | None = None) -> None:
+    def __init__(
+        self,
+        hf_trainer: BridgedTrainer,
+        run: TrainingRun,
+        writer: BackgroundWriter | None = None,
+        optimizer_made: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__(self, 0)  # the last segment; `lightning_callback_list` counts them
         self.hf_trainer = hf_trainer
         self.run = run
         self.epoch = run.start.epoch - 1
         self._writer = writer
+        self._optimizer_made = optimizer_made
         self._stepped = False
         self._last_saved = -1
         self._stops_at_start = False
@@ -201,7 +208,7 @@ class HFBridge(HFEvents):
     def find_requested_kwargs(self) -> None:
         """Find out whether a callback asks for losses, inputs or outputs; keeping them costs memory."""
         self._requested_kwargs = self.hf_trainer.callback_handler.requested_kwargs() - {"trainer"}
-        self.hf_trainer._watch_outputs("outputs" in self._requested_kwargs)
+        self.hf_trainer._callbacks.watch_outputs("outputs" in self._requested_kwargs)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give Lightning callbacks, all of which are set up, their states back before a fit starts."""
@@ -210,7 +217,8 @@ class HFBridge(HFEvents):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let the run take up optimizer and schedule, which Lightning has just had made."""
-        self.hf_trainer._take_up_optimizer()
+        if self._optimizer_made is not None:
+            self._optimizer_made()
         if trainer.should_stop:  # a callback's time is up already: Lightning would leave out the run's beginning
             self._stops_at_start, trainer.should_stop = True, False
 

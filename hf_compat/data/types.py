@@ -11,6 +11,8 @@ DataSource: TypeAlias = Any
 Sample: TypeAlias = Any
 # What a collator makes of samples: a mapping of tensors, mostly.
 Batch: TypeAlias = Any
+# HF lets overridden methods return any iterable of batches.
+Loader: TypeAlias = Any
 Collator: TypeAlias = Callable[[list[Sample]], Batch]
 # What a model's forward returns: a mapping or object with names, or a tuple, of tensors mostly.
 ModelOutput: TypeAlias = Any

@@ -91,7 +91,7 @@ def describe_callbacks(trainer: Trainer, run: RunPart, write: Expressions, findi
     _add_checkpoints(part, args, run, findings)
     for callback in trainer.callback_handler.callbacks:
         _add(part, callback, args, write, findings)
-    for callback in trainer._lightning_callbacks:
+    for callback in trainer._callbacks.lightning:
         findings.tell(f"The Lightning callback {type(callback).__name__} is left out: add it to `config.yaml`.")
     return part
 

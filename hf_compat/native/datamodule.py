@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch.utils.data import DataLoader, SequentialSampler
 
-from hf_compat.data.types import Batch, Collator
+from hf_compat.data.types import Batch, Collator, Loader
 from hf_compat.engine.evaluation import EvaluationBatches
 from hf_compat.engine.internals import known_batches, place_of
 from hf_compat.engine.windows import Windows, WindowsWithoutLength
@@ -27,7 +27,7 @@ from hf_compat.native.plain_batches import MicroBatches, MicroBatchesWithoutLeng
 from hf_compat.native.schedules import NO_END
 from hf_compat.native.steps import NativeSteps
 from hf_compat.runtime.inspection import has_length
-from hf_compat.trainer_methods.base import Dataset, Loader
+from hf_compat.trainer_methods.base import Dataset
 
 
 class PredictionBatches(EvaluationBatches):

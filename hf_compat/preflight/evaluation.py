@@ -158,7 +158,8 @@ def _evaluate(session: Session, dataset: object, evaluated: _Evaluated) -> Excep
     trainer = session.trainer
     samples = trainer.args.eval_batch_size * trainer.args.world_size
     with session.on_a_copy(name="evaluation"):
-        trainer.is_in_train = trainer._is_prepared = True  # as an evaluation within training
+        trainer.is_in_train = True  # as an evaluation within training
+        trainer._evaluator.is_prepared = True
         without_workers(trainer.args)
         trainer.eval_dataset = few_of(dataset, samples)
         _watch(session, evaluated)

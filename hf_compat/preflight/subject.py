@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import nn
 
-from hf_compat.callbacks.event_order import CallbackOrder
+from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import Callback, CallbackHandler
 from hf_compat.hf.enums import IntervalStrategy
@@ -64,10 +64,10 @@ def enter_scratch(trainer: CheckedMethods, folder: str, callbacks: list[Callback
     handler = CallbackHandler([], trainer.model, trainer.processing_class, trainer.optimizer, trainer.lr_scheduler)
     handler.requestable_kwargs["trainer"] = trainer
     trainer.callback_handler = handler
-    trainer._lightning_callbacks, trainer._callback_order = [], CallbackOrder()
+    trainer._callbacks = CallbackSet(trainer)
     for one in callbacks:
         handler.add_callback(one)
-        trainer._callback_order.add(one)
+        trainer._callbacks.order.add(one)
     vars(trainer)["log"] = _leave_out
 
 

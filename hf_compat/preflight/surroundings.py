@@ -153,7 +153,7 @@ def tell_of_old_fields(session: Session) -> None:
 def tell_of_callbacks(session: Session) -> None:
     """Say which callbacks were not called, so that nobody takes them for checked."""
     trainer = session.trainer
-    left_out = [*_own(trainer.callback_handler.callbacks), *(type(c).__name__ for c in trainer._lightning_callbacks)]
+    left_out = [*_own(trainer.callback_handler.callbacks), *(type(c).__name__ for c in trainer._callbacks.lightning)]
     if left_out:
         session.leave_out("callbacks", f"none of their methods was called: {', '.join(left_out)}")
 

@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
+from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.checkpoint.model_state import ModelState
 from hf_compat.errors import OverrideError, SearchError
 from hf_compat.hf.arguments import TrainingArguments
@@ -38,7 +39,7 @@ class SearchHost(Protocol):
     callback_handler: CallbackHandler
     lightning_trainer: pl.Trainer | None
     objective: Objective
-    _lightning_callbacks: list[pl.Callback]
+    _callbacks: CallbackSet
     _fit_model_state: ModelState | None
     _compiled_model: nn.Module | None
 

@@ -99,7 +99,7 @@ class _Trials:
     def __init__(self, trainer: SearchHost, catch: object) -> None:
         self.trainer = trainer
         self._survived = (optuna.TrialPruned, *_kinds(catch))
-        self._fresh = FreshStates(trainer._lightning_callbacks)
+        self._fresh = FreshStates(trainer._callbacks.lightning)
         self.is_training = self._has_left_a_model = False
 
     def __call__(self, trial: Trial) -> Objective:

@@ -87,7 +87,7 @@ class _Sweep:
     def __init__(self, trainer: SearchHost, direction: str, metric: str) -> None:
         self.trainer, self.direction, self.metric = trainer, direction, metric
         self.best = _Best()
-        self._fresh = FreshStates(trainer._lightning_callbacks)
+        self._fresh = FreshStates(trainer._callbacks.lightning)
 
     def run_one(self) -> Objective:
         """Train one run of the sweep."""

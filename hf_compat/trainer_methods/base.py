@@ -8,13 +8,12 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.loggers import Logger
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hf_compat.callbacks.event_order import CallbackOrder
+from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.checkpoint.model_state import ModelState
-from hf_compat.data.types import Batch, Collator, DataSource
+from hf_compat.data.types import Batch, Collator, DataSource, Loader
 from hf_compat.engine.module import WindowModule
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import CallbackHandler
@@ -26,15 +25,14 @@ from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
+from hf_compat.trainer_methods.evaluator import Evaluator
 from hf_compat.trainer_methods.lightning_options import CheckedOptions
-from hf_compat.training_run.loss_log import StepAverages
 from hf_compat.training_run.resumer import Resumer
 from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.saver import Saver
 
 ModelOutput = Any  # what the user's model returns
 Dataset = DataSource  # for evaluation also a dict of several
-Loader = Any  # HF lets overridden methods return any iterable of batches
 ProcessingClass = Any  # a tokenizer, a processor, or anything of their shape
 MetricSource = Any  # a function of predictions, a torchmetrics object, something that makes one, or a dict of these
 Scheduler = LRScheduler | ReduceLROnPlateau
@@ -117,10 +115,8 @@ class TrainerBase:
     _pushes: Pushes
     _saver: Saver
     _resumer: Resumer
-    _lightning_callbacks: list[pl.Callback]
-    _callback_order: CallbackOrder
-    _evaluation_averages: StepAverages
-    _is_prepared: bool
+    _callbacks: CallbackSet
+    _evaluator: Evaluator
     _fit_model_state: ModelState | None = None  # of the last fit: DeepSpeed's engine goes on holding the weights
     _compiled_model: nn.Module | None = None  # the last one, so that a second `train()` finds what is compiled
 
@@ -226,9 +222,6 @@ class TrainerBase:
     ) -> None:
         raise NotImplementedError
 
-    def _compare_ranks(self, checkpoint: str | bool | None) -> None:
-        raise NotImplementedError
-
     def _check_arguments_of_trial(self) -> None:
         raise NotImplementedError
 
@@ -263,13 +256,4 @@ class TrainerBase:
         raise NotImplementedError
 
     def pop_callback(self, callback: AnyCallback) -> AnyCallback:
-        raise NotImplementedError
-
-    def _loggers(self) -> list[Logger]:
-        raise NotImplementedError
-
-    def _take_up_optimizer(self) -> None:
-        raise NotImplementedError
-
-    def _watch_outputs(self, wanted: bool) -> None:
         raise NotImplementedError

@@ -16,6 +16,7 @@ from hf_compat.search.backends import PACKAGES, chosen_backend
 from hf_compat.search.settings import as_list, check_search, set_from_trial, space_of
 from hf_compat.search.trials import checked_objective
 from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks
+from hf_compat.training_run.shared_values import compare_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ class SearchMethods(UpstreamHooks):
         if self.hp_search_backend == HPSearchBackend.WANDB:
             log_line(f"W&B Sweep parameters: {trial}")
         self._check_arguments_of_trial()
-        self._compare_ranks(None)
+        compare_arguments(self.args, None)
         self._train_batch_size = self.args.train_batch_size
         self._take_accelerator()
 

@@ -129,7 +129,7 @@ class LogMethods(SearchMethods):
                 new = seen - self._initial_num_input_tokens_seen
                 logs.update(speed_metrics("train", start_time, num_tokens=new))
         self.state.log_history.append({**loggable(logs), "step": self.state.global_step})
-        if self._lightning_callbacks and self.lightning_trainer is not None:
+        if self._callbacks.lightning and self.lightning_trainer is not None:
             note_metrics(self.lightning_trainer, logs)  # so that they may monitor `loss`, too
         self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
 
@@ -149,7 +149,7 @@ class LogMethods(SearchMethods):
         """
         if name in _ENTRIES:
             raise ArgumentError(f"`log_metric({name!r}, …)`: the log has {name!r} already.\n\nHint: use another name.")
-        (self._run.losses.averages if self.model.training else self._evaluation_averages).add(name, value, weight)
+        (self._run.losses.averages if self.model.training else self._evaluator.averages).add(name, value, weight)
 
     def _log_of_lightning(self, metrics: Mapping[str, float], step: int | None) -> None:
         """Pass on what a Lightning callback logs: into the history, and to the HF callbacks that report."""

@@ -5,7 +5,7 @@ Under HF's names. What has no machinery here does nothing by itself; an override
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 from torch import nn
@@ -141,7 +141,7 @@ class UpstreamHooks(TrainerBase):
         """
         self.accelerator = AcceleratorFacade(self.args)
         self.accelerator.is_trained_by_engine = self._is_own_model
-        self.gather_function = self.accelerator.gather_for_metrics
+        self.gather_function: Callable[..., Nested] = self.accelerator.gather_for_metrics
 
     def _take_accelerator(self) -> None:
         """Have `self.accelerator` made; of Accelerate's own, which an override makes, the data options are taken over.

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hf_compat.checkpoint.run_state import DataCut, PlainState, ResumePoint
+from hf_compat.data.types import Loader
 from hf_compat.engine.windows import Windows
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.run_counts import RunCounts, make_run_counts
 from hf_compat.runtime.inspection import fitting_arguments, has_length
-from hf_compat.trainer_methods.base import Loader, TrainerBase
+from hf_compat.trainer_methods.base import TrainerBase
 
 
 class WindowMethods(TrainerBase):

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import lightning.pytorch as pl
 from torch import nn
 
 from hf_compat.checkpoint.reading import Weights
 from hf_compat.checkpoint.run_state import RunState
+
+
+class LightningCallbacks(Protocol):
+    """The callbacks of a Trainer, of which Lightning's have states of their own."""
+
+    lightning: list[pl.Callback]
 
 
 def ask_callbacks(

@@ -22,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import Any, Protocol
 
-import lightning.pytorch as pl
 import safetensors
 import torch
 from torch import nn
@@ -52,7 +51,7 @@ from hf_compat.runtime.frozen_copies import CopyMemory, LaterCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.rng import read_rng, unpack_rng
 from hf_compat.training_run.best_metric import note_best_checkpoint
-from hf_compat.training_run.callback_states import ask_callbacks, holding
+from hf_compat.training_run.callback_states import LightningCallbacks, ask_callbacks, holding
 from hf_compat.training_run.output_folder import OutputFolder, is_of_run, saves_checkpoints, writer_of_run
 from hf_compat.training_run.rotation import checkpoints_to_delete, checkpoints_to_delete_at_end, in_order_of_rotation
 from hf_compat.training_run.run import TrainingRun
@@ -101,11 +100,13 @@ class SavingHost(Protocol):
     data_collator: Collator
     is_in_train: bool
     _run: TrainingRun
-    _lightning_callbacks: list[pl.Callback]
     _train_batch_size: int
 
     @property
     def accelerator(self) -> _Accelerator: ...
+
+    @property
+    def _callbacks(self) -> LightningCallbacks: ...
 
     @property
     def _model_state(self) -> ModelState: ...
@@ -244,7 +245,7 @@ class Saver:
         run = self._host._run
         if run.module is None or run.lightning_trainer is None:
             return
-        self._weights, extras = ask_callbacks(self._host._lightning_callbacks, run.lightning_trainer, run.module)
+        self._weights, extras = ask_callbacks(self._host._callbacks.lightning, run.lightning_trainer, run.module)
         for name, value in extras.items():
             plain = as_plain(value)
             if plain is None and value is not None:
@@ -449,7 +450,7 @@ class Saver:
         size = host.args.world_size
         together = host._train_batch_size * size
         ends_epoch = host.control.should_epoch_stop
-        return host._run.state(ends_epoch, size, together, host._lightning_callbacks, self._extras)
+        return host._run.state(ends_epoch, size, together, host._callbacks.lightning, self._extras)
 
     def _exported_states(self) -> dict[str, Any]:
         host = self._host
@@ -497,7 +498,7 @@ class Saver:
         A callback may, in any event: the first one that is heard waits for the copies.
         """
         handler = self._host.callback_handler
-        of_others = [c for c in self._host._lightning_callbacks if not type(c).__module__.startswith("lightning.")]
+        of_others = [c for c in self._host._callbacks.lightning if not type(c).__module__.startswith("lightning.")]
         if of_others or is_replaced(handler, "call_event", CallbackHandler):
             return None
         later = self._state_copies.before_steps_of(unprepared(self._host.optimizer))

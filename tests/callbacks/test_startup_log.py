@@ -32,7 +32,7 @@ def test_a_run_opens_with_one_line_and_in_detail_where_it_is_asked_to(make_args,
     trainer = Trainer(Classifier(), make_args(log_level=level, num_train_epochs=1), train_dataset=rows(8))
     with caplog.at_level("INFO", logger="hf_compat"):
         trainer.train()
-    said = [record.message for record in caplog.records if record.name == "hf_compat.trainer_methods.training"]
+    said = [record.message for record in caplog.records if record.name == "hf_compat.trainer_methods.fit"]
     assert len(said) == lines and "Training on Lightning: 227" in said[0]
 
 

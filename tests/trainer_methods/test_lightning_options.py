@@ -164,7 +164,7 @@ def test_a_limit_of_time_ends_after_the_update_under_way(build):
     began = time.monotonic()
     trainer.train()
     assert 2 <= trainer.state.global_step < 8 and time.monotonic() - began < 5
-    assert not any(isinstance(c, Timer) for c in trainer._lightning_callbacks)
+    assert not any(isinstance(c, Timer) for c in trainer._callbacks.lightning)
     done = trainer.state.global_step
     trainer.train()
     assert trainer.state.global_step >= 2 and done >= 2, "a second run has time of its own"

@@ -1,0 +1,248 @@
+"""`Evaluator`: how an evaluation of a Trainer runs: its model, its metrics, and Lightning's validation around it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+import lightning.pytorch as pl
+import torch
+from torch import nn
+
+from hf_compat.callbacks.bridge import BridgedTrainer, HFBridge
+from hf_compat.data.tree import join_batches
+from hf_compat.data.types import Batch, DataSource, Loader
+from hf_compat.engine.build import build_trainer, run_evaluation
+from hf_compat.engine.evaluation import EvaluationBatches, EvaluationRun, EvaluationSettings
+from hf_compat.engine.internals import WHOLE, EvaluationPart, as_part, is_validating_within_fit, run_validation
+from hf_compat.engine.module import WindowModule
+from hf_compat.engine.precision import wrap_forward
+from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics
+from hf_compat.hf.metrics import speed_metrics
+from hf_compat.hf.outputs import EvalLoopOutput
+from hf_compat.hf.search import Metrics
+from hf_compat.interop.upstream_log import log_evaluation
+from hf_compat.optim.stepping import stepping_of
+from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.plan.translate import translate
+from hf_compat.runtime.absent_ranks import naming_absent_ranks
+from hf_compat.runtime.collectives import gather_objects
+from hf_compat.runtime.inspection import has_length
+from hf_compat.runtime.nested import Nested
+from hf_compat.search.trials import check_model_is_there
+from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
+from hf_compat.trainer_methods.lightning_options import CheckedOptions
+from hf_compat.training_run.loss_log import StepAverages
+from hf_compat.training_run.run import TrainingRun
+
+
+class EvaluationHost(BridgedTrainer, Protocol):
+    """What an `Evaluator` asks of its Trainer; the methods are override points."""
+
+    model_wrapped: nn.Module
+    model_preparation_time: float
+    optimizer: object
+    is_in_train: bool
+    lightning_trainer: pl.Trainer | None
+    compute_metrics: ComputeMetrics | Mapping[str, ComputeMetrics] | None
+    preprocess_logits_for_metrics: Callable[..., Nested] | None
+    gather_function: Callable[..., Nested]
+    accelerator: AcceleratorFacade
+    _run: TrainingRun
+    _lightning_options: CheckedOptions
+
+    def evaluate(
+        self, eval_dataset: DataSource = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> Metrics: ...
+
+    def prediction_step(
+        self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[torch.Tensor | None, Nested | None, Nested | None]: ...
+
+    def num_examples(self, dataloader: Loader) -> int: ...
+
+    def compiled(self, model: nn.Module) -> nn.Module: ...
+
+    def _prepare_input(self, data: Batch) -> Batch: ...
+
+    def _let_wrap_model(self, training: bool) -> None: ...
+
+    def _make_module(self, plan: LightningPlan) -> WindowModule: ...
+
+
+class Evaluator:
+    """Run the evaluations of a Trainer, within a fit and outside of one.
+
+    Args:
+        host: The Trainer.
+
+    Attributes:
+        averages: The named values that the steps of an evaluation log.
+        is_prepared: Whether the model was compiled and measured; only the first evaluation before any training does so.
+    """
+
+    def __init__(self, host: EvaluationHost) -> None:
+        self._host = host
+        self.averages = StepAverages()
+        self.is_prepared = False
+        self._name: str | None = None
+        self._part = WHOLE
+
+    def evaluate_each(self, datasets: Mapping[str, DataSource], ignore_keys: list[str] | None, prefix: str) -> Metrics:
+        """Evaluate several data sets by the Trainer's `evaluate`, each under a prefix with its name.
+
+        Args:
+            datasets: By name: a data set, or the name again, for a `get_eval_dataloader` that asks which one it is.
+            ignore_keys: Outputs of the model to leave out.
+            prefix: The prefix of all of them.
+        """
+        metrics: Metrics = {}
+        last = len(datasets) - 1
+        try:
+            for place, (name, dataset) in enumerate(datasets.items()):
+                self._name = name
+                self._part = EvaluationPart(is_first=place == 0, is_last=place == last, earlier=metrics)
+                metrics |= self._host.evaluate(
+                    eval_dataset=dataset, ignore_keys=ignore_keys, metric_key_prefix=f"{prefix}_{name}"
+                )
+        finally:
+            self._name, self._part = None, WHOLE
+        return metrics
+
+    @property
+    def compute_metrics(self) -> ComputeMetrics | None:
+        """What computes the metrics of this evaluation; with several data sets each may have its own."""
+        given = self._host.compute_metrics
+        return given.get(str(self._name)) if isinstance(given, Mapping) else given
+
+    def run(
+        self, loader: Loader, description: str, loss_only: bool, ignore_keys: list[str] | None, prefix: str
+    ) -> EvalLoopOutput:
+        """Let Lightning validate over a loader, and collect predictions and metrics.
+
+        Args:
+            loader: The batches.
+            description: `Evaluation` or `Prediction`.
+            loss_only: Keep the loss only.
+            ignore_keys: Outputs of the model to leave out.
+            prefix: Prefix of the metrics.
+        """
+        host, args = self._host, self._host.args
+        check_model_is_there(host.model)
+        plan = translate(args, model_config=getattr(host.model, "config", None))
+        host._let_wrap_model(training=False)
+        model = self._prepare_model(plan)
+        # Bring the model to the precision of evaluations outside training, the optimizer to its averaged weights
+        if not host.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
+            host.model.to(dtype=torch.float16 if args.fp16_full_eval else torch.bfloat16, device=args.device)
+        stepping_of(host.optimizer).to_evaluation()
+        host.callback_handler.eval_dataloader = loader
+        log_evaluation(description, host.num_examples(loader) if has_length(loader) else None, args.eval_batch_size)
+        is_prediction = description == "Prediction"
+        gather, drops_fillers = self._gather()
+        run = EvaluationRun(
+            host,
+            model,
+            loader,
+            EvaluationSettings.of(args, prefix, loss_only, ignore_keys, is_prediction=is_prediction),
+            self.compute_metrics,
+            host.preprocess_logits_for_metrics,
+            gather,
+            self.averages.take,
+            drops_fillers,
+        )
+        with host.accelerator.passes.reading(loader):
+            batches = EvaluationBatches(run.loader)
+            batches.start_if_empty()
+            if batches.length == 0:  # Lightning leaves all of it out
+                host.model.eval()
+            module, trainer = host._run.module, host._run.lightning_trainer
+            if module is not None and trainer is not None and not is_validating_within_fit(trainer):
+                with module.evaluating(run), self._taking_part(trainer):
+                    run_validation(trainer, batches)
+            else:
+                self._run_alone(run, plan, batches)
+        output = run.output or run.finish()
+        seconds = vars(host).get("model_preparation_time")
+        if seconds is not None and output.metrics is not None:
+            output.metrics[f"{prefix}_model_preparation_time"] = seconds
+        return output
+
+    def add_speed(self, output: EvalLoopOutput, prefix: str, start_time: float) -> Metrics:
+        """Return an evaluation's metrics with its duration, and samples and batches a second.
+
+        Args:
+            output: What the loop gave.
+            prefix: Prefix of the metrics.
+            start_time: `time.time()` when it began, in seconds.
+        """
+        metrics = output.metrics if output.metrics is not None else {}
+        start_time += metrics.get(f"{prefix}_model_preparation_time", 0.0)
+        samples, args = output.num_samples or 0, self._host.args
+        batches = math.ceil(samples / (args.eval_batch_size * args.world_size))
+        metrics.update(speed_metrics(prefix, start_time, num_samples=samples, num_steps=batches))
+        return metrics
+
+    def _prepare_model(self, plan: LightningPlan) -> nn.Module:
+        """Put the model under the run's precision; return the module to evaluate.
+
+        As in HF, the first evaluation before any training is measured, and is the one that runs compiled.
+        """
+        host, start_time = self._host, time.time()
+        wrap_forward(host.model, plan.precision, host.args.device.type)
+        if self.is_prepared:
+            return host.model
+        self.is_prepared = True
+        host.model_wrapped = model = host.compiled(host.model)
+        host.model_preparation_time = round(time.time() - start_time, 4)
+        return model
+
+    def _gather(self) -> tuple[Callable[[Nested], Nested], bool]:
+        """Return how results are gathered: tensors, objects where the arguments ask for it, or as a subclass says.
+
+        Also returns whether samples that fill up the last batch are to be dropped: a subclass's way does that itself.
+        """
+        host = self._host
+        own, chosen = host.accelerator.gather_for_metrics, vars(host).get("gather_function")
+        if chosen is not None or _is_another_way(own):
+            host.gather_function = own  # holds for one evaluation, as upstream; then the accelerator's
+        if chosen is not None and _is_another_way(chosen):
+            return chosen, False
+        if host.args.eval_use_gather_object and host.args.world_size > 1:
+            return lambda data: join_batches(gather_objects(data)), True
+        return host.accelerator.gather, True
+
+    @contextmanager
+    def _taking_part(self, trainer: pl.Trainer) -> Iterator[None]:
+        """Run Lightning's loop as the part that is due; an evaluation that a callback starts within it is whole."""
+        part, self._part = self._part, WHOLE
+        with as_part(trainer, part):
+            yield
+
+    def _run_alone(self, run: EvaluationRun, plan: LightningPlan, batches: EvaluationBatches) -> None:
+        """Let a Lightning trainer of its own run an evaluation."""
+        host, callbacks = self._host, self._host._callbacks
+        bridge = HFBridge(host, host._run)
+        arranged = bridge.lightning_callback_list(callbacks.lightning, callbacks.order)
+        if host.args.eval_strategy != "no":  # EarlyStopping decides once, when it is set up, what it looks at
+            plan = dataclasses.replace(plan, validate_every_updates=1)
+        options = host._lightning_options.of_trainers()
+        trainer = build_trainer(plan, arranged, callbacks.loggers(), host.args._launch, **options)
+        if host._run.module is None:
+            host.lightning_trainer = trainer
+        module = host._make_module(plan)
+        bridge.find_requested_kwargs()
+        try:
+            with naming_absent_ranks(), module.evaluating(run), self._taking_part(trainer):
+                run_evaluation(trainer, module, batches, run.settings.is_prediction)
+        finally:
+            callbacks.watch_outputs(False)
+
+
+def _is_another_way(gather: Callable[[Nested], Nested]) -> bool:
+    """Return whether results are gathered by something else than our accelerator's own method."""
+    return getattr(gather, "__func__", None) is not AcceleratorFacade.gather_for_metrics

@@ -1,0 +1,208 @@
+"""`Fit`: one fit of a Trainer, from its plan to the end of `lightning.Trainer.fit`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Iterator
+from typing import Protocol
+
+import lightning.pytorch as pl
+import torch
+from torch import nn
+
+from hf_compat.callbacks.bridge import BridgedTrainer, HFBridge
+from hf_compat.callbacks.startup_log import opening_lines, unused_devices
+from hf_compat.checkpoint.model_state import ModelState
+from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
+from hf_compat.engine.internals import (
+    accept_modules_in_eval_mode,
+    keep_step_signature,
+    leave_validation_to_flags,
+    start_from,
+)
+from hf_compat.engine.module import WindowModule
+from hf_compat.engine.precision import ForwardPrecision, wrap_forward
+from hf_compat.engine.strategies import model_state_of, wrapped_model
+from hf_compat.interop.transformers_models import is_pretrained_model
+from hf_compat.interop.upstream_log import log_resumption, log_training
+from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.plan.run_counts import RunCounts
+from hf_compat.plan.translate import translate
+from hf_compat.runtime.collectives import limit_waiting
+from hf_compat.runtime.launch import slurm_job_id
+from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
+from hf_compat.trainer_methods.evaluator import Evaluator
+from hf_compat.trainer_methods.lightning_options import CheckedOptions
+from hf_compat.training_run.flags import NO_AGREEMENT, FlagAgreement, flag_sources
+from hf_compat.training_run.resumer import ResumeAt
+from hf_compat.training_run.run import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+
+class FitHost(BridgedTrainer, Protocol):
+    """What a `Fit` asks of its Trainer besides what the bridge asks; the methods are override points."""
+
+    model_wrapped: nn.Module
+    accelerator: AcceleratorFacade
+    optimizer: torch.optim.Optimizer | None
+    lr_scheduler: object
+    lightning_trainer: pl.Trainer | None
+    _evaluator: Evaluator
+    _fit_model_state: ModelState | None
+    _lightning_options: CheckedOptions
+
+    def add_callback(self, callback: pl.Callback) -> None: ...
+
+    def pop_callback(self, callback: pl.Callback) -> object: ...
+
+    def get_num_trainable_parameters(self) -> int: ...
+
+    def compiled(self, model: nn.Module) -> nn.Module: ...
+
+    def _let_wrap_model(self, training: bool) -> None: ...
+
+    def _make_module(self, plan: LightningPlan) -> WindowModule: ...
+
+    def _wrapped_between_runs(self) -> nn.Module: ...
+
+
+class Fit:
+    """Let Lightning train a run: arguments → plan → module → `lightning.Trainer.fit`.
+
+    Args:
+        trainer: The Trainer. It keeps the Lightning trainer, and the model's state as the strategy has wrapped it.
+        run: The run, whose loader and windows are made.
+        counts: Its updates, epochs and samples.
+    """
+
+    def __init__(self, trainer: FitHost, run: TrainingRun, counts: RunCounts) -> None:
+        self._trainer, self._run, self._counts = trainer, run, counts
+
+    def run(self) -> None:
+        """Plan, build, and train until Lightning's loop ends; then the Trainer holds no part of the fit any more."""
+        host, run = self._trainer, self._run
+        assert run.windows is not None  # they are made before the fit
+        with self._limited_time():
+            run.flags = self._flag_agreement()
+            plan = self._plan()
+            host._let_wrap_model(training=True)
+            wrap_forward(host.model, plan.precision, host.args.device.type)
+            host._evaluator.is_prepared = True
+            # of several processes one alone has the error: the next save, or the end, lets all of them know
+            writer = host._saver.background if host.args.world_size == 1 else None
+            bridge = HFBridge(host, run, writer, self.take_up_optimizer)
+            module = host._make_module(plan)
+            module.num_training_updates = self._counts.max_updates
+            module.observer = bridge
+            trainer = self._build(plan, bridge)
+            self._log_beginning(plan)
+            host.lightning_trainer = run.lightning_trainer = trainer
+            run.module = module
+            try:
+                args = host.args
+                is_requeued = slurm_job_id() is not None
+                with host.stop_signals.watched(args.enable_jit_checkpoint, is_requeued, args.ddp_timeout):
+                    run_fit(trainer, module, run.windows, NO_BATCHES)
+            finally:
+                self._leave(module)
+
+    @contextlib.contextmanager
+    def _limited_time(self) -> Iterator[None]:
+        """Let a callback of this fit's own end it in time, where the options set a limit."""
+        timer = self._trainer._lightning_options.timer()
+        if timer is None:
+            yield
+            return
+        self._trainer.add_callback(timer)
+        try:
+            yield
+        finally:
+            self._trainer.pop_callback(timer)
+
+    def _flag_agreement(self) -> FlagAgreement:
+        """Return what makes flags the same on all processes, for the callbacks there are now."""
+        host, args = self._trainer, self._trainer.args
+        if args.world_size == 1:
+            return NO_AGREEMENT
+        callbacks, lightning = host.callback_handler.callbacks, bool(host._callbacks.lightning)
+        return FlagAgreement(
+            args.ddp_timeout, flag_sources(callbacks, lightning, host, args.gradient_accumulation_steps)
+        )
+
+    def _plan(self) -> LightningPlan:
+        """Translate the arguments, and add what depends on the model and on where the run goes on."""
+        host = self._trainer
+        plan = translate(host.args, self._counts, getattr(host.model, "config", None))
+        if plan.strategy == "ddp" and "find_unused_parameters" not in plan.strategy_options:
+            recomputes = getattr(host.model, "is_activation_checkpointing", None)
+            if recomputes is None:  # its older name, which warns in transformers 5
+                recomputes = getattr(host.model, "is_gradient_checkpointing", False)
+            recomputes = bool(recomputes or host.args.activation_checkpointing)
+            unused = not (is_pretrained_model(host.model) and recomputes)
+            options = {**plan.strategy_options, "find_unused_parameters": unused}
+            plan = dataclasses.replace(plan, strategy_options=options)
+        if self._run.start.is_finished:  # Lightning would not even begin with as many epochs done as there may be
+            plan = dataclasses.replace(plan, max_epochs=-1)
+        return plan
+
+    def _build(self, plan: LightningPlan, bridge: HFBridge) -> pl.Trainer:
+        host = self._trainer
+        callbacks, options = host._callbacks, host._lightning_options.of_trainers()
+        trainer = build_trainer(
+            plan,
+            bridge.lightning_callback_list(callbacks.lightning, callbacks.order),
+            callbacks.loggers(),
+            host.args._launch,
+            **options,
+        )
+        leave_validation_to_flags(trainer)
+        accept_modules_in_eval_mode(trainer)
+        keep_step_signature(trainer)
+        start_from(trainer, self._run.start.epoch, host.state.global_step)
+        precision = trainer.precision_plugin
+        host.accelerator.scaler = precision.scaler if isinstance(precision, ForwardPrecision) else None
+        if isinstance(precision, ForwardPrecision) and precision.scaler is not None:
+            host.accelerator.unscale = precision.unscale
+        return trainer
+
+    def _log_beginning(self, plan: LightningPlan) -> None:
+        """Log the lines that transformers' Trainer begins a training with, and what Lightning is told."""
+        host, counts, args = self._trainer, self._counts, self._trainer.args
+        parameters, done = host.get_num_trainable_parameters(), host.state.global_step
+        accumulation = args.gradient_accumulation_steps
+        log_training(counts, args.per_device_train_batch_size, accumulation, parameters)
+        if self._run.checkpoint is not None:
+            log_resumption(done, counts.updates_per_epoch, accumulation, args.ignore_data_skip)
+        for line in opening_lines(plan, counts, parameters, done, args.log_level in ("info", "debug")):
+            logger.info(line)
+        unused = unused_devices(plan, counts)
+        if unused is not None:
+            logger.warning("%s", unused)
+
+    def take_up_optimizer(self) -> None:
+        """Load optimizer states, and show callbacks what the run works with; Lightning has just had it made."""
+        host, run = self._trainer, self._run
+        assert run.lightning_trainer is not None and run.module is not None  # it is fitting
+        limit_waiting(host.args.ddp_timeout)
+        strategy = run.lightning_trainer.strategy
+        host.model_wrapped = host.compiled(wrapped_model(strategy, host.model))
+        host._fit_model_state = model_state_of(strategy, host.model)
+        host._resumer.restore_together(ResumeAt.OPTIMIZER_MADE, run.checkpoint)
+        host._resumer.is_loading = False
+        host.accelerator.take_up(host._fit_model_state, host.optimizer, host.lr_scheduler)
+        handler = host.callback_handler
+        handler.model, handler.optimizer, handler.lr_scheduler = host.model, host.optimizer, host.lr_scheduler
+        handler.train_dataloader = run.loader
+
+    def _leave(self, module: WindowModule) -> None:
+        host, run = self._trainer, self._run
+        assert run.windows is not None  # `run` looked
+        module.leave_fit()
+        run.module = run.lightning_trainer = None
+        run.windows.close()
+        host.model_wrapped = host._wrapped_between_runs()
+        host.accelerator.leave_fit()
+        host._callbacks.watch_outputs(False)
