@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt") -> dict[str, Any]:
     """Join samples into a batch of tensors, key by key.
 
-    `label` (a number) and `label_ids` (a list) become `labels`; strings and missing values are left out. What one
-    sample lacks is taken from the first sample's keys.
+    `label` (a number, or a list, which becomes floats) and `label_ids` (a list) become `labels`. Strings and missing
+    values are left out. What one sample lacks is taken from the first sample's keys.
 
     Args:
         features: Mappings, or objects with attributes.
@@ -36,30 +36,33 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
     """
     if return_tensors not in ("pt", "np"):
         raise ValueError(f"`return_tensors={return_tensors!r}` is not known; choose 'pt' or 'np'.")
+    join, join_labels = (_join, _join_labels) if return_tensors == "pt" else (_join_arrays, _join_label_arrays)
     try:
-        batch = _joined(features)
+        batch = _joined(features, join, join_labels)
     except Exception as error:
         name_bad_samples(features, error)
         raise
     if not batch:
         name_bad_samples(features, DataError("Nothing is left of the samples."))
-    if return_tensors == "np":
-        return {key: value.numpy() for key, value in batch.items()}
     return batch
 
 
-def _joined(features: Sequence[Sample]) -> dict[str, torch.Tensor]:
+def _joined(
+    features: Sequence[Sample],
+    join: Callable[[list[Sample]], Batch],
+    join_labels: Callable[[str, list[Sample]], Batch],
+) -> dict[str, Batch]:
     # a dict is known by its type: a question to `Mapping` costs a call a sample
     rows = [row if type(row) is dict or isinstance(row, Mapping) else vars(row) for row in features]
     first = rows[0]
-    batch: dict[str, torch.Tensor] = {}
+    batch: dict[str, Batch] = {}
     label_key = next((key for key in ("label", "label_ids") if first.get(key) is not None), None)
     if label_key is not None:
-        batch["labels"] = _join_labels([row[label_key] for row in rows])
+        batch["labels"] = join_labels(label_key, [row[label_key] for row in rows])
     for key, value in first.items():
         if key in ("label", "label_ids") or value is None or isinstance(value, str):
             continue
-        batch[key] = _join([row[key] for row in rows])
+        batch[key] = join([row[key] for row in rows])
     return batch
 
 
@@ -71,14 +74,30 @@ def _join(values: list[Sample]) -> torch.Tensor:
     return torch.tensor(values)
 
 
-def _join_labels(values: list[Sample]) -> torch.Tensor:
+def _join_arrays(values: list[Sample]) -> np.ndarray:
+    return np.stack(values) if isinstance(values[0], np.ndarray) else np.array(values)
+
+
+def _join_labels(key: str, values: list[Sample]) -> torch.Tensor:
     first = values[0]
     if isinstance(first, torch.Tensor) and first.ndim > 0:
         return torch.stack(values)
-    sample = first[0] if isinstance(first, (list, tuple, np.ndarray)) and np.ndim(first) else first
-    sample = sample.item() if isinstance(sample, torch.Tensor) else sample
-    dtype = torch.long if isinstance(sample, (int, np.integer)) else torch.float
-    return torch.tensor(values, dtype=dtype)
+    sample = first.item() if isinstance(first, torch.Tensor) else first
+    return torch.tensor(values, dtype=torch.long if _is_whole(key, sample) else torch.float)
+
+
+def _join_label_arrays(key: str, values: list[Sample]) -> np.ndarray:
+    first = values[0]
+    if isinstance(first, np.ndarray) and (key == "label_ids" or first.ndim > 0):
+        return np.stack(values)
+    sample = first.item() if isinstance(first, np.ndarray) else first
+    return np.array(values, dtype=np.int64 if _is_whole(key, sample) else np.float32)
+
+
+def _is_whole(key: str, label: Sample) -> bool:
+    """Return whether labels are whole numbers, as upstream does: a list under `label` (several labels) is of floats."""
+    first = label[0] if key == "label_ids" and np.ndim(label) else label
+    return isinstance(first, (int, np.integer))
 
 
 class Padder(Protocol):

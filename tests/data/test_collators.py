@@ -36,6 +36,33 @@ def test_batches_are_transformers(features):
     assert same(ours, theirs) and {k: v.dtype for k, v in ours.items()} == {k: v.dtype for k, v in theirs.items()}
 
 
+VALUES = (
+    *(3, 2.5, True, [1, 2], [1.0, 2.0], (1, 2), [[1, 2], [3, 4]], [np.int64(1)], None, "a"),
+    *(np.int64(3), np.int32(3), np.float32(2.5), np.bool_(True), np.array(3), np.array(2.5), np.array([1, 2])),
+    *(torch.tensor(3), torch.tensor(1.5), torch.tensor([1, 2])),
+)
+
+
+@pytest.mark.filterwarnings("ignore:Creating a tensor from a list of numpy.ndarrays")  # torch's, on either side
+@pytest.mark.parametrize("kind", ["pt", "np"])
+@pytest.mark.parametrize("key", ["label", "label_ids", "labels", "x"])
+def test_every_value_becomes_what_it_does_there(key, kind):
+    compared = 0
+    for value in VALUES:
+        features = [{key: value, "other": [0, 1]}] * 2
+        try:
+            theirs = transformers.default_data_collator([dict(row) for row in features], return_tensors=kind)
+        except (TypeError, IndexError, RuntimeError, ValueError):
+            continue  # what fails there may work here
+        ours = default_data_collator(features, return_tensors=kind)
+        assert list(ours) == list(theirs), value
+        for name, array in theirs.items():
+            assert type(ours[name]) is type(array) and ours[name].dtype == array.dtype, (value, name)
+            assert ours[name].tolist() == array.tolist(), (value, name)
+        compared += 1
+    assert compared >= 9
+
+
 def test_arrays_on_demand_and_nothing_else():
     assert type(default_data_collator([{"x": 1}], "np")["x"]) is np.ndarray
     with pytest.raises(ValueError, match="'tf'"):
