@@ -89,13 +89,23 @@ class Adafactor(Optimizer):
 
     def _apply(self, weights: torch.Tensor, update: torch.Tensor, group: Group, state: State) -> None:
         """Scale, clip and smooth the update, and subtract it from the weights."""
-        lr = _learning_rate(group, state)
+        lr = self._get_lr(group, state)
         update.div_((_root_mean_square(update) / group["clip_threshold"]).clamp_(min=1.0)).mul_(lr)
         if group["beta1"] is not None:
             update = state["exp_avg"].mul_(group["beta1"]).add_(update, alpha=1 - group["beta1"])
         if group["weight_decay"] != 0:
             weights.add_(weights, alpha=-group["weight_decay"] * lr)
         weights.add_(-update)
+
+    # By this name `transformers.optimization.AdafactorSchedule` asks for it
+    @staticmethod
+    def _get_lr(group: Group, state: State) -> float | torch.Tensor:
+        lr = group["lr"]
+        if group["relative_step"]:
+            lowest = 1e-6 * state["step"] if group["warmup_init"] else 1e-2
+            lr = min(lowest, 1.0 / math.sqrt(state["step"]))
+        scale = max(group["eps"][1], state["RMS"]) if group["scale_parameter"] else 1.0
+        return scale * lr
 
     def _state_of(self, parameter: torch.Tensor, gradient: torch.Tensor, group: Group) -> State:
         state: State = self.state[parameter]
@@ -120,15 +130,6 @@ class Adafactor(Optimizer):
 def _root_mean_square(tensor: torch.Tensor) -> torch.Tensor:
     norm: torch.Tensor = tensor.norm(2)
     return norm / (tensor.numel() ** 0.5)
-
-
-def _learning_rate(group: Group, state: State) -> float | torch.Tensor:
-    lr = group["lr"]
-    if group["relative_step"]:
-        lowest = 1e-6 * state["step"] if group["warmup_init"] else 1e-2
-        lr = min(lowest, 1.0 / math.sqrt(state["step"]))
-    scale = max(group["eps"][1], state["RMS"]) if group["scale_parameter"] else 1.0
-    return scale * lr
 
 
 def _scaled_gradient(gradient: torch.Tensor, group: Group, state: State) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import Trainer as UpstreamTrainer
 from transformers.optimization import Adafactor as UpstreamAdafactor
+from transformers.optimization import AdafactorSchedule
 from transformers.trainer_pt_utils import LabelSmoother as UpstreamLabelSmoother
 
 from hf_compat.errors import ArgumentError
@@ -84,6 +85,22 @@ def test_adafactor(options, dtype):
     (ours, our_state), (theirs, their_state) = trained
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert our_state[0].keys() == their_state[0].keys()
+
+
+def test_transformers_schedule_for_adafactor_reads_its_learning_rates():
+    seen = []
+    for optimizer_class in (Adafactor, UpstreamAdafactor):
+        parameter = nn.Parameter(torch.ones(3))
+        optimizer = optimizer_class([parameter], warmup_init=True)
+        schedule = AdafactorSchedule(optimizer)
+        rates = [schedule.get_lr()]
+        for _ in range(3):
+            parameter.grad = torch.ones(3)
+            optimizer.step()
+            schedule.step()
+            rates.append([float(rate) for rate in schedule.get_last_lr()])
+        seen.append(rates)
+    assert seen[0] == seen[1] and seen[0][0] == [0.0] and seen[0][1][0] > 0
 
 
 @pytest.mark.parametrize("shift, with_ignored", list(itertools.product((False, True), repeat=2)))
