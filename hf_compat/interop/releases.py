@@ -30,8 +30,12 @@ class HasValidate(Protocol):
     def validate(self, strict: bool = False) -> None: ...
 
 
-def check_quantization(model: nn.Module) -> None:
+def check_quantization(model: nn.Module, has_adapters: bool = False) -> None:
     """Refuse a quantized model that cannot be trained as it is.
+
+    Args:
+        model: The model.
+        has_adapters: Whether PEFT has wrapped it.
 
     Raises:
         ValueError: It has no adapters, it is compiled, or its quantization cannot be trained.
@@ -43,17 +47,17 @@ def check_quantization(model: nn.Module) -> None:
     if theirs is not None:
         theirs(model)
     elif getattr(model, "is_quantized", False) and not getattr(model, "_hf_peft_config_loaded", False):
-        _check_quantized(model)
+        _check_quantized(model, has_adapters)
 
 
-def _check_quantized(model: nn.Module) -> None:
+def _check_quantized(model: nn.Module, has_adapters: bool) -> None:
     quantizer = getattr(model, "hf_quantizer", None)
     if hasattr(model, "_orig_mod"):
         raise ArgumentError(
             "`model` is quantized and compiled, and adapters cannot be trained on a compiled model.\n\n"
             "Hint: pass the model before `torch.compile`."
         )
-    if not getattr(quantizer, "is_qat_trainable", False):
+    if not has_adapters and not getattr(quantizer, "is_qat_trainable", False):
         raise ArgumentError(
             "`model` is quantized and has no adapters, and quantized weights cannot be trained.\n\n"
             "Hint: give it adapters, `peft.get_peft_model(model, config)`."

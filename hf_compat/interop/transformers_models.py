@@ -158,9 +158,9 @@ def check_trainable(model: object) -> None:
             "configuration at load time), which is not supported yet.\n\n"
             "Hint: load the model whole; `fsdp=True` or `deepspeed` shards it for training."
         )
-    if not _is_instance(model, "transformers", "PreTrainedModel"):
-        return
-    check_quantization(model)
+    # A compiled model, and one with adapters, has the attributes of the one within
+    if loaded("transformers") is not None and getattr(model, "is_quantized", False):
+        check_quantization(model, is_peft_model(model))
 
 
 def pads_itself(processing_class: object) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import toy
 import transformers
 
@@ -154,3 +155,22 @@ def test_a_release_without_what_is_needed_says_which_one_has_it(tmp_path):
     said = done.stderr.partition("MissingPackage: ")[2]
     assert "patch()` needs TrainingArguments, " in said and "4.1.0" in said, done.stderr[-2000:]
     assert "Releases 4.40.2 to 5.23 were run" in said and "pip install 'transformers>=4.40.2'" in said
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT asks for it
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`")  # torch, when its compiler is loaded
+@pytest.mark.parametrize("release", ["today", "older"])
+def test_a_compiled_quantized_model_is_refused_and_one_with_adapters_is_not(request, release, make_args):
+    from peft import LoraConfig, get_peft_model
+
+    if release == "older":
+        request.getfixturevalue("older")
+    model = toy.tiny_gpt2()
+    model.is_quantized, model.hf_quantizer = True, SimpleNamespace(is_trainable=True)
+    args = make_args()
+    with pytest.raises(ValueError, match="adapters"):
+        Trainer(model, args)
+    adapted = get_peft_model(model, LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True))
+    assert Trainer(adapted, args).model is adapted
+    with pytest.raises(ValueError, match="compile"):
+        Trainer(torch.compile(adapted), args)
