@@ -10,7 +10,7 @@ import torch
 from tqdm import tqdm
 
 from hf_compat.plan.lightning_plan import LightningPlan
-from hf_compat.plan.run_counts import ENDLESS_EPOCHS, RunCounts
+from hf_compat.plan.run_counts import RunCounts
 
 _PACKAGE = "hf_compat"
 
@@ -44,30 +44,26 @@ class _BesideBars(logging.StreamHandler[TextIO]):
 def opening_lines(
     plan: LightningPlan, schedule: RunCounts, parameters: int, updates_done: int, in_detail: bool
 ) -> list[str]:
-    """Return what opens a run: one line, or everything in detail."""
+    """Return what opens a run: one line.
+
+    Args:
+        plan: What Lightning is told.
+        schedule: Counts of the run.
+        parameters: Trainable parameters.
+        updates_done: Updates of the checkpoint that the run goes on from.
+        in_detail: Whether the lines of transformers' Trainer stand above: then what these do not say.
+    """
     if in_detail:
-        return startup_lines(plan, schedule, parameters, updates_done)
+        clip = "no clipping" if plan.gradient_clip_norm is None else f"clipping at {plan.gradient_clip_norm:g}"
+        return [
+            f"  Training on Lightning: device {plan.device}, precision {plan.precision}, {clip}",
+            *_process_lines(plan),
+        ]
     resumed = f", from update {updates_done:,} on" if updates_done else ""
     processes = f" in {plan.world_size} processes ({plan.strategy})" if plan.world_size > 1 else ""
     return [
         f"Training on Lightning: {parameters:,} parameters, {schedule.max_updates:,} updates of "
         f"{schedule.total_train_batch_size} samples{resumed}, on {plan.device}{processes}, {plan.precision}",
-    ]
-
-
-def startup_lines(plan: LightningPlan, schedule: RunCounts, parameters: int, updates_done: int) -> list[str]:
-    """Return a few lines on what runs, with which Lightning settings."""
-    endless = schedule.num_train_epochs == ENDLESS_EPOCHS
-    epochs = "as many epochs as it takes" if endless else f"{schedule.num_train_epochs} epoch(s)"
-    clip = "no clipping" if plan.gradient_clip_norm is None else f"clipping at {plan.gradient_clip_norm:g}"
-    return [
-        f"***** Training on Lightning: {parameters:,} trainable parameters *****",
-        f"  {schedule.max_updates:,} updates in {epochs} of {schedule.num_examples:,} samples",
-        f"  one update = {plan.micro_batches_per_update} micro-batch(es) of {plan.micro_batch_size} samples"
-        f" = {schedule.total_train_batch_size} samples",
-        f"  lightning.Trainer: device {plan.device}, precision {plan.precision}, {clip}",
-        *_process_lines(plan),
-        *([f"  resuming after update {updates_done:,}"] if updates_done else []),
     ]
 
 

@@ -47,7 +47,11 @@ def follow_level(level: int | None) -> None:
 
 
 def log_training(
-    counts: tuple[int, int, int, float, int, int, int], micro_batch_size: int, accumulation: int, parameters: int
+    counts: tuple[int, int, int, float, int, int, int],
+    micro_batch_size: int,
+    accumulation: int,
+    parameters: int,
+    ours: logging.Logger | None,
 ) -> None:
     """Log what a training begins with.
 
@@ -56,9 +60,10 @@ def log_training(
         micro_batch_size: Samples of a micro-batch of one process.
         accumulation: Micro-batches of an update.
         parameters: Trainable parameters.
+        ours: Logs the lines where transformers' logger does not; None leaves them out.
     """
     epochs, updates_per_epoch, num_examples, _, total_batch_size, _, max_updates = counts
-    log_line("***** Running training *****")
+    log_line("***** Running training *****", ours)
     for name, count in (
         ("Num examples", f"{num_examples:,}"),
         ("Num Epochs", f"{epochs:,}"),
@@ -69,17 +74,24 @@ def log_training(
         ("Total optimization steps", f"{max_updates:,}"),
         ("Number of trainable parameters", f"{parameters:,}"),
     ):
-        log_line(f"  {name} = {count}")
+        log_line(f"  {name} = {count}", ours)
 
 
-def log_resumption(updates_done: int, updates_per_epoch: int, accumulation: int, ignore_data_skip: bool) -> None:
+def log_resumption(
+    updates_done: int,
+    updates_per_epoch: int,
+    accumulation: int,
+    ignore_data_skip: bool,
+    ours: logging.Logger | None,
+) -> None:
     """Log where a resumed run goes on, in whole epochs and micro-batches of the next one."""
     epochs, updates = divmod(updates_done, updates_per_epoch)
-    log_line(f"  Resuming training from checkpoint with epoch {epochs} and global step {updates_done}")
+    log_line(f"  Resuming training from checkpoint with epoch {epochs} and global step {updates_done}", ours)
     if not ignore_data_skip:
         log_line(
             f"  Fast-forwarding the dataloader past {epochs} epochs and {updates * accumulation} batches to resume "
-            "from the exact training state."
+            "from the exact training state.",
+            ours,
         )
 
 

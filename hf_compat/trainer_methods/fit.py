@@ -173,10 +173,11 @@ class Fit:
         host, counts, args = self._trainer, self._counts, self._trainer.args
         parameters, done = host.get_num_trainable_parameters(), host.state.global_step
         accumulation = args.gradient_accumulation_steps
-        log_training(counts, args.per_device_train_batch_size, accumulation, parameters)
+        detailed = logger if args.log_level in ("info", "debug") else None
+        log_training(counts, args.per_device_train_batch_size, accumulation, parameters, detailed)
         if self._run.checkpoint is not None:
-            log_resumption(done, counts.updates_per_epoch, accumulation, args.ignore_data_skip)
-        for line in opening_lines(plan, counts, parameters, done, args.log_level in ("info", "debug")):
+            log_resumption(done, counts.updates_per_epoch, accumulation, args.ignore_data_skip, detailed)
+        for line in opening_lines(plan, counts, parameters, done, in_detail=detailed is not None):
             logger.info(line)
         unused = unused_devices(plan, counts)
         if unused is not None:
