@@ -23,10 +23,17 @@ class SharedLogger:
     def __init__(self, ours: str, theirs: str) -> None:
         self._ours = logging.getLogger(ours)
         self._theirs = logging.getLogger(theirs)
+        self._told: set[str] = set()
 
     def warning(self, text: str) -> None:
         """Log a warning."""
         self._logger.warning(text, stacklevel=2)
+
+    def warning_once(self, text: str) -> None:
+        """Log a warning that a step gives rise to: the first time in this process."""
+        if text not in self._told:
+            self._told.add(text)
+            self._logger.warning(text, stacklevel=2)
 
     def info(self, text: str) -> None:
         """Log a line of information."""

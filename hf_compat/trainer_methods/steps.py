@@ -17,11 +17,14 @@ from torch import nn
 from hf_compat.data.checks import name_bad_batch
 from hf_compat.data.tree import move_to_device, nested_detach
 from hf_compat.data.types import Batch, ModelOutput
-from hf_compat.errors import DataError, LossError, warn_once
+from hf_compat.errors import DataError, LossError
 from hf_compat.interop.transformers_models import is_causal_lm
 from hf_compat.runtime.inspection import accepts_keyword, attribute_of, call_with_optional, is_replaced, takes_place
 from hf_compat.runtime.nested import Nested
+from hf_compat.runtime.shared_logger import SharedLogger
 from hf_compat.trainer_methods.base import TrainerBase
+
+logger = SharedLogger(__name__, "transformers.trainer")
 
 # A micro-batch by the names of the forward's parameters: tensors, mostly.
 Inputs: TypeAlias = dict[str, Any]
@@ -127,6 +130,8 @@ class StepMethods(TrainerBase):
             inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         outputs = call_model(model, inputs)
         if self.compute_loss_func is not None:
+            if labels is None:
+                logger.warning_once("The inputs have no `labels`: `compute_loss_func` is called with `labels=None`.")
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         elif labels is not None and self.label_smoother is not None:
             shift = is_causal_lm(self.accelerator.unwrap_model(model))
@@ -294,7 +299,7 @@ class StepMethods(TrainerBase):
         name = getattr(self.model, "main_input_name", "input_ids")
         if not isinstance(inputs, Mapping) or name not in inputs:
             among = ", ".join(inputs) if isinstance(inputs, Mapping) else f"a {type(inputs).__name__}"
-            warn_once(
+            logger.warning_once(
                 f"`include_num_input_tokens_seen={how!r}` counts {name!r}, which is not among the inputs "
                 f"({among}): no tokens are counted. Set `main_input_name` on the model."
             )
@@ -311,6 +316,10 @@ class StepMethods(TrainerBase):
             pad = getattr(self.processing_class, "pad_token_id", None)
             if pad is not None:
                 return int((inputs[name] != pad).sum())
+            logger.warning_once(
+                "Could not determine method to count non-padding tokens: there is no `attention_mask`, and no "
+                "`processing_class` with a `pad_token_id`. All tokens are counted."
+            )
         return int(inputs[name].numel())
 
     def floating_point_ops(self, inputs: Inputs) -> int:
