@@ -144,6 +144,7 @@ class RunState:
         extras: What Lightning callbacks have put into the checkpoint.
         current_epoch: Lightning's epoch.
         lightning_version: The Lightning that wrote it.
+        evaluated: Evaluation sets whose persistent workers had begun.
         knows_epoch_end: The first version took an epoch for over where training had only stopped within it. False
             where that is possible.
     """
@@ -160,6 +161,7 @@ class RunState:
     extras: PlainState = field(default_factory=dict)
     current_epoch: int = 0
     lightning_version: str = ""
+    evaluated: list[str] = field(default_factory=list)
     knows_epoch_end: bool = True
 
     def to_plain(self) -> PlainState:
@@ -252,6 +254,7 @@ _RUN_KINDS: dict[str, Kind] = {
     **dict.fromkeys(("grad_norm", "learning_rate"), or_none(NUMBER)),
     **dict.fromkeys(("losses", "loops", "callbacks", "extras"), MAPPING),
     "lightning_version": TEXT,
+    "evaluated": ("names", lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value)),
     "knows_epoch_end": FLAG,
 }
 

@@ -215,6 +215,8 @@ class PreparedDataLoader(DataLoader[Batch]):
         self.iteration = 0
         self.lookahead: Batch | None = None
         self._resume: Resume | None = None
+        # A run that was interrupted had begun with persistent workers: new ones take their place unseen
+        self.replaces_workers = False
         self._skipping: SkipFirstBatches | None = None
         self.end_of_dataloader = False
         self.remainder = -1
@@ -331,7 +333,7 @@ class PreparedDataLoader(DataLoader[Batch]):
         resume, self._resume = self._resume, None
         if self._iterator is not None:  # of workers that are kept: it holds the indices of the pass it began with
             self._iterator._index_sampler = self._index_sampler
-        with HeldChildSignals() as signals:
+        with HeldChildSignals() as signals, self._replacing_workers():
             batches = super().__iter__()  # on every rank: torch draws a seed here
         # a generator: nothing above happens before the first batch is asked for, as in Accelerate
         try:
@@ -346,6 +348,20 @@ class PreparedDataLoader(DataLoader[Batch]):
                 if end is not None:
                     end()
             raise
+
+    @contextlib.contextmanager
+    def _replacing_workers(self) -> Iterator[None]:
+        """Let workers that take the place of kept ones begin as those did: no seed drawn, the data in epoch 0."""
+        if not (self.replaces_workers and self.persistent_workers and self._iterator is None):
+            yield
+            return
+        drawn_from, self.generator = self.generator, torch.Generator()
+        set_epoch_of((self.dataset,), 0)
+        try:
+            yield
+        finally:
+            self.generator = drawn_from
+            set_epoch_of((self.dataset,), self.iteration)
 
     def _read_ahead(self, batches: Iterator[Batch], resume: Resume | None) -> Iterator[Batch]:
         """Yield this rank's batches, the next one having been read."""

@@ -152,6 +152,7 @@ class Windows:
     def start_at(self, start: ResumePoint) -> None:
         """Begin the next pass at a point of a run."""
         self._start: ResumePoint | None = start
+        self._is_exact = start.position is not None
         if start.shuffle_seed is not None and isinstance(self.loader, PreparedDataLoader):
             self.loader.shuffle_seed = start.shuffle_seed
         self.next_epoch = self._epoch = start.epoch
@@ -341,6 +342,8 @@ class Windows:
     def _begin(self, loader: Loader) -> Iterator[Batch]:
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(self._epoch)
+        if isinstance(loader, PreparedDataLoader):
+            loader.replaces_workers = self._is_exact and self._epoch > 0
         self._pass = iter(loader)
         return self._pass
 

@@ -51,7 +51,8 @@ def environment_with(values: Mapping[str, str]) -> dict[str, str]:
 
 def let_children_import_from(folder: str) -> None:
     """Put a folder first among those where the Pythons that this process starts look for modules."""
-    before = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]  # noqa: TID251 - see above
+    said = os.environ.get("PYTHONPATH", "")  # noqa: TID251 - see above
+    before = said.split(os.pathsep) if said else []  # an empty part is the working directory
     if folder not in before:
         os.environ["PYTHONPATH"] = os.pathsep.join([folder, *before])  # noqa: TID251 - see above
 

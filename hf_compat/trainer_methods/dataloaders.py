@@ -74,6 +74,10 @@ class DataloaderMethods(TrainerBase):
             raise DataError("Trainer: evaluation requires an eval_dataset.\n\nHint: pass `eval_dataset=…`.")
         key = eval_dataset if isinstance(eval_dataset, str) else "eval"
         kept: dict[str, DataLoader[Batch]] = self.__dict__.setdefault("_eval_dataloaders", {})
+        begun = self._run.evaluated
+        has_begun = key in begun
+        if self.args.dataloader_persistent_workers:
+            begun.add(key)
         # workers that persist are started once, not at every evaluation
         if (
             self.args.dataloader_persistent_workers
@@ -94,6 +98,7 @@ class DataloaderMethods(TrainerBase):
         )
         if self.args.dataloader_persistent_workers:
             kept[key] = loader
+            loader.replaces_workers = has_begun
         return loader
 
     def _named_eval_dataset(self, eval_dataset: DataSource | str | None) -> DataSource:

@@ -341,14 +341,6 @@ class Resumer:
         if told:
             lines = "".join(f"\n\t{line}" for line in told)
             shared_logger.warning(f"The arguments are not those of the checkpoint, whose intervals count:{lines}")
-        has_evaluated = any(any(name.startswith("eval_") for name in log) for log in state.log_history)
-        keeps_workers = host.args.dataloader_persistent_workers and host.args.dataloader_num_workers > 0
-        if keeps_workers and (has_evaluated or (state.epoch or 0) >= 1):
-            logger.warning(
-                "`dataloader_persistent_workers=True`: the workers of the interrupted run cannot be resumed. New ones "
-                "draw a random number at their start, so shuffling and dropout differ from those of an uninterrupted "
-                "run. Without the setting a resumed run is exact."
-            )
         state.best_model_checkpoint = self.best_of_state(state.best_model_checkpoint, checkpoint)
 
     def best_of_state(self, best: str | None, checkpoint: str) -> str | None:
@@ -388,6 +380,14 @@ class Resumer:
         run.start = resume_point(run.resumed, run.updates_before, run.cut, host.args.ignore_data_skip)
         if run.resumed is not None and run.start.is_exact:
             run.losses.load_state_dict(cast(LossLogState, run.resumed.losses))
+            run.evaluated |= set(run.resumed.evaluated)
+        keeps_workers = host.args.dataloader_persistent_workers and host.args.dataloader_num_workers > 0
+        if keeps_workers and (run.evaluated or run.start.epoch or run.start.epoch_is_over):
+            logger.warning(
+                "`dataloader_persistent_workers=True`: new workers take the place of the interrupted run's. What the "
+                "data set or the collator draws or keeps within a worker begins anew. All else is as in an "
+                "uninterrupted run."
+            )
 
     def _load_lightning_callbacks(self, checkpoint: str) -> None:
         run = self._host._run

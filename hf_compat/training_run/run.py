@@ -60,6 +60,7 @@ class TrainingRun:
         learning_rate: Learning rate of the last update, read before the schedule moved on.
         lightning_trainer: Lightning's trainer while it fits, else None.
         module: Lightning's module while it fits, else None.
+        evaluated: Evaluation sets whose persistent workers have begun.
         turn: Which call of `train` this is in the folder that it saves into; None before its first checkpoint.
     """
 
@@ -84,6 +85,7 @@ class TrainingRun:
     learning_rate: float | None = field(default=None, init=False)
     lightning_trainer: pl.Trainer | None = field(default=None, init=False)
     module: WindowModule | None = field(default=None, init=False)
+    evaluated: set[str] = field(default_factory=set, init=False)
     turn: int | None = field(default=None, init=False)
 
     def begin_epoch(self, is_first: bool) -> None:
@@ -126,6 +128,7 @@ class TrainingRun:
             extras=extras,
             current_epoch=self.lightning_trainer.current_epoch,
             lightning_version=lightning.__version__,
+            evaluated=sorted(self.evaluated),
         )
 
     @staticmethod

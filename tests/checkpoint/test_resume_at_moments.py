@@ -198,16 +198,3 @@ def test_endless_data_go_on_with_more_steps(tmp_path, step, trainer):
         entries[-1].pop("train_loss")  # of the whole run here, of one call there
     for part in ("log", "events", "weights", "state", "files", "random"):
         assert_same(theirs[part], ours[part], part)
-
-
-@pytest.mark.parametrize("step", [2, 7])  # in the first epoch without an evaluation, and at its end
-def test_kept_workers_are_told_of_where_a_resumed_run_cannot_be_exact(tmp_path, step, caplog):
-    kept = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "save_strategy": "steps"}
-    whole = Run(hf_compat, tmp_path / "whole", **kept, save_steps=1)
-    log = whole.train()
-    caplog.clear()
-    resumed = Run(hf_compat, tmp_path / "resumed", **kept, save_steps=100).train(whole.checkpoint(step))
-    is_told = "`dataloader_persistent_workers=True`: the workers of the interrupted run" in caplog.text
-    assert is_told == (step == 7)
-    if not is_told:
-        assert_same(log["weights"], resumed["weights"], "weights")

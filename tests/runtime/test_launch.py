@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from hf_compat.runtime.launch import Launch, first_node, read_launch
+from hf_compat.runtime.launch import Launch, first_node, let_children_import_from, read_launch
 
 
 @pytest.mark.parametrize(
@@ -34,3 +36,17 @@ def test_machines():
     launch = Launch(process_index=9, local_process_index=1, world_size=16, local_world_size=8)
     assert (launch.node_rank, launch.nodes) == (1, 2)
     assert [first_node(nodes) for nodes in ("gpu[03-05,9],cpu1", "a,b", "node7", "")] == ["gpu03", "a", "node7", ""]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(None, "new"), ("", "new"), ("a", "new:a"), ("a:", "new:a:"), (":a", "new::a"), ("a::b", "new:a::b")],
+)
+def test_an_empty_part_of_the_path_stays_the_working_directory(monkeypatch, before, after):
+    if before is None:
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONPATH", before)
+    let_children_import_from("new")
+    let_children_import_from("new")
+    assert os.environ["PYTHONPATH"] == after

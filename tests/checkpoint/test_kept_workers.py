@@ -1,0 +1,42 @@
+"""With persistent workers a resumed run draws what the uninterrupted one draws, which began its workers once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import toy
+
+from hf_compat import Trainer, set_seed
+
+UPDATES = 13  # two epochs and a half, of five updates each
+DATA = {
+    "rows": lambda: toy.rows(20),
+    "a stream that is told of its epoch": lambda: toy.ShuffledStream(toy.rows(20)),  # which kept workers never hear of
+}
+
+
+def train(make_args, folder, data, checkpoint=None, **more):
+    args = make_args(
+        output_dir=str(folder), max_steps=UPDATES, save_strategy="steps", save_steps=1, logging_steps=1,
+        eval_strategy="steps", eval_steps=4,
+        dataloader_num_workers=1, dataloader_persistent_workers=True,
+        **{"accelerator_config": {"use_seedable_sampler": False}, **more},
+    )  # fmt: skip
+    set_seed(3)
+    sets = {"a": toy.rows(9, 5), "b": toy.Stream(toy.rows(6, 6))}
+    trainer = Trainer(toy.Classifier(), args, train_dataset=DATA[data](), eval_dataset=sets)
+    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    log = [{k: v for k, v in entry.items() if k in ("loss", "eval_a_loss", "eval_b_loss", "step")} for entry in
+           trainer.state.log_history]  # fmt: skip
+    return log[:-1], [value.tolist() for value in trainer.model.state_dict().values()], torch.rand(1).item()
+
+
+# before an evaluation, at an epoch's end; after an evaluation, within the second epoch
+@pytest.mark.parametrize(("data", "steps"), [*zip(DATA, [(3, 5), (4, 7)], strict=True)])
+def test_a_resumed_run_equals_the_uninterrupted_one(make_args, tmp_path, data, steps, caplog):
+    whole = train(make_args, tmp_path / "out", data)
+    for step in steps:
+        caplog.clear()
+        found = train(make_args, tmp_path / f"at{step}", data, tmp_path / "out" / f"checkpoint-{step}")
+        assert found == whole, step
+        assert ("draws or keeps within a worker begins anew" in caplog.text) == (step > 3)
