@@ -43,6 +43,8 @@ def test_a_script_is_equal_and_the_users_files_stay(tmp_path):
     report, text = compared(tmp_path / "here", CHANGED, status=0)
     assert_equal(report, text)
     assert [side["updates"] for side in report["sides"]] == [8, 8]
+    losses = next(one for one in report["quantities"] if one["quantity"] == "micro-batch losses")
+    assert losses["compared"] == 16  # of an overridden `training_step`, too
     files = next(one for one in report["quantities"] if one["quantity"] == "files")
     assert files["compared"] > 8 and any("manifest.json" in reason for reason in files["explained"])
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["changed"]

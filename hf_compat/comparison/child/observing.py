@@ -98,10 +98,12 @@ class Observer:
     overrides: Overrides
     trainings: int = 0
     _depth: int = 0
+    _steps: int = 0
     _updates: int = 0
     _predictions: int = 0
     _update: _Update = field(default_factory=_Update)
     _folders: dict[str, str] = field(default_factory=dict)
+    _wrapped_steps: set[object] = field(default_factory=set)
 
     def install(self) -> None:
         """Wrap the methods of the names that `import transformers` gives now."""
@@ -115,7 +117,23 @@ class Observer:
         for owner in (trainer, importlib.import_module("transformers.utils.hub").PushToHubMixin):
             self._wrap(owner, "push_to_hub", self._no_push)
 
-    def _wrap(self, owner: type, name: str, around: Callable[..., object]) -> None:
+    def _wrap_own_steps(self, trainer: _Trainer) -> None:
+        """Look at each `training_step` that stands in the place of the Trainer's own, in a class or on the object."""
+        for owner in (trainer, *type(trainer).__mro__):
+            is_own = isinstance(owner, type) and owner.__module__.partition(".")[0] in ("transformers", "hf_compat")
+            if "training_step" in vars(owner) and not is_own and owner not in self._wrapped_steps:
+                self._wrapped_steps.add(owner)
+                takes_trainer = isinstance(owner, type)
+                around = self._training_step if takes_trainer else functools.partial(self._own_step, trainer)
+                self._wrap(owner, "training_step", around)
+
+    def _own_step(self, trainer: _Trainer, step: Method, *arguments: object, **keywords: object) -> object:
+        def of_trainer(_: _Trainer, *arguments: object, **keywords: object) -> object:
+            return step(*arguments, **keywords)
+
+        return self._training_step(of_trainer, trainer, *arguments, **keywords)
+
+    def _wrap(self, owner: object, name: str, around: Callable[..., object]) -> None:
         inner = getattr(owner, name)
 
         @functools.wraps(inner)
@@ -155,6 +173,7 @@ class Observer:
         number, self._updates = self.trainings, 0
         self.record.write("train", training=number, trainer=type(trainer).__name__)
         self._depth += 1
+        self._wrap_own_steps(trainer)
         try:
             output = train(trainer, *arguments, **keywords)
         finally:
@@ -170,7 +189,13 @@ class Observer:
         return output
 
     def _training_step(self, step: Method, trainer: _Trainer, *arguments: object, **keywords: object) -> object:
-        loss = step(trainer, *arguments, **keywords)
+        self._steps += 1
+        try:
+            loss = step(trainer, *arguments, **keywords)
+        finally:
+            self._steps -= 1
+        if self._steps:  # an override calls the method above it: its own answer is the micro-batch's loss
+            return loss
         began = time.perf_counter()
         value = float(loss.item()) if hasattr(loss, "item") else str(loss)
         self._write("loss", trainer.state, done=1, micro_batch=self._update.losses, value=value)
