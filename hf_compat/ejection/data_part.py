@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from hf_compat.data.collators import PaddingCollator, RemoveColumnsCollator
 from hf_compat.data.loader import PreparedDataLoader
@@ -80,7 +80,7 @@ def describe_data(trainer: Trainer, write: Expressions, findings: Findings) -> D
 
 def _order(part: DataPart, trainer: Trainer, loader: object, write: Expressions, findings: Findings) -> None:
     """Find out in which order samples are trained on, by the sampler that the run would use."""
-    if not isinstance(loader, PreparedDataLoader):
+    if not isinstance(loader, DataLoader):
         return
     sampler, samples = getattr(loader, "sampler", None), cast(Sequence[object], loader.dataset)
     if isinstance(loader.dataset, IterableDataset) or type(sampler) is SequentialSampler:
@@ -118,14 +118,26 @@ def _collator(part: DataPart, trainer: Trainer, write: Expressions, findings: Fi
         return "None"
 
 
+def _is_plain(loader: object, trainer: Trainer, is_train: bool) -> bool:
+    """Return whether a loader is the Trainer's, or one that the script has made of the same settings."""
+    if isinstance(loader, PreparedDataLoader) or type(loader) is not DataLoader:
+        return isinstance(loader, PreparedDataLoader)
+    args = trainer.args
+    size = args.train_batch_size if is_train else args.eval_batch_size
+    settings = (loader.batch_size, loader.num_workers, loader.drop_last, loader.collate_fn, type(loader.batch_sampler))
+    wanted = (size, args.dataloader_num_workers, args.dataloader_drop_last, trainer.data_collator, BatchSampler)
+    return settings == wanted and loader.generator is None and loader.worker_init_fn is None
+
+
 def _data_set(
     name: str, trainer: Trainer, loader: object, part: DataPart, write: Expressions, findings: Findings
 ) -> str:
     """Return the expression that makes a data set: saved as it is, sample by sample, or made by its class."""
-    if not isinstance(loader, PreparedDataLoader):
+    if not _is_plain(loader, trainer, is_train=name == "train"):
         what = f"The {name} set has a loader of its own, a {type(loader).__name__}"
         part.left += findings.leave(what, "`train_dataloader` and `val_dataloader` in `data.py`")
         return "None"
+    assert isinstance(loader, DataLoader)
     dataset: DataSource = loader.dataset
     collate = loader.collate_fn
     before = read_rng()
@@ -174,7 +186,7 @@ def _samples(
     name: str,
     dataset: Sequence[object],
     collate: object,
-    loader: PreparedDataLoader,
+    loader: DataLoader[object],
     before: RandomStates,
     part: DataPart,
     write: Expressions,
@@ -218,7 +230,7 @@ def _plain_sample(sample: object) -> Nested:
 
 
 def _collated(
-    dataset: Iterable[object], loader: PreparedDataLoader, before: RandomStates, part: DataPart, name: str
+    dataset: Iterable[object], loader: DataLoader[object], before: RandomStates, part: DataPart, name: str
 ) -> None:
     """Find out whether collating draws random numbers, on a first batch of the training set."""
     if name == "train" and loader.collate_fn is not None:

@@ -78,7 +78,7 @@ class Expressions:
         self.recorder, self.files = recorder, files
         self.known = dict(known or {})
         self.imports: set[Import] = set()
-        self.code = code if code is not None else UserCode(recorder.is_of_script, self.of)
+        self.code = code if code is not None else UserCode(recorder.is_of_script, self.under)
         self.is_user_code = code is None
         self.loads_weights = True  # of modules; False where the whole that they are part of is loaded
         self._under_way: list[int] = []
@@ -134,7 +134,7 @@ class Expressions:
 
     def under(self, name: object, value: object) -> str:
         """Return the Python that makes a value of some name: that of a secret says what it is."""
-        if type(value) is str and value and isinstance(name, str) and looks_secret(name) and not self._names_in(value):
+        if type(value) is str and isinstance(name, str) and looks_secret(name, value) and not self._names_in(value):
             return self._from_environment(re.sub(r"\W", "_", name).upper(), is_left=True)
         return self.of(value)
 

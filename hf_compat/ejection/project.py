@@ -28,7 +28,7 @@ from hf_compat.ejection.optimizer_part import OptimizerPart, describe_optimizer
 from hf_compat.ejection.own_part import OwnPart, describe_own
 from hf_compat.ejection.recording import Recorder
 from hf_compat.ejection.run_part import RunPart, describe_run, evaluation_interval, prepare
-from hf_compat.ejection.secrets import secrets_in
+from hf_compat.ejection.secrets import MASKED, hide_tokens, without_secrets
 from hf_compat.ejection.sources import UserCode
 from hf_compat.ejection.supported import check_arguments
 from hf_compat.errors import ArgumentError, OutputFolderError, UnsupportedArgument
@@ -172,7 +172,11 @@ class _Project:
                 f"{file.name}:{line}: {text}" for file in sorted(staged.glob("*.py")) for line, text in _todos(file)
             ]
         files = sorted([*texts, *self.files.saves])
-        return Ejected(folder, files, self.findings.notes, [*todos, *self.secrets], self.findings.inexact)
+        todos += [
+            f"set the variable {name}: the script has a secret of its own there, which is not written down"
+            for name in sorted(self.files.secrets)
+        ]
+        return Ejected(folder, files, self.findings.notes, todos, self.findings.inexact)
 
     def _texts(self) -> dict[str, str]:
         """Return the text of each file of code and settings."""
@@ -192,16 +196,12 @@ class _Project:
         return texts
 
     def _hide_secrets(self, texts: dict[str, str]) -> None:
-        """Mask what looks like a secret in the script's own source, and list it with what is read from elsewhere."""
-        self.secrets = [
-            f"set the variable {name}: the script has a secret of its own there, which is not written down"
-            for name in sorted(self.files.secrets)
-        ]
-        for file, text in texts.items():
-            for secret in secrets_in(text):
-                line = text[: text.index(secret)].count("\n") + 1
-                self.secrets.append(f"{file}:{line}: a secret of the script's is masked: read it from the environment")
-                texts[file] = texts[file].replace(secret, "<masked>")
+        """Take secrets out of the script's own source: they are read from the environment there."""
+        if "user_code.py" in texts:
+            text, names = without_secrets(texts["user_code.py"])
+            self.files.secrets |= set(names)
+            texts["user_code.py"] = text.replace("\n\n", "\n\nimport os\n", 1) if names else text
+        texts |= {name: hide_tokens(text) for name, text in texts.items()}
 
     def _rendered(self, name: str, values: Mapping[str, object]) -> str:
         """Render a template, then put the imports that its text needs at its head."""
@@ -352,6 +352,8 @@ def _todos(file: Path) -> Iterator[tuple[int, str]]:
     for line, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         if text.lstrip().startswith(f"# {TODO}"):
             yield line, text.partition(TODO)[2]
+        elif MASKED in text:
+            yield line, "a secret of the script's is masked here: read it from the environment"
 
 
 # What code reads of training arguments besides their fields.

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import inspect
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -22,16 +23,18 @@ from hf_compat.ejection.secrets import Environment
 # Classes that make streams; they are listened to as soon as somebody has imported them.
 _STREAM_CLASSES = {"datasets.iterable_dataset": "IterableDataset", "datasets.arrow_dataset": "Dataset"}
 
+_STANDARD = Path(sysconfig.get_paths()["stdlib"])
+
 
 class Recorder:
     """Keeps, for each instance of the script's own classes and for each module of torch, what it was made from.
 
     Args:
-        folder: Where the script stands: classes of files in there are its own.
+        folder: Where the script stands: classes of files in there, and in the working folder, are its own.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self._folders = (folder, Path.cwd())
         # the instance is kept, so that its identity stays its own
         self._made: dict[int, tuple[object, Given | Call]] = {}
         self._held: dict[int, dict[str, tuple[object, int | None]]] = {}
@@ -66,11 +69,15 @@ class Recorder:
         return dict(vars(instance))
 
     def is_of_script(self, module: str) -> bool:
-        """Return whether a module is the script, or a file that stands beside it."""
+        """Return whether a module is the script, or a file beside it or in the working folder."""
         file = getattr(sys.modules.get(module), "__file__", None)
-        if module == "__main__":
-            return True
-        return file is not None and self.folder in Path(file).parents and "site-packages" not in Path(file).parts
+        if module == "__main__" or file is None:
+            return module == "__main__"
+        path = Path(file)
+        is_library = (
+            "site-packages" in path.parts or _STANDARD in path.parents or module.partition(".")[0] == "hf_compat"
+        )
+        return not is_library and any(folder in path.parents for folder in self._folders)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:

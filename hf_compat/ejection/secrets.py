@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import math
 import os
@@ -20,9 +21,13 @@ _SHAPES = re.compile(
     r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*KEY-----|\Z)"
     r"|(?<=://)[^\s/:@'\"]+:[^\s/@'\"]+(?=@)"
 )
+MASKED = "<masked>"
 _DENSE = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*\d)[A-Za-z0-9+=_-]{24,}")
 _DENSE_BITS = 4.5  # bits a character: the bound that detect-secrets has for base64
-_NAMED = re.compile(r"(?:secret|passwd|password|api_?key|access_?key|auth|credential)(?:s|_?key|_?token)?$|_key$")
+_NAMED = re.compile(
+    r"(?:secret|passwd|password|(?:api|access|private|signing)_?key|auth|credential)(?:s|_?key|_?token)?$"
+)
+_PLAUSIBLE = re.compile(r"[\w+/=.:~!@#$%^&*-]{8,}")  # a word, which special tokens such as `<pad>` are not
 _PYTHONS = ("os", "collections.abc", "_collections_abc")  # `getenv`, `environ.get`
 _KNOWN_BY_IDENTITY = 2  # shorter texts are one object for all of Python
 _KNOWN_BY_CONTENT = 8
@@ -75,9 +80,10 @@ class Environment:
         return sorted(found.items(), key=lambda one: -len(one[0]))
 
 
-def looks_secret(name: str) -> bool:
-    """Return whether a value of that name is a secret: `hub_token`, `AWS_SECRET_ACCESS_KEY`, `db_password`."""
-    return is_secret(name) or bool(_NAMED.search(name.lower()))
+def looks_secret(name: str, value: object) -> bool:
+    """Return whether a text of that name is a secret: `hub_token`, `AWS_SECRET_ACCESS_KEY`, `db_password`."""
+    is_plausible = isinstance(value, str) and _PLAUSIBLE.fullmatch(value)
+    return bool(is_plausible) and (is_secret(name) or bool(_NAMED.search(name.lower())))
 
 
 def secrets_in(text: str) -> list[str]:
@@ -90,3 +96,49 @@ def is_dense(text: str) -> bool:
     counts = Counter(text)
     bits = -sum(count / len(text) * math.log2(count / len(text)) for count in counts.values())
     return bool(_DENSE.fullmatch(text)) and bits > _DENSE_BITS
+
+
+def without_secrets(source: str) -> tuple[str, list[str]]:
+    """Return source that reads its secrets from the environment, and the names of the variables.
+
+    What no expression can stand for, in a comment or within an f-string, is masked.
+    """
+    lines = [line.encode() for line in source.splitlines(keepends=True)]
+    tree = ast.parse(source)
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    names: list[str] = []
+    found = [(node, name) for node, name in _named_texts(tree) if id(node) not in parts]
+    for node, name in sorted(found, key=lambda one: (-one[0].lineno, -one[0].col_offset)):
+        if not looks_secret(name, node.value) and not secrets_in(str(node.value)):
+            continue
+        names.append(re.sub(r"\W", "_", name or "SECRET").upper())
+        last = lines[(node.end_lineno or node.lineno) - 1]
+        rest = last[node.end_col_offset or 0 :]
+        lines[node.lineno - 1] = (
+            lines[node.lineno - 1][: node.col_offset] + f'os.environ["{names[-1]}"]'.encode() + rest
+        )
+        del lines[node.lineno : node.end_lineno]
+    text = b"".join(lines).decode()
+    return hide_tokens(text), names
+
+
+def hide_tokens(text: str) -> str:
+    """Return a text with what has the shape of a token masked."""
+    return _SHAPES.sub(MASKED, text)
+
+
+def _named_texts(tree: ast.AST) -> Iterator[tuple[ast.Constant, str]]:
+    """Yield each text of some code, with the name that it is given to."""
+    named: dict[int, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword):
+            named[id(node.value)] = node.arg or ""
+        elif isinstance(node, ast.Assign):
+            named[id(node.value)] = ast.unparse(node.targets[0]).rpartition(".")[2]
+        elif isinstance(node, ast.Dict):
+            named |= {id(v): k.value for k, v in zip(node.keys, node.values, strict=True) if _is_text(k)}  # type: ignore[union-attr]  # a text
+    yield from ((node, named.get(id(node), "")) for node in ast.walk(tree) if _is_text(node))  # type: ignore[misc]  # as above
+
+
+def _is_text(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)

@@ -18,6 +18,7 @@ from types import CellType, FunctionType, ModuleType
 from typing import TypeVar
 
 from hf_compat.ejection.findings import CannotBeWritten
+from hf_compat.ejection.secrets import looks_secret, secrets_in
 
 Node = TypeVar("Node", bound=ast.AST)
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -117,12 +118,12 @@ class UserCode:
 
     Args:
         is_of_script: Whether a module is the script, or stands beside it.
-        express: From a value to the Python that makes it again; what names in the user's code stand for is written so.
+        express: From a name in the user's code and its value to the Python that makes that again.
         pieces: By the name that each has in the project.
     """
 
     is_of_script: Callable[[str], bool]
-    express: Callable[[object], str]
+    express: Callable[[object, object], str]
     pieces: dict[str, Piece] = field(default_factory=dict)
     imports: set[Import] = field(default_factory=set)
     _read: dict[str, ModuleSource] = field(default_factory=dict)
@@ -260,7 +261,8 @@ class UserCode:
             return self._add_import_from(origin, alias.name, name, value)
         if isinstance(statement, Definition):
             return self._add_definition(module, statement, {})
-        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and _is_literal(statement.value):
+        is_secret = isinstance(value, str) and (looks_secret(name, value) or secrets_in(value))
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and _is_literal(statement.value) and not is_secret:
             return self._add_piece(module, name, statement.lineno, module.text_of(statement), set(), {})
         return self._add_value(module, name, value, statement.lineno)
 
@@ -282,7 +284,7 @@ class UserCode:
     def _add_value(self, module: ModuleSource, name: str, value: object, line: float) -> str:
         """Take over a value under the name that the user's code knows it by."""
         try:
-            expression = self.express(value)
+            expression = self.express(name, value)
         except CannotBeWritten as error:
             raise CannotBeWritten(f"{name!r} in {module.file} is needed, and {error}") from error
         if expression in self._owners:  # a function or class, there by now

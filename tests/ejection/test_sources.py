@@ -92,6 +92,31 @@ def test_a_lambda_a_closure_and_an_instance(script):
         assert made(write, write.of(value))(4) == value(4)
 
 
+def test_things_of_one_name_in_two_modules_stay_two(script, tmp_path):
+    module, write = script
+    other = tmp_path / "other_module_of_a_test.py"
+    other.write_text(
+        "SIZE = 7\n\n\ndef helper(x):\n    return SIZE * x\n\n\ndef twice(x, of=helper):\n    return 2 * helper(x)\n"
+    )
+    spec = importlib.util.spec_from_file_location(other.stem, other)
+    sys.modules[other.stem] = imported = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(imported)
+        both = [module.metrics, imported.twice, imported.helper]
+        made_again = [made(write, write.of(function)) for function in both]
+        assert [function(4) for function in made_again] == [function(4) for function in both]
+        assert write.code.text().count("SIZE") > 3 and "helper_of_other_module_of_a_test" in write.code.text()
+    finally:
+        del sys.modules[other.stem]
+
+
+def test_what_was_set_on_an_object_later_is_set_again(script):
+    module, write = script
+    module.held.size = 9
+    write.recorder.settle()
+    assert write.of(module.held) == "with_attributes(Holder(4), size=9)"
+
+
 def test_what_cannot_be_made_again_is_named(script):
     module, write = script
     with pytest.raises(CannotBeWritten, match=r"'file' in .* is needed"):
