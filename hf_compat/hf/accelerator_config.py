@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,7 +73,7 @@ class AcceleratorConfig:
                 f"Tried passing in a callable to `accelerator_config`: {value!r} is a class.\n\n"
                 "Hint: pass an object of it, or a dict of its options."
             )
-        options = read_options("accelerator_config", _types(), _options_of(value))
+        options = read_options("accelerator_config", _OPTION_TYPES, _options_of(value))
         accumulation = options.get("gradient_accumulation_kwargs")
         if isinstance(accumulation, dict):
             options["gradient_accumulation_kwargs"] = read_options(
@@ -100,10 +99,7 @@ class AcceleratorConfig:
         return self.__dict__.pop(key, default)
 
 
-@functools.cache
-def _types() -> dict[str, ValueType]:
-    hints = typing.get_type_hints(AcceleratorConfig)
-    return {name: type_of(hint) or OPTIONS for name, hint in hints.items()}
+_OPTION_TYPES = {name: type_of(hint) or OPTIONS for name, hint in typing.get_type_hints(AcceleratorConfig).items()}
 
 
 def _options_of(value: object) -> dict[str, object]:

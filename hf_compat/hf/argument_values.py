@@ -17,14 +17,22 @@ import sys
 import types
 import typing
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hf_compat.errors import ArgumentError, HfCompatWarning
 from hf_compat.hf.accelerator_config import AcceleratorConfig
-from hf_compat.hf.enums import DebugOption, IntervalStrategy, OptimizerNames, SaveStrategy
-from hf_compat.hf.tracking import PACKAGES
+from hf_compat.hf.enums import (
+    DebugOption,
+    HubStrategy,
+    IntervalStrategy,
+    OptimizerNames,
+    SaveStrategy,
+    SchedulerType,
+)
+from hf_compat.hf.tracking import PACKAGES, available_trackers
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
     NAME,
@@ -52,6 +60,9 @@ from hf_compat.runtime.text import brief, shown
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+# The value of some argument: its type is the argument's.
+ArgumentValue: TypeAlias = Any
+
 _COUNT = Range(low=1, high=LARGEST_COUNT)
 _COUNT_OR_0 = Range(low=0, high=LARGEST_COUNT)
 _NOT_NEGATIVE = Range(low=0)
@@ -59,64 +70,29 @@ _BELOW_1 = Range(low=0, high=1, excludes_high=True)
 # -1 stands for "off" in scripts; the strategy that would read it refuses it
 _STEPS = Range(low=-1, high=LARGEST_COUNT)
 
-RANGES: dict[str, Range] = {
-    "per_device_train_batch_size": _COUNT,
-    "per_device_eval_batch_size": _COUNT,
-    "num_train_epochs": _COUNT_OR_0,
-    "max_steps": _STEPS,
-    "learning_rate": _NOT_NEGATIVE,
-    "warmup_steps": _COUNT_OR_0,
-    "weight_decay": _NOT_NEGATIVE,
-    "adam_beta1": _BELOW_1,
-    "adam_beta2": _BELOW_1,
-    "adam_epsilon": _NOT_NEGATIVE,
-    "gradient_accumulation_steps": _COUNT,
-    "max_grad_norm": _NOT_NEGATIVE,
-    "label_smoothing_factor": _BELOW_1,
-    "neftune_noise_alpha": _NOT_NEGATIVE,
-    "torch_empty_cache_steps": _COUNT,
-    "logging_steps": _STEPS,
-    "eval_steps": _STEPS,
-    "save_steps": _STEPS,
-    "eval_delay": _COUNT_OR_0,
-    "eval_accumulation_steps": _COUNT,
-    "save_total_limit": _STEPS,
-    "seed": Range(low=0, high=2**32 - 1),
-    "data_seed": Range(low=-(2**63), high=2**63 - 1),
-    "dataloader_num_workers": Range(low=0, high=4096),
-    "dataloader_prefetch_factor": Range(low=1, high=2**31),
-    "ddp_bucket_cap_mb": Range(low=0, high=2**31),
-    "ddp_timeout": Range(low=1, high=10**9),
-    "local_rank": Range(low=-1, high=2**31),
-    **dict.fromkeys(("generation_max_length", "generation_num_beams"), _COUNT),
-}
-
 
 def _read_file_or_options(value: object) -> object:
     """Read options, or the path of a JSON file that holds them: the path is kept, as upstream keeps it."""
     if isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip().startswith("{")):
-        return _in_json(OPTIONS.read(value))
+        options = OPTIONS.read(value)
+        try:
+            json.dumps(options)  # as their file would hold them
+        except (RecursionError, TypeError, ValueError) as error:
+            raise Unreadable(f"it holds what JSON cannot: {error}.") from error
+        return options
     path = PATH.read(value)
     read_options_file(str(path))
     return path
 
 
-def _in_json(options: object) -> object:
-    """Return options that JSON can hold, as their file would."""
-    try:
-        json.dumps(options)
-    except (RecursionError, TypeError, ValueError) as error:
-        raise Unreadable(f"it holds what JSON cannot: {error}.") from error
-    return options
-
-
 def _or_empty(kind: ValueType) -> ValueType:
     """Return a type whose empty text stands for None."""
-    return ValueType(f"{kind.expected} or None", lambda value: None if _is_empty(value) else kind.read(value))
 
+    def read(value: object) -> object:
+        is_empty = value is None or (isinstance(value, str) and value in ("", "none", "None", "null"))
+        return None if is_empty else kind.read(value)
 
-def _is_empty(value: object) -> bool:
-    return value is None or (isinstance(value, str) and value in ("", "none", "None", "null"))
+    return ValueType(f"{kind.expected} or None", read)
 
 
 OPTIONS_OR_FILE = ValueType("a dict of options, its JSON, or the path of a JSON file", _read_file_or_options)
@@ -248,12 +224,10 @@ def _read_generation_config(value: object) -> object:
     return PATH.read(value)
 
 
-_METRIC_INPUT = ValueType("known", lambda name: read_choice(name, ("inputs", "loss"), within=True))
-
-
-def _read_metric_inputs(value: object) -> object:
-    # upstream asks `"inputs" in include_for_metrics`, which a text answers too
-    return list_of(_METRIC_INPUT).read([value] if isinstance(value, str) and value[:1] != "[" else value)
+# upstream asks `"inputs" in include_for_metrics`, which a text answers too
+_METRIC_INPUTS = list_of(
+    ValueType("known", lambda name: read_choice(name, ("inputs", "loss"), within=True)), takes_one_text=True
+)
 
 
 def _as_float(allowed: Range) -> ValueType:
@@ -261,95 +235,172 @@ def _as_float(allowed: Range) -> ValueType:
     return ValueType(found.expected, lambda value: float(str(found.read(value))))
 
 
-COMPAT = ValueType(
-    "known", lambda value: read_choice(str(value) if type(value) is int else value, ("4", "5")), takes_text=True
-)
-# Of the arguments that transformers does not have.
-OWN_DEFAULTS: dict[str, object] = {"async_save": False, "compat": None}
-
-_ZERO_IF_OFF = ("max_grad_norm", "weight_decay", "label_smoothing_factor")
-
-
 def _zero_if_off(allowed: Range) -> ValueType:
     found = number(allowed)
     return ValueType(found.expected, lambda value: found.read(0.0 if value is False else value))
 
 
-# In place of the annotation's type.
-TYPES: dict[str, ValueType] = {
-    "output_dir": PATH,
-    **dict.fromkeys(("adam_beta1", "adam_beta2"), _as_float(_BELOW_1)),  # torch takes no int beside a float
-    **{name: _zero_if_off(RANGES[name]) for name in _ZERO_IF_OFF},
-    **dict.fromkeys(("deepspeed", "fsdp_config"), _or_empty(OPTIONS_OR_FILE)),
-    **dict.fromkeys(
-        (
-            "lr_scheduler_kwargs",
-            "activation_checkpointing_kwargs",
-            "gradient_checkpointing_kwargs",
-            "liger_kernel_config",
-        ),
-        _or_empty(OPTIONS),
+def _folder(folder: ArgumentValue) -> str:
+    return "trainer_output" if folder is None else os.path.expanduser(folder)
+
+
+def _rounded(steps: ArgumentValue) -> ArgumentValue:
+    """Make a whole number of steps an int; a share below 1 stays."""
+    return int(steps) if steps is not None and steps > 1 and steps == int(steps) else steps
+
+
+def _tracker_names(report_to: ArgumentValue) -> list[str]:
+    """Return the trackers as a list: names, and Lightning loggers as they are."""
+    names = report_to if isinstance(report_to, list) else [] if report_to is None else [report_to]
+    if names == ["all"]:
+        return available_trackers()
+    return [] if names == ["none"] else names
+
+
+def _debug_options(debug: ArgumentValue) -> list[DebugOption]:
+    return list(map(DebugOption, map(plain, debug.split() if isinstance(debug, str) else debug or [])))
+
+
+def _member_of(kind: type[Enum]) -> Callable[[ArgumentValue], ArgumentValue]:
+    """Return what makes a member of an enum of its text: a default, which is a text in the field, too."""
+    members = {str(one.value): one for one in kind}
+    return lambda value: members.get(value, value) if type(value) is str else value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """What one argument may be, besides what its type hint says.
+
+    Args:
+        kind: Its type, in place of the hint's.
+        allowed: The range of its numbers, where the hint's type is meant.
+        takes_none: None is taken, too, and left to the rules over several fields or to upstream's meaning of it.
+        none_means: What None stands for.
+        way_out: What to do instead of a wrong value; the type says it where nothing is said here.
+        form: Makes the one form of a value that is allowed, when the arguments are complete and from then on.
+    """
+
+    kind: ValueType | None = None
+    allowed: Range | None = None
+    takes_none: bool = False
+    none_means: object = None
+    way_out: str = ""
+    form: Callable[[ArgumentValue], ArgumentValue] | None = None
+
+
+COMPAT = ValueType(
+    "known", lambda value: read_choice(str(value) if type(value) is int else value, ("4", "5")), takes_text=True
+)
+_OPTIONS_OR_NONE = _or_empty(OPTIONS)
+_FILE_OR_NONE = _or_empty(OPTIONS_OR_FILE)
+_NAME_OR_NONE = either((NONE, NAME))
+_INTERVALS = Row(kind=_strategy(IntervalStrategy), form=_member_of(IntervalStrategy))
+
+# Arguments of which the type hint does not say all, in the order of the fields.
+ROWS: dict[str, Row] = {
+    "output_dir": Row(kind=PATH, takes_none=True, form=_folder),
+    "per_device_train_batch_size": Row(allowed=_COUNT),
+    "num_train_epochs": Row(allowed=_COUNT_OR_0, way_out="for training without an end in sight, set `max_steps`."),
+    "max_steps": Row(
+        allowed=_STEPS, way_out="give the number of updates; -1 counts epochs instead (`num_train_epochs`)."
     ),
-    "accelerator_config": ValueType(OPTIONS_OR_FILE.expected, AcceleratorConfig.from_any),
-    "parallelism_config": either((NONE, ValueType("a ParallelismConfig of Accelerate", _read_mesh))),
-    **dict.fromkeys(("eval_strategy", "logging_strategy"), _strategy(IntervalStrategy)),
-    "save_strategy": _strategy(SaveStrategy),
-    "include_num_input_tokens_seen": ValueType("known", _read_tokens_seen, takes_text=True),
-    "include_for_metrics": ValueType("a list of 'inputs' and 'loss'", _read_metric_inputs),
-    "label_names": list_of(NAME, 'write a list: `label_names=["labels"]`.'),
-    "optim": ValueType("known", _read_optimizer, takes_text=True),
-    "optim_target_modules": either(
-        (NONE, ValueType("a list of names, or a regular expression", _read_target_modules, takes_text=True))
-    ),
-    **dict.fromkeys(("torch_compile_backend", "torch_compile_mode", "metric_for_best_model"), either((NONE, NAME))),
-    "length_column_name": NAME,
-    "report_to": ValueType("known", _read_trackers, takes_text=True),
-    "debug": ValueType("known", _read_debug, takes_text=True),
-    "log_level": _log_level("passive"),
-    "log_level_replica": _log_level("warning"),
-    "fsdp": ValueType("true, false, or words of 4.x", _read_fsdp, takes_text=True),
-    "hub_token": either((TEXT, TRUTH_VALUE)),
-    "resume_from_checkpoint": ValueType("a path, true or false", _read_checkpoint, takes_text=True),
-    "async_save": TRUTH_VALUE,
-    "compat": COMPAT,
-    "use_cache": either((NONE, TRUTH_VALUE)),
-    "generation_config": _or_empty(
-        ValueType(
-            "a GenerationConfig, its options, or the name or path of one", _read_generation_config, takes_text=True
+    "learning_rate": Row(allowed=_NOT_NEGATIVE),
+    "lr_scheduler_type": Row(form=_member_of(SchedulerType)),
+    "lr_scheduler_kwargs": Row(kind=_OPTIONS_OR_NONE),
+    "warmup_steps": Row(allowed=_COUNT_OR_0),
+    "optim": Row(kind=ValueType("known", _read_optimizer, takes_text=True), form=_member_of(OptimizerNames)),
+    "weight_decay": Row(kind=_zero_if_off(_NOT_NEGATIVE)),
+    "adam_beta1": Row(kind=_as_float(_BELOW_1)),  # torch takes no int beside a float
+    "adam_beta2": Row(kind=_as_float(_BELOW_1)),
+    "adam_epsilon": Row(allowed=_NOT_NEGATIVE),
+    "optim_target_modules": Row(
+        kind=either(
+            (NONE, ValueType("a list of names, or a regular expression", _read_target_modules, takes_text=True))
         )
     ),
+    "gradient_accumulation_steps": Row(allowed=_COUNT),
+    "max_grad_norm": Row(
+        kind=_zero_if_off(_NOT_NEGATIVE),
+        none_means=0.0,
+        way_out="use 0 to leave gradients as they are; a large number (1e9) only logs their norm.",
+    ),
+    "label_smoothing_factor": Row(kind=_zero_if_off(_BELOW_1)),
+    "activation_checkpointing_kwargs": Row(kind=_OPTIONS_OR_NONE),
+    "gradient_checkpointing_kwargs": Row(kind=_OPTIONS_OR_NONE),
+    "torch_compile_backend": Row(kind=_NAME_OR_NONE),
+    "torch_compile_mode": Row(kind=_NAME_OR_NONE),
+    "liger_kernel_config": Row(kind=_OPTIONS_OR_NONE),
+    "use_cache": Row(kind=either((NONE, TRUTH_VALUE))),
+    "neftune_noise_alpha": Row(allowed=_NOT_NEGATIVE),
+    "torch_empty_cache_steps": Row(allowed=_COUNT),
+    "logging_strategy": _INTERVALS,
+    "logging_steps": Row(allowed=_STEPS, takes_none=True, form=_rounded),
+    "include_num_input_tokens_seen": Row(kind=ValueType("known", _read_tokens_seen, takes_text=True)),
+    "log_level": Row(kind=_log_level("passive")),
+    "log_level_replica": Row(kind=_log_level("warning")),
+    "disable_tqdm": Row(form=bool),
+    "report_to": Row(kind=ValueType("known", _read_trackers, takes_text=True), takes_none=True, form=_tracker_names),
+    "eval_strategy": _INTERVALS,
+    "eval_steps": Row(allowed=_STEPS, form=_rounded),
+    "eval_delay": Row(allowed=_COUNT_OR_0),
+    "per_device_eval_batch_size": Row(allowed=_COUNT),
+    "eval_accumulation_steps": Row(allowed=_COUNT),
+    "include_for_metrics": Row(
+        kind=ValueType("a list of 'inputs' and 'loss'", _METRIC_INPUTS.read),
+        takes_none=True,
+        form=lambda names: names or [],
+    ),
+    "save_strategy": Row(kind=_strategy(SaveStrategy), form=_member_of(SaveStrategy)),
+    "save_steps": Row(allowed=_STEPS, takes_none=True, form=_rounded),
+    "save_total_limit": Row(allowed=_STEPS, way_out="give the number of checkpoints to keep; None keeps all."),
+    "hub_token": Row(kind=either((TEXT, TRUTH_VALUE)), takes_none=True),
+    "hub_strategy": Row(form=_member_of(HubStrategy)),
+    "metric_for_best_model": Row(kind=_NAME_OR_NONE),
+    "seed": Row(allowed=Range(low=0, high=2**32 - 1)),
+    "data_seed": Row(allowed=Range(low=-(2**63), high=2**63 - 1)),
+    "accelerator_config": Row(
+        kind=ValueType(OPTIONS_OR_FILE.expected, AcceleratorConfig.from_any),
+        takes_none=True,
+        form=AcceleratorConfig.from_any,
+    ),
+    "parallelism_config": Row(kind=either((NONE, ValueType("a ParallelismConfig of Accelerate", _read_mesh)))),
+    "dataloader_num_workers": Row(allowed=Range(low=0, high=4096)),
+    "dataloader_prefetch_factor": Row(allowed=Range(low=1, high=2**31)),
+    "label_names": Row(kind=list_of(NAME, 'write a list: `label_names=["labels"]`.'), takes_none=True),
+    "train_sampling_strategy": Row(takes_none=True),
+    "length_column_name": Row(kind=NAME, takes_none=True),
+    "ddp_bucket_cap_mb": Row(allowed=Range(low=0, high=2**31)),
+    "ddp_timeout": Row(allowed=Range(low=1, high=10**9)),
+    "fsdp": Row(kind=ValueType("true, false, or words of 4.x", _read_fsdp, takes_text=True), takes_none=True),
+    "fsdp_config": Row(kind=_FILE_OR_NONE),
+    "deepspeed": Row(kind=_FILE_OR_NONE),
+    "debug": Row(kind=ValueType("known", _read_debug, takes_text=True), takes_none=True, form=_debug_options),
+    "resume_from_checkpoint": Row(
+        kind=ValueType("a path, true or false", _read_checkpoint, takes_text=True), takes_none=True
+    ),
+    "local_rank": Row(allowed=Range(low=-1, high=2**31)),
+    # of trainers that generate
+    "generation_max_length": Row(allowed=_COUNT),
+    "generation_num_beams": Row(allowed=_COUNT),
+    "generation_config": Row(
+        kind=_or_empty(
+            ValueType(
+                "a GenerationConfig, its options, or the name or path of one", _read_generation_config, takes_text=True
+            )
+        )
+    ),
+    # of ours
+    "async_save": Row(kind=TRUTH_VALUE),
+    "compat": Row(kind=COMPAT),
+    # of earlier releases
+    "warmup_ratio": Row(way_out="use `warmup_steps` with a whole number to give the warmup in updates."),
 }
-
-# Taken besides what the annotation says, and left to the rules over several fields, or to upstream's meaning of it.
-ALSO_NONE = frozenset(
-    {
-        "include_for_metrics",
-        "debug",
-        "label_names",
-        "report_to",
-        "logging_steps",
-        "save_steps",
-        "train_sampling_strategy",
-        "length_column_name",
-        "fsdp",
-        "hub_token",
-        "resume_from_checkpoint",
-        "accelerator_config",
-        "output_dir",
-    }
-)
+_NOTHING_SAID = Row()
+FORMS = {name: row.form for name, row in ROWS.items() if row.form is not None}
+# Of the arguments that transformers does not have.
+OWN_DEFAULTS: dict[str, object] = {"async_save": False, "compat": None}
 # Of a field without one: an object that nobody can give.
 NO_DEFAULT = object()
-# What None means where the annotation does not know it.
-MEANING_OF_NONE: dict[str, object] = {"max_grad_norm": 0.0}
-
-HINTS: dict[str, str] = {
-    "save_total_limit": "give the number of checkpoints to keep; None keeps all.",
-    "max_steps": "give the number of updates; -1 counts epochs instead (`num_train_epochs`).",
-    "max_grad_norm": "use 0 to leave gradients as they are; a large number (1e9) only logs their norm.",
-    "num_train_epochs": "for training without an end in sight, set `max_steps`.",
-    "warmup_ratio": "use `warmup_steps` with a whole number to give the warmup in updates.",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,10 +430,9 @@ class ArgumentCheck:
         if self.kind is None or value is self.default or (self.is_lenient and not isinstance(value, str)):
             return value
         if value is None:
-            if self.name in MEANING_OF_NONE:
-                return MEANING_OF_NONE[self.name]
-            if self.name in ALSO_NONE:
-                return None
+            row = ROWS.get(self.name, _NOTHING_SAID)
+            if row.takes_none or row.none_means is not None:
+                return row.none_means
             if self.kind is TRUTH_VALUE:  # upstream asks `if args.bf16`
                 return False
         try:
@@ -394,28 +444,24 @@ class ArgumentCheck:
         assert self.kind is not None  # the only caller has asked
         expected = self.kind.expected
         fact = f"is not {expected}" if error.part is None else f"has {brief(error.part)}, which is not known"
-        way_out = str(error) or HINTS.get(self.name) or f"expected {self.name} to be {expected}."
+        way_out = str(error) or ROWS.get(self.name, _NOTHING_SAID).way_out or f"expected {self.name} to be {expected}."
         return f"`{shown(self.name, value)}` {fact}.\n\nHint: {way_out}"
 
 
 @functools.cache
 def _base_checks(base: type[DataclassInstance]) -> dict[str, ArgumentCheck]:
-    """Return the checks of the fields that are upstream's."""
+    """Return the checks of the fields that are upstream's: a row's type goes first, then choices, then the hint's."""
     hints = typing.get_type_hints(base)
-    checks = {name: ArgumentCheck(name, TYPES[name], default) for name, default in OWN_DEFAULTS.items()}
+    checks = {name: ArgumentCheck(name, ROWS[name].kind, default) for name, default in OWN_DEFAULTS.items()}
     for field in dataclasses.fields(base):
-        hint = hints[field.name]
-        checks[field.name] = ArgumentCheck(field.name, _kind_of(field, hint), default_of(field), hint)
+        hint, row = hints[field.name], ROWS.get(field.name, _NOTHING_SAID)
+        kind = row.kind
+        if kind is None and "choices" in field.metadata:
+            known = choice(field.metadata["choices"])
+            kind = either((NONE, known)) if type(None) in parts_of(hint) else known
+        kind = kind or type_of(hint, row.allowed)
+        checks[field.name] = ArgumentCheck(field.name, kind, default_of(field), hint)
     return checks
-
-
-def _kind_of(field: dataclasses.Field[typing.Any], hint: object) -> ValueType | None:
-    if field.name in TYPES:
-        return TYPES[field.name]
-    if "choices" in field.metadata:
-        known = choice(field.metadata["choices"])
-        return either((NONE, known)) if type(None) in parts_of(hint) else known
-    return type_of(hint, RANGES.get(field.name))
 
 
 def default_of(field: dataclasses.Field[typing.Any]) -> object:
@@ -444,7 +490,11 @@ def _check_of_subclass(
 ) -> ArgumentCheck:
     """Return the check of a field that a subclass declares, or declares again."""
     default, hint = default_of(field), _resolved(field, owner)
-    if inherited is None or _is_wider(hint, inherited.hint):
+    is_wider = False  # whether the hint allows what the inherited one does not
+    if inherited is not None and hint is not None:
+        known = {*parts_of(inherited.hint), type(None)} | ({int} if float in parts_of(inherited.hint) else set())
+        is_wider = not known.issuperset(parts_of(hint))
+    if inherited is None or is_wider:
         # Numbers and truth values only
         return ArgumentCheck(
             field.name,
@@ -456,12 +506,6 @@ def _check_of_subclass(
     if inherited.kind is None or not (default is None or type(None) in parts_of(hint)):
         return dataclasses.replace(inherited, default=default)
     return dataclasses.replace(inherited, default=default, kind=either((NONE, inherited.kind)))
-
-
-def _is_wider(hint: object, inherited: object) -> bool:
-    """Return whether a subclass's type hint allows what the inherited one does not."""
-    known = {*parts_of(inherited), type(None)} | ({int} if float in parts_of(inherited) else set())
-    return hint is not None and not known.issuperset(parts_of(hint))
 
 
 def _resolved(field: dataclasses.Field[typing.Any], owner: type) -> object:

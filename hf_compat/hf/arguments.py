@@ -9,20 +9,29 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+import sys
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.accelerator_config import AcceleratorConfig
-from hf_compat.hf.argument_values import LOG_LEVELS, ArgumentCheck, checks_of, read_all
-from hf_compat.hf.arguments_rules import NORMAL_FORMS, check_arguments, choose_tf32, is_normal, normalise_arguments
+from hf_compat.hf.argument_values import FORMS, LOG_LEVELS, ArgumentCheck, ArgumentValue, checks_of, read_all
+from hf_compat.hf.arguments_rules import (
+    choose_tf32,
+    intervals,
+    metrics_needed,
+    normalise_arguments,
+    precision,
+    repository,
+    workers,
+)
 from hf_compat.hf.arguments_setters import ArgumentSetters
 from hf_compat.hf.arguments_views import ArgumentViews
 from hf_compat.hf.declared_old_names import (
+    REPLACE,
+    declared_old_names,
     follow_declared,
     hand_over_old,
-    hand_over_own,
     obey_declared,
     source_of_replace,
     without_outdated,
@@ -35,11 +44,13 @@ from hf_compat.hf.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from hf_compat.hf.legacy import OLD_NAMES, ArgumentValue, translate_legacy
+from hf_compat.hf.legacy import OLD_NAMES, Translation, translate_legacy
 from hf_compat.hf.old_attributes import OldAttributes, assign_old, is_old_attribute, read_old_state, remember
-from hf_compat.hf.profiles import NEWEST, defaults_in_force, generation_beside, profile_of
+from hf_compat.hf.profiles import NEWEST, generation_beside, read_profile
+from hf_compat.hf.profiles import VARIABLE as PROFILE
 from hf_compat.hf.value_types import OPTIONS
 from hf_compat.runtime.accelerate_processes import has_state, may_be_asked
+from hf_compat.runtime.launch import variable
 from hf_compat.runtime.text import shown
 
 
@@ -67,58 +78,75 @@ class AcceptOldNames(type):
         return own.replace(parameters=list(own.parameters.values())[1:])
 
     def __call__(cls, *args: ArgumentValue, **kwargs: ArgumentValue) -> Any:  # an instance of the class
-        checks: Mapping[str, ArgumentCheck] = cls._checks()  # type: ignore[attr-defined]  # of the class, not of this one
-        source = source_of_replace(cls)
+        takes = _interface_of(cls)
+        by_place = dict(zip(takes.places, args, strict=False))
+        if not by_place.keys().isdisjoint(kwargs):
+            return super().__call__(*args, **kwargs)  # a value is given twice, and Python says so
+        caller = sys._getframe(1)
+        source = source_of_replace(cls, caller) if caller.f_code is REPLACE else None
         if source is not None:
-            kwargs = without_outdated(source, kwargs, checks)
-        names, known, takes_all = _names_of_constructor(cls)
-        positional, problems = read_all(checks, dict(zip(names, args, strict=False)))
-        given, further = read_all(checks, {name: value for name, value in kwargs.items() if name not in positional})
-        problems += further
-        of_ours = [name for name in OWN_ARGUMENTS if name not in fields_of(cls)]
-        own = {name: given.pop(name) for name in of_ours if name in given}
-        if source is not None:
-            hand_over_own(source, own, of_ours)
-        if takes_all:
-            known |= {name for name in kwargs if name not in OLD_NAMES}
-        as_written = _as_written(kwargs) if "accelerator_config" in given else {}
-        today = translate_legacy({**positional, **given, **as_written}, known, checks)
+            of_source = {name: getattr(source, name) for name in takes.own}
+            kwargs = of_source | without_outdated(source, kwargs, takes.checks)
+        # Read all values
+        given, problems = read_all(takes.checks, by_place | kwargs)
+        own = {name: given.pop(name) for name in takes.own & kwargs.keys() & given.keys()}
+        # Say them by today's names
+        old: Translation = {}
+        known = takes.known | (given.keys() - OLD_NAMES.keys() if takes.any_name else set())
+        if not given.keys() <= known:
+            given, old = translate_legacy({**given, **_as_written(kwargs)}, known, takes.checks)
         if problems:
-            raise ArgumentError("\n\n".join([*problems, *_further_problems(today.arguments)]))
-        # Add a generation's defaults to a call's arguments; return what the instance keeps of it
-        compat = profile_of(own.pop("compat", None))
-        defaults = defaults_in_force(compat, today.arguments, known, checks)
-        today.arguments.update(defaults)
-        profile = {"compat": compat, "_defaults_of_profile": tuple(defaults)} if compat != NEWEST else {}
-        twice = {name: value for name, value in kwargs.items() if name in positional}  # Python says so
-        places = [today.arguments.pop(name) for name in positional] + list(args[len(names) :])
-        instance: ArgumentValue = cls.__new__(cls, *places, **today.arguments, **twice)  # type: ignore[arg-type]  # of the class
-        instance.__dict__.update(profile)
+            raise ArgumentError("\n\n".join([*problems, *_further_problems(given)]))
+        # Add the defaults of the generation that the call or the environment names
+        compat = own.pop("compat", None) or variable(PROFILE) or NEWEST
+        defaults: Translation = {}
+        if compat != NEWEST:
+            compat, defaults = read_profile(compat, given, known, takes.checks)
+            given.update(defaults)
+        # Make the instance
+        places = [*map(given.pop, by_place), *args[len(by_place) :]]
+        instance: ArgumentValue = cls.__new__(cls, *places, **given)  # type: ignore[arg-type]  # of the class
+        if compat != NEWEST:
+            instance.__dict__.update({"compat": compat, "_defaults_of_profile": tuple(defaults)})
         if source is not None:
             hand_over_old(source, instance, kwargs)
-        remember(instance, today.old)  # a subclass's `__post_init__` reads old names, too
-        instance.__init__(*places, **today.arguments, **twice)
+        if old:
+            remember(instance, old)  # a subclass's `__post_init__` reads old names, too
+        instance.__init__(*places, **given)
         for name, value in own.items():
             setattr(instance, name, value)
         return instance
 
 
-@functools.lru_cache(maxsize=64)
-def fields_of(kind: type) -> frozenset[str]:
-    """Return the names of a class's fields, a subclass's own among them."""
-    return frozenset(field.name for field in fields(kind))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Interface:
+    """What a class of arguments takes; a subclass may have an `__init__` of its own.
 
-
-@functools.lru_cache(maxsize=64)
-def _names_of_constructor(kind: type) -> tuple[tuple[str, ...], frozenset[str], bool]:
-    """Return what a class's constructor takes: names by position, all names, and whether it takes any other.
-
-    A subclass may have an `__init__` of its own.
+    Args:
+        places: Names by position.
+        known: All names.
+        any_name: Whether it takes any other name.
+        own: Our own arguments, but for those that the class has as fields.
+        checks: What each argument may be.
     """
+
+    places: tuple[str, ...]
+    known: frozenset[str]
+    any_name: bool
+    own: Set[str]
+    checks: Mapping[str, ArgumentCheck]
+
+
+@functools.lru_cache(maxsize=64)
+def _interface_of(kind: type) -> _Interface:
     parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]  # of this very class
-    positional = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
-    known = {f.name for f in fields(kind) if f.init} | {p.name for p in parameters}
-    return positional, frozenset(known), any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return _Interface(
+        places=tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
+        known=frozenset({f.name for f in fields(kind) if f.init} | {p.name for p in parameters}),
+        any_name=any(p.kind is p.VAR_KEYWORD for p in parameters),
+        own=OWN_ARGUMENTS.keys() - {f.name for f in fields(kind)},
+        checks=kind._checks(),  # type: ignore[attr-defined]  # a subclass of TrainingArguments
+    )
 
 
 def _as_written(values: Mapping[str, object]) -> dict[str, object]:
@@ -136,7 +164,7 @@ def _further_problems(good: Mapping[str, object]) -> list[str]:
             default = known.default if known.name != "include_for_metrics" else []
             setattr(trial, known.name, good.get(known.name, default))
         normalise_arguments(trial)
-        check_arguments(trial)
+        trial._validate_args()
     except ArgumentError as error:
         return [str(error)]
     return []
@@ -336,30 +364,35 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         Raises:
             ArgumentError: The argument cannot have that value; it keeps the one it has.
         """
-        if name in OLD_NAMES and is_old_attribute(self, name):
-            assign_old(self, name, value)
-            return
-        if name in OLD_NAMES and is_normal(self):
-            follow_declared(self, name, value)
-        if name == "compat" and name not in fields_of(type(self)):
+        takes = _interface_of(type(self))
+        is_complete = "mixed_precision" in self.__dict__  # set last: from then on fields keep their one form
+        if name in OLD_NAMES:
+            if is_old_attribute(self, name):
+                assign_old(self, name, value)
+                return
+            if is_complete:
+                follow_declared(self, name, value)
+        if name == "compat" and name in takes.own:
             raise ArgumentError(
                 f"`{shown(name, value)}` comes too late: it gives the defaults while the arguments are made.\n\n"
                 'Hint: `TrainingArguments(…, compat="4")`.'
             )
-        check = self._checks().get(name)
+        check = takes.checks.get(name)
         if check is not None and value is not check.default and not check.is_lenient:
             value = check.read(value)
-        if name in NORMAL_FORMS and is_normal(self):
-            value = NORMAL_FORMS[name](value)
+        if is_complete and name in FORMS:
+            value = FORMS[name](value)
         super().__setattr__(name, value)
 
     def __setstate__(self, state: Mapping[str, ArgumentValue]) -> None:
         read_old_state(self, state)
 
     def __post_init__(self) -> None:
-        obey_declared(self)
+        if declared_old_names(type(self)):
+            obey_declared(self)
         if generation_beside() == "4":  # 4.x sets it when arguments are made, whatever a launcher has passed
             self.local_rank = self._launch.local_process_index
+        _ = self.device  # from here on the process's place among those launched is fixed
         normalise_arguments(self)
         # JSON text that a command line gave becomes a dict
         for name in set(self._VALID_DICT_FIELDS) - set(TrainingArguments._VALID_DICT_FIELDS):
@@ -368,7 +401,8 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
                 setattr(self, name, ArgumentCheck(name, OPTIONS, None).read(value))
         self._validate_args()
         choose_tf32(self)
-        if AcceleratorConfig.from_any(self.accelerator_config).use_configured_state:
+        config: ArgumentValue = self.accelerator_config  # an object by now
+        if config.use_configured_state:
             if not has_state():
                 raise ArgumentError(
                     "`accelerator_config`'s `use_configured_state=True` keeps Accelerate's state: there is none.\n\n"
@@ -386,21 +420,25 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         Mirrors:
             `transformers.TrainingArguments._validate_args`, 5.23.
         """
-        check_arguments(self)
+        problems = [
+            *intervals(self),
+            *metrics_needed(self),
+            *workers(self),
+            *precision(self),
+            *repository(self),
+        ]
+        if problems:
+            raise ArgumentError("\n\n".join(problems))
 
 
 def describe_fields(kind: type[TrainingArguments]) -> None:
     """Put every argument into the docstring of a class: name, type, default and the text of `--help`."""
-    lines = [
-        f"        {one.name} ({one.type}, default {_shown_default(one)}): {one.metadata.get('help', '')}"
-        for one in fields(kind)
-    ]
+    lines = []
+    for one in fields(kind):
+        default = one.default_factory() if callable(one.default_factory) else one.default
+        lines.append(f"        {one.name} ({one.type}, default {default!r}): {one.metadata.get('help', '')}")
     text = "    Args:\n" + "\n".join(lines) + "\n\n    Raises:"
     kind.__doc__ = str(kind.__doc__).replace("    Raises:", text, 1)
-
-
-def _shown_default(one: Field[ArgumentValue]) -> str:
-    return repr(one.default_factory() if one.default is MISSING and callable(one.default_factory) else one.default)
 
 
 describe_fields(TrainingArguments)

@@ -1,38 +1,24 @@
 """What `TrainingArguments` makes of its fields: normal forms, derived values, and everything that cannot work.
 
-What a field may be by itself stands in `argument_values.py`; here are the rules over several fields.
-`check_arguments` collects all complaints and raises once.
+What a field may be by itself stands in `argument_values.py`; here are the rules over several fields. Each yields its
+complaints, and `TrainingArguments._validate_args` raises once for all of them.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import re
-from collections.abc import Callable, Iterator
-from enum import Enum
-from typing import TYPE_CHECKING
-
-from hf_compat.errors import ArgumentError
-from hf_compat.hf.accelerator_config import AcceleratorConfig
-from hf_compat.hf.enums import (
-    DebugOption,
-    HubStrategy,
-    IntervalStrategy,
-    OptimizerNames,
-    SaveStrategy,
-    SchedulerType,
-)
-from hf_compat.hf.legacy import ArgumentValue
-from hf_compat.hf.tracking import available_trackers, with_platforms_tracker
-from hf_compat.hf.value_types import plain
-from hf_compat.runtime.launch import variable
-
-if TYPE_CHECKING:
-    from hf_compat.hf.arguments import TrainingArguments  # which imports this module
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
+
+from hf_compat.errors import ArgumentError
+from hf_compat.hf.argument_values import FORMS, ArgumentValue
+from hf_compat.hf.enums import IntervalStrategy, SaveStrategy, SchedulerType
+from hf_compat.hf.tracking import with_platforms_tracker
+from hf_compat.hf.value_types import plain
+from hf_compat.runtime.launch import variable
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments  # which imports this module
@@ -43,11 +29,29 @@ METRIC_SCHEDULES = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 
 
 def normalise_arguments(args: TrainingArguments) -> None:
-    """Bring every field to its one form: lists, parsed options, resolved defaults."""
-    for name, form in NORMAL_FORMS.items():
-        setattr(args, name, form(getattr(args, name)))
-    args.report_to = with_platforms_tracker(args.report_to)  # type: ignore[arg-type]  # a list by now
-    _resolve_activation_checkpointing(args)
+    """Bring every field to its one form, then fill in what other fields say."""
+    for name, form in FORMS.items():
+        object.__setattr__(args, name, form(getattr(args, name)))  # read already: what is allowed gets its form
+    if variable("KUBEFLOW_TRAINER_SERVER_URL") is not None:
+        args.report_to = with_platforms_tracker(args.report_to)  # type: ignore[arg-type]  # a list by now
+    config: ArgumentValue = args.accelerator_config  # an object by now
+    num_steps = (config.gradient_accumulation_kwargs or {}).get("num_steps")
+    if num_steps is not None and args.gradient_accumulation_steps == 1:  # else the Trainer refuses it, as upstream
+        args.gradient_accumulation_steps = num_steps
+    for old, new in (
+        ("gradient_checkpointing", "activation_checkpointing"),
+        ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
+    ):
+        if getattr(args, new) is None:
+            setattr(args, new, getattr(args, old))
+        setattr(args, old, getattr(args, new))
+    if args.activation_checkpointing is None:
+        args.activation_checkpointing = args.gradient_checkpointing = False
+    _fill_in(args)
+
+
+def _fill_in(args: TrainingArguments) -> None:
+    """Set what follows from other fields; `mixed_precision` comes last: the fields are complete then."""
     if args.eval_strategy != IntervalStrategy.NO:
         args.do_eval = True
     if args.eval_strategy == IntervalStrategy.STEPS and not args.eval_steps:
@@ -60,7 +64,6 @@ def normalise_arguments(args: TrainingArguments) -> None:
         args.metric_for_best_model = "loss"
     if args.greater_is_better is None and args.metric_for_best_model is not None:
         args.greater_is_better = not args.metric_for_best_model.endswith("loss")
-    _resolve_accumulation(args)
     if args.torch_compile_mode is not None or args.torch_compile_backend is not None:
         args.torch_compile = True
     if args.torch_compile and args.torch_compile_backend is None:
@@ -71,115 +74,23 @@ def normalise_arguments(args: TrainingArguments) -> None:
         args.mixed_precision = str(variable("ACCELERATE_MIXED_PRECISION", "no")).lower()
 
 
-def is_normal(args: TrainingArguments) -> bool:
-    """Return whether the fields have their one form: from the end of the constructor on they keep it."""
-    return "mixed_precision" in vars(args)
-
-
-def _output_dir(folder: ArgumentValue) -> str:
-    return "trainer_output" if folder is None else os.path.expanduser(folder)
-
-
-def _debug_options(debug: ArgumentValue) -> list[DebugOption]:
-    return [DebugOption(plain(option)) for option in (debug.split() if isinstance(debug, str) else debug or [])]
-
-
-def _rounded(steps: ArgumentValue) -> ArgumentValue:
-    """Make a whole number of steps an int; a share below 1 stays."""
-    return int(steps) if steps is not None and steps > 1 and steps == int(steps) else steps
-
-
-def _trackers(report_to: ArgumentValue) -> list[str]:
-    """Return the trackers as a list: names, and Lightning loggers as they are."""
-    names = report_to if isinstance(report_to, list) else [] if report_to is None else [report_to]
-    if names == ["all"]:
-        return available_trackers()
-    return [] if names == ["none"] else names
-
-
-def _member(kind: type[Enum]) -> Callable[[ArgumentValue], ArgumentValue]:
-    """Return what makes a member of an enum of its text: a default, which is a text in the field, too."""
-    members = {str(one.value): one for one in kind}
-    return lambda value: members.get(value, value) if type(value) is str else value
-
-
-# Field → what makes its one form of a value that is allowed.
-NORMAL_FORMS: dict[str, Callable[[ArgumentValue], ArgumentValue]] = {
-    "output_dir": _output_dir,
-    "debug": _debug_options,
-    "report_to": _trackers,
-    "include_for_metrics": lambda names: names or [],
-    "disable_tqdm": bool,
-    "accelerator_config": AcceleratorConfig.from_any,
-    **dict.fromkeys(("logging_steps", "eval_steps", "save_steps"), _rounded),
-    **dict.fromkeys(("logging_strategy", "eval_strategy"), _member(IntervalStrategy)),
-    "save_strategy": _member(SaveStrategy),
-    "hub_strategy": _member(HubStrategy),
-    "lr_scheduler_type": _member(SchedulerType),
-    "optim": _member(OptimizerNames),
-}
-
-
-def _resolve_activation_checkpointing(args: TrainingArguments) -> None:
-    pairs = (
-        ("gradient_checkpointing", "activation_checkpointing"),
-        ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
-    )
-    for old, new in pairs:
-        if getattr(args, new) is None:
-            setattr(args, new, getattr(args, old))
-        setattr(args, old, getattr(args, new))
-    if args.activation_checkpointing is None:
-        args.activation_checkpointing = args.gradient_checkpointing = False
-
-
-def _resolve_accumulation(args: TrainingArguments) -> None:
-    num_steps = _num_steps(args)
-    if num_steps is not None and args.gradient_accumulation_steps == 1:  # else the Trainer refuses it, as upstream
-        args.gradient_accumulation_steps = num_steps
-
-
-def _num_steps(args: TrainingArguments) -> int | None:
-    config: ArgumentValue = args.accelerator_config  # an object by now
-    steps: int | None = (config.gradient_accumulation_kwargs or {}).get("num_steps")
-    return steps
-
-
-def _accumulation(args: TrainingArguments) -> Iterator[str]:
-    num_steps, steps = _num_steps(args), args.gradient_accumulation_steps
-    if num_steps not in (None, steps):
-        yield _problem(
-            f"The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is another number: they "
-            f"are {num_steps} and {steps}, and both say how many micro-batches an update has.",
-            "keep one of them.",
-        )
-
-
 def check_again(args: TrainingArguments) -> None:
     """Check what fields that were set after the constructor may have broken: what would end training late.
 
     Raises:
         ArgumentError: Fields contradict each other.
     """
-    problems = [*_intervals(args), *_workers(args), *_repository(args), *_accumulation(args)]
-    if problems:
-        raise ArgumentError("\n\n".join(problems))
-
-
-def check_arguments(args: TrainingArguments) -> None:
-    """Raise one error that lists everything that cannot work.
-
-    Raises:
-        ArgumentError: At least one field, or combination, cannot be trained with.
-    """
-    problems = [
-        *_intervals(args),
-        *_best_model(args),
-        *_workers(args),
-        *_precision(args),
-        *_metric_schedule(args),
-        *_repository(args),
-    ]
+    problems = [*intervals(args), *workers(args), *repository(args)]
+    config: ArgumentValue = args.accelerator_config
+    num_steps, steps = (config.gradient_accumulation_kwargs or {}).get("num_steps"), args.gradient_accumulation_steps
+    if num_steps not in (None, steps):
+        problems.append(
+            _problem(
+                f"The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is another number: "
+                f"they are {num_steps} and {steps}, and both say how many micro-batches an update has.",
+                "keep one of them.",
+            )
+        )
     if problems:
         raise ArgumentError("\n\n".join(problems))
 
@@ -188,7 +99,8 @@ def _problem(fact: str, hint: str) -> str:
     return f"{fact}\n\nHint: {hint}"
 
 
-def _intervals(args: TrainingArguments) -> Iterator[str]:
+def intervals(args: TrainingArguments) -> Iterator[str]:
+    """Yield what is wrong with the numbers of updates between logs, evaluations and saves."""
     for kind, strategy in (
         ("logging", args.logging_strategy),
         ("eval", args.eval_strategy),
@@ -210,7 +122,13 @@ def _intervals(args: TrainingArguments) -> Iterator[str]:
             yield _problem(f"`{kind}_steps={steps!r}` must be an integer if bigger than 1.", "round it.")
 
 
-def _best_model(args: TrainingArguments) -> Iterator[str]:
+def metrics_needed(args: TrainingArguments) -> Iterator[str]:
+    """Yield what is wrong where a schedule follows a metric, or the best model is chosen by one."""
+    if args.lr_scheduler_type in METRIC_SCHEDULES and args.eval_strategy == IntervalStrategy.NO:
+        yield _problem(
+            f"`lr_scheduler_type={plain(args.lr_scheduler_type)!r}` requires an eval strategy: it follows a metric.",
+            "set `eval_strategy` to 'steps' or 'epoch'.",
+        )
     if not args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST:
         return
     if args.eval_strategy != args.save_strategy:
@@ -236,26 +154,22 @@ def _is_multiple(save_steps: float, eval_steps: float | None) -> bool:
     return False
 
 
-def _workers(args: TrainingArguments) -> Iterator[str]:
-    if args.dataloader_num_workers == 0 and args.dataloader_prefetch_factor is not None:
-        yield _problem(
-            f"`dataloader_prefetch_factor={args.dataloader_prefetch_factor!r}` has no workers to load ahead.",
-            "set `dataloader_num_workers` above 0.",
-        )
-    if args.dataloader_num_workers == 0 and args.dataloader_persistent_workers:
-        yield _problem(
-            "`dataloader_persistent_workers=True` has no workers to keep.",
-            "set `dataloader_num_workers` above 0.",
-        )
-
-    if args.dataloader_num_workers == 0 and args.dataloader_multiprocessing_context is not None:
-        yield _problem(
-            f"`dataloader_multiprocessing_context={args.dataloader_multiprocessing_context!r}` starts no workers.",
-            "set `dataloader_num_workers` above 0.",
-        )
+def workers(args: TrainingArguments) -> Iterator[str]:
+    """Yield options of workers where there are none."""
+    if args.dataloader_num_workers > 0:
+        return
+    for name, what in (
+        ("dataloader_prefetch_factor", "has no workers to load ahead"),
+        ("dataloader_persistent_workers", "has no workers to keep"),
+        ("dataloader_multiprocessing_context", "starts no workers"),
+    ):
+        value = getattr(args, name)
+        if value not in (None, False):
+            yield _problem(f"`{name}={value!r}` {what}.", "set `dataloader_num_workers` above 0.")
 
 
-def _repository(args: TrainingArguments) -> Iterator[str]:
+def repository(args: TrainingArguments) -> Iterator[str]:
+    """Yield what is wrong with the repository to push to."""
     if not args.push_to_hub:
         return
     if args.hub_model_id is not None and _REPOSITORY.fullmatch(args.hub_model_id) is None:
@@ -270,7 +184,8 @@ def _repository(args: TrainingArguments) -> Iterator[str]:
         )
 
 
-def _precision(args: TrainingArguments) -> Iterator[str]:
+def precision(args: TrainingArguments) -> Iterator[str]:
+    """Yield what is wrong with the number formats, on this device."""
     if args.fp16 and args.bf16:
         yield _problem("`fp16` and `bf16` are both on.", "at most one of fp16 and bf16 can be True.")
     if args.fp16_full_eval and args.bf16_full_eval:
@@ -291,15 +206,6 @@ def _precision(args: TrainingArguments) -> Iterator[str]:
         yield _problem("`fp16=True` with `fsdp` or `deepspeed` requires a GPU.", "use `bf16=True` on the CPU.")
     if args.tf32 and not has_tf32():
         yield _problem("`tf32=True` requires an Ampere or newer GPU.", "leave `tf32` out.")
-
-
-def _metric_schedule(args: TrainingArguments) -> Iterator[str]:
-    needs_metric = args.lr_scheduler_type in METRIC_SCHEDULES
-    if needs_metric and args.eval_strategy == IntervalStrategy.NO:
-        yield _problem(
-            f"`lr_scheduler_type={plain(args.lr_scheduler_type)!r}` requires an eval strategy: it follows a metric.",
-            "set `eval_strategy` to 'steps' or 'epoch'.",
-        )
 
 
 def has_tf32() -> bool:

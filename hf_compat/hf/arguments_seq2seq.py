@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from hf_compat.hf.argument_values import ArgumentCheck, checks_of
+from hf_compat.hf.argument_values import ArgumentCheck, ArgumentValue, checks_of
 from hf_compat.hf.arguments import TrainingArguments, _arg, describe_fields
-from hf_compat.hf.legacy import ArgumentValue
 
 # A `transformers.GenerationConfig`; transformers may be absent when command lines are made from these hints.
 GenerationOptions: TypeAlias = Any

@@ -30,7 +30,9 @@ class ArgumentSetters:
     def _set(self: Self, **values: object) -> Self:
         good, problems = read_all(self._checks(), values)
         problems += [
-            _no_steps(steps) for kind, steps in _COUNTING if good.get(kind) == "steps" and good.get(steps) == 0
+            f"`strategy='steps'` needs `steps` above 0 (it sets `{steps}`).\n\nHint: give a number of updates."
+            for kind, steps in _COUNTING
+            if good.get(kind) == "steps" and good.get(steps) == 0
         ]
         if problems:
             raise ArgumentError("\n\n".join(problems))
@@ -223,7 +225,3 @@ class ArgumentSetters:
             ignore_data_skip=ignore_data_skip,
             data_seed=sampler_seed,
         )
-
-
-def _no_steps(name: str) -> str:
-    return f"`strategy='steps'` needs `steps` above 0 (it sets `{name}`).\n\nHint: give a number of updates."

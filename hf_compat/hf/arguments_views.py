@@ -18,8 +18,8 @@ import torch
 
 from hf_compat.errors import ArgumentError
 from hf_compat.hf.accelerator_config import AcceleratorConfig
+from hf_compat.hf.argument_values import ArgumentValue
 from hf_compat.hf.enums import ParallelMode
-from hf_compat.hf.legacy import ArgumentValue
 from hf_compat.hf.old_attributes import PROCESS_ATTRIBUTES, remembered
 from hf_compat.hf.process_state import ProcessState
 from hf_compat.hf.profiles import NEWEST

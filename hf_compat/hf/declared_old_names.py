@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import fields
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING
 
 from hf_compat.errors import ArgumentError, warn_once
-from hf_compat.hf.argument_values import NO_DEFAULT, ArgumentCheck, default_of
+from hf_compat.hf.argument_values import NO_DEFAULT, ArgumentCheck, ArgumentValue, default_of
 from hf_compat.hf.legacy import (
     OLD_NAMES,
-    ArgumentValue,
     Said,
     Translation,
     asked_by,
@@ -23,18 +24,8 @@ from hf_compat.hf.legacy import (
     read_old,
     warn_of_inert,
 )
-from hf_compat.hf.old_attributes import remembered, set_by_old
+from hf_compat.hf.old_attributes import remember, remembered, set_by_old
 from hf_compat.runtime.text import shown
-
-if TYPE_CHECKING:
-    from hf_compat.hf.arguments import TrainingArguments  # which imports this module
-import dataclasses
-import sys
-from collections.abc import Collection
-from types import CodeType
-from typing import TYPE_CHECKING
-
-from hf_compat.hf.old_attributes import remember
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments  # which imports this module
@@ -60,12 +51,9 @@ def obey_declared(args: TrainingArguments) -> None:
         HfCompatWarning: A field that has only the name of an old argument.
         InertArgumentWarning: An old name without effect, whose value asks for one.
     """
-    kind = type(args)
-    declared = declared_old_names(kind)
-    if declared:
-        defaults = {one.name: default_of(one) for one in fields(kind)}
-        for today, said in asked_by_declared(args, declared, defaults, args._checks()).items():
-            setattr(args, today, said)
+    defaults = {one.name: default_of(one) for one in fields(args)}
+    for today, said in asked_by_declared(args, declared_old_names(type(args)), defaults, args._checks()).items():
+        setattr(args, today, said)
 
 
 def follow_declared(args: TrainingArguments, name: str, value: ArgumentValue) -> None:
@@ -128,28 +116,20 @@ def keeps_its_meaning(name: str, default: object, checks: Mapping[str, ArgumentC
 
 
 # Python 3.13 calls the object's `__replace__`, which has the code of this other function.
-_REPLACE: CodeType = getattr(dataclasses, "_replace", dataclasses.replace).__code__
+REPLACE: CodeType = getattr(dataclasses, "_replace", dataclasses.replace).__code__
 
 
-def source_of_replace(kind: type) -> TrainingArguments | None:
-    """Return the object that `dataclasses.replace` is copying, where it is the caller of the caller's caller.
+def source_of_replace(kind: type, caller: FrameType) -> TrainingArguments | None:
+    """Return the object that `dataclasses.replace` is copying.
 
     Python before 3.13 offers no hook: `replace` calls the class as anybody else does.
 
     Args:
         kind: The class that is called; the object is one of it.
+        caller: Its caller's frame, of the code REPLACE.
     """
-    frame = sys._getframe(2)
-    if frame.f_code is not _REPLACE:
-        return None
-    source: TrainingArguments | None = frame.f_locals.get("obj", frame.f_locals.get("self"))
+    source: TrainingArguments | None = caller.f_locals.get("obj", caller.f_locals.get("self"))
     return source if type(source) is kind else None
-
-
-def hand_over_own(source: TrainingArguments, own: dict[str, object], names: Collection[str]) -> None:
-    """Add our own arguments that a call does not give."""
-    for name in names:
-        own.setdefault(name, getattr(source, name))
 
 
 def without_outdated(

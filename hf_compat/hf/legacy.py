@@ -11,11 +11,11 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnknownArgument
 from hf_compat.hf.accelerator_config import AcceleratorConfig
-from hf_compat.hf.argument_values import ArgumentCheck, read_as
+from hf_compat.hf.argument_values import ArgumentCheck, ArgumentValue, read_as
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
     NONE,
@@ -36,8 +36,6 @@ from hf_compat.hf.value_types import (
 )
 from hf_compat.runtime.text import is_secret, nearest, shown
 
-# The value of some argument: its type is the argument's.
-ArgumentValue: TypeAlias = Any
 # Keywords of today that an old value turns into; empty when the value asks for nothing.
 Translation: TypeAlias = dict[str, ArgumentValue]
 
@@ -89,10 +87,6 @@ def _in_config(config: str, key: str) -> Callable[[ArgumentValue], Translation]:
     return lambda value: {} if value is None else {config: {key: value}}
 
 
-def _evaluate_during_training(value: ArgumentValue) -> Translation:
-    return {"eval_strategy": "steps"} if value else {}
-
-
 _SHARDED = ("simple", "zero_dp_2", "zero_dp_3", "offload", "auto_wrap")
 
 
@@ -117,7 +111,7 @@ _BACKEND = choice(("auto", "amp", "apex", "cuda_amp", "cpu_amp"))
 OLD_NAMES: dict[str, OldName] = {
     "evaluation_strategy": OldName(lifetime="3.2-4.50", means="eval_strategy", translate=_renamed("eval_strategy")),
     "evaluate_during_training": OldName(
-        lifetime="3.0-3.5", means='eval_strategy="steps"', kind=TRUTH_VALUE, translate=_evaluate_during_training
+        lifetime="3.0-3.5", means='eval_strategy="steps"', kind=TRUTH_VALUE, translate=_flag("eval_strategy", "steps")
     ),
     "no_cuda": OldName(lifetime="3.0-4.57", means="use_cpu", translate=_renamed("use_cpu")),
     "logging_dir": OldName(
@@ -291,26 +285,18 @@ def read_old(name: str, value: ArgumentValue, checks: Mapping[str, ArgumentCheck
     return value if kind is None else read_as(name, kind, value)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Today:
-    """A call's keywords, as they are said today.
-
-    Args:
-        arguments: By today's names.
-        old: What was given by old names; the attributes of these names go by it.
-    """
-
-    arguments: Translation
-    old: Translation
-
-
-def translate_legacy(given: Translation, known: Collection[str], checks: Mapping[str, ArgumentCheck]) -> Today:
+def translate_legacy(
+    given: Translation, known: Collection[str], checks: Mapping[str, ArgumentCheck]
+) -> tuple[Translation, Translation]:
     """Turn a call's keywords of any era into today's.
 
     Args:
         given: The keywords as the user gave them.
         known: Today's names.
         checks: What today's arguments may be.
+
+    Returns:
+        The arguments by today's names, and what was given by old names: the attributes of these names go by it.
 
     Raises:
         UnknownArgument: A name that no release has had; the message holds the nearest one that exists.
@@ -322,7 +308,11 @@ def translate_legacy(given: Translation, known: Collection[str], checks: Mapping
     of_earlier = [name for name in given if name not in known]
     for name in of_earlier:
         if name not in OLD_NAMES:
-            raise UnknownArgument(_unknown_message(name, given[name], sorted(known)))
+            near = nearest(name, [*known, *OLD_NAMES], cutoff=0.5) or name
+            text = f"{name}=<{near.upper()}>" if is_secret(near) else shown(name, given[name])
+            raise UnknownArgument(
+                f"TrainingArguments got an unknown argument `{text}`.\n\nHint: {_meant(name, sorted(known))}"
+            )
     for name in of_earlier:
         old[name] = value = read_old(name, given[name], checks)
         warn_of_inert(name, value)
@@ -330,7 +320,7 @@ def translate_legacy(given: Translation, known: Collection[str], checks: Mapping
             arguments[new] = merge(Said(name, value, new, said), said_by.get(new, ""), arguments.get(new))
             said_by[new] = shown(name, value)
     name_repository(arguments, old)
-    return Today(arguments=arguments, old={name: value for name, value in old.items() if value is not None})
+    return arguments, {name: value for name, value in old.items() if value is not None}
 
 
 def asked_by(name: str, value: ArgumentValue) -> Translation:
@@ -425,12 +415,6 @@ def _contradiction(by_old: Said, giver: str, given: ArgumentValue) -> ArgumentEr
     asks = f"`{old}` is an old name for `{shown(by_old.new, plain(by_old.said))}`"
     other = f"`{new}` was given too" + (f", by the old name `{giver}`" if giver else "")
     return ArgumentError(f"{asks}, but {other}.\n\nHint: keep `{by_old.new}` only.")
-
-
-def _unknown_message(name: str, value: ArgumentValue, known: list[str]) -> str:
-    near = nearest(name, [*known, *OLD_NAMES], cutoff=0.5)
-    text = shown(name, value) if not is_secret(near or name) else f"{name}=<{(near or name).upper()}>"
-    return f"TrainingArguments got an unknown argument `{text}`.\n\nHint: {_meant(name, known)}"
 
 
 # Arguments of trainers that generate (`arguments_seq2seq.py`).

@@ -12,14 +12,8 @@ from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, cast
 
 from hf_compat.hf.accelerator_config import AcceleratorConfig
-from hf_compat.hf.legacy import (
-    ATTRIBUTES_ONLY,
-    OLD_NAMES,
-    ArgumentValue,
-    Translation,
-    read_old,
-    warn_of_inert,
-)
+from hf_compat.hf.argument_values import ArgumentValue
+from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, Translation, read_old, warn_of_inert
 from hf_compat.hf.tracking import default_logdir
 from hf_compat.runtime.launch import variable
 

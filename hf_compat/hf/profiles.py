@@ -10,9 +10,8 @@ import importlib.metadata
 import sys
 from collections.abc import Collection, Mapping
 
-from hf_compat.hf.argument_values import COMPAT, ArgumentCheck, read_as
-from hf_compat.hf.legacy import ArgumentValue, Translation
-from hf_compat.runtime.launch import variable
+from hf_compat.hf.argument_values import COMPAT, ArgumentCheck, ArgumentValue, read_as
+from hf_compat.hf.legacy import Translation
 
 VARIABLE = "HF_COMPAT_PROFILE"
 NEWEST = "5"
@@ -26,18 +25,6 @@ PROFILES: dict[str, Translation] = {
 RELEASES = {"4": "4.57", NEWEST: "5.23"}
 # What None meant where it was written: 4.x took it for the default.
 _NONE_IS_DEFAULT = ("report_to",)
-
-
-def profile_of(chosen: object) -> str:
-    """Return the profile that counts: the argument `compat`, else the variable HF_COMPAT_PROFILE, else the newest.
-
-    Raises:
-        ArgumentError: The variable names none.
-    """
-    if chosen is not None:
-        return str(chosen)
-    of_environment = variable(VARIABLE)
-    return str(read_as(VARIABLE, COMPAT, of_environment)) if of_environment else NEWEST
 
 
 def generation_beside() -> str | None:
@@ -54,20 +41,22 @@ def _installed_release() -> str | None:
         return None
 
 
-def defaults_in_force(
-    profile: str, given: Mapping[str, ArgumentValue], known: Collection[str], checks: Mapping[str, ArgumentCheck]
-) -> Translation:
-    """Return the profile's defaults of the arguments that nobody has given; nothing for the newest profile.
+def read_profile(
+    named: object, given: Mapping[str, ArgumentValue], known: Collection[str], checks: Mapping[str, ArgumentCheck]
+) -> tuple[str, Translation]:
+    """Return a profile, and its defaults of the arguments that are not given.
 
     Args:
-        profile: Which one.
+        named: What the argument `compat`, or the variable HF_COMPAT_PROFILE, says.
         given: What was given, by today's names.
         known: Names that the class takes.
         checks: What its arguments may be; a default of a subclass's own stays.
+
+    Raises:
+        ArgumentError: There is no such profile.
     """
-    if profile == NEWEST:
-        return {}
-    return {
+    profile = str(read_as(VARIABLE, COMPAT, named))
+    return profile, {
         name: default
         for name, default in PROFILES[profile].items()
         if name in known and not _is_given(name, given) and checks[name].default == PROFILES[NEWEST][name]

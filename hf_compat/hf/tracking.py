@@ -65,12 +65,12 @@ def available_trackers() -> list[str]:
 
 
 def with_platforms_tracker(trackers: list[str]) -> list[str]:
-    """Return trackers with the one that a job on Kubeflow reports to besides.
+    """Return trackers with the one that a job on Kubeflow, which sets KUBEFLOW_TRAINER_SERVER_URL, reports to.
 
     Mirrors:
         `transformers.TrainingArguments`, 5.23: `DISABLE_KUBEFLOW_INTEGRATION=TRUE` leaves it out.
     """
-    is_there = variable("KUBEFLOW_TRAINER_SERVER_URL") is not None and is_installed(PACKAGES["kubeflow"][0])
+    is_there = is_installed(PACKAGES["kubeflow"][0])
     is_off = variable("DISABLE_KUBEFLOW_INTEGRATION", "").upper() == "TRUE"
     return trackers if is_off or not is_there or "kubeflow" in trackers else [*trackers, "kubeflow"]
 

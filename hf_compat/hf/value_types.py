@@ -27,6 +27,8 @@ from hf_compat.runtime.text import bool_or_none, did_you_mean, nearest, shown
 LARGEST_COUNT = 2**53
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?", re.ASCII)
 _NONE_WORDS = ("none", "null")
+# What UTF-8 cannot hold, or a C library ends at.
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 
 
 class Unreadable(Exception):
@@ -81,23 +83,6 @@ def _number_in(text: str) -> int | float:
     raise Unreadable
 
 
-def _number(value: object) -> int | float:
-    """Return a finite number; a truth value is none."""
-    value = plain(value)
-    if isinstance(value, str):
-        value = _number_in(value)
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise Unreadable
-    try:
-        number = int(value) if isinstance(value, Integral) else float(value)
-        is_finite = math.isfinite(number)
-    except OverflowError as error:
-        raise Unreadable from error
-    if not is_finite:
-        raise Unreadable
-    return number
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Range:
     """The numbers that are allowed.
@@ -131,30 +116,39 @@ _ANY_COUNT = Range(low=-LARGEST_COUNT, high=LARGEST_COUNT)
 
 def whole_number(allowed: Range = _ANY_COUNT) -> ValueType:
     """Return the type of whole numbers: `3`, `"3"`, `3.0`, `"3e2"`."""
-
-    def read(value: object) -> int:
-        number = _number(value)
-        if number != int(number) or not allowed.holds(number):
-            raise Unreadable
-        return int(number)
-
-    return ValueType(f"a whole number{'' if allowed is _ANY_COUNT else allowed}", read)
+    return number(allowed, is_whole=True)
 
 
-def number(allowed: Range | None = None) -> ValueType:
-    """Return the type of numbers: `0.1`, `"5e-5"`; an int stays an int."""
+def number(allowed: Range | None = None, is_whole: bool = False) -> ValueType:
+    """Return the type of numbers: `0.1`, `"5e-5"`; an int stays an int.
+
+    Args:
+        allowed: The range.
+        is_whole: Whole numbers only, each as an int.
+    """
     within = allowed or Range()
 
     def read(value: object) -> int | float:
-        found = _number(value)
-        if not within.holds(found):
+        found = value if type(value) in (int, float) else plain(value)
+        if isinstance(found, str):
+            found = _number_in(found) if is_whole else float(_number_in(found))
+        if isinstance(found, bool) or not isinstance(found, Real):
             raise Unreadable
-        return float(found) if isinstance(value, str) else found
+        try:
+            number = int(found) if isinstance(found, Integral) else float(found)
+            is_good = math.isfinite(number) and (not is_whole or number == int(number))
+        except OverflowError as error:
+            raise Unreadable from error
+        if not is_good or not within.holds(number):
+            raise Unreadable
+        return int(number) if is_whole else number
 
-    return ValueType(f"a finite number{within}", read)
+    return ValueType(f"a {'whole' if is_whole else 'finite'} number{'' if within is _ANY_COUNT else within}", read)
 
 
 def _read_truth(value: object) -> bool:
+    if type(value) is bool:
+        return value
     value = plain(value)
     if isinstance(value, (bool, int, float)) and value in (0, 1):
         return bool(value)
@@ -167,7 +161,7 @@ def _read_truth(value: object) -> bool:
 def _read_text(value: object) -> str:
     if type(value) is int and abs(value) <= LARGEST_COUNT:  # YAML's `run_name: 2024`
         return str(value)
-    if not isinstance(value, str) or "\0" in value or any("\ud800" <= c <= "\udfff" for c in value):
+    if not isinstance(value, str) or _UNWRITABLE.search(value):
         raise Unreadable
     return value
 
@@ -190,13 +184,13 @@ NONE = ValueType("None", _read_none)
 ANYTHING = ValueType("anything", lambda value: value, takes_text=True)
 
 
-def _read_path(value: object) -> object:
+def _read_path(value: object) -> str:
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(path, str):
+    if not isinstance(path, str) or _UNWRITABLE.search(path):
         raise Unreadable
     if not path.strip():
         raise Unreadable("it names nothing.")
-    return TEXT.read(path)
+    return path
 
 
 PATH = ValueType("a path", _read_path, takes_text=True)
@@ -233,6 +227,19 @@ def member(kind: type[Enum]) -> ValueType:
     return ValueType("known", lambda value: kind(read_choice(value, texts)), takes_text=True)
 
 
+def _literal(choices: tuple[object, ...]) -> ValueType:
+    """Return the type of values of a closed set, each of its own type."""
+
+    def read(value: object) -> object:
+        word = plain(value)
+        for one in choices:
+            if type(one) is type(word) and one == word:
+                return one
+        raise Unreadable(f"choose one of {', '.join(map(repr, choices))}.")
+
+    return ValueType("known", read)
+
+
 def _in_json(text: str) -> object:
     try:
         found: object = json.loads(text)
@@ -241,15 +248,24 @@ def _in_json(text: str) -> object:
     return found
 
 
-def list_of(element: ValueType, hint: str = "") -> ValueType:
-    """Return the type of lists; a tuple, and a list in JSON, are read as one."""
+def list_of(element: ValueType, hint: str = "", takes_one_text: bool = False) -> ValueType:
+    """Return the type of lists; a tuple, and a list in JSON, are read as one.
+
+    Args:
+        element: What each item has to be.
+        hint: The way out where the value is not a list.
+        takes_one_text: A text alone is a list of one.
+    """
 
     def read(value: object) -> list[object]:
-        if isinstance(value, str) and value.lstrip().startswith("["):
-            value = _in_json(value)
+        if isinstance(value, str):
+            if value.lstrip().startswith("["):
+                value = _in_json(value)
+            elif takes_one_text:
+                value = [value]
         if not isinstance(value, (list, tuple)):
             raise Unreadable(hint)
-        return [element.read(item) for item in value]
+        return list(map(element.read, value))
 
     return ValueType("a list of texts" if element in (TEXT, NAME) else f"a list, each {element.expected}", read)
 
@@ -298,12 +314,15 @@ def either(kinds: Iterable[ValueType]) -> ValueType:
     """Return the type of values of one of several types: the first that can read it."""
     members = list(kinds)
     reads_words = any(kind.takes_text for kind in members)
+    others = [kind for kind in members if kind is not NONE]
 
     def read(value: object) -> object:
-        if NONE in members and not reads_words and isinstance(value, str) and value.strip().lower() in _NONE_WORDS:
+        if len(others) < len(members) and (
+            value is None or (not reads_words and isinstance(value, str) and value.strip().lower() in _NONE_WORDS)
+        ):
             return None
         hints = []
-        for kind in members:
+        for kind in others:
             try:
                 return kind.read(value)
             except Unreadable as error:
@@ -348,7 +367,7 @@ def _one_type(part: object, allowed: Range | None) -> ValueType | None:
     if isinstance(part, type) and issubclass(part, Enum):
         return member(part)
     if typing.get_origin(part) is Literal:
-        return ValueType("known", lambda value: _read_literal(value, typing.get_args(part)))
+        return _literal(typing.get_args(part))
     container = typing.get_origin(part) or part
     if container is list:
         element = type_of((*typing.get_args(part), str)[0])
@@ -361,14 +380,6 @@ def _one_type(part: object, allowed: Range | None) -> ValueType | None:
     if part is float:
         return number(allowed)
     return simple.get(part) if isinstance(part, type) else None
-
-
-def _read_literal(value: object, choices: tuple[object, ...]) -> object:
-    word = plain(value)
-    for one in choices:
-        if type(one) is type(word) and one == word:
-            return one
-    raise Unreadable(f"choose one of {', '.join(map(repr, choices))}.")
 
 
 _LARGEST_FILE = 10_000_000
@@ -400,18 +411,17 @@ def read_options(owner: str, known: Mapping[str, ValueType], options: Mapping[st
     Raises:
         ArgumentError: An option that there is not, or one with a wrong value; the message names both.
     """
-    return {name: _read_option(owner, known, name, value) for name, value in options.items()}
-
-
-def _read_option(owner: str, known: Mapping[str, ValueType], name: str, value: object) -> object:
-    if name not in known:
-        hint = did_you_mean(name, known, f"the options are {', '.join(known)}.")
-        raise ArgumentError(f"`{owner}` has no option {name!r}.\n\nHint: {hint}")
-    try:
-        return known[name].read(value)
-    except Unreadable as error:
-        expected = known[name].expected
-        hint = str(error) or f"expected {expected}."
-        raise ArgumentError(
-            f"`{owner}` has `{shown(name, value)}`, which is not {expected}.\n\nHint: {hint}"
-        ) from error
+    read: dict[str, object] = {}
+    for name, value in options.items():
+        if name not in known:
+            hint = did_you_mean(name, known, f"the options are {', '.join(known)}.")
+            raise ArgumentError(f"`{owner}` has no option {name!r}.\n\nHint: {hint}")
+        try:
+            read[name] = known[name].read(value)
+        except Unreadable as error:
+            expected = known[name].expected
+            hint = str(error) or f"expected {expected}."
+            raise ArgumentError(
+                f"`{owner}` has `{shown(name, value)}`, which is not {expected}.\n\nHint: {hint}"
+            ) from error
+    return read
