@@ -1,7 +1,7 @@
 """What one optimizer name stands for: where its class comes from, which options it takes, what it is built with.
 
-The families (`torch_optimizers.py`, `low_bit.py`, `low_rank.py` …) make the entries; `optimizers.py` puts them into one
-table. HF words and torch only; no optimizer's package is imported before one of its names is asked for.
+`plain_optimizers.py` and `model_optimizers.py` make the entries; `optimizers.py` puts them into one table. HF words and
+torch only; no optimizer's package is imported before one of its names is asked for.
 """
 
 from __future__ import annotations
@@ -128,6 +128,11 @@ def with_adam(request: OptimizerRequest, found: OptimizerClass) -> ClassAndKeywo
     return found, {**request.adam, **request.options}
 
 
+def with_adam_and_decay(request: OptimizerRequest, found: OptimizerClass) -> ClassAndKeywords:
+    """Choose the same with the weight decay, which the optimizer does not take from its groups alone."""
+    return found, {**request.adam, "weight_decay": request.args.weight_decay, **request.options}
+
+
 def no_check(request: OptimizerRequest) -> None:
     """Refuse nothing."""
 
@@ -165,22 +170,20 @@ def read_options(args: TrainingArguments, entry: OptimizerEntry) -> Keywords:
     given = parse_optim_args(args.optim_args)
     for name in given:
         if name not in entry.options:
-            raise ArgumentError(_unknown_option(args, name, entry))
+            takes = f"takes {', '.join(entry.options)}" if entry.options else "takes no options"
+            others = (
+                "the learning rate, the weight decay, and the betas and epsilon of Adam are arguments of their own."
+            )
+            raise ArgumentError(
+                f"`optim_args={args.optim_args!r}` has {name}, but `optim={OptimizerNames(args.optim).value!r}` "
+                f"{takes}.\n\nHint: {did_you_mean(name, entry.options, others)}"
+            )
     read: Keywords = {
         name: option.default for name, option in entry.options.items() if option.default is not _NOT_GIVEN
     }
     for name, text in given.items():
         read[name] = read_as(f"optim_args: {name}", entry.options[name].kind, text)
     return read
-
-
-def _unknown_option(args: TrainingArguments, name: str, entry: OptimizerEntry) -> str:
-    takes = f"takes {', '.join(entry.options)}" if entry.options else "takes no options"
-    otherwise = "the learning rate, the weight decay, and the betas and epsilon of Adam are arguments of their own."
-    return (
-        f"`optim_args={args.optim_args!r}` has {name}, but `optim={OptimizerNames(args.optim).value!r}` {takes}.\n\n"
-        f"Hint: {did_you_mean(name, entry.options, otherwise)}"
-    )
 
 
 def parse_optim_args(optim_args: str | None) -> dict[str, str]:

@@ -1,16 +1,18 @@
 """The twelve learning-rate schedules of HF.
 
-Each schedule is a factor as a function of the update, which `LambdaLR` multiplies with the base learning rate. The
-arithmetic keeps upstream's order of operations, since parity is bit for bit.
+Each schedule is a factor as a function of the update, which `LambdaLR` multiplies with the base learning rate. What a
+factor needs besides the user's options, `options_…` read off the optimizer and the counts. The arithmetic keeps
+upstream's order of operations, since parity is bit for bit; scripts read a factor's keywords by upstream's names.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
@@ -21,45 +23,43 @@ from hf_compat.optim.greedy_lr import GreedyLR
 from hf_compat.optim.layerwise import LayerWiseDummyOptimizer, LayerWiseDummyScheduler
 from hf_compat.runtime.text import shown
 
-Factor = Callable[[int], float]
-Built = TypeVar("Built")
 # The value of some option of a schedule, as `lr_scheduler_kwargs` gives it.
 Option: TypeAlias = Any
+Options: TypeAlias = dict[str, Option]
 WSD_SHAPES = ("linear", "cosine", "1-sqrt")
 
 
-def _warmup(update: int, num_warmup_steps: int) -> float:
-    return float(update) / float(max(1, num_warmup_steps))
-
-
-def _progress(update: int, num_warmup_steps: int, num_training_steps: int) -> float:
-    return float(update - num_warmup_steps) / float(max(1, num_training_steps - num_warmup_steps))
-
-
-def _constant_with_warmup(update: int, *, num_warmup_steps: int) -> float:
+def constant_with_warmup(update: int, *, num_warmup_steps: int) -> float:
+    """Rise to 1, and stay."""
     return _warmup(update, num_warmup_steps) if update < num_warmup_steps else 1.0
 
 
-def _linear(update: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
+def linear(update: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
+    """Fall to 0 in a line."""
     if update < num_warmup_steps:
         return _warmup(update, num_warmup_steps)
     return max(0.0, float(num_training_steps - update) / float(max(1, num_training_steps - num_warmup_steps)))
 
 
-def _half_cosine(progress: float, num_cycles: float) -> float:
-    return 0.5 * (1.0 + math.cos(math.pi * float(num_cycles) * 2.0 * progress))
+def cosine(update: int, *, num_warmup_steps: int, num_training_steps: int, num_cycles: float = 0.5) -> float:
+    """Fall to 0 along a cosine."""
+    if update < num_warmup_steps:
+        return _warmup(update, num_warmup_steps)
+    return max(0.0, _half_cosine(_progress(update, num_warmup_steps, num_training_steps), num_cycles))
 
 
-def _cosine(
-    update: int, *, num_warmup_steps: int, num_training_steps: int, num_cycles: float = 0.5, min_lr_rate: float = 0.0
+def cosine_with_min_lr(
+    update: int, *, num_warmup_steps: int, num_training_steps: int, num_cycles: float, min_lr_rate: float
 ) -> float:
+    """Fall to `min_lr_rate` along a cosine."""
     if update < num_warmup_steps:
         return _warmup(update, num_warmup_steps)
     factor = _half_cosine(_progress(update, num_warmup_steps, num_training_steps), num_cycles)
     return max(0, factor * (1 - min_lr_rate) + min_lr_rate)
 
 
-def _cosine_with_restarts(update: int, *, num_warmup_steps: int, num_training_steps: int, num_cycles: int = 1) -> float:
+def cosine_with_restarts(update: int, *, num_warmup_steps: int, num_training_steps: int, num_cycles: int = 1) -> float:
+    """Fall to 0 along a cosine, `num_cycles` times."""
     if update < num_warmup_steps:
         return _warmup(update, num_warmup_steps)
     progress = _progress(update, num_warmup_steps, num_training_steps)
@@ -69,10 +69,10 @@ def _cosine_with_restarts(update: int, *, num_warmup_steps: int, num_training_st
     return max(0.0, 0.5 * (1.0 + math.cos(math.pi * within_cycle)))
 
 
-def _polynomial(
+def polynomial(
     update: int, *, num_warmup_steps: int, num_training_steps: int, lr_end: float, power: float, lr_init: float
 ) -> float:
-    # LambdaLR multiplies by lr_init, so each learning rate is divided by it here.
+    """Fall to `lr_end`; LambdaLR multiplies by `lr_init`, so each learning rate is divided by it here."""
     if update < num_warmup_steps:
         return _warmup(update, num_warmup_steps)
     if update > num_training_steps:
@@ -81,13 +81,14 @@ def _polynomial(
     return ((lr_init - lr_end) * remaining**power + lr_end) / lr_init
 
 
-def _inverse_sqrt(update: int, *, num_warmup_steps: int, timescale: int) -> float:
+def inverse_sqrt(update: int, *, num_warmup_steps: int, timescale: int) -> float:
+    """Fall with the root of the updates."""
     if update < num_warmup_steps:
         return _warmup(update, num_warmup_steps)
     return 1.0 / math.sqrt((update + (timescale - num_warmup_steps)) / timescale)
 
 
-def _cosine_warmup_with_min_lr(
+def cosine_warmup_with_min_lr(
     update: int,
     *,
     num_warmup_steps: int,
@@ -96,7 +97,7 @@ def _cosine_warmup_with_min_lr(
     min_lr_rate: float,
     warmup_lr_rate: float | None,
 ) -> float:
-    # This schedule is one update ahead of the others: its first update already has a learning rate above 0.
+    """Rise from `warmup_lr_rate`, one update ahead of the other schedules, then fall along a cosine."""
     if update < num_warmup_steps:
         if warmup_lr_rate is None:
             return (update + 1.0) / max(1.0, float(num_warmup_steps))
@@ -106,7 +107,7 @@ def _cosine_warmup_with_min_lr(
     return max(0, factor * (1 - min_lr_rate) + min_lr_rate)
 
 
-def _warmup_stable_decay(
+def warmup_stable_decay(
     update: int,
     *,
     num_warmup_steps: int,
@@ -117,6 +118,7 @@ def _warmup_stable_decay(
     min_lr_ratio: float,
     num_cycles: float,
 ) -> float:
+    """Rise for `num_warmup_steps`, stay for `num_stable_steps`, fall for `num_decay_steps`."""
     if update < num_warmup_steps:
         progress = _warmup(update, num_warmup_steps)
         if warmup_type == "linear":
@@ -142,50 +144,54 @@ def _warmup_stable_decay(
     return max(0.0, factor * (1.0 - min_lr_ratio) + min_lr_ratio)
 
 
-def _make_polynomial(
+def _warmup(update: int, num_warmup_steps: int) -> float:
+    return float(update) / float(max(1, num_warmup_steps))
+
+
+def _progress(update: int, num_warmup_steps: int, num_training_steps: int) -> float:
+    return float(update - num_warmup_steps) / float(max(1, num_training_steps - num_warmup_steps))
+
+
+def _half_cosine(progress: float, num_cycles: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * float(num_cycles) * 2.0 * progress))
+
+
+def options_of_polynomial(
     optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, lr_end: float = 1e-7, power: float = 1.0
-) -> Factor:
+) -> Options:
+    """Add the learning rate that the optimizer begins with."""
     lr_init = optimizer.defaults["lr"]
     if not lr_init > lr_end:
         raise ArgumentError(f"`lr_end={lr_end}` must be smaller than the initial learning rate {lr_init}.")
-    return partial(
-        _polynomial,
-        num_warmup_steps=num_warmup_steps,
-        num_training_steps=num_training_steps,
-        lr_end=lr_end,
-        power=power,
-        lr_init=lr_init,
-    )
+    return {"lr_end": lr_end, "power": power, "lr_init": lr_init}
 
 
-def _min_lr_rate(optimizer: Optimizer, min_lr: float | None, min_lr_rate: float | None) -> float:
-    if (min_lr is None) == (min_lr_rate is None):
-        raise ArgumentError(
-            f"`lr_scheduler_kwargs` has `min_lr={min_lr}` and `min_lr_rate={min_lr_rate}`.\n\n"
-            "Hint: this schedule needs exactly one of them."
-        )
-    return min_lr / optimizer.defaults["lr"] if min_lr is not None else min_lr_rate  # type: ignore[return-value]  # one is set
+def options_of_inverse_sqrt(
+    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int | None, timescale: int | None = None
+) -> Options:
+    """Choose how slowly the rate falls: as slowly as it has risen."""
+    return {"timescale": timescale or num_warmup_steps or 10_000}
 
 
-def _make_cosine_with_min_lr(
+def options_with_min_lr(
     optimizer: Optimizer,
     num_warmup_steps: int,
     num_training_steps: int,
     num_cycles: float = 0.5,
     min_lr: float | None = None,
     min_lr_rate: float | None = None,
-) -> Factor:
-    rate = _min_lr_rate(optimizer, min_lr, min_lr_rate)
-    return partial(
-        _cosine,
-        num_warmup_steps=num_warmup_steps,
-        num_training_steps=num_training_steps,
-        num_cycles=num_cycles,
-        min_lr_rate=rate,
-    )
+) -> Options:
+    """Make a share of the lowest learning rate."""
+    if (min_lr is None) == (min_lr_rate is None):
+        raise ArgumentError(
+            f"`lr_scheduler_kwargs` has `min_lr={min_lr}` and `min_lr_rate={min_lr_rate}`.\n\n"
+            "Hint: this schedule needs exactly one of them."
+        )
+    rate = min_lr / optimizer.defaults["lr"] if min_lr is not None else min_lr_rate
+    return {"num_cycles": num_cycles, "min_lr_rate": rate}
 
 
-def _make_cosine_warmup_with_min_lr(
+def options_of_cosine_warmup(
     optimizer: Optimizer,
     num_warmup_steps: int,
     num_training_steps: int,
@@ -193,24 +199,13 @@ def _make_cosine_warmup_with_min_lr(
     min_lr: float | None = None,
     min_lr_rate: float | None = None,
     warmup_lr_rate: float | None = None,
-) -> Factor:
-    return partial(
-        _cosine_warmup_with_min_lr,
-        num_warmup_steps=num_warmup_steps,
-        num_training_steps=num_training_steps,
-        num_cycles=num_cycles,
-        min_lr_rate=_min_lr_rate(optimizer, min_lr, min_lr_rate),
-        warmup_lr_rate=warmup_lr_rate,
-    )
+) -> Options:
+    """Make a share of the lowest learning rate."""
+    shared = options_with_min_lr(optimizer, num_warmup_steps, num_training_steps, num_cycles, min_lr, min_lr_rate)
+    return {**shared, "warmup_lr_rate": warmup_lr_rate}
 
 
-def _make_inverse_sqrt(
-    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, timescale: int | None = None
-) -> Factor:
-    return partial(_inverse_sqrt, num_warmup_steps=num_warmup_steps, timescale=timescale or num_warmup_steps or 10_000)
-
-
-def _make_warmup_stable_decay(
+def options_of_warmup_stable_decay(
     optimizer: Optimizer,
     num_warmup_steps: int,
     num_training_steps: int | None,
@@ -220,7 +215,8 @@ def _make_warmup_stable_decay(
     decay_type: str = "cosine",
     min_lr_ratio: float = 0,
     num_cycles: float = 0.5,
-) -> Factor:
+) -> Options:
+    """Count the updates between warmup and decay."""
     for name, shape in (("warmup_type", warmup_type), ("decay_type", decay_type)):
         if shape not in WSD_SHAPES:
             raise ArgumentError(f"`{name}={shape!r}` is not known.\n\nHint: choose one of {WSD_SHAPES}.")
@@ -228,55 +224,24 @@ def _make_warmup_stable_decay(
         if num_training_steps is None:
             raise ArgumentError("Either `num_training_steps` or `num_stable_steps` must be specified.")
         num_stable_steps = num_training_steps - num_warmup_steps - num_decay_steps
-    return partial(
-        _warmup_stable_decay,
-        num_warmup_steps=num_warmup_steps,
-        num_stable_steps=num_stable_steps,
-        num_decay_steps=num_decay_steps,
-        warmup_type=warmup_type,
-        decay_type=decay_type,
-        min_lr_ratio=min_lr_ratio,
-        num_cycles=num_cycles,
-    )
+    return {
+        **{"num_stable_steps": num_stable_steps, "num_decay_steps": num_decay_steps},
+        **{"warmup_type": warmup_type, "decay_type": decay_type},
+        **{"min_lr_ratio": min_lr_ratio, "num_cycles": num_cycles},
+    }
 
 
-def _make_linear(optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int) -> Factor:
-    return partial(_linear, num_warmup_steps=num_warmup_steps, num_training_steps=num_training_steps)
-
-
-def _make_cosine(
-    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, num_cycles: float = 0.5
-) -> Factor:
-    return partial(
-        _cosine, num_warmup_steps=num_warmup_steps, num_training_steps=num_training_steps, num_cycles=num_cycles
-    )
-
-
-def _make_cosine_with_restarts(
-    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, num_cycles: int = 1
-) -> Factor:
-    return partial(
-        _cosine_with_restarts,
-        num_warmup_steps=num_warmup_steps,
-        num_training_steps=num_training_steps,
-        num_cycles=num_cycles,
-    )
-
-
-def _make_constant_with_warmup(optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int | None) -> Factor:
-    return partial(_constant_with_warmup, num_warmup_steps=num_warmup_steps)
-
-
-FACTORS: dict[SchedulerType, Callable[..., Factor]] = {
-    SchedulerType.LINEAR: _make_linear,
-    SchedulerType.COSINE: _make_cosine,
-    SchedulerType.COSINE_WITH_RESTARTS: _make_cosine_with_restarts,
-    SchedulerType.POLYNOMIAL: _make_polynomial,
-    SchedulerType.CONSTANT_WITH_WARMUP: _make_constant_with_warmup,
-    SchedulerType.INVERSE_SQRT: _make_inverse_sqrt,
-    SchedulerType.COSINE_WITH_MIN_LR: _make_cosine_with_min_lr,
-    SchedulerType.COSINE_WARMUP_WITH_MIN_LR: _make_cosine_warmup_with_min_lr,
-    SchedulerType.WARMUP_STABLE_DECAY: _make_warmup_stable_decay,
+# Name → the factor, and what makes its options of the user's where these are not handed on as they are.
+FACTORS: dict[SchedulerType, tuple[Callable[..., float], Callable[..., Options] | None]] = {
+    SchedulerType.LINEAR: (linear, None),
+    SchedulerType.COSINE: (cosine, None),
+    SchedulerType.COSINE_WITH_RESTARTS: (cosine_with_restarts, None),
+    SchedulerType.POLYNOMIAL: (polynomial, options_of_polynomial),
+    SchedulerType.CONSTANT_WITH_WARMUP: (constant_with_warmup, None),
+    SchedulerType.INVERSE_SQRT: (inverse_sqrt, options_of_inverse_sqrt),
+    SchedulerType.COSINE_WITH_MIN_LR: (cosine_with_min_lr, options_with_min_lr),
+    SchedulerType.COSINE_WARMUP_WITH_MIN_LR: (cosine_warmup_with_min_lr, options_of_cosine_warmup),
+    SchedulerType.WARMUP_STABLE_DECAY: (warmup_stable_decay, options_of_warmup_stable_decay),
 }
 NEEDS_TOTAL = frozenset(FACTORS) - {
     SchedulerType.CONSTANT_WITH_WARMUP,
@@ -335,39 +300,43 @@ def make_schedule(
     kind = SchedulerType(getattr(name, "value", name))
     options = scheduler_specific_kwargs or {}
     if kind == SchedulerType.CONSTANT:
-        return LambdaLR(optimizer, _one)
+        return LambdaLR(optimizer, lambda _: 1)
     if kind == SchedulerType.REDUCE_ON_PLATEAU:
-        return _with_options(kind, ReduceLROnPlateau, optimizer, **options)
+        with _naming_options(kind, ReduceLROnPlateau, options):
+            return ReduceLROnPlateau(optimizer, **options)
     if kind == SchedulerType.GREEDY:
-        return _with_options(kind, GreedyLR, optimizer, **options)
+        with _naming_options(kind, GreedyLR, options):
+            return GreedyLR(optimizer, **options)
     if num_warmup_steps is None:
         raise ArgumentError(f"The schedule {kind.value!r} requires `num_warmup_steps`, please provide that argument.")
     if num_training_steps is None and kind in NEEDS_TOTAL:
         raise ArgumentError(f"The schedule {kind.value!r} requires `num_training_steps`, please provide that argument.")
+    factor, make_options = FACTORS[kind]
+    counts = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
     # The constant schedule with warmup takes no options upstream and leaves them unread; here they are an error.
-    factor = _with_options(kind, FACTORS[kind], optimizer, num_warmup_steps, num_training_steps, **options)
-    return LambdaLR(optimizer, factor)
+    with _naming_options(kind, make_options or factor, options):
+        if make_options is not None:
+            options = make_options(optimizer, **counts, **options)
+        takes = inspect.signature(factor)
+        needed = {name: count for name, count in counts.items() if name in takes.parameters}
+        bound = takes.bind(0, **needed, **options)
+    bound.apply_defaults()  # scripts read all of them off the schedule
+    return LambdaLR(optimizer, partial(factor, **bound.kwargs))
 
 
-def _one(_: int) -> float:
-    return 1
-
-
-def _with_options(
-    kind: SchedulerType, build: Callable[..., Built], *args: Optimizer | int | None, **options: Option
-) -> Built:
+@contextlib.contextmanager
+def _naming_options(kind: SchedulerType, taker: Callable[..., object], options: Options) -> Iterator[None]:
+    """Raise an error that names the options which a schedule takes, where it does not take the given ones."""
     try:
-        return build(*args, **options)
+        yield
     except TypeError as error:
+        given = ("update", "optimizer", "num_warmup_steps", "num_training_steps")  # by the trainer
+        names = [name for name in inspect.signature(taker).parameters if name not in given]
         raise ArgumentError(
             f"`lr_scheduler_type={kind.value!r}` does not work with `{shown('lr_scheduler_kwargs', options)}`: {error}."
-            f"\n\nHint: the options of this schedule are: {_keywords_of(build)}."
+            f"\n\nHint: the options of this schedule are: "
+            f"{', '.join(names) or 'none'}."
         ) from error
-
-
-def _keywords_of(build: Callable[..., object]) -> str:
-    given = ("optimizer", "num_warmup_steps", "num_training_steps")  # by the trainer
-    return ", ".join(name for name in inspect.signature(build).parameters if name not in given) or "none"
 
 
 def follows_metric(scheduler: object) -> bool:

@@ -11,12 +11,13 @@ from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames
 from hf_compat.optim.entries import ClassAndKeywords, OptimizerEntry, OptimizerRequest, read_options
-from hf_compat.optim.layerwise_optimizers import LAYERWISE_OPTIMIZERS, LOMO_OPTIMIZERS
-from hf_compat.optim.low_bit import LOW_BIT_OPTIMIZERS
-from hf_compat.optim.low_rank import LOW_RANK_OPTIMIZERS
-from hf_compat.optim.package_optimizers import PACKAGE_OPTIMIZERS
-from hf_compat.optim.schedule_free import SCHEDULE_FREE_OPTIMIZERS
-from hf_compat.optim.torch_optimizers import TORCH_OPTIMIZERS
+from hf_compat.optim.model_optimizers import LAYERWISE_OPTIMIZERS, LOMO_OPTIMIZERS, LOW_RANK_OPTIMIZERS
+from hf_compat.optim.plain_optimizers import (
+    LOW_BIT_OPTIMIZERS,
+    PACKAGE_OPTIMIZERS,
+    SCHEDULE_FREE_OPTIMIZERS,
+    TORCH_OPTIMIZERS,
+)
 from hf_compat.runtime.text import shown
 
 # Parameters that do not decay: those of these layers, and those whose names look like these.

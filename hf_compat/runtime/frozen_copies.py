@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from hf_compat.runtime.device_copies import DeviceCopies, Pair, copies_beside
 from hf_compat.runtime.nested import Nested, map_nested, of_same_type
@@ -84,20 +86,17 @@ class LaterCopies:
                 return
             try:
                 _copy_all(self._pairs)
-                self._check_that_nothing_changed()
+                if [tensor._version for _, tensor in self._pairs] != self._versions:
+                    raise RuntimeError(
+                        "the optimizer's state was changed while it was copied, within a training step "
+                        "(`async_save=True`). Change it in a callback's event, or set `async_save=False`"
+                    )
             except BaseException as error:
                 self._error = error
                 if not isinstance(error, Exception):  # Ctrl-C, for whoever waits here
                     raise
             finally:
                 self._pairs, self._versions = [], []
-
-    def _check_that_nothing_changed(self) -> None:
-        if [tensor._version for _, tensor in self._pairs] != self._versions:
-            raise RuntimeError(
-                "the optimizer's state was changed while it was copied, within a training step (`async_save=True`). "
-                "Change it in a callback's event, or set `async_save=False`"
-            )
 
     def result(self) -> None:
         """Make what is not made yet; raise what went wrong."""
@@ -106,6 +105,53 @@ class LaterCopies:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+class StateCopies:
+    """What copies an optimizer's state while a run trains on; the optimizer's next step waits for it."""
+
+    def __init__(self) -> None:
+        self._later: LaterCopies | None = None
+        self._optimizer: Optimizer | None = None
+        self._hook: RemovableHandle | None = None
+
+    def before_steps_of(self, optimizer: object) -> LaterCopies | None:
+        """Return what makes copies before an optimizer's next step; None where its state may change before that.
+
+        Only of torch's own optimizers is it known that nothing but a step changes their state, and that hooks come
+        before each step, whoever calls it.
+        """
+        if not isinstance(optimizer, Optimizer) or not _steps_as_torch_does(optimizer):
+            return None
+        later = self._later
+        if later is None or self._optimizer is not optimizer:
+            self.release()
+            later = LaterCopies()
+            self._later, self._optimizer = later, optimizer
+            self._hook = optimizer.register_step_pre_hook(lambda *_: later.finish())
+        later.begin()
+        return later
+
+    def finish(self) -> None:
+        """Make the copies that are not made yet: what comes next may change the state."""
+        if self._later is not None:
+            self._later.finish()
+
+    def release(self) -> None:
+        """Let go of the optimizer; nothing is copied any more."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._later = self._optimizer = self._hook = None
+
+
+def _steps_as_torch_does(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer is torch's own, and its step, which a schedule wraps, is too."""
+    kind = type(optimizer)
+    step = vars(optimizer).get("step", optimizer.step)
+    if hasattr(step, "_wrapped_by_lr_sched"):
+        step = getattr(step, "__wrapped__", step)
+    is_own = getattr(step, "__func__", step) is kind.step and hasattr(kind.step, "hooked")
+    return kind.__module__.startswith("torch.optim.") and is_own
 
 
 def _form(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -142,7 +188,10 @@ def frozen_copy(
             pairs.append((copies[place], tensor))
         return copies[place]
 
-    frozen = map_nested(on_tensor, data, on_other=copy.deepcopy, rebuild=_with_plain_dicts)
+    def with_plain_dicts(container: Nested, items: Nested) -> Nested:
+        return items if isinstance(items, dict) else of_same_type(container, items)
+
+    frozen = map_nested(on_tensor, data, on_other=copy.deepcopy, rebuild=with_plain_dicts)
     if later is not None:
         later.add(pairs)
         return frozen
@@ -189,7 +238,3 @@ def _tasks(pairs: list[Pair]) -> Iterator[list[Pair]]:
             yield task
             task, size = [], 0
     yield task
-
-
-def _with_plain_dicts(data: Nested, items: Nested) -> Nested:
-    return items if isinstance(items, dict) else of_same_type(data, items)

@@ -20,8 +20,8 @@ from hf_compat.optim.deepspeed_schedule import DeepSpeedSchedule
 from hf_compat.optim.entries import ClassAndKeywords
 from hf_compat.optim.greedy_lr import GreedyLR
 from hf_compat.optim.layerwise import LayerWiseDummyOptimizer
-from hf_compat.optim.low_bit import keep_embeddings_in_32_bit, wants_embeddings_in_32_bit
 from hf_compat.optim.lr_schedulers import follows_metric, get_scheduler, make_schedule
+from hf_compat.optim.plain_optimizers import keep_embeddings_in_32_bit, wants_embeddings_in_32_bit
 from hf_compat.optim.prepared import unprepared
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.plan.deepspeed import schedule_section

@@ -43,11 +43,10 @@ from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_e
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.interop.upstream_log import log_line
 from hf_compat.optim.prepared import unprepared
-from hf_compat.optim.state_copies import StateCopies
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.collectives import agree
 from hf_compat.runtime.device_copies import DeviceCopies
-from hf_compat.runtime.frozen_copies import CopyMemory, LaterCopies, frozen_copy
+from hf_compat.runtime.frozen_copies import CopyMemory, LaterCopies, StateCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.rng import read_rng, unpack_rng
 from hf_compat.training_run.best_metric import note_best_checkpoint

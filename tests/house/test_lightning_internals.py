@@ -59,7 +59,7 @@ EXCEPTIONS = {
     ("native/override_points.py", "_save_checkpoint"): "HF's method of the Trainer, by name",
     ("trainer_methods/upstream_hooks.py", "_training_step"): "a method of the Trainer of transformers 3.0",
     ("hub/uploads.py", "done"): "Python's method of a Future",
-    ("optim/low_bit.py", "get_instance"): "bitsandbytes' method of its manager",
+    ("optim/plain_optimizers.py", "get_instance"): "bitsandbytes' method of its manager",
     ("runtime/inspection.py", "_modules"): "torch's dict of a module's children",
     ("runtime/parameters.py", "_modules"): "torch's dict of a module's children",
 }
