@@ -38,14 +38,15 @@ def check_dataset(name: str, dataset: DataSource) -> None:
     Raises:
         DataError: It is no data set.
     """
-    for reason in (_reason_of_kind, _reason_of_access):
-        wrong = reason(dataset)
-        if wrong is not None:
-            raise DataError(f"`{name}` {wrong[0]}.\n\nHint: {wrong[1]}.")
+    wrong = _why_unreadable(dataset)
+    if wrong is not None:
+        raise DataError(f"`{name}` {wrong[0]}.\n\nHint: {wrong[1]}.")
     check_length(name, dataset)
 
 
-def _reason_of_kind(dataset: DataSource) -> tuple[str, str] | None:
+def _why_unreadable(dataset: DataSource) -> tuple[str, str] | None:
+    """Return what a data set is that no loader can read, with the way out; None for one that can be read."""
+    kind = type(dataset).__name__
     if isinstance(dataset, type):
         return f"is the class {dataset.__name__}, not an object of it", f"pass `{dataset.__name__}(…)`"
     if isinstance(dataset, (str, bytes, int, float)):
@@ -55,22 +56,17 @@ def _reason_of_kind(dataset: DataSource) -> tuple[str, str] | None:
     if isinstance(dataset, Mapping) and 0 not in dataset:
         keys = ", ".join(repr(key) for key in list(dataset)[:5])
         return (
-            f"is a {type(dataset).__name__} with the keys {keys}, not a sequence of samples",
+            f"is a {kind} with the keys {keys}, not a sequence of samples",
             "pass one of its values, where they are data sets; make a list of samples, where they are columns",
         )
-    return None
-
-
-def _reason_of_access(dataset: DataSource) -> tuple[str, str] | None:
     if isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"):
         return None
-    hint = (
+    once = "can be read once only and has" if isinstance(dataset, Iterator) else "has"
+    return (
+        f"is a {kind}, which {once} no `__getitem__`",
         "make a list of it; or, where it does not fit into memory, subclass `torch.utils.data.IterableDataset`, or use "
-        "`datasets.IterableDataset.from_generator`"
+        "`datasets.IterableDataset.from_generator`",
     )
-    if isinstance(dataset, Iterator):
-        return f"is a {type(dataset).__name__}, which can be read once only and has no `__getitem__`", hint
-    return f"is a {type(dataset).__name__}, which has no `__getitem__`", hint
 
 
 def check_length(name: str, dataset: DataSource) -> None:
@@ -121,9 +117,19 @@ def name_bad_samples(samples: Sequence[Sample], error: Exception) -> None:
         DataError: A sample is not made of names and values, lacks one, or has one that does not fit the others'.
     """
     name_samples_without_names(samples, error)
-    wrong = _lacking(samples) or _unlike(samples)
-    if wrong is not None:
-        raise _not_joined(wrong) from error
+    rows = [sample if isinstance(sample, Mapping) else vars(sample) for sample in samples]
+    names = {name: None for row in rows for name in row}
+    for place, row in enumerate(rows, start=1):
+        absent = [name for name in names if name not in row]
+        if absent:
+            lacks = f"sample {place} of {len(rows)} lacks {', '.join(map(repr, absent))}, which others have"
+            raise _not_joined(lacks) from error
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        for form in (_kind_of, _shape_of):
+            forms = sorted(set(map(form, values)))
+            if len(forms) > 1:
+                raise _not_joined(f"{name!r} is {' in one sample and '.join(forms)} in another") from error
 
 
 def name_samples_without_names(samples: Sequence[Sample], error: Exception) -> None:
@@ -136,9 +142,13 @@ def name_samples_without_names(samples: Sequence[Sample], error: Exception) -> N
     Raises:
         DataError: A sample is no mapping, and no object with attributes.
     """
-    wrong = _no_mapping(samples)
-    if wrong is not None:
-        raise _not_joined(wrong) from error
+    for place, sample in enumerate(samples, start=1):
+        has_names = isinstance(sample, Mapping) or (
+            hasattr(sample, "__dict__") and not (isinstance(sample, (torch.Tensor, type)) or callable(sample))
+        )
+        if not has_names:
+            found = f"sample {place} of {len(samples)} is {shown_value(sample)}, not a mapping of names to values"
+            raise _not_joined(found) from error
 
 
 def _not_joined(wrong: str) -> DataError:
@@ -146,41 +156,6 @@ def _not_joined(wrong: str) -> DataError:
         f"The samples of a batch cannot be joined: {wrong}.\n\nHint: correct the data set, or pass a `data_collator` "
         "that joins such samples."
     )
-
-
-def _no_mapping(samples: Sequence[Sample]) -> str | None:
-    for place, sample in enumerate(samples, start=1):
-        has_names = isinstance(sample, Mapping) or (
-            hasattr(sample, "__dict__") and not (isinstance(sample, (torch.Tensor, type)) or callable(sample))
-        )
-        if not has_names:
-            return f"sample {place} of {len(samples)} is {shown_value(sample)}, not a mapping of names to values"
-    return None
-
-
-def _named(samples: Sequence[Sample]) -> list[Mapping[str, Sample]]:
-    return [sample if isinstance(sample, Mapping) else vars(sample) for sample in samples]
-
-
-def _lacking(samples: Sequence[Sample]) -> str | None:
-    rows = _named(samples)
-    names = {name: None for row in rows for name in row}
-    for place, row in enumerate(rows, start=1):
-        absent = [name for name in names if name not in row]
-        if absent:
-            return f"sample {place} of {len(rows)} lacks {', '.join(map(repr, absent))}, which others have"
-    return None
-
-
-def _unlike(samples: Sequence[Sample]) -> str | None:
-    rows = _named(samples)
-    for name in rows[0]:
-        values = [row[name] for row in rows]
-        for form in (_kind_of, _shape_of):
-            forms = [form(value) for value in values]
-            if len(set(forms)) > 1:
-                return f"{name!r} is {' in one sample and '.join(sorted(set(forms)))} in another"
-    return None
 
 
 def _kind_of(value: object) -> str:

@@ -220,6 +220,7 @@ class PreparedDataLoader(DataLoader[Batch]):
         self._skipping: SkipFirstBatches | None = None
         self.end_of_dataloader = False
         self.remainder = -1
+        self._is_map_style = not isinstance(dataset, IterableDataset)
         super().__init__(dataset, **options)
 
     def _sliced(self, dataset: DataSource, options: dict[str, Any]) -> tuple[DataSource, dict[str, Any]]:
@@ -271,7 +272,8 @@ class PreparedDataLoader(DataLoader[Batch]):
     @property
     def total_dataset_length(self) -> int:
         """Samples of all ranks."""
-        return len(self._whole)
+        whole: DataSource = self.dataset.dataset if isinstance(self.dataset, IterableDatasetSlice) else self.dataset
+        return len(whole)
 
     @property
     def base_dataloader(self) -> DataLoader[Batch]:
@@ -303,10 +305,6 @@ class PreparedDataLoader(DataLoader[Batch]):
         if self._skipping is None or self._skipping.skip != self.skip_batches:
             self._skipping = SkipFirstBatches(indices, self.skip_batches)
         return self._skipping
-
-    @property
-    def _is_map_style(self) -> bool:
-        return not isinstance(self.dataset, IterableDataset)
 
     @property
     def shuffle_seed(self) -> int | None:
@@ -461,12 +459,7 @@ class PreparedDataLoader(DataLoader[Batch]):
             return -1
         if not self._is_map_style and self.rank_slice.world_size == 1:
             return -1
-        return len(self._whole) % size
-
-    @property
-    def _whole(self) -> DataSource:
-        """The data of all ranks."""
-        return self.dataset.dataset if isinstance(self.dataset, IterableDatasetSlice) else self.dataset
+        return self.total_dataset_length % size
 
 
 def _reads_whole_batches(options: Mapping[str, object]) -> bool:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from operator import methodcaller
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +15,6 @@ from hf_compat.runtime.nested import Nested, is_namedtuple, join_nested, leaves,
 
 PADDING_INDEX = -100
 Array: TypeAlias = np.ndarray[Any, Any]
-TensorOrArray = TypeVar("TensorOrArray", torch.Tensor, np.ndarray[Any, Any])
 
 
 def nested_detach(data: Nested) -> Nested:
@@ -34,26 +32,25 @@ def nested_numpify(data: Nested) -> Nested:
     """
     tensors = [leaf for leaf in leaves(data) if isinstance(leaf, torch.Tensor)]
     hosts = iter(to_host(tensors))  # of a device with one wait
-    return map_nested(lambda _: _as_array(next(hosts)), data)
 
+    def as_array(_: torch.Tensor) -> Array:
+        tensor = next(hosts)
+        return tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
-def _as_array(tensor: torch.Tensor) -> Array:
-    return tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+    return map_nested(as_array, data)
 
 
 def move_to_device(data: Nested, device: torch.device, non_blocking: bool = False) -> Nested:
     """Move the tensors of nested data; other leaves stay as they are."""
-    if type(data) is dict and device.type == "cpu" and _is_all_on_cpu(data):
-        return data.copy()  # most batches of a run on the CPU: asking costs less than a move that does nothing
+    if type(data) is dict and device.type == "cpu":
+        # most batches of a run on the CPU: asking costs less than a move that does nothing, and `all` three times more
+        for value in data.values():
+            if type(value) is not torch.Tensor or not value.is_cpu:
+                break
+        else:
+            return data.copy()
     options = {"non_blocking": True} if non_blocking else {}  # a keyword costs at every tensor
     return map_nested(methodcaller("to", device, **options), data)
-
-
-def _is_all_on_cpu(batch: dict[str, Nested]) -> bool:
-    for value in batch.values():  # noqa: SIM110  # written out: `all` costs three times as much, at every batch
-        if type(value) is not torch.Tensor or not value.is_cpu:
-            return False
-    return True
 
 
 def truncate_to(data: Nested, limit: int) -> Nested:
@@ -88,29 +85,28 @@ def concatenate(batches: Sequence[Nested]) -> Nested:
     Raises:
         DataError: Their other dimensions differ.
     """
-    return join_nested(_concatenate_leaves, batches, is_leaf=_is_list_of_values)
 
+    def is_list_of_values(data: Nested) -> bool:
+        is_list = isinstance(data, (list, tuple)) and not is_namedtuple(data)
+        return is_list and bool(data) and not isinstance(data[0], (torch.Tensor, Mapping, list, tuple))
 
-def _is_list_of_values(data: Nested) -> bool:
-    is_list = isinstance(data, (list, tuple)) and not is_namedtuple(data)
-    return is_list and bool(data) and not isinstance(data[0], (torch.Tensor, Mapping, list, tuple))
+    def join(parts: Sequence[Nested]) -> Nested:
+        first = parts[0]
+        if isinstance(first, (list, tuple)):
+            return of_same_type(first, [item for part in parts for item in part])
+        if not isinstance(first, torch.Tensor) or not first.ndim:
+            return first
+        try:
+            return torch.cat(list(parts))
+        except RuntimeError as error:
+            shapes = [tuple(part.shape) for part in parts]
+            raise DataError(
+                f"Batches of different shapes {shapes} are to be read by one process for all.\n\n"
+                "Hint: pad to one length, or set `accelerator_config={'dispatch_batches': False}`: each process then "
+                "reads its own."
+            ) from error
 
-
-def _concatenate_leaves(parts: Sequence[Nested]) -> Nested:
-    first = parts[0]
-    if isinstance(first, (list, tuple)):
-        return of_same_type(first, [item for part in parts for item in part])
-    if not isinstance(first, torch.Tensor) or not first.ndim:
-        return first
-    try:
-        return torch.cat(list(parts))
-    except RuntimeError as error:
-        shapes = [tuple(part.shape) for part in parts]
-        raise DataError(
-            f"Batches of different shapes {shapes} are to be read by one process for all.\n\n"
-            "Hint: pad to one length, or set `accelerator_config={'dispatch_batches': False}`: each process then "
-            "reads its own."
-        ) from error
+    return join_nested(join, batches, is_leaf=is_list_of_values)
 
 
 def join_batches(batches: Sequence[Nested], padding_index: int = PADDING_INDEX) -> Nested:
@@ -125,40 +121,23 @@ def join_batches(batches: Sequence[Nested], padding_index: int = PADDING_INDEX) 
     Mirrors:
         `transformers.trainer_pt_utils.nested_concat`, 5.23, applied batch by batch.
     """
-    return join_nested(partial(_join_leaves, padding_index=padding_index), batches)
 
+    def join(parts: Sequence[Nested]) -> torch.Tensor | Array:
+        is_tensor = isinstance(parts[0], torch.Tensor)
+        if not is_tensor and not isinstance(parts[0], np.ndarray):
+            raise TypeError(f"predictions of type {type(parts[0]).__name__} cannot be joined")
+        parts = [part if part.ndim else part.reshape(1) for part in parts]
+        lengths = {part.shape[1] for part in parts} if parts[0].ndim > 1 else set()
+        if len(lengths) <= 1:
+            return torch.cat(parts) if is_tensor else np.concatenate(parts)
+        shape = (sum(map(len, parts)), max(lengths), *parts[0].shape[2:])
+        joined: torch.Tensor | Array = (
+            parts[0].new_full(shape, padding_index) if is_tensor else np.full_like(parts[0], padding_index, shape=shape)
+        )
+        start = 0
+        for part in parts:
+            joined[start : start + len(part), : part.shape[1]] = part
+            start += len(part)
+        return joined
 
-def _join_leaves(parts: Sequence[Nested], padding_index: int) -> torch.Tensor | Array:
-    if isinstance(parts[0], torch.Tensor):
-        return _join_tensors([part if part.ndim else part.reshape(1) for part in parts], padding_index)
-    if isinstance(parts[0], np.ndarray):
-        return _join_arrays([np.atleast_1d(part) for part in parts], padding_index)
-    raise TypeError(f"predictions of type {type(parts[0]).__name__} cannot be joined")
-
-
-def _lengths(parts: Sequence[torch.Tensor] | Sequence[Array]) -> set[int]:
-    return {part.shape[1] for part in parts} if parts[0].ndim > 1 else set()
-
-
-def _join_tensors(parts: list[torch.Tensor], padding_index: int) -> torch.Tensor:
-    lengths = _lengths(parts)
-    if len(lengths) <= 1:
-        return torch.cat(parts, dim=0)
-    joined = parts[0].new_full((sum(map(len, parts)), max(lengths), *parts[0].shape[2:]), padding_index)
-    return _fill(joined, parts)
-
-
-def _join_arrays(parts: list[Array], padding_index: int) -> Array:
-    lengths = _lengths(parts)
-    if len(lengths) <= 1:
-        return np.concatenate(parts, axis=0)
-    shape = (sum(map(len, parts)), max(lengths), *parts[0].shape[2:])
-    return _fill(np.full_like(parts[0], padding_index, shape=shape), parts)
-
-
-def _fill(joined: TensorOrArray, parts: Sequence[TensorOrArray]) -> TensorOrArray:
-    start = 0
-    for part in parts:
-        joined[start : start + len(part), : part.shape[1]] = part
-        start += len(part)
-    return joined
+    return join_nested(join, batches)

@@ -9,7 +9,7 @@ from model_cases import lora
 from optimizer_runs import STEPS_AS_TORCH, settings_of
 
 from hf_compat.optim.optimizers import OPTIMIZERS
-from hf_compat.optim.torch_optimizers import TORCH_OPTIMIZERS
+from hf_compat.optim.plain_optimizers import TORCH_OPTIMIZERS
 
 DEVICE_CASES: dict[str, dict] = {}
 NOT_ON_A_DEVICE: dict[str, str] = {}
