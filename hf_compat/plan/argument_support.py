@@ -7,7 +7,7 @@ in the documentation is made from here.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any
 
@@ -230,11 +230,15 @@ def check_supported(args: TrainingArguments) -> None:
     """
     check_again(args)
     refused: list[str] = []
-    for name, row, value in _set_arguments(args):
+    for field in fields(args):
+        row, value = row_of(field.name), getattr(args, field.name)
+        if row is None or not _is_set(row, value, default_of(field)):
+            continue
+        told = f"`{shown(field.name, value)}`"
         if row.refuse is not None:
-            refused.append(f"`{shown(name, value)}`: {row.refuse}.\n\nHint: {row.hint}.")
+            refused.append(f"{told}: {row.refuse}.\n\nHint: {row.hint}.")
         elif row.inert is not None and not (row.alone_only and args.world_size > 1):
-            warnings.warn(f"`{shown(name, value)}` has no effect: {row.inert}.", InertArgumentWarning, stacklevel=4)
+            warnings.warn(f"{told} has no effect: {row.inert}.", InertArgumentWarning, stacklevel=4)
     _warn_of_inert(args)
     if refused:
         raise UnsupportedArgument("\n\n".join(refused))
@@ -249,14 +253,6 @@ def _warn_of_inert(args: TrainingArguments) -> None:
     if args.liger_kernel_config and not args.use_liger_kernel:
         told = shown("liger_kernel_config", args.liger_kernel_config)
         warnings.warn(f"`{told}` has no effect: `use_liger_kernel` is off.", InertArgumentWarning, stacklevel=5)
-
-
-def _set_arguments(args: TrainingArguments) -> Iterator[tuple[str, Row, object]]:
-    """Yield name, row and value of the arguments that ask for something besides their default."""
-    for field in fields(args):
-        row, value = row_of(field.name), getattr(args, field.name)
-        if row is not None and _is_set(row, value, default_of(field)):
-            yield field.name, row, value
 
 
 def _is_set(row: Row, value: object, default: object) -> bool:

@@ -76,25 +76,22 @@ class Explanation(ShownAsPrinted):
         names = [f"{argument.name}={argument.value!r}" for argument in self.arguments]
         width = min(max((len(name) for name in names), default=0), 48)
         lines = [f"  {name:<{width}}  → {a.becomes}" for name, a in zip(names, self.arguments, strict=True)]
-        told = ["", "refused:", self.refused] if self.plan is None else ["", "lightning.Trainer:", *self._plan_lines()]
+        told = ["refused:", self.refused]
+        if self.plan is not None:
+            settings = {"precision": self.plan.precision, **self.plan.trainer_settings()}
+            told = ["lightning.Trainer:", *(f"  {k}={value!r}" for k, value in settings.items() if value is not None)]
+            if self.plan.world_size > 1:
+                options = ", ".join(f"{k}={value!r}" for k, value in self.plan.strategy_options.items()) or "no options"
+                told.append(f"  strategy={self.plan.strategy!r} over {self.plan.world_size} processes; {options}")
+            told += [f"  {line}" for line in self.sizes]
+            told.append(
+                f"  one batch = one update = {self.plan.micro_batches_per_update} micro-batch(es) of "
+                f"{self.plan.micro_batch_size}; clipping by the module at {self.plan.gradient_clip_norm}"
+            )
         head = f"defaults of transformers {RELEASES[self.profile]} (compat={self.profile!r}):"
         defaults = [head, *(f"  {line}" for line in self.other_defaults or ("as today's",)), ""]
         shown_first = defaults if self.profile != NEWEST else []
-        return "\n".join([*shown_first, "arguments set away from their defaults:", *(lines or ["  none"]), *told])
-
-    def _plan_lines(self) -> list[str]:
-        assert self.plan is not None  # the only caller has looked
-        told = {"precision": self.plan.precision, **self.plan.trainer_settings()}
-        lines = [f"  {name}={value!r}" for name, value in told.items() if value is not None]
-        window = f"one batch = one update = {self.plan.micro_batches_per_update} micro-batch(es)"
-        clip = self.plan.gradient_clip_norm
-        if self.plan.world_size > 1:
-            options = ", ".join(f"{name}={value!r}" for name, value in self.plan.strategy_options.items())
-            lines.append(
-                f"  strategy={self.plan.strategy!r} over {self.plan.world_size} processes; {options or 'no options'}"
-            )
-        lines += [f"  {line}" for line in self.sizes]
-        return [*lines, f"  {window} of {self.plan.micro_batch_size}; clipping by the module at {clip}"]
+        return "\n".join([*shown_first, "arguments set away from their defaults:", *(lines or ["  none"]), "", *told])
 
 
 def explain(args: TrainingArguments, counts: RunCounts | None = None, parameters: float | None = None) -> Explanation:
@@ -130,26 +127,19 @@ def explain(args: TrainingArguments, counts: RunCounts | None = None, parameters
         plan = translate(args, counts)
     except (ArgumentError, MissingOptimizer, UnsupportedArgument) as error:
         refused = str(error)
+    by_profile = tuple(vars(args).get("_defaults_of_profile", ()))
     sizes = tuple(size_of_run(plan, float(str(size))).lines()) if plan is not None and size else ()
     return Explanation(
-        arguments=(*_explained(args, unknown), *_unknown(unknown)),
+        arguments=(*_explained(args, unknown, by_profile), *_unknown(unknown)),
         plan=plan,
         refused=refused,
         sizes=sizes,
         profile=args.compat if args.compat in RELEASES else NEWEST,  # a subclass may have a field of that name
-        other_defaults=tuple(_other_defaults(args)),
+        other_defaults=tuple(
+            f"{shown(name, getattr(args, name))}  (transformers {RELEASES[NEWEST]}: {PROFILES[NEWEST][name]!r})"
+            for name in by_profile
+        ),
     )
-
-
-def _names_by_profile(args: TrainingArguments) -> tuple[str, ...]:
-    return tuple(vars(args).get("_defaults_of_profile", ()))
-
-
-def _other_defaults(args: TrainingArguments) -> Iterator[str]:
-    """Yield the defaults of another generation that count, each with today's."""
-    for name in _names_by_profile(args):
-        today = PROFILES[NEWEST][name]
-        yield f"{shown(name, getattr(args, name))}  (transformers {RELEASES[NEWEST]}: {today!r})"
 
 
 def _unknown(values: Mapping[str, object]) -> Iterator[ExplainedArgument]:
@@ -159,8 +149,10 @@ def _unknown(values: Mapping[str, object]) -> Iterator[ExplainedArgument]:
         yield ExplainedArgument(name=name, value=told, becomes=becomes)
 
 
-def _explained(args: TrainingArguments, unknown: Collection[str]) -> Iterator[ExplainedArgument]:
-    """Yield the arguments that are set away from their defaults."""
+def _explained(
+    args: TrainingArguments, unknown: Collection[str], by_profile: Collection[str]
+) -> Iterator[ExplainedArgument]:
+    """Yield the arguments that are set away from today's defaults, by the user or by another generation's."""
     for field in fields(args):
         if field.name in unknown:
             continue
@@ -176,11 +168,10 @@ def _explained(args: TrainingArguments, unknown: Collection[str]) -> Iterator[Ex
             row = row_of(field.name)
             if row is None:
                 becomes = "a field of your subclass"
+            elif row.alone_only and args.world_size > 1:
+                becomes = row.to
             else:
-                if row.alone_only and args.world_size > 1:
-                    becomes = row.to
-                else:
-                    becomes = row.inert or row.to
-            if field.name in _names_by_profile(args):
+                becomes = row.inert or row.to
+            if field.name in by_profile:
                 becomes += f" (the default of transformers {RELEASES[args.compat]})"
             yield ExplainedArgument(name=field.name, value=told, becomes=becomes)

@@ -87,10 +87,6 @@ def _determinism(value: Setting) -> Values:
     raise ArgumentError(f"`trainer.deterministic={value!r}` has no counterpart in HF.\n\nHint: true, or leave it out.")
 
 
-def _bar(value: Setting) -> Values:
-    return {"disable_tqdm": not value}
-
-
 # A setting of `trainer:` → from its value to the arguments that say the same.
 EQUIVALENTS: dict[str, Callable[[Setting], Values]] = {
     "max_epochs": _same("num_train_epochs"),
@@ -104,7 +100,7 @@ EQUIVALENTS: dict[str, Callable[[Setting], Values]] = {
     "val_check_interval": _interval,
     "check_val_every_n_epoch": _every_epoch,
     "accelerator": _accelerator,
-    "enable_progress_bar": _bar,
+    "enable_progress_bar": lambda value: {"disable_tqdm": not value},
 }
 
 # Handed to Lightning as they are: they change nothing that HF has a word for.

@@ -58,8 +58,12 @@ class LightningPlan:
         if on_gpu:
             devices = list(range(self.devices_per_node)) if self.world_size > 1 else [int(index or 0)]
         nodes = max(self.world_size // self.devices_per_node, 1)
+        validation: dict[str, int | None] = {}
+        if self.validate_every_updates is not None:
+            # an interval in batches, so that callbacks which monitor a metric look at it after validations
+            validation = {"val_check_interval": self.validate_every_updates, "check_val_every_n_epoch": None}
         return {
-            **self._validation_settings(),
+            **validation,
             **{"accelerator": "gpu" if on_gpu else kind, "devices": devices, "num_nodes": nodes},
             "max_epochs": self.max_epochs,
             "max_steps": -1,
@@ -71,9 +75,3 @@ class LightningPlan:
             "use_distributed_sampler": False,
             "inference_mode": False,
         }
-
-    def _validation_settings(self) -> dict[str, int | None]:
-        if self.validate_every_updates is None:
-            return {}
-        # an interval in batches, so that callbacks which monitor a metric look at it after validations
-        return {"val_check_interval": self.validate_every_updates, "check_val_every_n_epoch": None}

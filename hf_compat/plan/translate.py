@@ -49,10 +49,21 @@ def translate(
     args = as_our_arguments(args)
     check_supported(args)
     strategy, options = _strategy(args, model_config)
+    # On the CPU Accelerate has neither autocast nor a scaler for float16
+    is_full = args.mixed_precision == "fp16" and args.device.type == "cpu"
+    validate_every: int | None = None
+    if counts is None:
+        max_epochs = -1 if args.max_steps > 0 else max(math.ceil(args.num_train_epochs), 1)
+    else:
+        max_epochs = -1 if counts.num_train_epochs == ENDLESS_EPOCHS else counts.num_train_epochs
+        if args.eval_strategy == "epoch":
+            validate_every = counts.updates_per_epoch
+        elif args.eval_strategy == "steps":
+            validate_every = _updates_of(args.eval_steps or TrainerState.eval_steps, counts.max_updates)
     return LightningPlan(
         device=str(args.device),
-        precision=lightning_precision(_mixed_precision(args)),
-        max_epochs=_max_epochs(args, counts),
+        precision=lightning_precision("no" if is_full else args.mixed_precision),
+        max_epochs=max_epochs,
         default_root_dir=str(args.output_dir),
         log_every_n_steps=_updates_of(
             args.logging_steps or TrainerState.logging_steps, counts.max_updates if counts is not None else 1
@@ -60,7 +71,7 @@ def translate(
         micro_batch_size=args.train_batch_size,
         micro_batches_per_update=args.gradient_accumulation_steps,
         gradient_clip_norm=args.max_grad_norm if args.max_grad_norm > 0 else None,
-        validate_every_updates=_validation_interval(args, counts),
+        validate_every_updates=validate_every,
         deterministic=args.full_determinism,
         strategy=strategy,
         exchange_every_micro_batch=exchanges_every_micro_batch(args),
@@ -68,11 +79,6 @@ def translate(
         world_size=args.world_size,
         devices_per_node=args._launch.local_world_size,
     )
-
-
-def _mixed_precision(args: TrainingArguments) -> str:
-    """Return the precision that is computed in: on the CPU Accelerate has neither autocast nor a scaler for float16."""
-    return "no" if args.mixed_precision == "fp16" and args.device.type == "cpu" else args.mixed_precision
 
 
 def _strategy(args: TrainingArguments, model_config: object | None) -> tuple[StrategyName, dict[str, Any]]:
@@ -117,38 +123,21 @@ def _strategy(args: TrainingArguments, model_config: object | None) -> tuple[Str
             InertArgumentWarning,
             stacklevel=4,
         )
-    return ("ddp", _ddp_options(args)) if args.world_size > 1 else ("one_device", {})
-
-
-def _ddp_options(args: TrainingArguments) -> dict[str, Any]:
-    """Return the keywords of `DistributedDataParallel` that the arguments set; the model decides about others."""
+    if args.world_size == 1:
+        return "one_device", {}
     given = {
         "find_unused_parameters": args.ddp_find_unused_parameters,
         "bucket_cap_mb": args.ddp_bucket_cap_mb,
         "broadcast_buffers": args.ddp_broadcast_buffers,
         "static_graph": args.ddp_static_graph,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return "ddp", {name: value for name, value in given.items() if value is not None}  # the model decides about others
 
 
 def exchanges_every_micro_batch(args: TrainingArguments) -> bool:
     """Return whether `accelerator_config` asks for an exchange of gradients after every micro-batch."""
     options = getattr(args.accelerator_config, "gradient_accumulation_kwargs", None) or {}  # an object by now
     return bool(options.get("sync_each_batch", False))
-
-
-def _validation_interval(args: TrainingArguments, counts: RunCounts | None) -> int | None:
-    if args.eval_strategy == "no" or counts is None:
-        return None
-    if args.eval_strategy == "epoch":
-        return counts.updates_per_epoch
-    return _updates_of(args.eval_steps or TrainerState.eval_steps, counts.max_updates)
-
-
-def _max_epochs(args: TrainingArguments, counts: RunCounts | None) -> int:
-    if counts is not None:
-        return -1 if counts.num_train_epochs == ENDLESS_EPOCHS else counts.num_train_epochs
-    return -1 if args.max_steps > 0 else max(math.ceil(args.num_train_epochs), 1)
 
 
 def _updates_of(interval: float, max_updates: int) -> int:
