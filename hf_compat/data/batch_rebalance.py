@@ -75,7 +75,14 @@ class BatchRebalanceSampler(Sampler[Indices]):
             # a short last update begins again with the epoch's first samples: each micro-batch needs one
             missing = max(self.dp_size * self.grad_accum - len(update), 0)
             update += (order * math.ceil(missing / len(order)))[:missing]
-            yield from self._own_batches(update)
+            longest_first = sorted(update, key=self.lengths.__getitem__, reverse=True)
+            division = _Division([self.lengths[index] for index in longest_first], self.dp_size, self.grad_accum)
+            division.balance(max(30 * len(division.counts), self.effective_batch_size))
+            # this rank's micro-batches: the dearest of all ranks come first, side by side
+            ranking, ends = division.dearest_first(), list(accumulate(division.counts))
+            for place in range(self.rank, len(ranking), self.dp_size):
+                end = ends[ranking[place]]
+                yield longest_first[end - division.counts[ranking[place]] : end]
 
     def _order(self) -> Indices:
         if not self.shuffle:
@@ -83,17 +90,6 @@ class BatchRebalanceSampler(Sampler[Indices]):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order: Indices = torch.randperm(len(self.lengths), generator=generator).tolist()
         return order
-
-    def _own_batches(self, update: Indices) -> Iterator[Indices]:
-        """Yield this rank's micro-batches: the dearest of all ranks come first, side by side."""
-        longest_first = sorted(update, key=self.lengths.__getitem__, reverse=True)
-        division = _Division([self.lengths[index] for index in longest_first], self.dp_size, self.grad_accum)
-        division.balance(max(30 * len(division.counts), self.effective_batch_size))
-        ranking = division.dearest_first()
-        ends = list(accumulate(division.counts))
-        for place in range(self.rank, len(ranking), self.dp_size):
-            end = ends[ranking[place]]
-            yield longest_first[end - division.counts[ranking[place]] : end]
 
 
 class _Division:

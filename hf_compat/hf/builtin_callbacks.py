@@ -211,14 +211,14 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
 
     def check_metric_value(self, args: Args, state: TrainerState, control: TrainerControl, metric_value: float) -> None:
         """Count an evaluation: an improvement sets the count to 0, anything else adds 1."""
-        if state.best_metric is None or self._improves(metric_value, state.best_metric, args.greater_is_better):
+        best = state.best_metric
+        if best is None or (
+            (metric_value > best if args.greater_is_better else metric_value < best)
+            and abs(metric_value - best) > (self.early_stopping_threshold or 0.0)
+        ):
             self.early_stopping_patience_counter = 0
         else:
             self.early_stopping_patience_counter += 1
-
-    def _improves(self, value: float, best: float, greater_is_better: bool | None) -> bool:
-        is_better = value > best if greater_is_better else value < best
-        return is_better and abs(value - best) > (self.early_stopping_threshold or 0.0)
 
     def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if not args.load_best_model_at_end:

@@ -385,23 +385,20 @@ class CallbackHandler(TrainerCallback):
             if visible is None:
                 if self.before_heard is not None:
                     self.before_heard()
-                visible = self._visible(kwargs)
+                visible = {
+                    "model": self.model,
+                    "tokenizer": self.processing_class,
+                    "processing_class": self.processing_class,
+                    "optimizer": self.optimizer,
+                    "lr_scheduler": self.lr_scheduler,
+                    "train_dataloader": self.train_dataloader,
+                    "eval_dataloader": self.eval_dataloader,
+                    **kwargs,
+                }
             answer = _call(method, (args, state, control), visible, self.requestable_kwargs)
             if answer is not None and answer is not control:
                 control = _apply_answer(answer, control, callback, event)
         return control
-
-    def _visible(self, extra: dict[str, Kwarg]) -> dict[str, Kwarg]:
-        return {
-            "model": self.model,
-            "tokenizer": self.processing_class,
-            "processing_class": self.processing_class,
-            "optimizer": self.optimizer,
-            "lr_scheduler": self.lr_scheduler,
-            "train_dataloader": self.train_dataloader,
-            "eval_dataloader": self.eval_dataloader,
-            **extra,
-        }
 
 
 def _call(

@@ -22,12 +22,12 @@ def table_of(rows: Sequence[Mapping[str, object]], numbers: str = ".6f") -> str:
     """Return rows as an HTML table; the columns are all names, in the order in which they came."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+
+    def text_of(value: object) -> str:
+        return format(value, numbers) if isinstance(value, float) else str(value)
+
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(_text(row.get(name, ''), numbers))}</td>" for name in columns) + "</tr>"
+        "<tr>" + "".join(f"<td>{html.escape(text_of(row.get(name, '')))}</td>" for name in columns) + "</tr>"
         for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _text(value: object, numbers: str) -> str:
-    return format(value, numbers) if isinstance(value, float) else str(value)

@@ -58,7 +58,11 @@ def denumpify_detensorize(metrics: Nested) -> Nested:
     Mirrors:
         `transformers.trainer_utils.denumpify_detensorize`, 5.23.
     """
-    return map_nested(_number_of_tensor, metrics, on_other=_number_of_scalar)
+    return map_nested(
+        lambda tensor: tensor.item() if tensor.numel() == 1 else tensor,
+        metrics,
+        on_other=lambda value: value.item() if isinstance(value, np.generic) else value,
+    )
 
 
 def plain_metrics(metrics: object, source: str) -> dict[str, Metric]:
@@ -145,29 +149,21 @@ def number_of_metric(value: object, name: str) -> float:
     )
 
 
-def _number_of_tensor(tensor: torch.Tensor) -> torch.Tensor | float:
-    return tensor.item() if tensor.numel() == 1 else tensor
-
-
-def _number_of_scalar(value: Nested) -> Nested:
-    return value.item() if isinstance(value, np.generic) else value
-
-
 def metrics_format(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     """Give metrics their human form: durations as h:mm:ss.cc, memory in MB, FLOPs in GF, floats to 4 digits.
 
     Mirrors:
         `transformers.Trainer.metrics_format`, 5.23.
     """
-    return {key: _format_metric(key, value) for key, value in metrics.items()}
-
-
-def _format_metric(key: str, value: Metric) -> Metric:
-    if "_mem_" in key:
-        return f"{value >> 20}MB"
-    if "_runtime" in key:
-        hundredths = int(abs(value - int(value)) * 100)
-        return f"{datetime.timedelta(seconds=int(value))}.{hundredths:02d}"
-    if key == "total_flos":
-        return f"{int(value) >> 30}GF"
-    return round(value, 4) if isinstance(value, float) else value
+    formatted: dict[str, Metric] = {}
+    for key, value in metrics.items():
+        if "_mem_" in key:
+            formatted[key] = f"{value >> 20}MB"
+        elif "_runtime" in key:
+            hundredths = int(abs(value - int(value)) * 100)
+            formatted[key] = f"{datetime.timedelta(seconds=int(value))}.{hundredths:02d}"
+        elif key == "total_flos":
+            formatted[key] = f"{int(value) >> 30}GF"
+        else:
+            formatted[key] = round(value, 4) if isinstance(value, float) else value
+    return formatted

@@ -129,11 +129,6 @@ def _options(args: ArgumentValue, config: str) -> Mapping[str, ArgumentValue]:
     return held if isinstance(held, Mapping) else {}
 
 
-def _half_precision_backend(args: ArgumentValue) -> str:
-    given = remembered(args)
-    return str(given.get("half_precision_backend") or given.get("fp16_backend") or "auto")
-
-
 # Read from today's arguments, whatever they were set by.
 _READERS: dict[str, Callable[[ArgumentValue], ArgumentValue]] = {
     "evaluation_strategy": _field("eval_strategy"),
@@ -148,7 +143,9 @@ _READERS: dict[str, Callable[[ArgumentValue], ArgumentValue]] = {
     "include_tokens_per_second": lambda args: args.include_num_input_tokens_seen != "no",
     "tpu_metrics_debug": lambda args: "tpu_metrics_debug" in args.debug,
     "fsdp_min_num_params": _option("fsdp_config", "min_num_params", 0),
-    "half_precision_backend": _half_precision_backend,
+    "half_precision_backend": lambda args: str(
+        remembered(args).get("half_precision_backend") or remembered(args).get("fp16_backend") or "auto"
+    ),
 }
 # None, as in 4.x, unless somebody has given the old name: today's argument says it then.
 _WHERE_GIVEN: dict[str, Callable[[ArgumentValue], ArgumentValue]] = {

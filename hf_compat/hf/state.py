@@ -79,32 +79,26 @@ def export_states(stateful: Iterable[object]) -> ExportedState:
             raise CallbackError(
                 f"{type(candidate).__name__} has no state.\n\nHint: inherit ExportableState and write `state()`."
             )
-        name, state = type(candidate).__name__, _checked_state(candidate)
+        name, state = type(candidate).__name__, candidate.state()
+        parts = [state.get(part, {}) for part in ("args", "attributes")] if isinstance(state, dict) else [state]
+        if not all(isinstance(part, dict) for part in parts):
+            raise CallbackError(
+                f"{name}.state() returned {state!r}, which cannot be read back.\n\n"
+                "Hint: return {'args': {…}, 'attributes': {…}}."
+            )
+        try:
+            json.dumps(state)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise CallbackError(
+                f"{name}.state() returned something that JSON does not have: {error}.\n\n"
+                "Hint: return numbers, text, lists and dicts."
+            ) from error
         if name in exported:
             earlier = exported[name] if isinstance(exported[name], list) else [exported[name]]
             exported[name] = [*earlier, state]
         else:
             exported[name] = state
     return exported
-
-
-def _checked_state(candidate: HasState) -> dict[str, Any]:
-    """Return a callback's state, which a resumed run can read back."""
-    name, state = type(candidate).__name__, candidate.state()
-    parts = [state.get(part, {}) for part in ("args", "attributes")] if isinstance(state, dict) else [state]
-    if not all(isinstance(part, dict) for part in parts):
-        raise CallbackError(
-            f"{name}.state() returned {state!r}, which cannot be read back.\n\n"
-            "Hint: return {'args': {…}, 'attributes': {…}}."
-        )
-    try:
-        json.dumps(state)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise CallbackError(
-            f"{name}.state() returned something that JSON does not have: {error}.\n\n"
-            "Hint: return numbers, text, lists and dicts."
-        ) from error
-    return state
 
 
 @dataclass
@@ -175,7 +169,16 @@ class TrainerState:
         try:
             text = json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True)
         except (TypeError, ValueError, RecursionError) as error:
-            raise CallbackError(self._not_json(error)) from error
+            # Name the field that somebody has put such a value into
+            for field in dataclasses.fields(self):
+                try:
+                    json.dumps(getattr(self, field.name), sort_keys=True)
+                except (TypeError, ValueError, RecursionError) as found:
+                    raise CallbackError(
+                        f"`state.{field.name}` cannot be saved: {found}.\n\n"
+                        "Hint: log numbers through `trainer.log`, which leaves out what JSON does not have."
+                    ) from error
+            raise CallbackError(f"The state cannot be saved: {error}.") from error
         with open(json_path, "w", encoding="utf-8") as file:
             file.write(text + "\n")
 
@@ -184,18 +187,6 @@ class TrainerState:
         """Read a state that `save_to_json`, or `transformers`, wrote."""
         with open(json_path, encoding="utf-8") as file:
             return cls(**json.load(file))
-
-    def _not_json(self, error: Exception) -> str:
-        """Return what is wrong with a state that somebody has put other values into."""
-        for field in dataclasses.fields(self):
-            try:
-                json.dumps(getattr(self, field.name), sort_keys=True)
-            except (TypeError, ValueError, RecursionError) as found:
-                return (
-                    f"`state.{field.name}` cannot be saved: {found}.\n\n"
-                    "Hint: log numbers through `trainer.log`, which leaves out what JSON does not have."
-                )
-        return f"The state cannot be saved: {error}."
 
     @property
     def was_leaving_epoch(self) -> bool:

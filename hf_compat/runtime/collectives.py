@@ -11,7 +11,6 @@ import datetime
 import functools
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
@@ -194,17 +193,17 @@ def broadcast_object(data: Object, source: int = 0) -> Object:
 
 def reduce(data: Nested, reduction: str = "sum", scale: float = 1.0) -> Nested:
     """Sum or average nested tensors over the processes. Mirrors `accelerate.utils.reduce`, 1.15."""
+
+    def on_tensor(tensor: torch.Tensor) -> torch.Tensor:
+        total = tensor.detach().clone()
+        distributed.all_reduce(total)
+        if reduction == "mean":
+            total = total / distributed.get_world_size()
+        return total if scale == 1.0 else total * scale
+
     if is_distributed():
-        return map_nested(partial(_reduce_tensor, averages=reduction == "mean", scale=scale), data)
+        return map_nested(on_tensor, data)
     return map_nested(lambda tensor: tensor * scale, data) if scale != 1.0 else data
-
-
-def _reduce_tensor(tensor: torch.Tensor, averages: bool, scale: float) -> torch.Tensor:
-    total = tensor.detach().clone()
-    distributed.all_reduce(total)
-    if averages:
-        total = total / distributed.get_world_size()
-    return total if scale == 1.0 else total * scale
 
 
 def pad_across(data: Nested, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Nested:
@@ -215,22 +214,22 @@ def pad_across(data: Nested, dim: int = 0, pad_index: int = 0, pad_first: bool =
     """
     if not is_distributed():
         return data
-    return map_nested(partial(_pad_tensor, dim=dim, pad_index=pad_index, pad_first=pad_first), data)
 
+    def on_tensor(tensor: torch.Tensor) -> torch.Tensor:
+        if dim >= tensor.ndim or dim < -tensor.ndim:
+            return tensor
+        size = torch.tensor([tensor.shape[dim]], device=tensor.device)
+        longest = int(_gather_tensor(size).max())
+        if longest == tensor.shape[dim]:
+            return tensor
+        shape = list(tensor.shape)
+        shape[dim] = longest
+        padded = tensor.new_full(shape, pad_index)
+        start = longest - tensor.shape[dim] if pad_first else 0
+        padded.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
+        return padded
 
-def _pad_tensor(tensor: torch.Tensor, dim: int, pad_index: int, pad_first: bool) -> torch.Tensor:
-    if dim >= tensor.ndim or dim < -tensor.ndim:
-        return tensor
-    size = torch.tensor([tensor.shape[dim]], device=tensor.device)
-    longest = int(_gather_tensor(size).max())
-    if longest == tensor.shape[dim]:
-        return tensor
-    shape = list(tensor.shape)
-    shape[dim] = longest
-    padded = tensor.new_full(shape, pad_index)
-    start = longest - tensor.shape[dim] if pad_first else 0
-    padded.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
-    return padded
+    return map_nested(on_tensor, data)
 
 
 def agree(error: BaseException | None) -> None:

@@ -65,7 +65,14 @@ class TrainerMemoryTracker:
     stages = STAGES
 
     def __init__(self, skip_memory_metrics: bool = False) -> None:
-        self.skip_memory_metrics = skip_memory_metrics or not _can_measure()
+        self.skip_memory_metrics = skip_memory_metrics or not is_installed("psutil")
+        if self.skip_memory_metrics and not skip_memory_metrics:
+            warnings.warn(
+                "`skip_memory_metrics=False` has no effect: psutil, which says what memory a process holds, is not "
+                "installed. Install it: `pip install psutil`.",
+                InertArgumentWarning,
+                stacklevel=3,
+            )
         self.cur_stage: str | None = None
         self.init_reported = False
         self.cpu: dict[str, _Used] = {}
@@ -156,19 +163,6 @@ class _Peak:
         self._ended.set()
         self._thread.join()
         self.highest = max(self.highest, self.look())
-
-
-def _can_measure() -> bool:
-    """Return whether psutil is there; else warn."""
-    found = is_installed("psutil")
-    if not found:
-        warnings.warn(
-            "`skip_memory_metrics=False` has no effect: psutil, which says what memory a process holds, is not "
-            "installed. Install it: `pip install psutil`.",
-            InertArgumentWarning,
-            stacklevel=4,
-        )
-    return found
 
 
 def _stage_of(method: str) -> str:

@@ -39,12 +39,7 @@ def leave_at_exit() -> None:
 def destroy_at_exit() -> None:
     """Destroy the process group that this process has made, where it still stands at the end."""
     leave_at_exit()
-    atexit.register(_destroy)
-
-
-def _destroy() -> None:
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
+    atexit.register(lambda: distributed.destroy_process_group() if distributed.is_initialized() else None)
 
 
 def wait_for_gloo() -> None:

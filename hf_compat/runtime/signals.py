@@ -105,17 +105,14 @@ def _watchable(stop: bool, requeue: bool) -> list[int]:
                 stacklevel=2,
             )
         return []
-    wanted = [signal.SIGTERM, *_unless_ignored(signal.SIGINT)] if stop else []
+    wanted = [signal.SIGTERM] if stop else []
+    if stop and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is under `nohup`, and in the background
+        wanted.append(signal.SIGINT)
     # Windows lacks this signal; a handler that is there already is the user's or the launcher's own
     if requeue and hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
         wanted.append(signal.SIGUSR1)
     # Python cannot put back a handler that C code has installed
     return [number for number in wanted if signal.getsignal(number) is not None]
-
-
-def _unless_ignored(number: signal.Signals) -> list[signal.Signals]:
-    """Return the signal, unless this process was started to ignore it (`nohup`, a job in the background)."""
-    return [] if signal.getsignal(number) is signal.SIG_IGN else [number]
 
 
 # Beside the checkpoints: the job that resumes from the newest of them.
