@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Commands in files of their names, which read their own words.
 _OF_THEIR_OWN = {
+    "doctor": "read scripts, and say what would differ silently, what would fail, what is fine",
     "check": "find what would go wrong in a script's training, without training",
     "explain": "say what training arguments, or a script's, become, without training anything",
     "eject": "write a script's run down as a plain Lightning project",

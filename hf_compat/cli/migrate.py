@@ -103,7 +103,14 @@ def _as_json(result: Migration) -> dict[str, object]:
             for file in result.files
         ],
         "needs_a_person": [
-            {"path": file.path, "cell": one.cell, "line": one.line, "what": one.what, "reason": one.reason}
+            {
+                "path": file.path,
+                "cell": one.cell,
+                "line": one.line,
+                "what": one.what,
+                "reason": one.reason,
+                "effect": one.effect.value,
+            }
             for file in result.files
             for one in file.findings
         ],

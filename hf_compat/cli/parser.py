@@ -342,7 +342,13 @@ def _add_field(group: Options, field: DataclassField, hint: Hint, check: Argumen
         keywords |= {"choices": list(choices), "type": _choose(choices, check)}
     elif check is not None and field.name in _SEVERAL_WORDS:
         keywords |= {"nargs": "+", "type": str, "action": _OneWordOrMany}
-    group.add_argument(*options, **keywords)
+    try:
+        group.add_argument(*options, **keywords)
+    except argparse.ArgumentError as error:
+        raise ArgumentError(
+            f"Two of the dataclasses have a field `{field.name}`: a command line can give it to one of them only.\n\n"
+            "Hint: rename your own field; TrainingArguments has gained arguments since your script was written."
+        ) from error
     if field.default is True and _without_none(hint) == (bool,):
         off = dict.fromkeys((f"--no_{field.name}", f"--no-{field.name.replace('_', '-')}"))
         group.add_argument(*off, action="store_false", dest=field.name, default=False, help=keywords.get("help"))

@@ -7,8 +7,17 @@ import libcst as cst
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
 from hf_compat.migration.elements import constant
 from hf_compat.migration.layout import fitted_call
-from hf_compat.migration.old_arguments import GONE_IN_5, OFF, Constant, is_flag, is_renamed, read_constant, switched_on
-from hf_compat.migration.report import Target
+from hf_compat.migration.old_arguments import (
+    GONE_IN_5,
+    OFF,
+    Constant,
+    is_flag,
+    is_renamed,
+    read_constant,
+    switched_on,
+    today,
+)
+from hf_compat.migration.report import Effect, Target
 from hf_compat.migration.source import Source, dotted
 from hf_compat.migration.things import Thing, Things
 
@@ -86,12 +95,13 @@ def _rename_attribute(node: cst.Attribute, name: str, source: Source) -> None:
         return updated.with_changes(attr=updated.attr.with_changes(value=name))
 
     source.change(node, change)
+    source.mend_for_5(node, source.code(node), f"transformers 5 has no such attribute: it is {name} today")
 
 
 def _rewrite_of_trainer(node: cst.Attribute, source: Source) -> None:
     name = node.attr.value
     if name in _GONE_OF_TRAINERS:
-        source.list(node, source.code(node), _GONE_OF_TRAINERS[name])
+        source.list(node, source.code(node), _GONE_OF_TRAINERS[name], source.fails_in_5)
     elif name in _TRAINER_NAMES and not (name == "tokenizer" and _keeps_its_own_tokenizer(source)):
         _rename_attribute(node, _TRAINER_NAMES[name], source)
 
@@ -110,7 +120,7 @@ def _rewrite_of_arguments(node: cst.Attribute, source: Source, things: Things) -
         assert isinstance(statement, cst.Assign)
         _rewrite_assignment(node, statement, source)
     elif isinstance(outer, (cst.AugAssign, cst.Del)):
-        source.list(node, source.code(node), f"is {OLD_NAMES[name].means} today")
+        source.list(node, source.code(node), today(name), source.fails_in_5)
     elif name in _NONE_UNLESS_GIVEN:
         reason = f"was None where it was not given; {OLD_NAMES[name].means} always has a value"
         source.list(node, source.code(node), reason)
@@ -125,14 +135,15 @@ def _rewrite_of_arguments(node: cst.Attribute, source: Source, things: Things) -
             return cst.parse_expression(code if bare else f"({code})")
 
         source.change(node, change)
+        source.mend_for_5(node, source.code(node), f"transformers 5 has no such attribute: {today(name)}")
     elif name == "overwrite_output_dir":
         _guard_read(node, source, things)
     elif name not in ATTRIBUTES_ONLY or source.target is Target.TRANSFORMERS_5:
-        source.list(node, source.code(node), _way_out(name))
+        source.list(node, source.code(node), _way_out(name), source.fails_in_5)
 
 
 def _way_out(name: str) -> str:
-    return GONE_IN_5.get(name, f"is {OLD_NAMES[name].means} today")
+    return GONE_IN_5.get(name, today(name))
 
 
 def _guard_read(node: cst.Attribute, source: Source, things: Things) -> None:
@@ -166,12 +177,12 @@ def _rewrite_assignment(node: cst.Attribute, statement: cst.Assign, source: Sour
     if is_renamed(name):
         _rename_attribute(node, OLD_NAMES[name].means, source)
     elif is_flag(name) and value is not None and len(statement.targets) == 1:
-        today, on = switched_on(name)
-        said = on if value.value else OFF.get(today)
+        current, on = switched_on(name)
+        said = on if value.value else OFF.get(current)
         if said is None:
-            source.list(node, source.code(statement), f"is {OLD_NAMES[name].means} today")
+            source.list(node, source.code(statement), today(name))
             return
-        _rename_attribute(node, today, source)
+        _rename_attribute(node, current, source)
         source.change(statement.value, lambda _: constant(said))
     elif name not in ATTRIBUTES_ONLY or source.target is Target.TRANSFORMERS_5:
         source.list(node, source.code(statement), _way_out(name))
@@ -187,7 +198,7 @@ def _list_of_unknown(node: cst.Attribute, source: Source, things: Things) -> Non
         return
     if name in ATTRIBUTES_ONLY and source.target is Target.HF_COMPAT:
         return
-    source.list(node, source.code(node), f"if {owner} is training arguments, this is {OLD_NAMES[name].means} today")
+    source.list(node, source.code(node), f"if {owner} is training arguments, {today(name)}")
 
 
 def uses_transformers(text: str) -> bool:
@@ -203,9 +214,12 @@ def _rewrite_fields(node: cst.ClassDef, source: Source) -> None:
                 continue
             name = small.target.value
             if name in OLD_NAMES and is_renamed(name):
-                today = OLD_NAMES[name].means
-                source.change(small.target, lambda _, today=today: cst.Name(today))  # type: ignore[misc]  # bound now
+                current = OLD_NAMES[name].means
+                source.change(small.target, lambda _, current=current: cst.Name(current))  # type: ignore[misc]  # bound now
+                ignored = "a field of your own, which transformers 5 ignores"
+                source.mend_for_5(small, f"{node.name.value}.{name}", f"{ignored}: {today(name)}", Effect.DIFFERS)
             elif name in OLD_NAMES and name not in ATTRIBUTES_ONLY:
                 follows = "" if source.target is Target.TRANSFORMERS_5 else ", which hf_compat sets by it"
-                reason = f"a field of your own, ignored by transformers 5: it is {OLD_NAMES[name].means} today{follows}"
-                source.list(small, f"{node.name.value}.{name}", reason)
+                reason = f"a field of your own, ignored by transformers 5: {today(name)}{follows}"
+                effect = Effect.DIFFERS if source.target is Target.TRANSFORMERS_5 else Effect.LOOK
+                source.list(small, f"{node.name.value}.{name}", reason, effect)

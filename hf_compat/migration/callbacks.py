@@ -8,6 +8,7 @@ import libcst as cst
 from libcst.metadata import Assignment
 
 from hf_compat.migration.old_arguments import read_constant
+from hf_compat.migration.report import Effect
 from hf_compat.migration.source import Source, binding_node
 from hf_compat.migration.things import Thing, Things
 
@@ -30,6 +31,9 @@ def _rewrite_event(method: cst.FunctionDef, what: str, source: Source) -> None:
     elif old is not None:
         for name in (old.name, *_reads_of(old, source)):
             source.change(name, lambda node: node.with_changes(value=_TODAY))
+        has_default = old.default is not None
+        reason = f"transformers 5 gives {_TODAY}, and no {_OLD}" + (": the default stands" if has_default else "")
+        source.mend_for_5(old, what, reason, Effect.DIFFERS if has_default else Effect.FAILS)
     rest = method.params.star_kwarg
     for read in _reads_of(rest, source) if rest is not None else ():
         # The key of `kwargs["key"]`, `kwargs.get("key")`, `kwargs.pop("key")`
@@ -47,6 +51,9 @@ def _rewrite_event(method: cst.FunctionDef, what: str, source: Source) -> None:
         constant = read_constant(key)
         if isinstance(key, cst.SimpleString) and constant is not None and constant.value == _OLD:
             source.change(key, _renamed_key)
+            is_silent = isinstance(outer, cst.Attribute)
+            reason = f"transformers 5 gives {_TODAY}, and no {_OLD}"
+            source.mend_for_5(read, what, reason, Effect.DIFFERS if is_silent else Effect.FAILS)
 
 
 def _renamed_key(node: cst.CSTNode) -> cst.CSTNode:

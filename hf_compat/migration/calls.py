@@ -9,7 +9,7 @@ from libcst.metadata import Access, Assignment
 
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
 from hf_compat.migration.elements import edited_dict
-from hf_compat.migration.old_arguments import Decision, Item, decide, is_renamed, read_constant
+from hf_compat.migration.old_arguments import Decision, Item, decide, is_renamed, read_constant, today
 from hf_compat.migration.source import Source
 from hf_compat.migration.things import Thing, Things, instance_of
 from hf_compat.migration.trainer_calls import (
@@ -22,7 +22,7 @@ from hf_compat.migration.trainer_calls import (
     rewrite_trainer,
 )
 
-_OTHERS_OWN = "the class is not known here: if it makes training arguments, this is "
+_OTHERS_OWN = "the class is not known here: if it makes training arguments, "
 
 
 def rewrite_calls(source: Source, things: Things) -> None:
@@ -32,7 +32,7 @@ def rewrite_calls(source: Source, things: Things) -> None:
         if kind is Thing.ARGUMENTS:
             _rewrite_arguments(call, source, things)
         elif kind is Thing.TRAINER:
-            rewrite_trainer(call, source, own_parameters(local_class(call.func, source)))
+            rewrite_trainer(call, source, _own_parameters(call, source))
         elif things.of(call.func) is Thing.ADAMW:
             rewrite_adamw(call, source)
         elif is_call_of_train(call, things):
@@ -94,6 +94,18 @@ def fields_of(node: cst.ClassDef) -> Iterator[str]:
                 yield small.target.value
 
 
+def _own_parameters(call: cst.Call, source: Source) -> frozenset[str]:
+    """Return what the called class, and those of this source that it is made from, take by themselves."""
+    node = local_class(call.func, source)
+    seen: set[cst.ClassDef] = set()
+    found: set[str] = set()
+    while node is not None and node not in seen:
+        seen.add(node)
+        found |= own_parameters(node)
+        node = next((up for base in node.bases if (up := local_class(base.value, source)) is not None), None)
+    return frozenset(found)
+
+
 def is_call_of_parse_dict(call: cst.Call, things: Things) -> bool:
     """Return whether a call is HfArgumentParser's `parse_dict`, with arguments."""
     func = call.func
@@ -120,6 +132,9 @@ def _rewrite_arguments(call: cst.Call, source: Source, things: Things) -> None:
     edits = {places[n]: edit for n, edit in decision.edits.items()}
     if edits:
         source.change(call, call_change(source, call, edits))
+    for name, place in ((items[n].name, places[n]) for n in decision.edits if items[n].name not in kept):
+        refused = today(name) if name in OLD_NAMES else "its value is no longer one that it may have"
+        source.mend_for_5(call.args[place], f"{name}=", f"transformers 5 refuses it: {refused}")
     given = {item.name: item.value for item in items}
     for display, entries in dicts:
         _rewrite_dict(display, entries, source, given)
@@ -220,7 +235,7 @@ def _list_unknown(call: cst.Call, source: Source, things: Things) -> None:
         for argument in call.args:
             keyword = "" if argument.keyword is None else argument.keyword.value
             if keyword in OLD_NAMES and keyword not in ATTRIBUTES_ONLY:
-                reason = f"if it is for training arguments, this is {OLD_NAMES[keyword].means} today"
+                reason = f"if it is for training arguments, {today(keyword)}"
                 source.list(argument, f"dict({keyword}=…)", reason)
     name = source.imported(call.func)
     last = (name or "").rpartition(".")[2]
@@ -229,7 +244,7 @@ def _list_unknown(call: cst.Call, source: Source, things: Things) -> None:
     for argument in call.args:
         keyword = "" if argument.keyword is None else argument.keyword.value
         if keyword in OLD_NAMES and last.endswith(("Arguments", "Config", "Args")):
-            source.list(argument, f"{last}({keyword}=…)", f"{_OTHERS_OWN}{OLD_NAMES[keyword].means} today")
+            source.list(argument, f"{last}({keyword}=…)", f"{_OTHERS_OWN}{today(keyword)}")
         elif keyword == "tokenizer" and last.endswith("Trainer"):
             reason = "the class is not known here: most trainers call it processing_class today"
             source.list(argument, f"{last}(tokenizer=…)", reason)

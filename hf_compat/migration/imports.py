@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import libcst as cst
 from libcst.metadata import Assignment, ImportAssignment
 
-from hf_compat.interop.former_names import MOVED_MODULES, RENAMED
+from hf_compat.interop.former_names import MOVED_MODULES, RENAMED, is_restored
 from hf_compat.migration.elements import Edit
 from hf_compat.migration.import_blocks import Block, FromImport, Imported, is_import_line, sorted_as
 from hf_compat.migration.names import ADAMW_DIFFERS, PUBLIC, bound_by_star, home, renamed
 from hf_compat.migration.old_arguments import read_constant
-from hf_compat.migration.report import Target
+from hf_compat.migration.report import Effect, Target
 from hf_compat.migration.resolving import find, looked_up_in, moved_path
 from hf_compat.migration.source import Source, binding_node, dotted, import_statement, name_or_dotted
 from hf_compat.migration.trainer_calls import call_change
@@ -46,6 +46,7 @@ def rewrite_imports(source: Source) -> None:
                 homes: dict[str, list[Imported]] = {}
                 for name in before.names:
                     if name.name in _WITHOUT_EFFECT and _drop_calls(node, name, source, blocks):
+                        _mend(node, f"{module}.{name.name}", f"from {module} import {name.name}", "", source)
                         continue
                     place, today = _place_of(node, module, name, source)
                     homes.setdefault(place, []).append(today)
@@ -111,7 +112,7 @@ def _one_line(statement: FromImport | str | None) -> str:
 
 def _import_below_star(node: cst.ImportFrom, module: str, source: Source, blocks: _Blocks) -> None:
     """Have the names of ours that a source uses imported below a star import, which binds transformers' own."""
-    if source.target is not Target.HF_COMPAT:
+    if not source.moves_here:
         return
     wanted = (bound_by_star(module) & _named(source)) - set(_imported_below(node, source))
     homes: dict[str, list[Imported]] = {}
@@ -166,18 +167,23 @@ def _place_of(node: cst.ImportFrom, module: str, name: Imported, source: Source)
     moved = MOVED_MODULES.get(f"{module}.{name.name}")
     if moved is not None:
         place, _, last = moved.rpartition(".")
+        _mend(node, f"{module}.{name.name}", f"from {module} import {name.name}", moved, source)
         return place, name if last == name.name else replace(name, name=last, alias=name.bound)
     today = renamed(name.name)
-    place = home(module, today, ours=source.target is Target.HF_COMPAT)
-    if f"{module}.{name.name}" in _MIRRORED and source.target is Target.HF_COMPAT:
+    place = home(module, today, ours=source.moves_here)
+    if f"{module}.{name.name}" in _MIRRORED and source.moves_here:
         place = "hf_compat"
     if name.name == "AdamW" and place == "torch.optim":
         source.list(node, "AdamW", ADAMW_DIFFERS)
+    is_there = True
     if place.partition(".")[0] == "transformers":
         found = find(place, today, source.target)
-        place, today = found.module, found.name
+        place, today, is_there = found.module, found.name, found.reason is None
         if found.reason is not None and not _is_guarded(node, source):
-            source.list(node, f"from {module} import {name.name}", found.reason)
+            effect = Effect.LOOK if _is_restored(f"{module}.{name.name}", source) else Effect.FAILS
+            source.list(node, f"from {module} import {name.name}", found.reason, effect)
+    if not _is_guarded(node, source) and f"{place}.{today}" != f"{module}.{name.name}" and is_there:
+        _mend(node, f"{module}.{name.name}", f"from {module} import {name.name}", f"{place}.{today}", source)
     if today == name.name:
         return place, name
     return place, _renamed_import(node, name, today, source)
@@ -210,7 +216,7 @@ def _renamed_import(node: cst.ImportFrom, name: Imported, today: str, source: So
 def _rewrite_uses(source: Source, blocks: _Blocks) -> None:
     """Rewrite `transformers.Trainer` and the like, and the imports that they stand on."""
     for statement in source.of(cst.Import):
-        if source.target is Target.HF_COMPAT:
+        if source.moves_here:
             _rewrite_import(statement, source, blocks)
         else:
             for alias in statement.names:
@@ -240,7 +246,8 @@ def _rewrite_use(node: cst.Attribute, source: Source) -> None:
         elif not source.is_changed(inner) and _is_of_module(moved_path(module), source):
             found = find(moved_path(module), last, source.target)
             if found.reason is not None and not _is_guarded(node, source):
-                source.list(node, source.code(inner), found.reason)
+                effect = Effect.LOOK if _is_restored(path, source) else Effect.FAILS
+                source.list(node, source.code(inner), found.reason, effect)
             elif f"{found.module}.{found.name}" != moved_path(path):
                 _move_use(inner, f"{found.module}.{found.name}", source)
             else:
@@ -287,6 +294,19 @@ def _rewrite_tpu_call(call: cst.Call, source: Source) -> None:
             equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
             source.change(argument, lambda node, equal=equal: node.with_changes(equal=equal))  # type: ignore[misc]
         source.change(call, call_change(source, call, {place: edit}))
+
+
+def _is_restored(path: str, source: Source) -> bool:
+    """Whether the source as it is finds a name, under `hf-compat run`."""
+    return source.target is Target.HF_COMPAT and is_restored(path)
+
+
+def _mend(node: cst.CSTNode, path: str, what: str, today: str, source: Source) -> None:
+    """Remember that an import fails as it stands, where it does in the release that is installed."""
+    names = looked_up_in(source.target)
+    if names is not None and not names.has(path) and not _is_restored(path, source):
+        where = f": it is {today} today" if today else ", and nothing takes its place"
+        source.mend(node, what, f"transformers {names.version} has no such name{where}")
 
 
 def _is_guarded(node: cst.CSTNode, source: Source) -> bool:
@@ -376,7 +396,9 @@ def _look_up_module(alias: cst.ImportAlias, module: str, source: Source) -> None
         source.change(alias.name, lambda _: name_or_dotted(today))
     names = looked_up_in(source.target)
     if names is not None and not names.is_module(today) and not _is_guarded(alias, source):
-        source.list(alias, f"import {module}", f"transformers {names.version} has no such module")
+        source.list(alias, f"import {module}", f"transformers {names.version} has no such module", Effect.FAILS)
+    if today != module:
+        _mend(alias, module, f"import {module}", today, source)
 
 
 def _alias_code(alias: cst.ImportAlias) -> str:

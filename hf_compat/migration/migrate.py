@@ -82,4 +82,5 @@ def rewrite_path(path: Path, target: Target) -> FileChange:
         after=after,
         diff=unified_diff(path.as_posix(), text, result.text),
         findings=result.findings,
+        mended=result.mended,
     )

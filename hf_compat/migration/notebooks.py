@@ -75,7 +75,8 @@ def rewrite_notebook(text: str, target: Target, rewrite: Callable[[str, Target],
             text = text[: cell.span.start] + new + text[cell.span.end :]
     json.loads(text)
     findings += [_placed(finding, cells) for finding in result.findings]
-    return Rewritten(text, tuple(sorted(findings, key=lambda one: (one.cell or 0, one.line))))
+    mended = tuple(_placed(finding, cells) for finding in result.mended)
+    return Rewritten(text, tuple(sorted(findings, key=lambda one: (one.cell or 0, one.line))), mended)
 
 
 def _sources(text: str) -> list[tuple[Span | None, str]]:

@@ -77,6 +77,13 @@ class Decision:
 _DROP = Edit(drop=True)
 
 
+def today(name: str) -> str:
+    """Say what an old name is today, or that it is nothing any longer."""
+    means = OLD_NAMES[name].means
+    why = means.removeprefix("nothing: ")
+    return f"this is {means} today" if why == means else f"this has no meaning any longer: {why}"
+
+
 def is_renamed(name: str) -> bool:
     """Return whether an old name is only spelled differently today."""
     return OLD_NAMES[name].means.isidentifier()
@@ -249,6 +256,13 @@ def _drop_for_5(call: _Call, place: int, item: Item) -> None:
         call.edit(place, _DROP)
 
 
+def _report_to(call: _Call, place: int, item: Item) -> None:
+    """Ask for all trackers by their name, where nothing was: transformers 5 takes None for a tracker's name."""
+    value = read_constant(item.value)
+    if call.target is Target.TRANSFORMERS_5 and value is not None and value.value is None:
+        call.edit(place, Edit(value=lambda _: constant("all")))
+
+
 def _organization(call: _Call, place: int, item: Item) -> None:
     """Put the organization before the repository's name."""
     owner = read_constant(item.value)
@@ -287,4 +301,5 @@ _RULES: dict[str, _Rule] = {
     "push_to_hub_organization": _organization,
     "debug": _debug,
     "optim": _optim,
+    "report_to": _report_to,
 }

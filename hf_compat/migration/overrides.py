@@ -8,6 +8,7 @@ import libcst as cst
 
 from hf_compat.migration.elements import Edit, appended
 from hf_compat.migration.layout import fitted_call, fitted_function
+from hf_compat.migration.report import Effect, Target
 from hf_compat.migration.source import Change, Source
 from hf_compat.migration.things import Thing, Things, is_static, own_returns
 from hf_compat.migration.trainer_calls import call_change, is_super_call
@@ -38,6 +39,10 @@ _TODAY: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # Methods whose later parameters upstream gives by keyword: `**kwargs` takes them.
 _BY_KEYWORD = ("compute_loss", "evaluate", "predict")
+# What upstream gives in every run; the others it gives in some.
+_ALWAYS_GIVEN = frozenset(
+    {"num_items_in_batch", "start_time", "train_dataset", "device", "state_dict", "_internal_call", "grad_norm"}
+)
 _ITEMS = "num_items_in_batch"
 _SCALED = "loss_is_scaled_for_ga"
 _SCALED_LINES = (
@@ -69,7 +74,7 @@ def _rewrite_method(method: cst.FunctionDef, owner: cst.ClassDef, source: Source
     name = method.name.value
     what = f"{owner.name.value}.{name}"
     if name in _GONE:
-        source.list(method, what, _GONE[name])
+        source.list(method, what, _GONE[name], Effect.DIFFERS)
     elif name == "_save_checkpoint":
         # Take out the metrics that `_save_checkpoint` was given until 4.46
         if _own_names(method) == ["model", "trial", "metrics"]:
@@ -121,16 +126,21 @@ def _extend(method: cst.FunctionDef, what: str, source: Source) -> Sequence[str]
     missing = _missing(method)
     if missing is None:
         parameters = ", ".join(_TODAY[method.name.value])
-        source.list(method, what, f"has parameters of its own; it is called with ({parameters}) today")
+        source.list(
+            method, what, f"has parameters of its own; it is called with ({parameters}) today", source.fails_in_5
+        )
         return ()
     names = [one.partition("=")[0] for _, one in missing]
     if any(name in names for name in _names_in(method)):
         source.list(method, what, f"lacks the parameter {', '.join(names)}, and has something else of that name")
         return ()
-    if method.name.value == "compute_loss" and "return_outputs" in names and not _return_outputs(method, what, source):
-        return ()
     if not missing:
         return ()
+    if method.name.value == "compute_loss" and "return_outputs" in names:
+        returns = _return_outputs(method, what, source)
+        if not returns and source.target is Target.HF_COMPAT:  # whose Trainer gives it what it takes
+            return ()
+    _tell_of_5(method, what, names, source)
     source.change(method, lambda node: _with_parameters(node, method, missing, source))
     if method.name.value not in ("compute_loss", "training_step"):
         own = _own_names(method)
@@ -145,6 +155,15 @@ def _extend(method: cst.FunctionDef, what: str, source: Source) -> Sequence[str]
                     call, source.code(call.func), f"hand on {', '.join(n.partition('=')[0] for _, n in missing)}"
                 )
     return names
+
+
+def _tell_of_5(method: cst.FunctionDef, what: str, names: Sequence[str], source: Source) -> None:
+    """Say what transformers 5 does with a method that lacks parameters."""
+    always = [name for name in names if name in _ALWAYS_GIVEN]
+    if always:
+        source.mend_for_5(method, what, f"transformers 5 calls it with {', '.join(always)}, too: a TypeError")
+    else:
+        source.mend_for_5(method, what, f"transformers 5 may call it with {', '.join(names)}, too", Effect.LOOK)
 
 
 def _names_in(method: cst.FunctionDef) -> Iterator[str]:
@@ -216,7 +235,7 @@ def _return_outputs(method: cst.FunctionDef, what: str, source: Source) -> bool:
     has_outputs = any(one == "outputs" for one in _names_in(method))
     if not has_outputs or not all(isinstance(one.value, cst.Name) for one in returns) or not returns:
         reason = "evaluations call it with return_outputs=True: it has to return (loss, outputs) then"
-        source.list(method, what, reason)
+        source.list(method, what, reason, source.fails_in_5)
         return False
     for statement in returns:
         assert isinstance(statement.value, cst.Name)

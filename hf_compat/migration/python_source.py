@@ -10,11 +10,15 @@ from hf_compat.migration.attributes import rewrite_attributes, uses_transformers
 from hf_compat.migration.bounds import check_bounds
 from hf_compat.migration.callbacks import rewrite_callbacks
 from hf_compat.migration.calls import rewrite_calls
+from hf_compat.migration.foreign_trainers import keep_foreign
 from hf_compat.migration.imports import names_in_text, rewrite_imports
+from hf_compat.migration.old_arguments import today
 from hf_compat.migration.overrides import rewrite_overrides
-from hf_compat.migration.report import Rewritten, Target
+from hf_compat.migration.report import Effect, Rewritten, Target
+from hf_compat.migration.resolving import looked_up_in
 from hf_compat.migration.source import Source, dotted
 from hf_compat.migration.things import Things
+from hf_compat.migration.whole_files import copy_in, list_collisions, told_as_copy
 from hf_compat.script_runs.rank_comparisons import PROBLEM, WAY_OUT, comparisons_with_zero
 
 
@@ -41,13 +45,15 @@ def rewrite_python(text: str, target: Target) -> Rewritten:
 
 def _rewritten(source: Source) -> Rewritten:
     things = Things(source)
+    keep_foreign(source, things)
+    list_collisions(source, things)
     rewrite_calls(source, things)
     rewrite_attributes(source, things)
     rewrite_overrides(source, things)
     rewrite_callbacks(source, things)
     rewrite_imports(source)
     # Words of a command line, names of transformers for `importlib` or `mock`
-    if source.target is Target.HF_COMPAT:
+    if source.moves_here:
         for node, text in names_in_text(source):
             source.list(node, text, f"named in a text: the class is hf_compat.{text.rpartition('.')[2]} now")
     for node in source.of(cst.SimpleString):
@@ -62,7 +68,7 @@ def _rewritten(source: Source) -> Rewritten:
             is_key = is_key and (isinstance(outer, cst.Index) or getattr(outer, "key", None) is node)
             is_attribute = isinstance(place, cst.Call) and dotted(place.func) in ("getattr", "setattr", "hasattr")
             if is_key or is_attribute:
-                reason = f"if it is for training arguments, this is {OLD_NAMES[name].means} today"
+                reason = f"if it is for training arguments, {today(name)}"
                 source.list(node, source.code(node), reason)
         word = node.evaluated_value if "--" in node.value else None
         name = word.removeprefix("--").partition("=")[0].replace("-", "_") if isinstance(word, str) else ""
@@ -71,7 +77,9 @@ def _rewritten(source: Source) -> Rewritten:
                 node, word.partition("=")[0], f"if the command takes training arguments: {OLD_NAMES[name].means}"
             )
     _list_ranks(source)
-    return _checked(source.result())
+    copied = copy_in(source)
+    result = _checked(source.result())
+    return result if copied is None else told_as_copy(source, copied, result)
 
 
 def _account(error: cst.ParserSyntaxError, text: str) -> str:
@@ -97,8 +105,11 @@ def _list_ranks(source: Source) -> None:
         found = comparisons_with_zero(source.text)
     except SyntaxError:  # of a Python that only libcst reads
         return
+    names = looked_up_in(source.target)
+    is_older = names is not None and names.version.startswith("4.")  # which gives 0, and this package beside it too
     for line, comparison in found:
-        source.list_line(line, comparison, f"{PROBLEM} {WAY_OUT}")
+        effect = Effect.LOOK if is_older else Effect.DIFFERS
+        source.list_line(line, comparison, f"{PROBLEM} {WAY_OUT}", effect)
 
 
 def _is_declared(node: cst.SimpleString, source: Source) -> bool:

@@ -14,6 +14,19 @@ class Target(StrEnum):
     TRANSFORMERS_5 = "transformers-5"
 
 
+class Effect(StrEnum):
+    """What happens at a place, gravest first."""
+
+    DIFFERS = "differs silently"
+    FAILS = "fails"
+    LOOK = "to look at"
+
+    @property
+    def gravity(self) -> int:
+        """Place from the gravest."""
+        return list(Effect).index(self)
+
+
 @dataclass(frozen=True, order=True, slots=True)
 class Finding:
     """One thing that a person has to look at.
@@ -23,20 +36,29 @@ class Finding:
         what: The code or word that it is about.
         reason: Why it is left, or what differs after the change.
         cell: In a notebook, the cell, from 1; `line` then counts within it.
+        effect: What happens there.
     """
 
     line: int
     what: str
     reason: str
     cell: int | None = None
+    effect: Effect = Effect.LOOK
 
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A text after migration, and what is left to a person."""
+    """A text after migration.
+
+    Args:
+        text: The text.
+        findings: What is left to a person.
+        mended: What has been rewritten, where the text as it was would fail or differ.
+    """
 
     text: str
     findings: tuple[Finding, ...] = ()
+    mended: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +71,7 @@ class FileChange:
         after: Its bytes after migration.
         diff: Unified diff of its text; empty where nothing changes.
         findings: What needs a person, by line.
+        mended: What is rewritten, where the file as it is would fail or differ.
         written: Whether `after` is on the disk.
     """
 
@@ -57,6 +80,7 @@ class FileChange:
     after: bytes
     diff: str
     findings: tuple[Finding, ...]
+    mended: tuple[Finding, ...] = ()
     written: bool = False
 
     @property

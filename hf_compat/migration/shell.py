@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
-from hf_compat.migration.old_arguments import GONE_IN_5, is_flag, is_renamed, switched_on
-from hf_compat.migration.report import Finding, Rewritten, Target
+from hf_compat.migration.old_arguments import GONE_IN_5, is_flag, is_renamed, switched_on, today
+from hf_compat.migration.report import Effect, Finding, Rewritten, Target
 
 _RUNNERS = re.compile(r"\b(python[\d.]*|torchrun|accelerate|deepspeed|hf-compat|srun)\b")
 # Options that only training arguments have: without one of them a command may mean something else by an old name.
@@ -18,7 +18,9 @@ _TELLTALES = re.compile(
 )
 _OPTION = re.compile(r"(?<![\w$\"'-])--(?P<name>[A-Za-z_][\w-]*)(?P<equals>=)?")
 _VALUE = re.compile(r"[ \t]+(?:\\\r?\n[ \t]*)?(?P<value>[^\s\\-][^\s\\;&|]*)")
+_GAP = re.compile(r"[ \t]*(?:\\\r?\n[ \t]*)?\Z")
 _ON = ("true", "1", "yes")
+_OFF = ("false", "0", "no")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ def rewrite_shell(text: str, target: Target) -> Rewritten:
         target: What the result is for.
     """
     findings: list[Finding] = []
+    mended: list[Finding] = []
     pieces: list[str] = []
     done = 0
     for start, end in _commands(text):
@@ -56,15 +59,23 @@ def rewrite_shell(text: str, target: Target) -> Rewritten:
             new, reason = (
                 _today(word, target)
                 if is_training
-                else (None, f"if the command takes training arguments, this is {OLD_NAMES[word.name].means} today")
+                else (None, f"if the command takes training arguments, {today(word.name)}")
             )
             if reason is not None:
                 line = text.count("\n", 0, word.start) + 1
-                findings.append(Finding(line, f"--{word.name}", reason))
+                effect = Effect.FAILS if target is Target.TRANSFORMERS_5 and is_training else Effect.LOOK
+                findings.append(Finding(line, f"--{word.name}", reason, effect=effect))
             if new is not None:
-                pieces += [text[done : word.start], new]
-                done = word.end if new.startswith("--") and " " not in new else word.value_end
-    return Rewritten("".join([*pieces, text[done:]]), tuple(findings))
+                # What goes takes the line that it stands on alone along
+                start_of_word = word.start if new else len(_GAP.sub("", text[: word.start], count=1))
+                pieces += [text[done:start_of_word], new]
+                is_flag_alone = not new and word.value.lower() not in (*_ON, *_OFF)
+                done = word.end if is_flag_alone or (new.startswith("--") and " " not in new) else word.value_end
+                if target is Target.TRANSFORMERS_5:
+                    reason = f"transformers 5 has no such option: {today(word.name)}"
+                    line = text.count("\n", 0, word.start) + 1
+                    mended.append(Finding(line, f"--{word.name}", reason, effect=Effect.FAILS))
+    return Rewritten("".join([*pieces, text[done:]]), tuple(findings), tuple(mended))
 
 
 def _commands(text: str) -> Iterator[tuple[int, int]]:
@@ -102,9 +113,11 @@ def _today(word: _Word, target: Target) -> tuple[str | None, str | None]:
     if word.name == "warmup_ratio" and re.fullmatch(r"0?\.\d*[1-9]\d*", word.value):
         return "--warmup_steps", None
     if is_flag(word.name) and (not word.value or word.value.lower() in _ON):
-        today, on = switched_on(word.name)
+        current, on = switched_on(word.name)
         value = " ".join(map(str, on)) if isinstance(on, list) else str(on)
-        return f"--{today} {value}", None
+        return f"--{current} {value}", None
+    if word.name == "overwrite_output_dir" and target is Target.TRANSFORMERS_5:
+        return "", None
     if word.name in ATTRIBUTES_ONLY:
         return None, GONE_IN_5[word.name] if target is Target.TRANSFORMERS_5 else None
-    return None, f"is {means} today: take it out, or write that" if means.startswith("nothing") else f"is {means} today"
+    return None, f"{today(word.name)}{': take it out' if means.startswith('nothing') else ''}"

@@ -19,7 +19,7 @@ from libcst.metadata import (
     ScopeProvider,
 )
 
-from hf_compat.migration.report import Finding, Rewritten, Target
+from hf_compat.migration.report import Effect, Finding, Rewritten, Target
 
 Node = TypeVar("Node", bound=cst.CSTNode)
 # What stands in a node's place: another one, several, or none.
@@ -56,6 +56,9 @@ class Source:
         self.nodes = tuple(_walk(self.module))
         self._changes: dict[cst.CSTNode, list[Change]] = {}
         self._findings: set[Finding] = set()
+        self._mended: set[Finding] = set()
+        # Whether names that this package has come from it; a source of another library's trainer keeps its own
+        self.moves_here = target is Target.HF_COMPAT
 
     def of(self, kind: type[Node]) -> Iterator[Node]:
         """Yield the nodes of one kind, outer ones first."""
@@ -132,19 +135,33 @@ class Source:
         """Return whether somebody has had a node changed already."""
         return node in self._changes
 
-    def list(self, node: cst.CSTNode, what: str, reason: str) -> None:
+    def list(self, node: cst.CSTNode, what: str, reason: str, effect: Effect = Effect.LOOK) -> None:
         """Leave something to a person."""
-        self.list_line(self.line(node), what, reason)
+        self.list_line(self.line(node), what, reason, effect)
 
-    def list_line(self, line: int, what: str, reason: str) -> None:
+    def list_line(self, line: int, what: str, reason: str, effect: Effect = Effect.LOOK) -> None:
         """Leave something on a line to a person."""
-        self._findings.add(Finding(line, what, reason))
+        self._findings.add(Finding(line, what, reason, effect=effect))
+
+    def mend(self, node: cst.CSTNode, what: str, reason: str, effect: Effect = Effect.FAILS) -> None:
+        """Remember what happens at a place that is rewritten, should the source stay as it is."""
+        self._mended.add(Finding(self.line(node), what, reason, effect=effect))
+
+    def mend_for_5(self, node: cst.CSTNode, what: str, reason: str, effect: Effect = Effect.FAILS) -> None:
+        """Remember what transformers 5 does at a place that is rewritten; this package takes it as it is."""
+        if self.target is Target.TRANSFORMERS_5:
+            self.mend(node, what, reason, effect)
+
+    @property
+    def fails_in_5(self) -> Effect:
+        """What comes of a name that transformers 5 lacks, and that this package still takes."""
+        return Effect.FAILS if self.target is Target.TRANSFORMERS_5 else Effect.LOOK
 
     def result(self) -> Rewritten:
         """Return the source with all changes."""
         changed = self.module.visit(_Changing(self._changes)) if self._changes else self.module
         assert isinstance(changed, cst.Module)
-        return Rewritten(changed.code, tuple(sorted(self._findings)))
+        return Rewritten(changed.code, tuple(sorted(self._findings)), tuple(sorted(self._mended)))
 
 
 class _Changing(cst.CSTTransformer):

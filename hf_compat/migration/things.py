@@ -13,7 +13,8 @@ from typing import TypeAlias
 import libcst as cst
 from libcst.metadata import BaseAssignment
 
-from hf_compat.migration.source import Source, binding_node, import_statement
+from hf_compat.migration.names import bound_by_star
+from hf_compat.migration.source import Source, binding_node, dotted, import_statement
 
 
 class Thing(StrEnum):
@@ -81,6 +82,9 @@ class Things:
         self._source = source
         self._values = dict(_bound_values(source))
         self._asked: set[cst.CSTNode] = set()
+        # What nothing binds by its name, and a star import of transformers does
+        stars = (one for one in source.of(cst.ImportFrom) if isinstance(one.names, cst.ImportStar) and not one.relative)
+        self._of_stars = frozenset(name for one in stars for name in bound_by_star(dotted(one.module)))
         self.local_classes = {
             node: thing for node in source.of(cst.ClassDef) if (thing := self.of_class(node)) is not None
         }
@@ -101,12 +105,18 @@ class Things:
         finally:
             self._asked.discard(node)
 
+    def _of_name(self, node: cst.Name) -> Thing | None:
+        bindings = self._source.assignments(node)
+        if not bindings and node.value in self._of_stars:
+            return thing_of_import(f"transformers.{node.value}")
+        found = {self._of_assignment(one) for one in bindings if not self._is_passed(one)}
+        return found.pop() if len(found) == 1 else None
+
     def _of(self, node: cst.BaseExpression) -> Thing | None:
         if isinstance(node, (cst.Name, cst.Attribute)) and (name := self._source.imported(node)) is not None:
             return thing_of_import(name)
         if isinstance(node, cst.Name):
-            found = {self._of_assignment(one) for one in self._source.assignments(node) if not self._is_passed(one)}
-            return found.pop() if len(found) == 1 else None
+            return self._of_name(node)
         if isinstance(node, cst.Attribute):
             return Thing.ARGUMENTS if node.attr.value == "args" and self.of(node.value) is Thing.TRAINER else None
         if isinstance(node, cst.Call):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import libcst as cst
 
 from hf_compat.migration.elements import Edit, edited_call
 from hf_compat.migration.layout import fitted_call
 from hf_compat.migration.old_arguments import read_constant
-from hf_compat.migration.source import Change, Source
+from hf_compat.migration.source import Change, Source, dotted
 from hf_compat.migration.things import Thing, Things
 
 # Parameters of a trainer that a release has put another one before: from this place on they are given by keyword.
@@ -54,19 +56,42 @@ def rewrite_trainer(call: cst.Call, source: Source, own: frozenset[str]) -> None
         return
     names = [one.keyword.value if one.keyword is not None else "" for one in call.args]
     if "tokenizer" in names and "processing_class" not in names:
-        source.change(call, call_change(source, call, {names.index("tokenizer"): Edit(name="processing_class")}))
+        place = names.index("tokenizer")
+        source.change(call, call_change(source, call, {place: Edit(name="processing_class")}))
+        source.mend_for_5(call.args[place], "tokenizer=", "transformers 5's trainers call it processing_class")
     for index, name in enumerate(names):
         if name in _GONE_KEYWORDS:
             source.list(call.args[index], f"{name}=", _GONE_KEYWORDS[name])
 
 
 def own_parameters(node: cst.ClassDef | None) -> frozenset[str]:
-    """Return the parameters that a class's own `__init__` names."""
+    """Return the parameters that a class's own `__init__` names, or takes out of its `**keywords`."""
     for statement in node.body.body if node is not None else ():
         if isinstance(statement, cst.FunctionDef) and statement.name.value == "__init__":
             params = statement.params
-            return frozenset(one.name.value for one in (*params.params, *params.kwonly_params))
+            rest = params.star_kwarg.name.value if params.star_kwarg is not None else ""
+            return frozenset(
+                (*(one.name.value for one in (*params.params, *params.kwonly_params)), *keys_read(statement.body, rest))
+            )
     return frozenset()
+
+
+def keys_read(body: cst.CSTNode, name: str) -> Iterator[str]:
+    """Yield the constant keys of `name["key"]`, `name.get("key")`, `name.pop("key")`, `"key" in name`."""
+    nodes = [body]
+    while nodes:
+        node = nodes.pop()
+        nodes.extend(node.children)
+        key: cst.CSTNode | None = None
+        if isinstance(node, cst.Subscript) and dotted(node.value) == name:
+            index = node.slice[0].slice
+            key = index.value if isinstance(index, cst.Index) else None
+        elif isinstance(node, cst.Call) and dotted(node.func) in (f"{name}.get", f"{name}.pop", f"{name}.setdefault"):
+            key = node.args[0].value if node.args else None
+        elif isinstance(node, cst.Comparison) and any(dotted(one.comparator) == name for one in node.comparisons):
+            key = node.left
+        if isinstance(key, cst.SimpleString):
+            yield str(key.evaluated_value)
 
 
 def is_call_of_train(call: cst.Call, things: Things) -> bool:

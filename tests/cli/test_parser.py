@@ -169,3 +169,11 @@ def test_a_dataclass_of_ones_own_training_arguments():
 
     (mine,) = HfArgumentParser(Mine).parse_args_into_dataclasses(["--beta", "2", "--evaluation_strategy", "no"])
     assert mine.beta == 2.0 and dataclasses.is_dataclass(mine) and mine.eval_strategy == "no"
+
+
+def test_a_field_with_the_name_of_a_new_argument_is_one_clear_error():
+    """4.x had no argument `use_cache`; transformers' parser ends in argparse's own error."""
+    own = dataclasses.make_dataclass("ModelArguments", [("use_cache", bool, False)])
+    with pytest.raises(hf_compat.errors.ArgumentError) as raised:
+        HfArgumentParser((own, TrainingArguments))
+    assert "have a field `use_cache`" in str(raised.value) and "rename your own field" in str(raised.value)

@@ -231,6 +231,18 @@ STARS = {
         "from transformers import Trainer\n\ntry:\n    from transformers.trainer import *\nexcept ImportError:\n    pass\n",
         "    from transformers.trainer import *\n    from hf_compat import Trainer\n",
     ),
+    "in the branches of an if": (
+        "from transformers import Trainer\n\nif x:\n    from transformers import *\nelse:\n    from transformers.trainer import *\nTrainer()\n",
+        "    from transformers import *\n    from hf_compat import Trainer\nelse:\n    from transformers.trainer import *\n    from hf_compat import Trainer\n",
+    ),
+    "in a handler": (
+        "try:\n    from transformers import Trainer\nexcept ImportError:\n    from transformers.trainer import *\nTrainer()\n",
+        "    from transformers.trainer import *\n",
+    ),
+    "of the top level below another": (
+        "from transformers.trainer import *\nfrom transformers import *\nTrainer(args=TrainingArguments('o', no_cuda=True))\n",
+        "from transformers import *\nfrom hf_compat import Trainer, TrainingArguments\nTrainer(args=TrainingArguments('o', use_cpu=True))\n",
+    ),
     "on a line with others": (
         "import os; from transformers.training_args import *; x = 1\nTrainingArguments('out')\n",
         "from transformers.training_args import *; from hf_compat.training_args import TrainingArguments; x = 1\n",

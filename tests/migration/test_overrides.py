@@ -9,6 +9,8 @@ import textwrap
 import pytest
 from migrated import left, today
 
+from hf_compat.migration.report import Target
+
 HEAD = "from transformers import Trainer, TrainerCallback\n\n\n"
 WIDE = f"# {'lines may be as long as this one ' * 4}"[:120] + "\n"
 
@@ -108,6 +110,9 @@ def test_a_loss_without_outputs():
         f"{HEAD}class T(Trainer):\n    def compute_loss(self, model, inputs):\n        return model(**inputs)[0]\n"
     )
     assert "return_outputs" not in today(unclear) and left(unclear) == [(5, "T.compute_loss")]
+    for_5 = today(unclear, Target.TRANSFORMERS_5)  # which calls it with the items: a TypeError at the first step
+    assert "return_outputs=False, num_items_in_batch=None" in for_5
+    assert left(unclear, Target.TRANSFORMERS_5) == [(5, "T.compute_loss")]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +148,7 @@ if t.is_world_master(): print(t.tokenizer)
 """
     result = today(source)
     assert 'super().__init__(*args, processing_class=kwargs.pop("tokenizer"), **kwargs)' in result
-    assert "T(processing_class=1), U(tokenizer=2), V(processing_class=3)" in result
+    assert "T(tokenizer=1), U(tokenizer=2), V(tokenizer=3)" in result, "they take it out of their keywords themselves"
     assert 't.train(resume_from_checkpoint="x")' in result
     assert (
         "if t.is_world_process_zero(): print(t.processing_class)" in result and "print(self.processing_class)" in result

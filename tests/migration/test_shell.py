@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_compat.migration.report import Target
+from hf_compat.migration.report import Effect, Target
 from hf_compat.migration.shell import rewrite_shell
 
 HEAD = "python train.py --num_train_epochs 3 "
@@ -40,7 +40,6 @@ def test_options(old, new):
         f"{HEAD}--warmup_ratio $RATIO",
         f"{HEAD}--group_by_length False",
         f"{HEAD}--fp16_opt_level O1",
-        f"{HEAD}--overwrite_output_dir",
         "python other.py --no_cuda",
     ],
 )
@@ -52,3 +51,19 @@ def test_what_a_person_decides_about(line):
 def test_what_is_no_command_of_python_stays():
     text = "# python train.py --num_train_epochs 1 --no_cuda\necho --evaluation_strategy\ngrep -- --no_cuda x\n"
     assert rewrite_shell(text, Target.HF_COMPAT).text == text
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (f"{HEAD}--overwrite_output_dir", HEAD.rstrip()),
+        (f"{HEAD}--overwrite_output_dir --fp16", f"{HEAD}--fp16"),
+        (f"{HEAD}--overwrite_output_dir True", HEAD.rstrip()),
+        (f"{HEAD}\\\n  --overwrite_output_dir \\\n  data.json", f"{HEAD.rstrip()} \\\n  data.json"),
+    ],
+)
+def test_a_folder_that_5_never_wipes_needs_no_option(line, expected):
+    result = rewrite_shell(f"{line}\n", Target.TRANSFORMERS_5)
+    assert result.text == f"{expected}\n" and result.findings == ()
+    assert [(one.what, one.effect) for one in result.mended] == [("--overwrite_output_dir", Effect.FAILS)]
+    assert rewrite_shell(f"{line}\n", Target.HF_COMPAT).text == f"{line}\n"
