@@ -7,6 +7,8 @@
     python tests/matrix.py --resume              # go on where a run was broken off
     python tests/matrix.py --sides hf_compat     # run ours alone, and compare with what theirs gave
     python tests/matrix.py 4.57 --folder F --read    # of the runs that F holds
+    python tests/matrix.py --tests               # instead, the tests that depend on the release, beside each
+    python tests/matrix.py 5.0 --tests FILE -k WORD  # of one file, with words for pytest
 
 The first run makes an environment (a minute): the release with the packages of its time, on the torch and Lightning of
 this interpreter. Both sides get that release's own arguments, so its defaults hold. Environments stay in
@@ -21,7 +23,6 @@ import os
 import pickle
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -32,12 +33,18 @@ for _folder in (HERE, HERE / "parity", HERE / "releases"):
 import release_differences
 from cases import CASES
 from differences import IN_ONE_PROCESS
-from environments import RELEASES, ROOT, python_of
+from environments import FOLDER, RELEASES, ROOT, python_of
 from tqdm import tqdm
 
 PAGE = ROOT / "docs" / "releases.md"
 SIDES = ("transformers", "hf_compat")
 MENDED = "mended"
+# What depends on the release that is installed.
+RELEASE_TESTS = (
+    "tests/interop/test_beside_release.py", "tests/interop/test_attributes.py", "tests/hf/test_declared_old_names.py",
+    "tests/hf/test_old_attributes.py", "tests/trainer_methods/test_former_methods.py",
+    "tests/script_runs/test_rank_comparisons.py",
+)  # fmt: skip
 
 
 def run_cases(python: Path, folder: Path, names: list[str], chosen: argparse.Namespace) -> None:
@@ -111,6 +118,19 @@ def run_guests(python: Path, folder: Path) -> None:
     command = [str(python), str(HERE / "releases" / "guests.py"), str(folder / "guests")]
     with (folder / "guests.log").open("w") as log:
         subprocess.run(command, env=quiet(), stdout=log, stderr=subprocess.STDOUT, check=False)
+
+
+def run_tests(python: Path, release: str, words: list[str]) -> tuple[int, str]:
+    """Run tests beside a release; return pytest's status, and its last line.
+
+    Its warnings of old names are no errors there: a release of another time warns of the packages of today.
+    """
+    chosen = words if any(not word.startswith("-") for word in words[:1]) else [*RELEASE_TESTS, *words]
+    command = [str(python), "-m", "pytest", "-q", "-W", "ignore", "-m", "", *chosen]
+    done = subprocess.run(command, cwd=ROOT, env=quiet(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    lines = done.stdout.strip().splitlines()
+    print(*(f"  {line}" for line in lines if line.startswith(("FAILED", "ERROR"))), sep="\n", end="")
+    return done.returncode, f"{release}: {lines[-1] if lines else 'pytest has said nothing'}"
 
 
 def quiet() -> dict[str, str]:
@@ -197,16 +217,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help=f"of {', '.join(RELEASES)}; all by default")
     parser.add_argument("--cases", nargs="+", default=list(CASES), help="names of tests/parity/cases.py")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "hf_compat_releases")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--resume", action="store_true", help="run only what has no result yet")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES, help="whose trainer runs; both by default")
     parser.add_argument("--jobs", type=int, choices=(1, 2), default=2, help="both sides at the same time, or not")
     parser.add_argument("--read", action="store_true", help="run nothing: compare what the folder holds")
+    parser.add_argument(
+        "--tests", nargs=argparse.REMAINDER, metavar="WORD", help="run tests; files and words for pytest"
+    )
     parser.add_argument("--write", action="store_true", help="write the tables of docs/releases.md")
     chosen = parser.parse_args()
     unknown = [name for name in chosen.releases if name not in RELEASES]
     if unknown:
         parser.error(f"there is no environment for {', '.join(unknown)}; there is one for {', '.join(RELEASES)}")
+    if chosen.tests is not None:
+        failed = 0
+        for release in chosen.releases or RELEASES:
+            status, said = run_tests(python_of(RELEASES[release], chosen.folder), release, chosen.tests)
+            print(said, flush=True)
+            failed |= status
+        return failed
     results = {}
     for release in chosen.releases or RELEASES:
         runs = chosen.folder / "runs" / release

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hf_compat.errors import ArgumentError, HfCompatError
-from hf_compat.hf.profiles import PROFILES, VARIABLE
+from hf_compat.hf.profiles import NEWEST, PROFILES, VARIABLE, followed
 from hf_compat.interop import child_site, patching
 from hf_compat.runtime.launch import (
     end_with_launcher,
@@ -26,8 +26,10 @@ from hf_compat.runtime.launch import (
     let_children_import_from,
     read_launch,
     set_for_children,
+    variable,
     wants_cpu,
 )
+from hf_compat.runtime.text import shown
 from hf_compat.script_runs.user_script import require_script, run_module, run_script
 
 
@@ -44,7 +46,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--main-address", default="127.0.0.1", help="address of the first of several machines")
     parser.add_argument("--main-port", type=int, default=None, help="port there (a free one on a single machine)")
     parser.add_argument("--restarts", type=int, default=0, help="times that a failed run is started again")
-    parser.add_argument("--compat", choices=tuple(PROFILES), help="generation of transformers whose defaults count")
+    parser.add_argument(
+        "--compat",
+        choices=tuple(PROFILES),
+        help="generation of transformers whose defaults count: that of the installed one by default",
+    )
     parser.add_argument("--launcher", type=int, default=None, help=argparse.SUPPRESS)  # process id, for a rank
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as in `python -m`")
     parser.add_argument("script", help="the script")
@@ -71,6 +77,7 @@ def main(words: Sequence[str]) -> int:
         if chosen.compat is not None:
             set_for_children(VARIABLE, chosen.compat)
         patching.patch()
+        tell_defaults()
     except HfCompatError as error:
         _say(str(error))
         return 2
@@ -96,6 +103,18 @@ def _processes(chosen: argparse.Namespace) -> int:
 
 # Words of a script that trains on the CPU
 _ON_CPU = frozenset({"--use_cpu", "--use_cpu=true", "--use_cpu=True", "--no_cuda", "--no_cuda=true", "--no_cuda=True"})
+
+
+def tell_defaults() -> None:
+    """Say which defaults count, where the installed release has others than today's."""
+    guest = followed()
+    if guest is None or not guest.defaults or read_launch().process_index > 0:
+        return
+    if (variable(VARIABLE) or guest.generation) != guest.generation:  # `--compat` has set it, or the environment
+        return
+    defaults = ", ".join(shown(name, value) for name, value in guest.defaults.items())
+    today = f"; `--compat {NEWEST}` has today's" if guest.generation != NEWEST else ""
+    _say(f"hf-compat run: transformers {guest.release} is installed, and its defaults count ({defaults}){today}.")
 
 
 def number_of(devices: str) -> int:

@@ -46,7 +46,7 @@ from hf_compat.hf.enums import (
 )
 from hf_compat.hf.legacy import OLD_NAMES, Translation, translate_legacy
 from hf_compat.hf.old_attributes import OldAttributes, assign_old, is_old_attribute, read_old_state, remember
-from hf_compat.hf.profiles import NEWEST, generation_beside, read_profile
+from hf_compat.hf.profiles import NEWEST, followed, generation_beside, read_profile
 from hf_compat.hf.profiles import VARIABLE as PROFILE
 from hf_compat.hf.value_types import OPTIONS
 from hf_compat.runtime.accelerate_processes import has_state, may_be_asked
@@ -61,7 +61,8 @@ def _arg(default: ArgumentValue, help: str, **metadata: object) -> Any:  # datac
 # Arguments of hf_compat, off by default. They are not dataclass fields: the fields are exactly upstream's.
 OWN_ARGUMENTS = {
     "async_save": "Write checkpoints in the background: training waits for the copy, not for the disk.",
-    "compat": "Generation of transformers whose defaults count, 4 or 5; else the variable HF_COMPAT_PROFILE, else 5.",
+    "compat": "Generation of transformers whose defaults count, 4 or 5; else the variable HF_COMPAT_PROFILE, else that "
+    "of the release that `hf-compat run` stands in for, else 5.",
 }
 
 
@@ -97,16 +98,17 @@ class AcceptOldNames(type):
             given, old = translate_legacy({**given, **_as_written(kwargs)}, known, takes.checks)
         if problems:
             raise ArgumentError("\n\n".join([*problems, *_further_problems(given)]))
-        # Add the defaults of the generation that the call or the environment names
-        compat = own.pop("compat", None) or variable(PROFILE) or NEWEST
+        # Add the defaults of the generation that the call, the environment or the release that ours stands in for names
+        guest = followed()
+        compat = own.pop("compat", None) or variable(PROFILE) or (guest.generation if guest is not None else NEWEST)
         defaults: Translation = {}
-        if compat != NEWEST:
-            compat, defaults = read_profile(compat, given, known, takes.checks)
+        if compat != NEWEST or guest is not None:
+            compat, defaults = read_profile(compat, given, known, takes.checks, TrainingArguments._checks())
             given.update(defaults)
         # Make the instance
         places = [*map(given.pop, by_place), *args[len(by_place) :]]
         instance: ArgumentValue = cls.__new__(cls, *places, **given)  # type: ignore[arg-type]  # of the class
-        if compat != NEWEST:
+        if compat != NEWEST or defaults:
             instance.__dict__.update({"compat": compat, "_defaults_of_profile": tuple(defaults)})
         if source is not None:
             hand_over_old(source, instance, kwargs)

@@ -22,7 +22,7 @@ from hf_compat.hf.argument_values import ArgumentValue
 from hf_compat.hf.enums import ParallelMode
 from hf_compat.hf.old_attributes import PROCESS_ATTRIBUTES, remembered
 from hf_compat.hf.process_state import ProcessState
-from hf_compat.hf.profiles import NEWEST
+from hf_compat.hf.profiles import NEWEST, generation_beside
 from hf_compat.runtime.absent_names import Absent
 from hf_compat.runtime.accelerate_processes import may_be_asked, share_processes
 from hf_compat.runtime.collectives import start_processes
@@ -160,9 +160,12 @@ class ArgumentViews:
 
     @property
     def place_model_on_device(self) -> bool | None:
-        """Whether the trainer moves the model to the device; None decides. Subclasses may override it."""
+        """Whether the trainer moves the model to the device; None, beside 4.x True, lets it decide.
+
+        Subclasses may override it.
+        """
         chosen: bool | None = remembered(self).get("place_model_on_device")
-        return chosen
+        return True if chosen is None and generation_beside() == "4" else chosen
 
     @property
     def _no_sync_in_gradient_accumulation(self) -> bool:

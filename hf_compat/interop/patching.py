@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from hf_compat.errors import warn_once
+from hf_compat.hf.profiles import follow
 from hf_compat.interop.edited_source import let_readers_be, watch_readers
 from hf_compat.interop.former_names import add_former_names, take_former_names_back
 from hf_compat.interop.kinship import acknowledge, heirs, kin_of
-from hf_compat.interop.releases import modules_there, need_names
+from hf_compat.interop.releases import guest_of, modules_there, need_names
 from hf_compat.interop.replaced_globals import forget_globals, remember_globals
 from hf_compat.runtime.shared_logger import log_as_transformers
 from hf_compat.runtime.text import need
@@ -155,8 +156,8 @@ def patch() -> None:
 
     Every class and function of `hf_compat` and its mirrored modules that `transformers` has as well is replaced
     wherever transformers holds it: at the top level, and in each of its modules. Names that earlier releases had, and
-    scripts import, are there again (`interop/former_names.py`). A second call replaces what transformers has loaded
-    since. `unpatch()` takes all of it back.
+    scripts import, are there again. Arguments have the installed release's defaults. A second call replaces what
+    transformers has loaded since. `unpatch()` takes all of it back.
 
     Raises:
         MissingPackage: transformers is not installed.
@@ -177,6 +178,9 @@ def patch() -> None:
         setattr(module, name, swap.pairs[name][1])
     add_former_names(_top_levels())
     remember_globals()
+    theirs, _ = swap.pairs["TrainingArguments"]
+    assert isinstance(theirs, type)  # that name is a class on either side
+    follow(guest_of(theirs))
     originals = [swap.pairs[name][0] for name in _TELLTALES if name in swap.pairs]
     holders = sorted({*_importers(originals), *_subclasses(originals)})
     if holders:
@@ -191,6 +195,7 @@ def unpatch() -> None:
     log_as_transformers(False)
     leave_originals_to_pickle()
     forget_globals()
+    follow(None)
     take_former_names_back()
     swap = _in_force.pop()
     for module in _modules_of_transformers():

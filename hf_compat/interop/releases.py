@@ -6,6 +6,8 @@ Where nothing can be done without it, the error says which releases have it.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib
 import importlib.util
 import warnings
@@ -16,6 +18,9 @@ from typing import Protocol
 from torch import nn
 
 from hf_compat.errors import ArgumentError, MissingPackage
+from hf_compat.hf.argument_values import checks_of
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.profiles import PROFILES, Guest
 from hf_compat.interop.kinship import kin_of
 from hf_compat.runtime.inspection import accepts_keyword
 
@@ -28,6 +33,29 @@ class HasValidate(Protocol):
     """A generation config of any release."""
 
     def validate(self, strict: bool = False) -> None: ...
+
+
+def guest_of(theirs: type) -> Guest:
+    """Return the installed release with the defaults of its arguments, where they are others than ours.
+
+    Args:
+        theirs: Its own `TrainingArguments`.
+    """
+    release = str(getattr(importlib.import_module("transformers"), "__version__", NEWEST))
+    checks = checks_of(TrainingArguments, TrainingArguments)
+    held = {one.name: one.default for one in dataclasses.fields(theirs) if one.default is not dataclasses.MISSING}
+    # What None stands for in it, and what it has no field for
+    table = PROFILES.get(release.partition(".")[0], {})
+    defaults = {name: value for name, value in table.items() if held.get(name) is None}
+    for name in held.keys() & checks.keys() - {*defaults, "gradient_checkpointing"}:  # False where ours has None
+        with contextlib.suppress(ArgumentError):  # another form of what ours has
+            defaults[name] = checks[name].read(held[name])
+    if any(one.name == "fsdp" and "list" in str(one.type).lower() for one in dataclasses.fields(theirs)):
+        defaults["fsdp"] = []  # scripts ask for its length
+    return Guest(
+        release=release,
+        defaults={name: value for name, value in sorted(defaults.items()) if value != checks[name].default},
+    )
 
 
 def check_quantization(model: nn.Module, has_adapters: bool = False) -> None:

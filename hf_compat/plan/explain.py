@@ -11,7 +11,7 @@ from hf_compat.errors import ArgumentError, MissingOptimizer, UnsupportedArgumen
 from hf_compat.hf.argument_values import read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.html_text import ShownAsPrinted
-from hf_compat.hf.profiles import NEWEST, PROFILES, RELEASES
+from hf_compat.hf.profiles import NEWEST, PROFILES, RELEASES, release_of
 from hf_compat.hf.value_types import Range, number
 from hf_compat.interop.arguments import as_our_arguments, unknown_arguments
 from hf_compat.plan.argument_support import default_of, row_of
@@ -88,9 +88,9 @@ class Explanation(ShownAsPrinted):
                 f"  one batch = one update = {self.plan.micro_batches_per_update} micro-batch(es) of "
                 f"{self.plan.micro_batch_size}; clipping by the module at {self.plan.gradient_clip_norm}"
             )
-        head = f"defaults of transformers {RELEASES[self.profile]} (compat={self.profile!r}):"
+        head = f"defaults of transformers {release_of(self.profile)} (compat={self.profile!r}):"
         defaults = [head, *(f"  {line}" for line in self.other_defaults or ("as today's",)), ""]
-        shown_first = defaults if self.profile != NEWEST else []
+        shown_first = defaults if self.profile != NEWEST or self.other_defaults else []
         return "\n".join([*shown_first, "arguments set away from their defaults:", *(lines or ["  none"]), "", *told])
 
 
@@ -128,6 +128,7 @@ def explain(args: TrainingArguments, counts: RunCounts | None = None, parameters
     except (ArgumentError, MissingOptimizer, UnsupportedArgument) as error:
         refused = str(error)
     by_profile = tuple(vars(args).get("_defaults_of_profile", ()))
+    todays = {field.name: default_of(field) for field in fields(args)} | PROFILES[NEWEST]
     sizes = tuple(size_of_run(plan, float(str(size))).lines()) if plan is not None and size else ()
     return Explanation(
         arguments=(*_explained(args, unknown, by_profile), *_unknown(unknown)),
@@ -136,7 +137,7 @@ def explain(args: TrainingArguments, counts: RunCounts | None = None, parameters
         sizes=sizes,
         profile=args.compat if args.compat in RELEASES else NEWEST,  # a subclass may have a field of that name
         other_defaults=tuple(
-            f"{shown(name, getattr(args, name))}  (transformers {RELEASES[NEWEST]}: {PROFILES[NEWEST][name]!r})"
+            f"{shown(name, getattr(args, name))}  (transformers {RELEASES[NEWEST]}: {todays[name]!r})"
             for name in by_profile
         ),
     )
@@ -173,5 +174,5 @@ def _explained(
             else:
                 becomes = row.inert or row.to
             if field.name in by_profile:
-                becomes += f" (the default of transformers {RELEASES[args.compat]})"
+                becomes += f" (the default of transformers {release_of(args.compat)})"
             yield ExplainedArgument(name=field.name, value=told, becomes=becomes)

@@ -14,6 +14,7 @@ from hf_compat.errors import ArgumentError, CheckpointError, warn_once
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import choose_tf32
+from hf_compat.hf.profiles import generation_beside
 from hf_compat.hf.search import Trial
 from hf_compat.interop.device_maps import check_placement, is_model_parallel
 from hf_compat.interop.liger import apply_liger, check_liger
@@ -66,7 +67,8 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
         casts_later = self.args.fp16_full_eval or self.args.bf16_full_eval
         check_placement(model, self.args.device, self.args.world_size)
         self.is_model_parallel = is_model_parallel(model, self.args.device)
-        self.place_model_on_device = (not spread and not casts_later) if wants is None else wants
+        leaves_it = wants is None or (wants and generation_beside() == "4")
+        self.place_model_on_device = (not spread and not casts_later) if leaves_it else bool(wants)
         if self.place_model_on_device:
             self._move_model_to_device(model, self.args.device)
 

@@ -13,11 +13,14 @@ import torch
 import toy
 import transformers
 
+import hf_compat
 from hf_compat import HfArgumentParser, Trainer, TrainingArguments, explain
 from hf_compat.cli.main import main as command
+from hf_compat.cli.run import tell_defaults
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.profiles import NEWEST, PROFILES, VARIABLE
+from hf_compat.hf.profiles import NEWEST, PROFILES, VARIABLE, follow
 from hf_compat.hf.tracking import available_trackers
+from hf_compat.interop.releases import guest_of
 
 OF_4_57 = json.loads((Path(__file__).parent / "defaults_of_4_57.json").read_text())
 # What both say in other words: no sharding, a rank that only the launcher knows, the CPU that `use_cpu` asks for.
@@ -180,6 +183,66 @@ def test_a_models_own_cache_is_left_alone_in_4(tmp_path, compat, expected):
         args = TrainingArguments(str(tmp_path), compat="4", gradient_checkpointing=True, **values)
         Trainer(model, args, train_dataset=rows).train()
         assert model.config.use_cache is False
+
+
+@dataclasses.dataclass
+class OfAnOlderRelease:
+    """Fields of transformers 4.46 that have other defaults than today's, and one that has the same."""
+
+    output_dir: str
+    optim: str = "adamw_torch"
+    average_tokens_across_devices: bool | None = False
+    report_to: str | list[str] | None = None
+    fsdp: list[str] | str | None = ""
+    learning_rate: float = 5e-5
+    gone: int = 3
+
+
+@pytest.fixture
+def beside_4_46(monkeypatch):
+    monkeypatch.setattr("transformers.__version__", "4.46.3")
+    follow(guest_of(OfAnOlderRelease))
+    yield
+    follow(None)
+
+
+def test_the_release_that_ours_stands_in_for_gives_the_defaults(beside_4_46):
+    args = TrainingArguments("out", use_cpu=True)
+    assert (args.optim, args.average_tokens_across_devices, args.use_cache) == ("adamw_torch", False, None)
+    assert args.report_to == available_trackers() and len(args.fsdp) == 0 and args.learning_rate == 5e-5
+    assert TrainingArguments("out", use_cpu=True).fsdp is not args.fsdp
+    assert (args.compat, TrainingArguments("out", use_cpu=True, optim="sgd").optim) == ("4", "sgd")
+    today = TrainingArguments("out", use_cpu=True, compat="5")
+    assert (today.optim, today.report_to, today.fsdp) == ("adamw_torch_fused", [], None)
+    told = str(explain(args))
+    assert "defaults of transformers 4.46.3 (compat='4')" in told and "optim='adamw_torch'" in told
+
+
+def test_run_says_in_its_first_line_whose_defaults_count(beside_4_46, capsys, monkeypatch):
+    tell_defaults()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hf-compat run: transformers 4.46.3 is installed, and its defaults count (")
+    assert "optim='adamw_torch'" in line and line.endswith("`--compat 5` has today's.")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    tell_defaults()
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setenv(VARIABLE, "5")
+    tell_defaults()
+    assert capsys.readouterr().err == "" and TrainingArguments("out", use_cpu=True).optim == "adamw_torch_fused"
+
+
+@pytest.mark.filterwarnings("ignore:These were imported from transformers")
+def test_patch_takes_the_installed_releases_defaults_and_unpatch_gives_todays(monkeypatch):
+    (optim,) = (one for one in dataclasses.fields(transformers.TrainingArguments) if one.name == "optim")
+    monkeypatch.setattr(optim, "default", "adamw_torch")
+    hf_compat.patch()
+    try:
+        assert transformers.TrainingArguments("out", use_cpu=True).optim == "adamw_torch"
+    finally:
+        hf_compat.unpatch()
+    assert TrainingArguments("out", use_cpu=True).optim == "adamw_torch_fused"
 
 
 def test_toy_runs_train_alike_in_both(tmp_path):

@@ -95,7 +95,7 @@ def main(folder):
     trackers = transformers.integrations.MLflowCallback, transformers.integrations.CodeCarbonCallback
     jit = sys.modules["transformers.trainer_jit_checkpoint"].JITCheckpointCallback
     found["heirs"] = [issubclass(kind, transformers.TrainerCallback) for kind in (*trackers, jit)]
-    found["leaks"] = [n for n in ("_run_epoch", "_has_mixed_mesh_grads", "nowhere") if hasattr(trainer, n)]
+    found["leaks"] = [n for n in ("_run_epoch", "_mixed_mesh_grad_norm", "nowhere") if hasattr(trainer, n)]
     hf_compat.unpatch()
     hf_compat.unpatch()
     after = snapshot()

@@ -26,6 +26,7 @@ SHARED = (
     "torch", "lightning", "torchmetrics", "jsonargparse", "typeshed-client", "numpy", "safetensors", "tqdm", "pandas",
     "pyarrow", "scikit-learn", "matplotlib", "pillow", "pyyaml", "regex", "requests", "httpx", "typer", "filelock",
     "psutil", "packaging", "xxhash", "dill", "multiprocess", "fsspec", "setuptools", "jinja2", "aiohttp",
+    "pytest", "pytest-timeout",
 )  # fmt: skip
 
 
@@ -64,11 +65,12 @@ def python_of(release: Release, folder: Path) -> Path:
     place = folder / release.version
     python, done = place / "bin" / "python", place / "installed"
     wanted = "\n".join([f"transformers=={release.version}", *release.companions, f"torch=={torch.__version__}"])
+    shared = linked_packages(folder)
     if done.is_file() and done.read_text() == wanted:
         return python
     venv.create(place, clear=True, symlinks=True)
     site = next((place / "lib").glob("python3*")) / "site-packages"
-    (site / "of_this_interpreter.pth").write_text(f"{linked_packages(folder)}\n")
+    (site / "of_this_interpreter.pth").write_text(f"{shared}\n")
     (folder / "constraints.txt").write_text(f"torch=={torch.__version__.partition('+')[0]}\n")
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-warn-conflicts"]
     packages = [f"transformers=={release.version}", *release.companions]
