@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hf_compat.cli.isolated import add_options, call_again
 from hf_compat.errors import ArgumentError, HfCompatError, ScriptError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--compat", choices=("4", "5"), help="generation of transformers whose defaults count")
     parser.add_argument("--launcher", type=int, default=None, help=argparse.SUPPRESS)  # process id, for a rank
     parser.add_argument("--scratch", default=None, help=argparse.SUPPRESS)  # the ranks' folder
+    add_options(parser)
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as in `python -m`")
     parser.add_argument("script", help="the script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
@@ -63,6 +65,9 @@ class Outcome:
 def main(words: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
     chosen = make_parser().parse_args(list(words))
+    status = call_again("check", words, chosen, chosen.script)
+    if status is not None:
+        return status
     with tempfile.TemporaryDirectory(prefix="hf_compat_check_", ignore_cleanup_errors=True) as made:
         scratch = chosen.scratch or made
         try:

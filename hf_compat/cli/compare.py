@@ -7,12 +7,9 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hf_compat.cli.isolated import add_options
 from hf_compat.hf.profiles import PROFILES
-
-if TYPE_CHECKING:
-    pass
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -28,7 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--compat", choices=tuple(PROFILES), help="generation whose defaults count here")
     parser.add_argument("--output", metavar="FOLDER", help="new or empty; all that is written goes there")
     parser.add_argument("--clean", action="store_true", help="remove what the runs have left at the end")
-    parser.add_argument("--allow-writes", metavar="FOLDER", action="append", default=[], help="open to the script")
+    add_options(parser)
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="a side that takes longer is stopped")
     parser.add_argument("--json", metavar="FILE", help="also write the report as JSON; - prints it, and no table")
     parser.add_argument("--quiet", action="store_true", help="no lines while the sides run")
@@ -67,10 +64,10 @@ def main(words: Sequence[str]) -> int:
     script = UserScript(path=chosen.script, arguments=tuple(chosen.arguments), is_module=chosen.module)
     request = Request(
         script=script, limits=limits, against=chosen.against, output=chosen.output,
-        allowed=tuple(chosen.allow_writes), compat=chosen.compat,
+        allowed=tuple(chosen.allow_writes), copy_limit=chosen.copy_limit, compat=chosen.compat,
     )  # fmt: skip
     shown = _Progress(quiet=chosen.quiet)
-    found = compare(request, shown.update, shown.begin)
+    found = compare(request, shown.update, shown.tell)
     shown.end()
     if chosen.json not in (None, "-"):
         Path(chosen.json).write_text(as_json(found, limits) + "\n", encoding="utf-8")
@@ -87,8 +84,9 @@ class _Progress:
         self._is_terminal = sys.stderr.isatty()
         self._last = ("", -1, -1)
 
-    def begin(self, folder: Path) -> None:
-        self._say(f"the runs leave all in {folder}\n")
+    def tell(self, line: str) -> None:
+        """Say what there is to know beside the updates."""
+        self._say(f"{line}\n")
 
     def update(self, side: str, training: int, updates: int) -> None:
         """Tell of a side's progress."""

@@ -6,9 +6,10 @@ import argparse
 import contextlib
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hf_compat.cli.isolated import add_options, call_again
 from hf_compat.errors import ArgumentError, HfCompatError, ScriptError
 
 WHOLE, LEFT_TO_DO, NOT_WRITTEN = 0, 1, 2
@@ -22,6 +23,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Write the run of an HF script down as a plain Lightning project, without hf_compat. Exit status: "
         "0 the whole run, 1 something is left to do, 2 nothing was written.",
     )
+    add_options(parser)
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as in `python -m`")
     parser.add_argument("script", help="the script")
     parser.add_argument(
@@ -33,6 +35,13 @@ def make_parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
     chosen = make_parser().parse_args(list(words))
+    with _made(chosen.arguments[-1] if chosen.arguments else "-") as made:
+        status = call_again("eject", words, chosen, chosen.script, made)
+    return _ejected(chosen) if status is None else status
+
+
+def _ejected(chosen: argparse.Namespace) -> int:
+    """Run the script and write its project; returns the exit status."""
     try:
         from hf_compat.ejection.project import check_folder, eject
         from hf_compat.ejection.recording import Recorder
@@ -74,6 +83,22 @@ def main(words: Sequence[str]) -> int:
     except HfCompatError as error:
         _say(str(error))
         return NOT_WRITTEN
+
+
+@contextlib.contextmanager
+def _made(target: str) -> Iterator[tuple[str, ...]]:
+    """Make the project's folder, so that it stays real where nothing else does; one that is left empty goes again."""
+    path = Path(target).absolute()
+    is_named = not target.startswith("-")  # where it is not, the command says so
+    missing = [one for one in (path, *path.parents) if is_named and not one.exists()]
+    if missing:
+        path.mkdir(parents=True)
+    try:
+        yield (str(path),) if is_named and path.is_dir() and not any(path.iterdir()) else ()
+    finally:
+        for one in missing:
+            with contextlib.suppress(OSError):  # the project is in it
+                one.rmdir()
 
 
 def _say(text: str) -> None:

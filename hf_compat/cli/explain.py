@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from hf_compat.cli.isolated import add_options, call_again
 from hf_compat.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--per-node", type=int, default=8, help="processes of a machine (default: 8)")
     parser.add_argument("--compat", choices=("4", "5"), help="generation of transformers whose defaults count")
     parser.add_argument("--parameters", type=float, help="of the model, 7e9 say: adds memory, traffic, checkpoints")
+    add_options(parser)
     parser.add_argument("-m", "--module", action="store_true", help="the first word is a module, as in `python -m`")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="name=value | SCRIPT", help="bf16=true max_steps=10")
     return parser
@@ -53,7 +55,11 @@ def main(words: Sequence[str]) -> int:
     for name, count in (("--world-size", chosen.world_size), ("--per-node", chosen.per_node)):
         if count is not None and count < 1:
             raise ArgumentError(f"`{name} {count}` is no number of processes.\n\nHint: write 1 or more.")
-    explanation, about = _of_script(chosen) if _is_script(chosen) else (_of_pairs(chosen), {})
+    is_script = _is_script(chosen)
+    status = call_again("explain", words, chosen, chosen.words[0] if chosen.words else "") if is_script else None
+    if status is not None:
+        return status
+    explanation, about = _of_script(chosen) if is_script else (_of_pairs(chosen), {})
     if chosen.json:
         print(json.dumps({**json.loads(explanation.to_json()), **about}, indent=2))  # noqa: T201 - the command's answer
     else:
@@ -68,12 +74,12 @@ def _is_script(chosen: argparse.Namespace) -> bool:
     Raises:
         ArgumentError: The first is named as a script is, and there is none.
     """
-    from hf_compat.script_runs.user_script import require_script
-
     first = chosen.words[0] if chosen.words else ""
     if chosen.module or "=" in first or not first or first.startswith("-"):
         return bool(chosen.module)
-    if first.endswith((".py", ".ipynb")):
+    if first.endswith(".ipynb") or (first.endswith(".py") and not os.path.exists(first)):
+        from hf_compat.script_runs.user_script import require_script
+
         require_script(first, "hf-compat explain SCRIPT [arguments]")
     return os.path.exists(first)
 

@@ -45,16 +45,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    first = words[0] if words else None
+    if first in _OF_THEIR_OWN:  # first: in isolation they start once more, and only there import torch
+        run_command: Callable[[list[str]], int] = importlib.import_module(f"hf_compat.cli.{first}").main
+        return run_command(words[1:])
     from hf_compat.cli.sections import COMMANDS
 
-    first = words[0] if words else None
     if first in COMMANDS:
         from hf_compat.cli.fit import main as run_configuration
 
         return run_configuration(first, words[1:])
-    if first in _OF_THEIR_OWN:
-        run_command: Callable[[list[str]], int] = importlib.import_module(f"hf_compat.cli.{first}").main
-        return run_command(words[1:])
     chosen = make_parser().parse_args(words)
     execute: Callable[[argparse.Namespace], int] = chosen.execute
     return execute(chosen)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hf_compat.comparison.contents import KeptTensors, files_under, verdict_on_files
 from hf_compat.comparison.reading import FILES, End, Findings, Place, read_records, same
-from hf_compat.comparison.running import Limits, Progress, SideRun, run_side
+from hf_compat.comparison.running import Limits, Progress, SideRun, Tell, run_side, script_folder_of
 from hf_compat.comparison.sides import Side, other_side, own_side
 from hf_compat.comparison.verdicts import Difference, Verdict, first_of, verdicts_of
 from hf_compat.errors import ArgumentError
+from hf_compat.isolation.isolated import COPY_LIMIT_GIB, Isolation, offered
+from hf_compat.isolation.written import files_below, in_words, is_of_the_command
 from hf_compat.script_runs.until_train import UserScript
 from hf_compat.script_runs.user_script import require_script
 
@@ -90,6 +92,8 @@ class Comparison:
         status: The exit status: 0 equal, 1 different, 2 not compared.
         compat: Generation of transformers whose defaults counted here, where it was not the newest.
         is_repeatable: Whether transformers alone gives the same twice; asked only where the sides differ.
+        isolation: How the user's files were kept from the script, in words.
+        beside: What the script has written that is not compared, in words.
     """
 
     theirs: SideReport
@@ -99,6 +103,8 @@ class Comparison:
     status: int
     compat: str | None = None
     is_repeatable: bool = True
+    isolation: str = ""
+    beside: str = ""
 
     @property
     def first(self) -> Difference | None:
@@ -115,7 +121,8 @@ class Request:
         limits: How far it is run.
         against: Interpreter of the side of transformers; None is this one.
         output: Folder for all that the runs leave; None makes one.
-        allowed: Further folders that the script may write into.
+        allowed: Folders that stay real.
+        copy_limit: GiB that are copied, where the system offers no overlay.
         compat: Generation of transformers whose defaults count here; None is that of the other side.
     """
 
@@ -124,21 +131,20 @@ class Request:
     against: str | None = None
     output: str | None = None
     allowed: tuple[str, ...] = ()
+    copy_limit: float = COPY_LIMIT_GIB
     compat: str | None = None
 
 
-def compare(
-    request: Request, progress: Progress | None = None, begin: Callable[[Path], None] | None = None
-) -> Comparison:
+def compare(request: Request, progress: Progress | None = None, tell: Tell = print) -> Comparison:
     """Run a script under transformers and here, and compare what happened.
 
     Args:
         request: What is compared.
         progress: Told of updates as they are done.
-        begin: Told of the folder before anything is run.
+        tell: Told lines for the user, before and while scripts run.
 
     Raises:
-        ArgumentError: There is no such script or interpreter, or the folder holds something.
+        ArgumentError: There is no such script or interpreter, the folder holds something, or there is too much to copy.
     """
     if not request.script.is_module:
         require_script(request.script.path, "hf-compat compare [options] SCRIPT [arguments]")
@@ -160,13 +166,14 @@ def compare(
             )
         folder = Path(os.path.realpath(output))
     compat = request.compat or ("4" if sides[0].transformers.startswith("4.") else None)
-    if begin is not None:
-        begin(folder)
+    isolation = offered(str(folder), request.allowed, request.copy_limit)
+    tell(isolation.told)
+    tell(f"the runs leave all in {folder}")
     reports = []
     for side in sides:
         ran = run_side(
-            side, request.script, folder / side.name, request.limits, compat=compat, allowed=request.allowed,
-            progress=progress,
+            side, request.script, folder / side.name, request.limits, isolation,
+            compat=compat, progress=progress, tell=tell,
         )  # fmt: skip
         reports.append(_report(ran))
         if ran.ended_by == "interrupt":
@@ -178,34 +185,42 @@ def compare(
             )
         )
     theirs, ours = reports
-    found = judge(theirs, ours, compat=compat)
+    found = replace(
+        judge(theirs, ours, compat=compat, script_folder=script_folder_of(request.script)), isolation=isolation.told
+    )
     return (
         found
-        if _repeats(found, request, progress)
+        if _repeats(found, request, isolation, progress)
         else replace(found, complaints=(*found.complaints, UNREPEATABLE), status=2, is_repeatable=False)
     )
 
 
-def _repeats(found: Comparison, request: Request, progress: Progress | None) -> bool:
+def _repeats(found: Comparison, request: Request, isolation: Isolation, progress: Progress | None) -> bool:
     """Return whether transformers, run again up to the first difference, gives the same there."""
     first, theirs = found.first, found.theirs
     if first is None or not can_be_asked(first) or not theirs.end.is_whole:
         return True
     ran = run_side(
-        theirs.side, request.script, theirs.folder.with_name("again"), limits_up_to(first, request.limits),
-        allowed=request.allowed, progress=progress,
+        theirs.side, request.script, theirs.folder.with_name("again"), limits_up_to(first, request.limits), isolation,
+        progress=progress,
     )  # fmt: skip
     return repeats(first, theirs.found, _report(ran).found)
 
 
-def judge(theirs: SideReport, ours: SideReport, compat: str | None = None) -> Comparison:
+def judge(
+    theirs: SideReport, ours: SideReport, compat: str | None = None, script_folder: str | None = None
+) -> Comparison:
     """Compare what two sides have left.
 
     Args:
         theirs: Under transformers.
         ours: Here.
         compat: As in `Comparison`.
+        script_folder: Where the script lies; None is the working folder.
     """
+    own = tuple(map(os.path.realpath, (os.getcwd(), script_folder or os.getcwd())))
+    written = [_written(one.folder, own) for one in (theirs, ours)]
+    beside = {path for _, others in written for path in others}
     complaints = tuple(_complaints(theirs, ours))
     are_whole = theirs.end.is_whole and ours.end.is_whole
     verdicts: list[Verdict] = []
@@ -213,22 +228,26 @@ def judge(theirs: SideReport, ours: SideReport, compat: str | None = None) -> Co
         kept = KeptTensors(theirs.folder / "record", ours.folder / "record")
         verdicts = verdicts_of(theirs.found, ours.found, kept, are_whole)
         if are_whole:
-            files = [_files(one.folder) for one in (theirs, ours)]
             other_release = theirs.side.transformers != ours.side.transformers
-            verdicts.append(verdict_on_files(files[0], files[1], theirs.found.updates, other_release))
+            verdicts.append(verdict_on_files(written[0][0], written[1][0], theirs.found.updates, other_release))
     status = _status(theirs, ours, verdicts)
     return Comparison(
-        theirs=theirs, ours=ours, verdicts=tuple(verdicts), complaints=complaints, status=status, compat=compat
-    )
+        theirs=theirs, ours=ours, verdicts=tuple(verdicts), complaints=complaints, status=status, compat=compat,
+        beside=in_words(beside) if beside else "",
+    )  # fmt: skip
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """Return what a side has written: into its output folders, and into its working folder and around it."""
+def _written(folder: Path, own: tuple[str, ...]) -> tuple[dict[str, Path], list[str]]:
+    """Return what a side has written into its output folders and elsewhere, and its paths in caches and the like."""
     found = files_under(folder / "output", *sorted(folder.glob("output-*")))
-    working = f"{folder / 'files'}{os.path.realpath(os.getcwd())}"
-    for path in files_under(folder / "files").values():
-        found[f"files/{os.path.relpath(path, working)}"] = path
-    return found
+    files = str(folder / "files")
+    beside = []
+    for path in files_below(files):
+        if is_of_the_command(path, own):
+            found[f"files/{os.path.relpath(path, own[0])}"] = Path(files + path)
+        else:
+            beside.append(path)
+    return found, beside
 
 
 def _status(theirs: SideReport, ours: SideReport, verdicts: Sequence[Verdict]) -> int:

@@ -23,6 +23,8 @@ def as_text(comparison: Comparison, limits: Limits) -> str:
     stop = f"each training stopped after {limits.max_steps} updates (--max-steps)" if limits.max_steps else "whole runs"
     processes = f"; {limits.devices} processes" if limits.devices > 1 else ""
     lines = [f"{theirs.side.title} | {ours.side.title}: {stop}{processes}"]
+    if comparison.isolation:
+        lines.append(f"  {comparison.isolation}")
     if comparison.compat is not None:
         lines.append(f"  defaults here: those of transformers {comparison.compat} (--compat)")
     for name in dict.fromkeys([*theirs.found.overridden, *ours.found.overridden]):
@@ -38,6 +40,8 @@ def as_text(comparison: Comparison, limits: Limits) -> str:
     explained = [reason for verdict in comparison.verdicts for reason in verdict.explained]
     if explained:
         parts += ["", "explained, not counted:", *_shortened(explained)]
+    if comparison.beside:
+        parts += ["", f"not compared, kept in files/ of each side: {comparison.beside}"]
     first = comparison.first
     if first is not None:
         parts += ["", f"first difference: {_place(first)}", *_both(first)]
@@ -59,6 +63,8 @@ def as_json(comparison: Comparison, limits: Limits) -> str:
         "equal": comparison.status == 0,
         "limits": asdict(limits),
         "compat": comparison.compat,
+        "isolation": comparison.isolation,
+        "not_compared": comparison.beside,
         "sides": [_side(one) for one in (comparison.theirs, comparison.ours)],
         "quantities": [{**asdict(verdict), "equal": verdict.is_equal} for verdict in comparison.verdicts],
         "repeatable": comparison.is_repeatable,

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hf_compat.comparison.child.scratch import ScratchFolder
 from hf_compat.comparison.sides import Side
 from hf_compat.hf.profiles import VARIABLE
+from hf_compat.isolation.isolated import Isolation, command, shortage
+from hf_compat.isolation.plan import Plan
 from hf_compat.runtime.launch import environment_with
 from hf_compat.script_runs import user_script
 from hf_compat.script_runs.until_train import UserScript
@@ -25,6 +26,7 @@ _TIME_TO_END_SECONDS = 5.0
 # No set is walked through in another order in the other process, and no tracker is told of a comparison.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "WANDB_MODE": "disabled", "COMET_MODE": "disabled", "PYTHONUNBUFFERED": "1"}
 Progress = Callable[[str, int, int], None]  # side's name, training, updates done in it
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,10 +71,11 @@ def run_side(
     script: UserScript,
     folder: Path,
     limits: Limits,
+    isolation: Isolation,
     *,
     compat: str | None = None,
-    allowed: tuple[str, ...] = (),
     progress: Progress | None = None,
+    tell: Tell = print,
 ) -> SideRun:
     """Run the script on one side, to its end.
 
@@ -81,27 +84,30 @@ def run_side(
         script: What is run.
         folder: The side's folder; made here.
         limits: How far.
+        isolation: Of the user's files from the script.
         compat: Generation of transformers whose defaults count here.
-        allowed: Folders that the script may write into.
         progress: Told whenever updates were done.
+        tell: Told of files that are copied.
 
     Returns:
         What it left, also where it failed or was ended.
     """
     (folder / "record").mkdir(parents=True)
-    scratch = ScratchFolder(str(folder / "files"), os.getcwd(), script_folder_of(script), allowed)
-    scratch.make()
+    plan = isolation.begin(str(folder), True, tell)
     settings = folder / "settings.json"
-    settings.write_text(json.dumps(_settings(side, script, folder, limits, scratch, allowed)))
+    settings.write_text(json.dumps(_settings(side, script, folder, limits, plan)))
     environment = environment_with(_ENVIRONMENT)
     if compat is not None and side.name == "hf_compat":
         environment[VARIABLE] = compat
     with open(folder / "log.txt", "wb") as log:
         process = subprocess.Popen(
-            _command(side, settings, limits.devices), cwd=scratch.working_folder, env=environment,
+            command(plan, _command(side, settings, limits.devices)), env=environment,
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         ended_by = _watch(process, folder / "record" / "record-0.jsonl", side.name, limits, progress)
+    if process.returncode and shortage(str(folder)):
+        tell(shortage(str(folder)))
+    settings.unlink()  # the script's words may hold secrets
     return SideRun(side=side, folder=folder, status=process.returncode, ended_by=ended_by)
 
 
@@ -110,21 +116,15 @@ def script_folder_of(script: UserScript) -> str:
     return os.getcwd() if script.is_module else os.path.dirname(os.path.abspath(script.path))
 
 
-def _settings(
-    side: Side, script: UserScript, folder: Path, limits: Limits, scratch: ScratchFolder, allowed: tuple[str, ...]
-) -> dict[str, object]:
+def _settings(side: Side, script: UserScript, folder: Path, limits: Limits, plan: Plan) -> dict[str, object]:
     return {
         "engine": side.name,
-        "script": script.path,
+        "script": script.path if script.is_module else plan.inside(script.path),
         "arguments": list(script.arguments),
         "is_module": script.is_module,
         "max_steps": limits.max_steps,
         "record_folder": str(folder / "record"),
         "output_folder": str(folder / "output"),
-        "scratch_folder": scratch.place,
-        "working_folder": scratch.origin,
-        "script_folder": script_folder_of(script),
-        "allowed": [os.path.abspath(one) for one in allowed],
         "user_script": user_script.__file__,
     }
 

@@ -19,7 +19,7 @@ import torch
 from hf_compat.errors import warn_once
 from hf_compat.runtime.rng import read_rng, write_rng
 
-Restore = Callable[[], None]
+Restore = Callable[[], object]
 _Function: TypeAlias = types.FunctionType | types.MethodType | functools.partial[object]
 
 # Objects that are looked at, and items of a container: data sets may have millions.
@@ -238,8 +238,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 def _of_generator(thing: object) -> Restore | None:
     """Return what sets a generator of random numbers back; None where it is none."""
     if isinstance(thing, torch.Generator):
-        state = thing.get_state()
-        return lambda: _set_torch_generator(thing, state)
+        return functools.partial(thing.set_state, thing.get_state())
     if isinstance(thing, np.random.Generator):
         return _of_generator(thing.bit_generator)
     if isinstance(thing, np.random.BitGenerator):
@@ -250,7 +249,3 @@ def _of_generator(thing: object) -> Restore | None:
     if isinstance(thing, random.Random):
         return functools.partial(thing.setstate, thing.getstate())
     return None
-
-
-def _set_torch_generator(generator: torch.Generator, state: torch.Tensor) -> None:
-    generator.set_state(state)

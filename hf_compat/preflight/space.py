@@ -7,6 +7,7 @@ import os
 import shutil
 
 from hf_compat.hf.enums import SaveStrategy
+from hf_compat.isolation.plan import real_path
 from hf_compat.preflight.plan_checks import intervals
 from hf_compat.preflight.session import Session
 from hf_compat.preflight.subject import existing_parent, weights_in_bytes
@@ -47,7 +48,7 @@ def check_space(session: Session) -> None:
     with session.checking(CHECK):
         if saves == 0:
             return
-        if not os.access(place, os.W_OK):
+        if not os.access(real_path(place), os.W_OK):
             session.error(
                 CHECK, f"`output_dir={session.output_dir!r}` cannot be written to.", "name a folder that can be"
             )
@@ -59,7 +60,7 @@ def check_space(session: Session) -> None:
         else:
             best = 1 if args.load_best_model_at_end and args.save_total_limit == 1 else 0
             kept = min(args.save_total_limit + best + 1, saves)
-        needed, free = size * kept, shutil.disk_usage(place).free
+        needed, free = size * kept, shutil.disk_usage(real_path(place)).free
         session.measured.append(
             f"a checkpoint takes {in_words(size)} ({how}); of {_counted(saves)} {kept} are there at once: "
             f"{in_words(needed)} of the {in_words(free)} that are free in {place}"

@@ -18,6 +18,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import Callback, CallbackHandler
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.hf.outputs import TrainOutput
+from hf_compat.isolation.plan import real_path
 from hf_compat.trainer_methods.evaluation import EvaluationMethods
 from hf_compat.trainer_methods.steps import StepMethods
 from hf_compat.trainer_methods.training import TrainingMethods
@@ -113,16 +114,16 @@ def quietly() -> Iterator[None]:
 
 def place_for_scratch(args: TrainingArguments, bytes_needed: int) -> str | None:
     """Return a folder that has room: that of temporary files, else the one that the output folder stands in."""
-    for place in (tempfile.gettempdir(), existing_parent(str(args.output_dir))):
+    for place in (tempfile.gettempdir(), real_path(existing_parent(str(args.output_dir)))):
         if os.access(place, os.W_OK) and shutil.disk_usage(place).free > bytes_needed:
             return place
     return None
 
 
 def existing_parent(folder: str) -> str:
-    """Return the nearest folder of a path that is there."""
+    """Return the nearest folder of a path that is there, also without the isolation that a check is in."""
     path = os.path.abspath(folder)
-    while not os.path.isdir(path) and os.path.dirname(path) != path:
+    while not os.path.isdir(real_path(path)) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     return path
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import tokenize
-from collections.abc import Iterator, Sequence
 
 WAY_OUT = "compare `args.local_process_index`, or ask `trainer.is_world_process_zero()`"
 PROBLEM = (
@@ -97,14 +97,10 @@ def _is_rank(node: ast.expr, names: set[str]) -> bool:
     return _is_rank_of_arguments(node) or (isinstance(node, ast.Name) and node.id in names)
 
 
-def _numbers(node: ast.expr) -> Sequence[object]:
+def _numbers(node: ast.expr) -> list[object]:
     """Return the constants of a number, or of a tuple, list or set of them."""
-    return list(_constants(node.elts if isinstance(node, (ast.Tuple, ast.List, ast.Set)) else [node]))
-
-
-def _constants(nodes: Sequence[ast.expr]) -> Iterator[object]:
-    for node in nodes:
-        try:
-            yield ast.literal_eval(node)
-        except ValueError:  # a name, a call: no constant
-            continue
+    found = []
+    for one in node.elts if isinstance(node, (ast.Tuple, ast.List, ast.Set)) else [node]:
+        with contextlib.suppress(ValueError):  # a name, a call: no constant
+            found.append(ast.literal_eval(one))
+    return found

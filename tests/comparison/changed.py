@@ -1,12 +1,16 @@
 """A script that does another thing here than under transformers, from an update on: comparisons have to find it."""
 
 import argparse
+import os
+import sqlite3
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator, set_seed
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--changed", choices=("nothing", "seed", "rate", "collator", "unseeded"), default="nothing")
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--hub-token")
 options = parser.parse_args()
 IS_HERE = Trainer.__module__.startswith("hf_compat")
 
@@ -53,7 +57,22 @@ def collate(samples):
 
 if options.changed != "unseeded":
     set_seed(8 if IS_HERE and options.changed == "seed" else 7)
-rows = [{"x": torch.sin(torch.arange(4.0) * i), "labels": i % 3} for i in range(64)]
+
+
+class Rows(torch.utils.data.Dataset):
+    """Samples, each of which is written into a folder, where that is there: by the loader's workers."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        if os.path.isdir("cache"):
+            with open(f"cache/{i}.txt", "w") as file:
+                file.write(str(i))
+        return {"x": torch.sin(torch.arange(4.0) * i), "labels": i % 3}
+
+
+rows = Rows()
 args = TrainingArguments(
     output_dir="changed",
     max_steps=8,
@@ -63,8 +82,12 @@ args = TrainingArguments(
     lr_scheduler_type="constant",
     logging_steps=4,
     save_steps=4,
+    dataloader_num_workers=options.workers,
+    hub_token=options.hub_token,
 )
 model = Model()
 trainer = OwnStep(model=model, args=args, train_dataset=rows, data_collator=collate, callbacks=[Rate()])
 trainer.train()
+with sqlite3.connect("base.db") as base:
+    base.execute("create table if not exists t (a)")
 trainer.save_model("changed")  # a relative path, within the folder that the script works in

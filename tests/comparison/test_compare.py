@@ -13,11 +13,12 @@ import user_scripts
 CHANGED = Path(__file__).with_name("changed.py")
 
 
-def compared(folder, *words, status):
+def compared(folder, *words, status, cleans=True):
     """Run the command in a folder; returns its report and what it has printed."""
     folder.mkdir(exist_ok=True)
     report = folder.parent / f"{folder.name}.json"
-    command = [sys.executable, "-m", "hf_compat", "compare", "--clean", "--json", str(report), *map(str, words)]
+    options = ["--clean"] if cleans else []
+    command = [sys.executable, "-m", "hf_compat", "compare", *options, "--json", str(report), *map(str, words)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500)
     assert done.returncode == status, done.stdout[-3000:] + done.stderr[-3000:]
     return (json.loads(report.read_text()) if report.exists() else None), done.stdout + done.stderr
@@ -40,14 +41,29 @@ def test_a_script_is_equal_and_the_users_files_stay(tmp_path):
     mine = tmp_path / "here" / "changed"  # the folder that the script saves into, with a file of the same name
     mine.mkdir()
     (mine / "model.safetensors").write_text("mine")
-    report, text = compared(tmp_path / "here", CHANGED, status=0)
+    cache = tmp_path / "here" / "cache"  # workers write into it
+    cache.mkdir()
+    (cache / "3.txt").write_text("mine")
+    (tmp_path / "here" / "base.db").write_bytes(b"")
+    output = tmp_path / "compared"
+    token = "hf_" + "s3cr3t" * 6
+    words = ("--output", output, CHANGED, "--workers", "2", "--hub-token", token)
+    report, text = compared(tmp_path / "here", *words, status=0, cleans=False)
     assert_equal(report, text)
+    assert text.index("isolation: ") < text.index("the runs leave all in") and "isolation" in report
+    for side in ("transformers", "hf_compat"):
+        kept = Path(f"{output}/{side}/files{tmp_path}/here")
+        assert (kept / "cache" / "3.txt").read_text() == "3" and len(list((kept / "cache").iterdir())) == 64
+        assert (kept / "base.db").stat().st_size > 0
+    assert [path for path in output.rglob("*") if path.is_file() and token.encode() in path.read_bytes()] == []
     assert [side["updates"] for side in report["sides"]] == [8, 8]
     losses = next(one for one in report["quantities"] if one["quantity"] == "micro-batch losses")
     assert losses["compared"] == 16  # of an overridden `training_step`, too
     files = next(one for one in report["quantities"] if one["quantity"] == "files")
     assert files["compared"] > 8 and any("manifest.json" in reason for reason in files["explained"])
-    assert [path.name for path in (tmp_path / "here").iterdir()] == ["changed"]
+    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["base.db", "cache", "changed"]
+    assert [path.read_text() for path in cache.iterdir()] == ["mine"]
+    assert (tmp_path / "here" / "base.db").read_bytes() == b""
     assert [path.name for path in mine.iterdir()] == ["model.safetensors"]
     assert (mine / "model.safetensors").read_text() == "mine"
 

@@ -25,6 +25,7 @@ MIRRORS = (
 ROOMS = (
     "errors",
     "upstream",
+    "isolation",
     "runtime",
     "hf",
     "interop",

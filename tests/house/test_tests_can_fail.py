@@ -11,7 +11,7 @@ import pytest
 TESTS = Path(__file__).resolve().parents[1]
 FILES = sorted(TESTS.rglob("*.py"))
 # What a machine may lack: a GPU's absence is asked for, mounting needs root, a browser is not pip's.
-MAY_SKIP = {"test_bad_input.py", "faults/test_faults.py", "cli/test_plot.py"}
+MAY_SKIP = {"test_bad_input.py", "faults/test_faults.py", "cli/test_plot.py", "isolation/test_isolation.py"}
 
 
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import ctypes
 import importlib
 import importlib.machinery
 import os
@@ -68,6 +69,13 @@ class Command:
 
 def why_real(facts: dict, loaded: Loaded) -> str:
     """Why a command needs the real interpreter; empty where a fork does the same."""
+    try:
+        with open(f"/proc/{facts['process']}/status") as file:
+            is_restricted = "NoNewPrivs:\t1" in file.read()
+        if is_restricted or _space(facts["process"], "user") != _space("self", "user"):
+            return "another's rights to change files"
+    except OSError:
+        return "the client is gone"
     command, asked = Command(facts["words"]), facts["environment"]
     if command.kind is None:
         return "an option that a fork does not understand"
@@ -130,8 +138,28 @@ def become(facts: dict, streams: list[int], loaded: Loaded) -> None:
         os._exit(status & 0xFF)
 
 
+def _space(process: int | str, kind: str) -> str:
+    return os.readlink(f"/proc/{process}/ns/{kind}")
+
+
+def _enter_mounts_of(process: int) -> None:
+    """See the file system that the client sees: it may be in an isolation."""
+    if _space(process, "mnt") == _space("self", "mnt"):
+        return
+    root = os.open(f"/proc/{process}/root", os.O_PATH | os.O_DIRECTORY)
+    mounts = os.open(f"/proc/{process}/ns/mnt", os.O_RDONLY)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(mounts, 0) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+    os.fchdir(root)
+    os.chroot(".")
+    os.close(root)
+    os.close(mounts)
+
+
 def _take_place(facts: dict, streams: list[int], loaded: Loaded) -> None:
     os.setsid()
+    _enter_mounts_of(facts["process"])
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)

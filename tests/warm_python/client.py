@@ -67,7 +67,8 @@ def request(connection: socket.socket, stand_in: str, words: list[str]) -> None:
     os.umask(mask)
     facts = {
         "executable": stand_in, "words": words, "folder": os.getcwd(), "environment": dict(os.environ),
-        "parent": os.getppid(), "leads_group": os.getpgrp() == os.getpid(), "ignored": ignored, "mask": mask,
+        "process": os.getpid(), "parent": os.getppid(),
+        "leads_group": os.getpgrp() == os.getpid(), "ignored": ignored, "mask": mask,
     }  # fmt: skip
     text = json.dumps(facts).encode()
     streams = array.array("i", [0, 1, 2])

@@ -50,7 +50,7 @@ def main(settings_file: str) -> None:
 
 
 def _prepare(settings: dict[str, object], record: Record) -> ModuleType:
-    """Import the engine, wrap what is looked at, guard the user's files; returns the module that runs scripts."""
+    """Import the engine and wrap what is looked at; returns the module that runs scripts."""
     script = _module("user_script", str(settings["user_script"]))
     if settings["engine"] == "hf_compat":
         importlib.import_module("hf_compat.interop.patching").patch()
@@ -61,13 +61,6 @@ def _prepare(settings: dict[str, object], record: Record) -> ModuleType:
     versions = {name: importlib.import_module(name).__version__ for name in ("transformers", "torch")}
     record.write("start", engine=settings["engine"], python=sys.version.split()[0], versions=versions)
     record.flush()
-    scratch = _part("scratch")
-    folders = [str(settings[name]) for name in ("scratch_folder", "working_folder", "script_folder")]
-    folder = scratch.ScratchFolder(*folders, settings["allowed"])
-    for module, name, place in (("torch", "save", 1), ("safetensors.torch", "serialize_file", 1)):
-        owner = importlib.import_module(module)
-        setattr(owner, name, scratch.writing_through(folder.allow_change, getattr(owner, name), place))
-    folder.guard()
     return script
 
 

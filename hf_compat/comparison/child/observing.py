@@ -5,6 +5,7 @@ Nothing is drawn at random, no callback is added, and each method that is wrappe
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import time
@@ -116,6 +117,7 @@ class Observer:
         self._wrap(arguments, "__post_init__", self._override)
         for owner in (trainer, importlib.import_module("transformers.utils.hub").PushToHubMixin):
             self._wrap(owner, "push_to_hub", self._no_push)
+        self._wrap(importlib.import_module("torch"), "save", functools.partial(_save_without_tokens, arguments))
 
     def _wrap_own_steps(self, trainer: _Trainer) -> None:
         """Look at each `training_step` that stands in the place of the Trainer's own, in a class or on the object."""
@@ -262,6 +264,15 @@ class Observer:
     def _write(self, kind: str, state: _State, done: int = 0, **values: object) -> None:
         place = {"training": self.trainings, "within": self._depth > 0, "update": state.global_step + done}
         self.record.write(kind, **place, **values)
+
+
+def _save_without_tokens(arguments: type, save: Method, thing: object, *more: object, **keywords: object) -> object:
+    """Save, and training arguments without what logs in: the file is kept."""
+    if isinstance(thing, arguments):
+        thing = copy.copy(thing)
+        given = vars(thing)
+        given |= {name: "<left out by hf-compat compare>" for name in given if name.endswith("_token") and given[name]}
+    return save(thing, *more, **keywords)
 
 
 def _numbers(values: object) -> Iterable[tuple[str, object]]:
