@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from hf_compat.checkpoint.files import short
-from hf_compat.errors import CallbackError, warn_once
+from hf_compat.checkpoint.pickles import check_bounds
+from hf_compat.errors import CallbackError, CheckpointError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.runtime.rng import legacy_globals
 
@@ -119,11 +120,14 @@ def readable_state(state: State, whose: str) -> State:
         whose: Begin of the error's sentence.
 
     Raises:
-        CallbackError: It holds something that would make the whole checkpoint unreadable.
+        CallbackError: It holds something, or is nested or shared so, that the whole checkpoint would be unreadable.
     """
     try:
+        check_bounds(whose, state)
         plain: State = _readable(state, "")
         return plain
+    except CheckpointError as error:
+        raise CallbackError(f"{error}\n\nHint: return what is nested less, and shares less.") from None
     except _Unreadable as found:
         raise CallbackError(
             f"{whose} cannot be read back from a checkpoint: it holds a {type(found.value).__name__}"

@@ -16,6 +16,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from toy import Classifier, rows
 
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
+from hf_compat.checkpoint.plain_values import readable_state
 from hf_compat.errors import CallbackError
 
 pytestmark = [
@@ -159,3 +160,22 @@ def test_a_plugin_that_writes_in_the_background_is_waited_for(tmp_path, fails):
         assert fails and "a disk failed" in str(error)
     assert threading.active_count() == before
     assert len(list((tmp_path / "all").iterdir())) == (3 if fails else 4)
+
+
+def circular(kind):
+    state = kind()
+    state.append(state) if kind is list else state.update(inner=state)
+    return state
+
+
+def nested(times, copies):
+    state = [1]
+    for _ in range(times):
+        state = [state] * copies
+    return state
+
+
+@pytest.mark.parametrize("state", [circular(list), circular(dict), nested(5000, 1), nested(40, 2)])
+def test_a_state_that_no_reader_walks_through_is_refused_when_it_is_saved(state):
+    with pytest.raises(CallbackError, match="The state of X cannot be read"):
+        readable_state({"kept": state}, "The state of X")
