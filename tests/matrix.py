@@ -121,7 +121,7 @@ def run_guests(python: Path, folder: Path) -> None:
 
 
 def run_tests(python: Path, release: str, words: list[str]) -> tuple[int, str]:
-    """Run tests beside a release; return pytest's status, and its last line.
+    """Run tests beside a release; return pytest's status, its last line and what has failed.
 
     Its warnings of old names are no errors there: a release of another time warns of the packages of today.
     """
@@ -129,8 +129,8 @@ def run_tests(python: Path, release: str, words: list[str]) -> tuple[int, str]:
     command = [str(python), "-m", "pytest", "-q", "-W", "ignore", "-m", "", *chosen]
     done = subprocess.run(command, cwd=ROOT, env=quiet(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines = done.stdout.strip().splitlines()
-    print(*(f"  {line}" for line in lines if line.startswith(("FAILED", "ERROR"))), sep="\n", end="")
-    return done.returncode, f"{release}: {lines[-1] if lines else 'pytest has said nothing'}"
+    told = [f"  {line}" for line in lines[:-1] if line.startswith(("FAILED", "ERROR"))]
+    return done.returncode, "\n".join([f"{release}: {lines[-1] if lines else 'pytest has said nothing'}", *told])
 
 
 def quiet() -> dict[str, str]:

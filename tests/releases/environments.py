@@ -26,7 +26,7 @@ SHARED = (
     "torch", "lightning", "torchmetrics", "jsonargparse", "typeshed-client", "numpy", "safetensors", "tqdm", "pandas",
     "pyarrow", "scikit-learn", "matplotlib", "pillow", "pyyaml", "regex", "requests", "httpx", "typer", "filelock",
     "psutil", "packaging", "xxhash", "dill", "multiprocess", "fsspec", "setuptools", "jinja2", "aiohttp",
-    "pytest", "pytest-timeout",
+    "pytest", "pytest-timeout", "libcst",
 )  # fmt: skip
 
 
