@@ -50,7 +50,10 @@ def enter(plan_file: str, *command: str) -> int:
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     _end_what_is_left()
     if command:
-        plan.settle()
+        try:
+            plan.settle()
+        except OSError as error:  # the disk is full, say: how the command has ended counts
+            sys.stderr.write(f"not all that was written could be sorted into {plan.in_folder('files')}: {error}\n")
     if not plan.is_kept and os.getppid() != starter:
         plan.remove()
     return status

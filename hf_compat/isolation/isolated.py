@@ -72,8 +72,16 @@ class Isolation:
             progress: Told what is copied.
 
         Raises:
-            ArgumentError: The working folder is too large to be copied, and cannot be closed.
+            ArgumentError: There is no room in the folder, or too much in the working folder that cannot be closed.
         """
+        try:
+            return self._begin(folder, is_kept, progress)
+        except OSError as error:
+            raise ArgumentError(
+                f"{folder} cannot take what a script writes: {error}\n\nHint: set TMPDIR to a disk with room."
+            ) from error
+
+    def _begin(self, folder: str, is_kept: bool, progress: copies.Progress) -> Plan:
         plan = Plan(
             folder=folder, working_folder=self.working_folder, open_to=self.open_to, how=self.how, is_kept=is_kept
         )
@@ -140,9 +148,9 @@ def offered(folder: str, allow_writes: tuple[str, ...] = (), copy_limit: float =
     if not sys.platform.startswith("linux"):
         return replace(found, how="copies", refused=f"{sys.platform} has none")
     trial = os.path.join(folder, "trial")
-    plan = found.begin(trial, False, lambda _: None)
-    done = subprocess.run(command(plan, []), capture_output=True, text=True)
     try:
+        plan = found.begin(trial, False, lambda _: None)
+        done = subprocess.run(command(plan, []), capture_output=True, text=True)
         if done.returncode == 0:
             told = json.loads(Path(plan.in_folder("entered.json")).read_text("utf-8"))
             return replace(found, read_only=tuple(told["read_only"]))
@@ -150,4 +158,4 @@ def offered(folder: str, allow_writes: tuple[str, ...] = (), copy_limit: float =
         reason = why.read_text("utf-8") if why.exists() else done.stderr.strip()[-200:]
         return replace(found, how="copies", refused=reason)
     finally:
-        plan.remove()
+        Plan(folder=trial, working_folder="").remove()

@@ -188,6 +188,23 @@ def test_a_killed_command_leaves_nothing(how, project, tmp_path, monkeypatch):
     assert place not in Path("/proc/self/mounts").read_text() and os.listdir(tmp_path / "runs") == []
 
 
+def test_a_full_disk_is_named(project, tmp_path):
+    (tmp_path / "small").mkdir()
+    script = """
+        mount --make-rprivate / && mount -t tmpfs -o size=64k tmpfs "$0" || exit 99
+        head -c 64k /dev/zero > "$0/fill"
+        "$1" -c 'import sys; from hf_compat.isolation.isolated import offered; offered(sys.argv[1])' "$0"
+        echo "left: $(ls "$0")"
+    """
+    words = ["unshare", "-m", "bash", "-c", script, str(tmp_path / "small"), sys.executable]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    if done.returncode == 99 or "unshare failed" in done.stderr:
+        pytest.skip("only root mounts")
+    assert done.stdout == "left: fill\n" and "ArgumentError" in done.stderr, done.stderr
+    assert "cannot take what a script writes: [Errno 28] No space left" in done.stderr
+    assert "Hint: set TMPDIR" in done.stderr
+
+
 def of_place(place: str) -> list[str]:
     """The processes that know of an isolation."""
     found = []
