@@ -14,7 +14,7 @@ from hf_compat.migration.things import Thing, Things, is_static, own_returns
 from hf_compat.migration.trainer_calls import call_change, is_super_call
 
 # Today's parameters after `self`, with their defaults.
-_TODAY: dict[str, tuple[str, ...]] = {
+OVERRIDABLE: dict[str, tuple[str, ...]] = {
     "_get_train_sampler": ("train_dataset=None",),
     "_load_from_checkpoint": ("resume_from_checkpoint", "model=None"),
     "_maybe_log_save_evaluate": (
@@ -89,7 +89,7 @@ def _rewrite_method(method: cst.FunctionDef, owner: cst.ClassDef, source: Source
                 source.change(method.params.params[-1], _optional)
             if handed_on and sum(name == "metrics" for name in _names_in(method)) > handed_on:
                 source.list(method, what, "gets no metrics since 4.47: the last ones are in self.state.log_history")
-    elif name in _TODAY and not isinstance(method.params.star_arg, cst.Param):
+    elif name in OVERRIDABLE and not isinstance(method.params.star_arg, cst.Param):
         gained = _extend(method, what, source)
         return _ITEMS in gained and (name == "compute_loss" or any(_super_calls(method)))
     return False
@@ -103,7 +103,7 @@ def _own_names(method: cst.FunctionDef) -> list[str]:
 
 def _missing(method: cst.FunctionDef) -> list[tuple[int, str]] | None:
     """Return today's parameters that a method lacks, with their places; None where its own do not fit."""
-    today = _TODAY[method.name.value]
+    today = OVERRIDABLE[method.name.value]
     plain = [one.partition("=")[0] for one in today]
     own = _own_names(method)
     by_keyword_only = {one.name.value for one in method.params.kwonly_params}
@@ -125,7 +125,7 @@ def _extend(method: cst.FunctionDef, what: str, source: Source) -> Sequence[str]
     """Give a method the parameters that it lacks, and hand them on where it calls the method that it overrides."""
     missing = _missing(method)
     if missing is None:
-        parameters = ", ".join(_TODAY[method.name.value])
+        parameters = ", ".join(OVERRIDABLE[method.name.value])
         source.list(
             method, what, f"has parameters of its own; it is called with ({parameters}) today", source.fails_in_5
         )

@@ -8,18 +8,16 @@ import libcst as cst
 
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.migration.calls import fields_of, local_class
+from hf_compat.migration.overrides import OVERRIDABLE
 from hf_compat.migration.report import Effect, Finding, Rewritten
 from hf_compat.migration.source import Source
 from hf_compat.migration.things import Thing, Things
 
 # Methods that stand together in transformers' Trainer of every release; a subclass overrides a few of them.
-_OF_A_COPY = frozenset(
-    {
-        "_inner_training_loop", "_maybe_log_save_evaluate", "_load_from_checkpoint", "_save_checkpoint",
-        "create_optimizer_and_scheduler", "evaluation_loop", "get_train_dataloader", "num_examples", "prediction_step",
-        "train", "training_step", "compute_loss", "_wrap_model", "_prepare_inputs", "floating_point_ops",
-    }
-)  # fmt: skip
+_OF_A_COPY = frozenset(OVERRIDABLE) | {
+    "_inner_training_loop", "create_optimizer_and_scheduler", "get_train_dataloader", "num_examples", "train",
+    "_prepare_inputs", "floating_point_ops",
+}  # fmt: skip
 _ENOUGH = 9
 
 
