@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import runpy
+import subprocess
 import sys
 
 import pytest
@@ -78,3 +79,11 @@ def test_each_restored_name_is_one_that_the_table_says_is_restored(swapped):
         if (module, name) != ("transformers", "deepspeed"):
             assert is_restored(f"{module}.{name}"), name
     assert is_restored("transformers.deepspeed") and not is_restored("transformers.AdamW")
+
+
+def test_run_tells_the_way_out_below_the_error(tmp_path):
+    (tmp_path / "old.py").write_text("from transformers import AdamW\n")
+    command = [sys.executable, "-m", "hf_compat", "run", "old.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.rstrip().splitlines()[-1].startswith("transformers.AdamW: gone since 4.50: `torch.optim.AdamW`")
