@@ -77,7 +77,7 @@ GONE = {
     "is_tf_available": "TensorFlow is gone in transformers 5",
     "create_optimizer": "TensorFlow is gone in transformers 5",
     "is_flax_available": "Flax is gone in transformers 5",
-    "is_offline_mode": "gone in transformers 5: `huggingface_hub.constants.HF_HUB_OFFLINE`",
+    "is_offline_mode": "gone in transformers 5: `huggingface_hub.is_offline_mode`",
     "get_full_repo_name": "gone in transformers 5: `huggingface_hub.HfApi().get_full_repo_name`",
     "send_example_telemetry": "gone in transformers 5, where nothing is sent: take the call out",
     "AdamW": "gone since 4.50: `torch.optim.AdamW`, which differs in the last digits (`migrate` writes it)",
