@@ -128,6 +128,9 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
 
     if chosen.launcher is not None:
         end_with_launcher(chosen.launcher)
+    else:
+        first = f"hf-compat check: {chosen.script} runs up to its first `train()`"
+        print(first, file=sys.stderr, flush=True)  # noqa: T201 - what follows is the script's
     if chosen.compat is not None:
         set_for_children(VARIABLE, chosen.compat)
     script = UserScript(path=chosen.script, arguments=tuple(chosen.arguments), is_module=chosen.module)

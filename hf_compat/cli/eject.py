@@ -57,6 +57,7 @@ def _ejected(chosen: argparse.Namespace) -> int:
             require_script(chosen.script, "hf-compat eject SCRIPT [arguments] DIR")
         folder = Path(target).absolute()
         check_folder(folder)
+        _say(f"hf-compat eject: {chosen.script} runs up to its first `train()`")
         recorder = Recorder(Path(chosen.script).resolve().parent if not chosen.module else Path.cwd())
         script = UserScript(path=chosen.script, arguments=tuple(arguments), is_module=chosen.module)
         # what the script prints is no part of the answer, and its own output folder is not made
@@ -102,4 +103,4 @@ def _made(target: str) -> Iterator[tuple[str, ...]]:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)  # noqa: T201 - the command's answer
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - the command's answer

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from tqdm import tqdm
 
 from hf_compat.errors import ScriptError
 from hf_compat.hf.arguments import TrainingArguments
@@ -83,8 +87,8 @@ def run_until_train(
     """Run a script, unchanged, up to its first call of `train()`, and return what `use` makes of that call.
 
     The script runs as this process's `__main__`, with our names in the place of transformers' and an empty standard
-    input. `use` is called in the place of the first `train()`; then the script ends. Call it once a process: what the
-    script imports and sets stays.
+    input, without progress bars and without logs below warnings. `use` is called in the place of the first `train()`;
+    then the script ends. Call it once a process: what the script imports and sets stays.
 
     Args:
         script: What to run.
@@ -97,7 +101,7 @@ def run_until_train(
     patching.patch()
     let_children_import_from(child_site.FOLDER)
     interception = _Interception(use)
-    with _train_intercepted(interception), arguments_overridden(overrides or {}), _no_input():
+    with _train_intercepted(interception), arguments_overridden(overrides or {}), _no_input(), _quiet():
         ended = _ended(script)
     if interception.error is not None:
         raise interception.error
@@ -181,6 +185,24 @@ def restore_as_written(args: TrainingArguments) -> None:
     """Give overridden arguments the values that the script has written; None becomes the default again."""
     for name, value in vars(args).get("_as_written", {}).items():
         setattr(args, name, value)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what libraries show of their loading: progress bars, and logs that are no warnings."""
+    init, level = tqdm.__init__, logging.root.manager.disable
+
+    @functools.wraps(init)
+    def init_disabled(self: tqdm[object], *positional: object, **named: object) -> None:
+        init(self, *positional, **{**named, "disable": True})
+
+    tqdm.__init__ = init_disabled
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        tqdm.__init__ = init
+        logging.disable(level)
 
 
 @contextlib.contextmanager

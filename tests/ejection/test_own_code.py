@@ -56,9 +56,12 @@ def test_a_script_with_code_of_its_own_bit_for_bit(name, tmp_path):
 
 
 LEFT = """
+import logging
 import sys
 import torch
+from datasets import Dataset
 from tiny import Net, rows
+from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 
@@ -79,6 +82,11 @@ class Unusual(Trainer):
         pass
 
 
+logging.basicConfig(level=logging.INFO)
+for _ in tqdm(range(3)):
+    logging.info("a page of it")
+Dataset.from_list([{"a": 1}] * 9).map(lambda row: row)
+logging.warning("a warning")
 args = TrainingArguments(
     sys.argv[2], max_steps=2, eval_strategy="epoch", report_to="none", save_strategy="no", lr_scheduler_type="greedy"
 )
@@ -90,7 +98,9 @@ def test_what_is_left_to_do_stands_where_it_belongs(tmp_path):
     (tmp_path / "tiny.py").write_text((HERE / "scripts" / "tiny.py").read_text())
     script = tmp_path / "unusual.py"
     script.write_text(LEFT)
-    told, _ = ejected(script, folder=tmp_path, status=1)
+    told, shown = ejected(script, folder=tmp_path, status=1)
+    assert shown.index("runs up to its first `train()`") < shown.index("a warning")
+    assert "a warning" in shown and "a page of it" not in shown and "%|" not in shown
     todos = told[told.index("left to do: 5") :].splitlines()[1:]
     for todo in todos:
         place, _, text = todo.strip().partition(": ")
