@@ -12,7 +12,7 @@ from hf_compat.optim.optimizers import OPTIMIZERS
 from hf_compat.optim.plain_optimizers import TORCH_OPTIMIZERS
 
 DEVICE_CASES: dict[str, dict] = {}
-NOT_ON_A_DEVICE: dict[str, str] = {}
+NOT_ON_A_DEVICE: dict[str, str] = {}  # what the pretended device cannot do, with the reason
 
 
 def case(name: str, args: dict | None = None, **parts) -> None:

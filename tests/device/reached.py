@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/device/reached.py
 
-Traces the tests here, the tests of devices beside it, and some configurations of `matrix.py`. The page
+Traces the tests here, the tests of devices beside it, and some configurations of `device_matrix.py`. The page
 `docs/benchmarks.md` names what is left.
 """
 
@@ -17,7 +17,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "parity"), str(HERE.parent)]
 
-import matrix
+import device_matrix
+import peft  # noqa: F401 - while no device is there: what it imports looks for one
 import pytest
 
 PACKAGE = HERE.parents[1] / "hf_compat"
@@ -62,11 +63,23 @@ def main() -> int:
     sys.settrace(trace)
     for name in CONFIGURATIONS:
         with tempfile.TemporaryDirectory() as folder:
-            matrix.run_one("hf_compat", name, Path(folder), "cuda")
+            device_matrix.run_one("hf_compat", name, Path(folder), "cuda")
     own = [
         str(path) for path in HERE.glob("test_*.py") if path.name not in ("test_pretended.py", "test_device_runs.py")
     ]
-    pytest.main([*own, *(str(HERE.parent / name) for name in BESIDE), "-n", "0", "-q", "-x", "-p", "no:cacheprovider"])
+    pytest.main(
+        [
+            *own,
+            *(str(HERE.parent / name) for name in BESIDE),
+            "-n",
+            "0",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-W",
+            "ignore::pytest.PytestAssertRewriteWarning",
+        ]
+    )
     sys.settrace(None)
     missed = [(file, line) for file in sorted(wanted) for line in sorted(wanted[file]) if (file, line) not in reached]
     for file, line in missed:

@@ -1,4 +1,4 @@
-"""A sample of `matrix.py`, which runs all: on a pretended GPU both trainers give the same, and ours waits no more."""
+"""A sample of `device_matrix.py`, which runs all: on a pretended GPU both trainers give the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parent))
 
-from matrix import run_all, verdict
+from device_matrix import run_all, verdict
 from pretended import pretended_device
 
 import hf_compat

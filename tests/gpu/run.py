@@ -186,8 +186,8 @@ DEVICE = HERE.parent / "device"
 
 
 def configurations(rounds: int) -> tuple[bool, str]:
-    """All configurations of `tests/device/matrix.py` give on this GPU what transformers gives."""
-    done = _on_this_gpu("matrix.py", "--kind", "real")
+    """All configurations of `tests/device/device_matrix.py` give on this GPU what transformers gives."""
+    done = _on_this_gpu("device_matrix.py", "--kind", "real")
     told = done.stdout.strip().splitlines()
     print(*(f"          {line[:300]}" for line in told[:-1] if line.startswith("DIFFERENT")), sep="\n")
     return done.returncode == 0, told[-1] if told else done.stderr.strip().rpartition("\n")[2]

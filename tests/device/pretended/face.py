@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import importlib.util
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -171,6 +173,7 @@ def _factories(machine: Machine) -> Answers:
         return make
 
     names = {one.__name__ for one in torch.utils._device._device_constructors() if hasattr(torch, one.__name__)}
+    names |= {f"{name}_like" for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")}
     moved = {name: made(name) for name in ("tensor", "as_tensor", "asarray")}
     return {**{name: _asking(getattr(torch, name)) for name in names}, **moved}
 
@@ -306,6 +309,8 @@ def pretended_device(kind: str = "cuda", count: int = 1, check_races: bool = Tru
         count: How many of them.
         check_races: Raise, at the end, what races were found where nothing could be raised.
     """
+    if importlib.util.find_spec("bitsandbytes") is not None:  # PEFT imports it, and it looks for CUDA's own functions
+        importlib.import_module("bitsandbytes")
     machine, generators = Machine(kind, count), Generators(count)
     owners = answers(machine, generators)
     absent = object()

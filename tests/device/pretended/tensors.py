@@ -203,8 +203,10 @@ def compute(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         index = machine().index_of(device)
     if not here and index is None:
         return _on_host(func, args, kwargs)
-    if index is None and name != "_to_copy":  # `empty_like(…, device="cpu")`
-        return _on_host(func, tree_map(_inside, args), kwargs)
+    if index is None and name != "_to_copy":
+        if getattr(asked, "is_python", False):  # `empty_like(…, device="cpu")`
+            return _on_host(func, tree_map(_inside, args), kwargs)
+        index, kwargs = here[0]._index, {**kwargs, "device": None}
     if name == "copy_":
         return _copy(func, args, kwargs)
     if name == "_to_copy" and here and device is not None:

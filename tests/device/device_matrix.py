@@ -1,7 +1,7 @@
 """Run configurations on a pretended GPU under transformers and under hf_compat, and compare all that they leave.
 
-    .venv/bin/python tests/device/matrix.py [NAME …] [--jobs 2] [--kind cuda]
-    .venv/bin/python tests/device/matrix.py --kind real         # on the GPU that this machine has
+    .venv/bin/python tests/device/device_matrix.py [NAME …] [--jobs 2] [--kind cuda]
+    .venv/bin/python tests/device/device_matrix.py --kind real         # on the GPU that this machine has
 
 Without names: all parity configurations, and those that only a device has (`device_cases.py`). Prints what differs, the
 counts. `waits.py` has the table of what an update, a log, an evaluation and a save wait for.
@@ -134,8 +134,10 @@ def read(folder: Path, api: str, name: str) -> dict | str:
 
 
 def verdict(folder: Path, name: str) -> tuple[str, str]:
-    """Return `equal`, `explained`, `refused alike` or `DIFFERENT`, and what there is to say."""
+    """Return `equal`, `explained`, `impossible` here or `DIFFERENT`, and what there is to say."""
     theirs, ours = (read(folder, api, name) for api in APIS)
+    if name in NOT_ON_A_DEVICE and (isinstance(theirs, str) or isinstance(ours, str)):
+        return "impossible", NOT_ON_A_DEVICE[name]
     for api, found in zip(APIS, (theirs, ours), strict=True):
         if isinstance(found, str):
             return "DIFFERENT", f"{api}: {found[-1500:]}"
@@ -146,8 +148,6 @@ def verdict(folder: Path, name: str) -> tuple[str, str]:
         expected = difference.expect(expected, mended)
     if same(expected, ours["result"]):
         return ("explained", difference.heading) if difference else ("equal", "")
-    if name in NOT_ON_A_DEVICE:
-        return "explained", NOT_ON_A_DEVICE[name]
     return "DIFFERENT", first_difference(expected, ours["result"])
 
 
