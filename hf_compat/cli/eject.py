@@ -36,7 +36,7 @@ def main(words: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
     chosen = make_parser().parse_args(list(words))
     with _made(chosen.arguments[-1] if chosen.arguments else "-") as made:
-        status = call_again("eject", words, chosen, chosen.script, made)
+        status = call_again("eject", words, chosen, chosen.script, made) if made else None  # it refuses the folder
     return _ejected(chosen) if status is None else status
 
 

@@ -41,7 +41,8 @@ def call_again(
         open_to: Folders that stay real, beside those that the user names.
     """
     variables = os.environ  # noqa: TID251 - runtime/launch.py imports torch, and this process leaves that to the other one
-    if VARIABLE in variables:
+    is_run = chosen.module or (os.path.exists(script) and not script.endswith(".ipynb"))  # else the command says why
+    if VARIABLE in variables or not is_run:
         return None
     if any(one in variables for one in _OF_LAUNCHERS):
         _say("isolation: none: a launcher has started this process; `--devices N` starts isolated ones")
