@@ -56,8 +56,7 @@ def main(words: Sequence[str]) -> int:
 
 def _lines(result: Diagnosis) -> Iterator[str]:
     for script in result.scripts:
-        understood = " (its names of earlier releases are understood)" if script.has_old_names else ""
-        yield f"{script.path}: {script.verdict}{'' if script.findings else understood}"
+        yield f"{script.path}: {script.verdict}"
         for one in script.findings:
             cell = "" if one.cell is None else f"cell {one.cell}, "
             yield f"  {one.effect.value}, {cell}line {one.line}: {one.what}: {one.reason}"

@@ -18,13 +18,11 @@ class ScriptDiagnosis:
         path: As it was named, or found in a folder that was.
         findings: Gravest first, then by line.
         mendable: How many of them `migrate` rewrites.
-        has_old_names: Whether it has names of earlier releases, be they understood or not.
     """
 
     path: str
     findings: tuple[Finding, ...]
     mendable: int
-    has_old_names: bool
 
     @property
     def verdict(self) -> str:
@@ -81,6 +79,4 @@ def diagnose(paths: Sequence[str], target: Target = Target.HF_COMPAT) -> Diagnos
 
 def _diagnosed(file: FileChange) -> ScriptDiagnosis:
     told = sorted({*file.findings, *file.mended}, key=lambda one: (one.effect.gravity, one.cell or 0, one.line))
-    return ScriptDiagnosis(
-        path=file.path, findings=tuple(told), mendable=len(file.mended), has_old_names=file.is_changed
-    )
+    return ScriptDiagnosis(path=file.path, findings=tuple(told), mendable=len(file.mended))
