@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import sys
 import warnings
 from collections.abc import Collection, Iterable
 from types import ModuleType, SimpleNamespace
@@ -122,7 +123,10 @@ def modules_there(names: tuple[str, ...]) -> list[ModuleType]:
 
 def _is_there(module: str) -> bool:
     try:
-        return importlib.util.find_spec(module) is not None
+        # a release makes some of its former modules without a spec
+        return (
+            sys.modules[module] is not None if module in sys.modules else importlib.util.find_spec(module) is not None
+        )
     except ModuleNotFoundError as error:  # what is a folder of modules today was one module then, or was not there
         if not str(error.name).startswith("transformers"):
             raise

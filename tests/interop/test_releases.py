@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import types
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,6 +134,14 @@ def test_an_old_field_without_effect_is_warned_about(tmp_path):
     with pytest.warns(InertArgumentWarning, match="save_safetensors=False"):
         Trainer(toy.Classifier(), args, train_dataset=toy.rows(8))
     assert args.warmup_steps == 3
+
+
+def test_a_module_that_a_release_has_made_without_a_spec_is_there(monkeypatch):
+    """As `transformers.tokenization_utils` of 5.0, which keeps the name for the module that took its place."""
+    monkeypatch.setitem(sys.modules, "transformers.of_a_former_name", types.ModuleType("transformers.of_a_former_name"))
+    monkeypatch.setitem(sys.modules, "transformers.gone", None)
+    there = releases.modules_there(("transformers.of_a_former_name", "transformers.gone", "transformers.nowhere"))
+    assert [module.__name__ for module in there] == ["transformers.of_a_former_name"]
 
 
 TOO_OLD = """
