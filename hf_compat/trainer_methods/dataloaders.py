@@ -74,7 +74,7 @@ class DataloaderMethods(TrainerBase):
             raise DataError("Trainer: evaluation requires an eval_dataset.\n\nHint: pass `eval_dataset=…`.")
         key = eval_dataset if isinstance(eval_dataset, str) else "eval"
         kept: dict[str, DataLoader[Batch]] = self.__dict__.setdefault("_eval_dataloaders", {})
-        begun = self._run.evaluated
+        begun: set[str] = self._run.evaluated if "_run" in self.__dict__ else set()  # native mode has no such record
         has_begun = key in begun
         if self.args.dataloader_persistent_workers:
             begun.add(key)

@@ -137,10 +137,7 @@ class Fit:
         host = self._trainer
         plan = translate(host.args, self._counts, getattr(host.model, "config", None))
         if plan.strategy == "ddp" and "find_unused_parameters" not in plan.strategy_options:
-            recomputes = getattr(host.model, "is_activation_checkpointing", None)
-            if recomputes is None:  # its older name, which warns in transformers 5
-                recomputes = getattr(host.model, "is_gradient_checkpointing", False)
-            recomputes = bool(recomputes or host.args.activation_checkpointing)
+            recomputes = host.args.activation_checkpointing or recomputes_activations(host.model)
             unused = not (is_pretrained_model(host.model) and recomputes)
             options = {**plan.strategy_options, "find_unused_parameters": unused}
             plan = dataclasses.replace(plan, strategy_options=options)
@@ -207,3 +204,11 @@ class Fit:
         host.model_wrapped = host._wrapped_between_runs()
         host.accelerator.leave_fit()
         host._callbacks.watch_outputs(False)
+
+
+def recomputes_activations(model: nn.Module) -> bool:
+    """Whether a model of transformers says that it computes activations again in the backward pass."""
+    known = getattr(model, "is_activation_checkpointing", None)
+    if known is None:  # its older name, which warns in transformers 5
+        known = getattr(model, "is_gradient_checkpointing", False)
+    return bool(known)

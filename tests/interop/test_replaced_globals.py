@@ -11,6 +11,7 @@ import transformers
 
 import hf_compat
 from hf_compat.interop.replaced_globals import global_of_trainer
+from hf_compat.trainer_methods.fit import recomputes_activations
 
 pytestmark = pytest.mark.filterwarnings("ignore:These were imported from transformers")
 
@@ -105,5 +106,5 @@ def test_a_checkpointing_model_is_asked_by_the_name_that_does_not_warn(tmp_path)
         change()
         with warnings.catch_warnings():
             warnings.simplefilter("error", FutureWarning)
-            found.append(asking._checkpoints_activations())
+            found.append(recomputes_activations(asking.model))
     assert found == [False, True]
