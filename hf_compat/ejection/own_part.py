@@ -92,7 +92,7 @@ def describe_own(trainer: Trainer, write: Expressions, user: Expressions, findin
         trainer, [kind for kind in type(trainer).__mro__ if write.recorder.is_of_script(kind.__module__)], user
     )
     stubs: dict[str, list[str]] = {}
-    for name, owner, value in _overrides(trainer):
+    for name, owner, value in overrides_of(trainer):
         if name in _READ_OFF:
             continue
         where = f"`{owner}.{name}` ({user.code.where(value)})"
@@ -119,7 +119,7 @@ def describe_own(trainer: Trainer, write: Expressions, user: Expressions, findin
     return part
 
 
-def _overrides(trainer: Trainer) -> Iterator[tuple[str, str, object]]:
+def overrides_of(trainer: Trainer) -> Iterator[tuple[str, str, object]]:
     """Yield what a subclass, or this object, does otherwise than HF's Trainer: name, owner, value; the first counts."""
     seen = set[str]()
     for owner in (trainer, *type(trainer).__mro__):

@@ -9,7 +9,7 @@ from hf_compat.data.types import Loader
 from hf_compat.engine.windows import Windows
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.run_counts import RunCounts, make_run_counts
-from hf_compat.runtime.inspection import fitting_arguments, has_length
+from hf_compat.runtime.inspection import fitting_arguments, has_length, needs_parameter
 from hf_compat.trainer_methods.base import TrainerBase
 
 
@@ -39,8 +39,10 @@ class WindowMethods(TrainerBase):
 
     def run_counts(self, args: TrainingArguments, dataloader: Loader) -> RunCounts:
         """Return the counts that an override of any era gives, which may be a plain tuple."""
-        given = (args, dataloader, self.get_total_train_batch_size(args))
-        return RunCounts(*self.set_initial_training_values(*fitting_arguments(self.set_initial_training_values, given)))
+        method = self.set_initial_training_values
+        # before 5.0 the method also took the samples of an update
+        is_old = needs_parameter(method, "total_train_batch_size")
+        return RunCounts(*method(args, dataloader, *([self.get_total_train_batch_size(args)] if is_old else [])))
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Return the samples of one update over all processes."""

@@ -30,14 +30,14 @@ _UNREAD = 256  # updates whose losses lie on the device until somebody reads how
 
 
 def read_numbers(values: Iterable[torch.Tensor | float]) -> list[float]:
-    """Return scalars as numbers; those on a device are read with one wait."""
+    """Return scalars as numbers; those of a device are read with one wait."""
     found = list(values)
     numbers = [0.0] * len(found)
     together: dict[torch.device, list[int]] = {}
     for place, value in enumerate(found):
         if not isinstance(value, torch.Tensor):
             numbers[place] = float(value)
-        elif value.device.type == "cpu" or value.dtype not in _EXACT_IN_FLOAT32:
+        elif value.dtype not in _EXACT_IN_FLOAT32:
             numbers[place] = float(value.item())
         else:
             together.setdefault(value.device, []).append(place)

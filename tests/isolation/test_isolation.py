@@ -41,11 +41,19 @@ def project(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def runs(tmp_path):
+    """A folder with a short path: sockets of multiprocessing stand in it, whose paths have 107 characters at most."""
+    folder = tempfile.mkdtemp(prefix="runs-")
+    (tmp_path / "runs").symlink_to(folder)
+    yield
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def isolation_of(how, tmp_path, monkeypatch) -> Isolation:
     """What the system offers, or copies; skips where it has no overlay."""
     monkeypatch.setenv(CHOSEN, how)
-    (tmp_path / "runs").mkdir(exist_ok=True)
-    found = offered(str(tmp_path / "runs"))
+    found = offered(os.path.realpath(tmp_path / "runs"))
     if found.how != how:
         pytest.skip(found.told)
     assert os.listdir(tmp_path / "runs") == [], "the trial leaves nothing"
@@ -54,7 +62,7 @@ def isolation_of(how, tmp_path, monkeypatch) -> Isolation:
 
 def run(isolation, tmp_path, *words, before=()):
     """Run a command in isolation; returns the folder that it leaves, and the finished process."""
-    plan = isolation.begin(str(tmp_path / "runs" / "run"), True, print)
+    plan = isolation.begin(os.path.realpath(tmp_path / "runs" / "run"), True, print)
     done = subprocess.run([*before, *command(plan, list(map(str, words)))], capture_output=True, text=True, timeout=200)
     return Path(plan.folder), done
 

@@ -14,8 +14,7 @@ import transformers
 import hf_compat
 import hf_compat.trainer_callback
 from hf_compat import Trainer
-from hf_compat.ejection.findings import Findings
-from hf_compat.ejection.run_part import check_overrides
+from hf_compat.ejection.own_part import overrides_of
 from hf_compat.errors import ArgumentError, CallbackError, HfCompatWarning, OverrideError
 from hf_compat.interop import upstream_log
 
@@ -206,10 +205,8 @@ def test_lines_of_transformers_log_while_patched(tmp_path, monkeypatch):
         transformers.logging.set_verbosity_warning()
 
 
-def test_no_project_is_ejected_of_a_method_that_was_put_on_the_object(tmp_path):
-    trainer, findings = make_trainer(hf_compat, tmp_path), Findings()
-    check_overrides(trainer, findings)
-    assert not findings.problems
+def test_an_ejected_project_knows_a_method_that_was_put_on_the_object(tmp_path):
+    trainer = make_trainer(hf_compat, tmp_path)
+    assert list(overrides_of(trainer)) == []
     trainer.training_step = functools.wraps(trainer.training_step)(lambda *args: None)
-    check_overrides(trainer, findings)
-    assert "`Trainer.training_step`" in findings.problems[0] and len(findings.problems) == 1
+    assert list(overrides_of(trainer)) == [("training_step", "Trainer", trainer.training_step)]
