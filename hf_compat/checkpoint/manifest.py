@@ -48,7 +48,8 @@ logger = logging.getLogger(__name__)
 def put_in_place(partial: str, final: str) -> None:
     """Rename a sealed folder to its final name. At every instant the old folder of that name or the new one is whole.
 
-    Files of the old folder that belong to no checkpoint are the user's: they are copied into the new one.
+    Files of the old folder that belong to no checkpoint are the user's: they are copied into the new one. So are files
+    that the old manifest lists and that were written again since: by the run's own code, before this save.
     """
     if not os.path.isdir(final) and not os.path.islink(final):
         os.replace(partial, final)
@@ -58,7 +59,13 @@ def put_in_place(partial: str, final: str) -> None:
         logger.warning("%s is a link to %s: the new checkpoint takes its place.", final, os.readlink(final))
     else:
         old = Path(final)
-        ours = set(_listed(old) or ())
+        listed = _listed(old)
+        sealed_ns = 0 if listed is None else (old / MANIFEST_NAME).lstat().st_mtime_ns
+        ours = {
+            name
+            for name in listed or ()
+            if not os.path.lexists(old / name) or (old / name).lstat().st_mtime_ns <= sealed_ns
+        }
         for path in entries(old):
             relative = path.relative_to(old).as_posix()
             target = Path(partial) / relative

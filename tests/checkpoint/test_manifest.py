@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -138,6 +139,22 @@ def test_only_the_users_own_files_are_carried_over(tmp_path):
     manifest.put_in_place(str(partial), str(old))
     found = {path.relative_to(old).as_posix() for path in old.rglob("*") if path.is_file()}
     assert found == {"model.safetensors", "manifest.json", *OWN}
+
+
+def test_a_listed_file_that_was_written_again_is_carried_over(tmp_path):
+    """An evaluation writes its results where the checkpoint will stand, in a folder that an earlier run has sealed."""
+    old, partial = tmp_path / "checkpoint-2", tmp_path / "checkpoint-2.partial"
+    for folder, names in ((old, ("logits.json", "notes.txt")), (partial, ("a.txt",))):
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text("old")
+        manifest.seal(str(folder))
+    (old / "logits.json").write_text("new")
+    later = (old / "manifest.json").stat().st_mtime_ns + 1
+    os.utime(old / "logits.json", ns=(later, later))
+    manifest.put_in_place(str(partial), str(old))
+    assert sorted(path.name for path in old.iterdir()) == ["a.txt", "logits.json", "manifest.json"]
+    assert (old / "logits.json").read_text() == "new"
 
 
 def test_a_linked_checkpoint_is_replaced_and_what_it_points_to_stays(folder, tmp_path):
