@@ -2,8 +2,7 @@
 
     .venv/bin/python tests/device/reached.py
 
-Traces the tests here, the tests of devices beside it, and some configurations of `device_matrix.py`. The page
-`docs/benchmarks.md` names what is left.
+Traces the tests here, the tests of devices beside it, and some configurations of `device_matrix.py`.
 """
 
 from __future__ import annotations
