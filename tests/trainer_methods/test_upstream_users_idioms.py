@@ -22,6 +22,8 @@ OURS_ALONE = {
     "whole_copy_of_log_and_save",
     ("several_tasks", "resume"),
 }
+# Early stopping counts its patience anew where a run goes on, under both engines: the resumed run ends later.
+ENDS_LATER = {"stop_when_it_does_not_improve"}
 ROWS = [(name, cross) for name in CASES for cross in crosses_of(name)]
 SAMPLE = {(name, crosses_of(name)[i % len(crosses_of(name))]) for i, name in enumerate(CASES) if i % 3}
 PARAMETERS = [pytest.param(*row, marks=() if row in SAMPLE else pytest.mark.matrix, id="-".join(row)) for row in ROWS]
@@ -34,7 +36,7 @@ def test_equal_under_both_engines(tmp_path, name, cross):
         theirs = run(transformers, name, cross, tmp_path / "theirs")
         assert same(theirs, ours), first_difference(theirs, ours)
     assert ours["whole"]["logs"] and ours["whole"]["weights"]
-    assert cross != "resume" or ours["resumed"]["state"][:2] == ours["whole"]["state"][:2]
+    assert cross != "resume" or name in ENDS_LATER or ours["resumed"]["state"][:2] == ours["whole"]["state"][:2]
 
 
 def test_every_cross_stands_in_the_sample():
