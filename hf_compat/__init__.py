@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from hf_compat.optim.lr_schedulers import get_scheduler as get_scheduler
     from hf_compat.plan.explain import explain as explain
     from hf_compat.plan.translate import translate as translate
-    from hf_compat.preflight.report import PreflightReport as PreflightReport
     from hf_compat.runtime.seeding import enable_full_determinism as enable_full_determinism
     from hf_compat.runtime.seeding import set_seed as set_seed
+    from hf_compat.tools.preflight.report import PreflightReport as PreflightReport
     from hf_compat.trainer import Trainer as Trainer
     from hf_compat.trainer_methods.lightning_options import LightningOptions as LightningOptions
     from hf_compat.trainer_seq2seq import Seq2SeqTrainer as Seq2SeqTrainer
@@ -73,7 +73,7 @@ _HOME = {
     "EvalLoopOutput": "hf.outputs",
     "PredictionOutput": "hf.outputs",
     "TrainOutput": "hf.outputs",
-    "PreflightReport": "preflight.report",
+    "PreflightReport": "tools.preflight.report",
     "IntervalStrategy": "hf.enums",
     "SaveStrategy": "hf.enums",
     "SchedulerType": "hf.enums",

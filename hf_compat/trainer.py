@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hf_compat.engine  # noqa: F401 - loads Lightning
 
@@ -32,9 +32,6 @@ from hf_compat.interop.upstream_log import follow_level, log_line
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.translate import parallel_sizes
-from hf_compat.preflight.checking import check
-from hf_compat.preflight.report import PreflightReport
-from hf_compat.preflight.subject import CheckedMethods
 from hf_compat.runtime.absent_ranks import naming_absent_ranks, telling_of_failure
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.inspection import is_replaced
@@ -46,12 +43,15 @@ from hf_compat.runtime.text import did_you_mean, shown
 from hf_compat.runtime.tracebacks import brief
 from hf_compat.trainer_methods.argument_checks import ArgumentChecks
 from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass
+from hf_compat.trainer_methods.evaluation import EvaluationMethods
 from hf_compat.trainer_methods.evaluator import Evaluator
 from hf_compat.trainer_methods.hub import HubMethods
 from hf_compat.trainer_methods.lightning_options import CheckedOptions, LightningOptions, checked
 from hf_compat.trainer_methods.logs import LogMethods
 from hf_compat.trainer_methods.setup import SetupMethods
+from hf_compat.trainer_methods.steps import StepMethods
 from hf_compat.trainer_methods.trainer_module import make_module
+from hf_compat.trainer_methods.training import TrainingMethods
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.output_folder import make_output_folder, saves_checkpoints
 from hf_compat.training_run.resumer import Resumer
@@ -59,11 +59,16 @@ from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.saver import Saver
 from hf_compat.training_run.shared_values import compare_arguments
 
+if TYPE_CHECKING:
+    from hf_compat.tools.preflight.report import PreflightReport
+
 
 class Trainer(
     SetupMethods,
     ArgumentChecks,
-    CheckedMethods,
+    StepMethods,
+    EvaluationMethods,
+    TrainingMethods,
     LogMethods,
     HubMethods,
 ):
@@ -293,6 +298,8 @@ class Trainer(
         Differs:
             `transformers.Trainer` has no such method.
         """
+        from hf_compat.tools.preflight.checking import check  # a tool: nobody pays for it who does not ask
+
         folder = str(self.args.output_dir) if output_dir is None else output_dir
         return check(self, self._train_on_a_copy, resume_from_checkpoint, folder)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from hf_compat.migration.python_source import rewrite_python
-from hf_compat.migration.report import Target
+from hf_compat.tools.migration.python_source import rewrite_python
+from hf_compat.tools.migration.report import Target
 
 SCRIPTS = Path(__file__).parent / "migration" / "scripts"
 NAMES = sorted(path.name for path in SCRIPTS.glob("*.py"))

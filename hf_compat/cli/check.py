@@ -21,8 +21,8 @@ from hf_compat.cli.isolated import add_options, call_again
 from hf_compat.errors import ArgumentError, HfCompatError, ScriptError
 
 if TYPE_CHECKING:
-    from hf_compat.preflight.report import PreflightReport
-    from hf_compat.script_runs.until_train import CapturedTrain
+    from hf_compat.tools.preflight.report import PreflightReport
+    from hf_compat.tools.until_train import CapturedTrain
 
 FINE, FOUND, NOT_CHECKED = 0, 1, 2
 _RESULT = "result.json"
@@ -83,8 +83,8 @@ def main(words: Sequence[str]) -> int:
 def _checked_in_ranks(chosen: argparse.Namespace, scratch: str) -> Outcome | None:
     """Check in several processes; None where this one is enough, or is one of them."""
     from hf_compat.cli.run import number_of, supervised
+    from hf_compat.interop.user_script import require_script
     from hf_compat.runtime.launch import read_launch
-    from hf_compat.script_runs.user_script import require_script
 
     if not chosen.module:
         require_script(chosen.script, "hf-compat check [options] SCRIPT [arguments]")
@@ -124,7 +124,7 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
     """Run the script in this process up to its first `train()`, and check that; what it prints goes to the errors."""
     from hf_compat.hf.profiles import VARIABLE
     from hf_compat.runtime.launch import end_with_launcher, set_for_children
-    from hf_compat.script_runs.until_train import UserScript, run_until_train
+    from hf_compat.tools.until_train import UserScript, run_until_train
 
     if chosen.launcher is not None:
         end_with_launcher(chosen.launcher)
@@ -144,8 +144,8 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
             cause = error.__cause__
             if cause is None or not _is_refusal(cause):
                 return _not_checked(error)
-            from hf_compat.preflight.explaining import finding_of
-            from hf_compat.preflight.report import PreflightReport, Unchecked
+            from hf_compat.tools.preflight.explaining import finding_of
+            from hf_compat.tools.preflight.report import PreflightReport, Unchecked
 
             finding = finding_of(cause, "arguments", f"{script.path} cannot make its Trainer")
             rest = Unchecked(check="everything else", reason="the script ends there, before it trains")
@@ -156,8 +156,8 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
 def _with_ranks(report: PreflightReport) -> PreflightReport:
     """Add notes of what the script compares with local rank 0, where no process has it."""
     from hf_compat.hf.profiles import generation_beside
-    from hf_compat.preflight.report import Finding, Severity
-    from hf_compat.script_runs.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_file
+    from hf_compat.interop.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_file
+    from hf_compat.tools.preflight.report import Finding, Severity
 
     if generation_beside() == "4":
         return report
@@ -171,7 +171,7 @@ def _with_ranks(report: PreflightReport) -> PreflightReport:
 
 def _preflight(captured: CapturedTrain) -> PreflightReport:
     """Check a call of `train()` with the arguments as the script has written them."""
-    from hf_compat.script_runs.until_train import restore_as_written
+    from hf_compat.tools.until_train import restore_as_written
 
     trainer = captured.trainer
     restore_as_written(trainer.args)

@@ -41,14 +41,14 @@ def main(words: Sequence[str]) -> int:
     Raises:
         ArgumentError: An option has a value that cannot be, or there is no such script, interpreter or folder.
     """
-    from hf_compat.comparison.compared import Request, compare
-    from hf_compat.comparison.report import as_json, as_text
-    from hf_compat.script_runs.until_train import UserScript
+    from hf_compat.tools.comparison.compared import Request, compare
+    from hf_compat.tools.comparison.report import as_json, as_text
+    from hf_compat.tools.until_train import UserScript
 
     chosen = make_parser().parse_args(list(words))
-    from hf_compat.comparison.running import Limits
     from hf_compat.errors import ArgumentError
     from hf_compat.runtime.launch import read_launch
+    from hf_compat.tools.comparison.running import Limits
 
     for name, value, least in (("max-steps", chosen.max_steps, 0), ("devices", chosen.devices, 1)):
         if value < least:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hf_compat.runtime.text import need
 
 if TYPE_CHECKING:
-    from hf_compat.migration.diagnosis import Diagnosis, ScriptDiagnosis
+    from hf_compat.tools.migration.diagnosis import Diagnosis, ScriptDiagnosis
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -43,8 +43,8 @@ def main(words: Sequence[str]) -> int:
     """
     chosen = make_parser().parse_args(list(words))
     need("libcst", "'hf-compat[migrate]'", "`hf-compat doctor`")
-    from hf_compat.migration.diagnosis import diagnose
-    from hf_compat.migration.report import Target
+    from hf_compat.tools.migration.diagnosis import diagnose
+    from hf_compat.tools.migration.report import Target
 
     result = diagnose(chosen.paths, Target(chosen.to))
     text = json.dumps(_as_json(result), indent=2, ensure_ascii=False) if chosen.json else "\n".join(_lines(result))

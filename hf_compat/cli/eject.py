@@ -43,10 +43,10 @@ def main(words: Sequence[str]) -> int:
 def _ejected(chosen: argparse.Namespace) -> int:
     """Run the script and write its project; returns the exit status."""
     try:
-        from hf_compat.ejection.project import check_folder, eject
-        from hf_compat.ejection.recording import Recorder
-        from hf_compat.script_runs.until_train import UserScript, run_until_train
-        from hf_compat.script_runs.user_script import require_script
+        from hf_compat.interop.user_script import require_script
+        from hf_compat.tools.ejection.project import check_folder, eject
+        from hf_compat.tools.ejection.recording import Recorder
+        from hf_compat.tools.until_train import UserScript, run_until_train
 
         if not chosen.arguments:
             raise ArgumentError("No folder was named.\n\nHint: `hf-compat eject SCRIPT [arguments] DIR`.")

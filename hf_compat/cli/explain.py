@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
     from hf_compat.plan.explain import Explanation
     from hf_compat.plan.run_counts import RunCounts
-    from hf_compat.script_runs.until_train import CapturedTrain
+    from hf_compat.tools.until_train import CapturedTrain
     from hf_compat.trainer import Trainer
 
 _LARGE_MODEL = 10**7  # parameters from which on memory and traffic are worth a line
@@ -78,7 +78,7 @@ def _is_script(chosen: argparse.Namespace) -> bool:
     if chosen.module or "=" in first or not first or first.startswith("-"):
         return bool(chosen.module)
     if first.endswith(".ipynb") or (first.endswith(".py") and not os.path.exists(first)):
-        from hf_compat.script_runs.user_script import require_script
+        from hf_compat.interop.user_script import require_script
 
         require_script(first, "hf-compat explain SCRIPT [arguments]")
     return os.path.exists(first)
@@ -99,7 +99,7 @@ def _of_script(chosen: argparse.Namespace) -> tuple[Explanation, dict[str, objec
     """Explain the arguments of the Trainer that a script makes; also returns what there is to say of that Trainer."""
     from hf_compat.hf.profiles import VARIABLE
     from hf_compat.runtime.launch import set_for_children
-    from hf_compat.script_runs.until_train import UserScript, run_until_train
+    from hf_compat.tools.until_train import UserScript, run_until_train
 
     if not chosen.words:
         raise ArgumentError("`-m` names no module.\n\nHint: `hf-compat explain -m MODULE [arguments]`.")

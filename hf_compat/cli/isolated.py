@@ -10,9 +10,9 @@ import tempfile
 from collections.abc import Sequence
 
 from hf_compat.errors import ScriptError
-from hf_compat.isolation.isolated import COPY_LIMIT_GIB, command, offered, shortage
-from hf_compat.isolation.plan import VARIABLE, Plan
-from hf_compat.isolation.written import files_below, in_words, is_of_the_command
+from hf_compat.tools.isolation.isolated import COPY_LIMIT_GIB, command, offered, shortage
+from hf_compat.tools.isolation.plan import VARIABLE, Plan
+from hf_compat.tools.isolation.written import files_below, in_words, is_of_the_command
 
 _OF_LAUNCHERS = ("RANK", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 

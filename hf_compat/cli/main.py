@@ -9,9 +9,9 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hf_compat import __version__
 from hf_compat.errors import HfCompatError
 
 if TYPE_CHECKING:
@@ -20,13 +20,29 @@ if TYPE_CHECKING:
 
 
 # Commands in files of their names, which read their own words.
-_OF_THEIR_OWN = {
-    "doctor": "read scripts, and say what would differ silently, what would fail, what is fine",
-    "check": "find what would go wrong in a script's training, without training",
-    "explain": "say what training arguments, or a script's, become, without training anything",
-    "eject": "write a script's run down as a plain Lightning project",
-    "compare": "run a script under transformers and here, and say where they differ, if they do",
-    "migrate": "rewrite scripts of any release of transformers: a diff, or --write",
+_OF_THEIR_OWN = ("doctor", "check", "explain", "eject", "compare", "migrate")
+# What `--help` lists, by what people want to do.
+_GROUPS = {
+    "run and train": {
+        "run": "run an HF script unchanged; --devices N on several processes",
+        "fit": "train as a YAML configuration says",
+        "validate": "evaluate saved weights on the evaluation data",
+        "test": "evaluate saved weights on the test data",
+        "predict": "write the predictions of saved weights to predictions.npz",
+    },
+    "before and after a move": {
+        "doctor": "read scripts: what would differ silently, what would fail, what is fine",
+        "check": "find what would go wrong in a script's training, without training",
+        "compare": "run a script under transformers and here, and show the first difference",
+        "migrate": "rewrite scripts of any release of transformers: a diff, or --write",
+        "eject": "write a script's run as a plain Lightning project",
+        "explain": "show what training arguments, or those of a script, become",
+    },
+    "checkpoints": {
+        "convert": "convert a checkpoint: HF folder, Lightning .ckpt, ZeRO or DCP shards",
+        "seal": "check a checkpoint that was edited, and write its manifest again",
+    },
+    "curves": {"plot": "draw the curves of runs as a picture and as a web page"},
 }
 
 
@@ -62,28 +78,35 @@ def _run(words: list[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; `fit` and its like, `run` and `explain` read their own words."""
-    from hf_compat.cli.sections import COMMANDS
-
-    parser = argparse.ArgumentParser(prog="hf-compat", description="HF training scripts on Lightning's engine.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for add in (_add_document, _add_convert, _add_seal, _add_plot):
+    listed = "\n\n".join(
+        "\n".join([f"{group}:", *(f"  {name:<10}{meaning}" for name, meaning in names.items())])
+        for group, names in _GROUPS.items()
+    )
+    parser = argparse.ArgumentParser(
+        prog="hf-compat",
+        usage="hf-compat COMMAND …",
+        description=f"HF training scripts on Lightning's engine.\n\n{listed}",
+        epilog="`hf-compat COMMAND --help` describes a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"hf-compat {__version__}")
+    commands = parser.add_subparsers(
+        prog="hf-compat", dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS
+    )
+    for add in (_add_convert, _add_seal, _add_plot):
         add(commands)
-    for name, meaning in COMMANDS.items():
-        commands.add_parser(name, help=f"{meaning}, as a configuration says", add_help=False)
-    commands.add_parser("run", help="run an HF script, unchanged; --devices N on several processes", add_help=False)
-    for name, meaning in _OF_THEIR_OWN.items():
-        commands.add_parser(name, help=meaning, add_help=False)
+    for name in (name for names in _GROUPS.values() for name in names):
+        if name not in commands.choices:
+            commands.add_parser(name, add_help=False)
     return parser
 
 
-def _add_document(commands: Commands) -> None:
-    parser = commands.add_parser("document", help="write the page on arguments from the code's tables")
-    parser.add_argument("path", help="where the page goes")
-    parser.set_defaults(execute=_document)
+def _meaning(command: str) -> str:
+    return next(names[command] for names in _GROUPS.values() if command in names)
 
 
 def _add_convert(commands: Commands) -> None:
-    parser = commands.add_parser("convert", help="convert a checkpoint: HF folder, Lightning .ckpt, ZeRO or DCP shards")
+    parser = commands.add_parser("convert", description=_meaning("convert"))
     parser.add_argument("source", help="a .ckpt file, an HF checkpoint folder, or a folder of shards")
     parser.add_argument("target", help="a new .ckpt file or folder; nothing is overwritten")
     parser.add_argument("--keep-names", action="store_true", help="leave the weights' names as shards have them")
@@ -91,27 +114,19 @@ def _add_convert(commands: Commands) -> None:
 
 
 def _add_seal(commands: Commands) -> None:
-    parser = commands.add_parser("seal", help="check a checkpoint that was edited, and write its manifest anew")
+    parser = commands.add_parser("seal", description=_meaning("seal"))
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="a checkpoint-N folder")
     parser.set_defaults(execute=_seal)
 
 
 def _add_plot(commands: Commands) -> None:
-    parser = commands.add_parser("plot", help="draw the curves of runs, finished or under way, as PNG and HTML page")
+    parser = commands.add_parser("plot", description=_meaning("plot"))
     parser.add_argument("runs", nargs="+", metavar="RUN", help="output folder (or name=folder)")
     parser.add_argument("-o", "--output", default="curves", help="path of the files, without suffix (default: curves)")
     parser.add_argument("--kind", choices=("png", "html", "both"), default="both", help="what is written")
     parser.add_argument("--by", choices=("step", "epoch"), default="step", help="what the curves run along")
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="draw again every so often until the runs end")
     parser.set_defaults(execute=_plot)
-
-
-def _document(chosen: argparse.Namespace) -> int:
-    from hf_compat.cli.document import arguments_page
-
-    Path(chosen.path).write_text(arguments_page(), encoding="utf-8")
-    print(f"written: {chosen.path}")  # noqa: T201 - the command's answer
-    return 0
 
 
 def _convert(chosen: argparse.Namespace) -> int:

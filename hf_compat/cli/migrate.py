@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hf_compat.runtime.text import need
 
 if TYPE_CHECKING:
-    from hf_compat.migration.report import FileChange, Finding, Migration
+    from hf_compat.tools.migration.report import FileChange, Finding, Migration
 
 _COLOURS = {"+++": "1", "---": "1", "@": "36", "+": "32", "-": "31"}
 
@@ -46,8 +46,8 @@ def main(words: Sequence[str]) -> int:
     """
     chosen = make_parser().parse_args(list(words))
     need("libcst", "'hf-compat[migrate]'", "`hf-compat migrate`")
-    from hf_compat.migration.migrate import migrate
-    from hf_compat.migration.report import Target
+    from hf_compat.tools.migration.migrate import migrate
+    from hf_compat.tools.migration.report import Target
 
     result = migrate(chosen.paths, Target(chosen.to), writes=chosen.write)
     if chosen.json:

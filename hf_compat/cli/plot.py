@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_compat.checkpoint.files import open_regular
-from hf_compat.cli.curves import RunCurves, read_run
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.runtime.text import need
+from hf_compat.tools.curves import RunCurves, read_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

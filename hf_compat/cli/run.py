@@ -20,6 +20,7 @@ import torch
 from hf_compat.errors import ArgumentError, HfCompatError
 from hf_compat.hf.profiles import NEWEST, PROFILES, VARIABLE, followed
 from hf_compat.interop import child_site, patching
+from hf_compat.interop.user_script import require_script, run_module, run_script
 from hf_compat.runtime.launch import (
     end_with_launcher,
     is_launched,
@@ -30,7 +31,6 @@ from hf_compat.runtime.launch import (
     wants_cpu,
 )
 from hf_compat.runtime.text import shown
-from hf_compat.script_runs.user_script import require_script, run_module, run_script
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from hf_compat.cli.main import main
+import hf_compat
+from hf_compat.cli.main import main, make_parser
 
 
 def test_the_package_is_the_command():
@@ -17,9 +18,16 @@ def test_the_package_is_the_command():
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     own = helped("-m", "hf_compat")
-    assert own == helped("-m", "hf_compat.cli.main") and own.startswith("usage: hf-compat [-h]")
-    for name in ("explain", "document", "convert", "plot", "fit", "validate", "test", "predict", "run"):
-        assert f"\n    {name} " in own
+    assert own == helped("-m", "hf_compat.cli.main") and own.startswith("usage: hf-compat COMMAND")
+    commands = next(action.choices for action in make_parser()._actions if action.dest == "command")
+    for name in commands:
+        assert f"\n  {name} " in own, name
+
+
+def test_the_version_is_the_packages(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"hf-compat {hf_compat.__version__}\n"
 
 
 def test_explain_prints_the_plan(capsys):

@@ -178,7 +178,7 @@ if __name__ == "__main__":
 """
 ENDS = ["spawn", "error", "hook", "0", "3", "words", "SIGTERM", "interrupt", "broken"]
 # The part of the command that runs a script, without the seconds that torch and transformers take to load.
-ALONE = "import sys; from hf_compat.script_runs.user_script import run_{0}; run_{0}(sys.argv[1], sys.argv[2:])"
+ALONE = "import sys; from hf_compat.interop.user_script import run_{0}; run_{0}(sys.argv[1], sys.argv[2:])"
 
 
 def project(folder):

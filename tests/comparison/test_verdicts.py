@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_compat.comparison.compared import SideReport, judge, limits_up_to, repeats
-from hf_compat.comparison.contents import files_under, first_difference, verdict_on_files
-from hf_compat.comparison.reading import End, read_records
-from hf_compat.comparison.report import as_json, as_text
-from hf_compat.comparison.running import Limits
-from hf_compat.comparison.sides import Side
+from hf_compat.tools.comparison.compared import SideReport, judge, limits_up_to, repeats
+from hf_compat.tools.comparison.contents import files_under, first_difference, verdict_on_files
+from hf_compat.tools.comparison.reading import End, read_records
+from hf_compat.tools.comparison.report import as_json, as_text
+from hf_compat.tools.comparison.running import Limits
+from hf_compat.tools.comparison.sides import Side
 
 
 def lines_of(updates=3, end="finished", **changed):

@@ -15,7 +15,7 @@ def trained(script, arguments):
 
     from hf_compat import Trainer
     from hf_compat.interop import patching
-    from hf_compat.script_runs.user_script import run_script
+    from hf_compat.interop.user_script import run_script
 
     patching.patch()
     train = Trainer.train

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from hf_compat.ejection.expressions import Expressions, ProjectFiles
-from hf_compat.ejection.recording import Recorder
-from hf_compat.ejection.secrets import looks_secret, secrets_in, without_secrets
+from hf_compat.tools.ejection.expressions import Expressions, ProjectFiles
+from hf_compat.tools.ejection.recording import Recorder
+from hf_compat.tools.ejection.secrets import looks_secret, secrets_in, without_secrets
 
 HUB = "hf_" + "aB3dE5gH7j" * 4
 SCRIPT = f"""

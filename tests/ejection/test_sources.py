@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 
-from hf_compat.ejection.expressions import Expressions, ProjectFiles
-from hf_compat.ejection.findings import CannotBeWritten
-from hf_compat.ejection.project import as_yaml
-from hf_compat.ejection.recording import Recorder
+from hf_compat.tools.ejection.expressions import Expressions, ProjectFiles
+from hf_compat.tools.ejection.findings import CannotBeWritten
+from hf_compat.tools.ejection.project import as_yaml
+from hf_compat.tools.ejection.recording import Recorder
 
 SCRIPT = """import numpy as np
 from math import sqrt

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hf_compat import TrainingArguments
-from hf_compat.ejection.findings import Findings
-from hf_compat.ejection.supported import check_arguments
+from hf_compat.tools.ejection.findings import Findings
+from hf_compat.tools.ejection.supported import check_arguments
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ def test_the_table_of_rooms_is_the_order_that_the_layer_test_checks():
     layers = runpy.run_path(str(ROOT / "tests" / "house" / "test_layers.py"))
     named = [name for row in _table("Rooms") for name in re.findall(r"`([^`]+)`", row[0])]
     rooms = [room for room in layers["ROOMS"] if room != "__main__"]
-    assert [name.rstrip("/").removesuffix(".py") for name in named] == rooms
+    tools = [f"tools/{name}" for name in layers["TOOLS"]]
+    assert [name.rstrip("/").removesuffix(".py") for name in named] == rooms + tools
 
 
 def test_the_files_that_the_newcomers_table_names_exist():

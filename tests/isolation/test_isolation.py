@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from hf_compat.errors import ArgumentError
-from hf_compat.isolation import copies
-from hf_compat.isolation.isolated import Isolation, command, offered
-from hf_compat.isolation.plan import CHOSEN
+from hf_compat.tools.isolation import copies
+from hf_compat.tools.isolation.isolated import Isolation, command, offered
+from hf_compat.tools.isolation.plan import CHOSEN
 
 pytestmark = [
     pytest.mark.real_python,
@@ -201,7 +201,7 @@ def test_a_full_disk_is_named(project, tmp_path):
     script = """
         mount --make-rprivate / && mount -t tmpfs -o size=64k tmpfs "$0" || exit 99
         head -c 64k /dev/zero > "$0/fill"
-        "$1" -c 'import sys; from hf_compat.isolation.isolated import offered; offered(sys.argv[1])' "$0"
+        "$1" -c 'import sys; from hf_compat.tools.isolation.isolated import offered; offered(sys.argv[1])' "$0"
         echo "left: $(ls "$0")"
     """
     words = ["unshare", "-m", "bash", "-c", script, str(tmp_path / "small"), sys.executable]

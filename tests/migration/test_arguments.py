@@ -10,7 +10,7 @@ from migrated import left, today
 
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES, is_harmless
-from hf_compat.migration.report import Target
+from hf_compat.tools.migration.report import Target
 
 HEAD = "from transformers import TrainingArguments\n"
 WIDE = f"# {'lines may be as long as this one ' * 4}"[:120] + "\n"

@@ -10,8 +10,8 @@ from migrated import today
 
 from hf_compat.cli.main import main
 from hf_compat.errors import MigrationError
-from hf_compat.migration.python_source import rewrite_python
-from hf_compat.migration.report import Target
+from hf_compat.tools.migration.python_source import rewrite_python
+from hf_compat.tools.migration.report import Target
 
 IMPORT = "from transformers import Trainer, TrainingArguments\n"
 DEEP = {

@@ -90,7 +90,7 @@ def test_what_cannot_be_read_is_one_line_each_and_the_others_go_on(project, caps
 
 
 def test_a_file_that_somebody_changes_meanwhile_stays(project, monkeypatch, capsys):
-    import hf_compat.migration.migrate as module
+    import hf_compat.tools.migration.migrate as module
 
     rewrite = module.rewrite_path
 

@@ -10,9 +10,9 @@ from migrated import SCRIPTS
 
 from hf_compat.cli.main import main
 from hf_compat.interop.installed_names import installed_names
-from hf_compat.migration.diagnosis import diagnose
-from hf_compat.migration.python_source import rewrite_python
-from hf_compat.migration.report import Effect, Target
+from hf_compat.tools.migration.diagnosis import diagnose
+from hf_compat.tools.migration.python_source import rewrite_python
+from hf_compat.tools.migration.report import Effect, Target
 
 KINDS = SCRIPTS / "kinds"
 DIFFERS, FAILS, LOOK = Effect.DIFFERS, Effect.FAILS, Effect.LOOK

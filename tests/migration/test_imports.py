@@ -8,7 +8,7 @@ import inspect
 import pytest
 from migrated import left, today
 
-from hf_compat.migration.report import Target
+from hf_compat.tools.migration.report import Target
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import transformers
 
 import hf_compat
 from hf_compat.interop.former_names import GONE, MOVED, MOVED_MODULES, RENAMED
-from hf_compat.migration.names import _ALSO_BOUND, MIRRORS, PUBLIC, TOP_LEVEL
-from hf_compat.migration.things import _CLASSES
+from hf_compat.tools.migration.names import _ALSO_BOUND, MIRRORS, PUBLIC, TOP_LEVEL
+from hf_compat.tools.migration.things import _CLASSES
 
 
 def test_the_top_level_is_what_both_have():

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 from migrated import left, today
 
-from hf_compat.migration.report import Target
+from hf_compat.tools.migration.report import Target
 
 HEAD = "from transformers import Trainer, TrainerCallback\n\n\n"
 WIDE = f"# {'lines may be as long as this one ' * 4}"[:120] + "\n"

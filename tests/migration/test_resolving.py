@@ -12,7 +12,7 @@ from migrated import left, today
 
 from hf_compat.interop.former_names import MOVED, MOVED_MODULES
 from hf_compat.interop.installed_names import InstalledNames, installed_names
-from hf_compat.migration.report import Target
+from hf_compat.tools.migration.report import Target
 
 TARGETS = list(Target)
 NAMES = installed_names("transformers")

@@ -9,8 +9,8 @@ import sys
 import pytest
 from migrated import NAMES, SCRIPTS
 
-from hf_compat.migration.python_source import rewrite_python
-from hf_compat.migration.report import Target
+from hf_compat.tools.migration.python_source import rewrite_python
+from hf_compat.tools.migration.report import Target
 
 # Of these, what runs with `-m matrix` only: the others rewrite and run the same things.
 SAMPLE = "v4_19_weighted.py"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hf_compat.migration.report import Effect, Target
-from hf_compat.migration.shell import rewrite_shell
+from hf_compat.tools.migration.report import Effect, Target
+from hf_compat.tools.migration.shell import rewrite_shell
 
 HEAD = "python train.py --num_train_epochs 3 "
 

@@ -14,9 +14,9 @@ import transformers
 import hf_compat
 import hf_compat.trainer_callback
 from hf_compat import Trainer
-from hf_compat.ejection.own_part import overrides_of
 from hf_compat.errors import ArgumentError, CallbackError, HfCompatWarning, OverrideError
 from hf_compat.interop import upstream_log
+from hf_compat.tools.ejection.own_part import overrides_of
 
 APIS = pytest.mark.parametrize("api", [transformers, hf_compat], ids=["theirs", "ours"])
 

@@ -1,0 +1,147 @@
+"""A script or module in this process, as `python script.py` and `python -m module` run it."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import importlib.util
+import io
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType, TracebackType
+
+from hf_compat.errors import ArgumentError, warn_once
+from hf_compat.hf.profiles import generation_beside
+from hf_compat.interop.former_names import account_of_import
+from hf_compat.interop.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_file
+from hf_compat.runtime.launch import read_launch
+
+
+def require_script(path: str, usage: str) -> None:
+    """Check a path before anything is run.
+
+    Args:
+        path: What the user named.
+        usage: How the command is called.
+
+    Raises:
+        ArgumentError: There is nothing, or it is a notebook.
+    """
+    if not os.path.exists(path):
+        raise ArgumentError(f"There is no script {path}.\n\nHint: `{usage}`.")
+    if path.endswith(".ipynb") and not os.path.isdir(path):
+        raise ArgumentError(
+            f"{path} is a notebook, no script: `{usage}`.\n\nHint: `jupyter nbconvert --to script {path}` makes a "
+            "script of it. To train in the notebook itself, begin it with `import hf_compat; hf_compat.patch()`; "
+            "`hf-compat migrate` rewrites notebooks as they are."
+        )
+
+
+def run_script(path: str, arguments: Sequence[str]) -> None:
+    """Run a script, or a folder or archive that holds a `__main__.py`, as this process's `__main__`.
+
+    What the script raises is raised; the traceback that Python then shows begins in the script.
+
+    Raises:
+        SystemExit: There is nothing to run in the folder.
+    """
+    importer = pkgutil.get_importer(os.path.abspath(path))
+    if importer is not None:  # a folder, or an archive
+        _begin(os.path.abspath(path), [path, *arguments])
+        _run_found("__main__", importer.find_spec("__main__"), f" in {path}")
+        return
+    _begin(os.path.dirname(os.path.realpath(path)), [path, *arguments])
+    path = os.path.abspath(path)
+    _execute(_new_main(path, importlib.machinery.SourceFileLoader("__main__", path)), lambda: _compiled(path))
+
+
+def run_module(name: str, arguments: Sequence[str]) -> None:
+    """Run a module, or the `__main__` of a package, as this process's `__main__`.
+
+    Raises:
+        SystemExit: There is no such module.
+    """
+    _begin(os.getcwd(), ["-m", *arguments])
+    spec = _find(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _find(f"{name}.__main__")
+    if spec is not None and spec.origin is not None:
+        sys.argv[0] = spec.origin
+    _run_found(name, spec, "")
+
+
+def _find(name: str) -> ModuleSpec | None:
+    """Return where a module is; its packages are imported, and what they raise is theirs."""
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        return None
+
+
+def _run_found(name: str, spec: ModuleSpec | None, where: str) -> None:
+    read = None if spec is None else getattr(spec.loader, "get_code", None)
+    if spec is None or read is None:
+        raise SystemExit(
+            f"There is no module {name}{where} to run.\n\n"
+            "Hint: `hf-compat run SCRIPT`, or `hf-compat run -m MODULE` with a module that Python finds from here."
+        )
+    main = _new_main(spec.origin or name, spec.loader)
+    vars(main).update(__spec__=spec, __package__=spec.parent, __cached__=spec.cached)
+    _execute(main, lambda: read(spec.name))
+
+
+def _new_main(file: str, loader: object) -> ModuleType:
+    """Return a new `__main__`, in place of the command's."""
+    main = ModuleType("__main__")
+    vars(main).update(__builtins__=builtins, __file__=file, __loader__=loader, __cached__=None, __annotations__={})
+    # multiprocessing keeps the second name: spawned processes send back objects of the script's classes under it
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
+    return main
+
+
+def _begin(folder: str, arguments: list[str]) -> None:
+    """Set the command line, and look for modules first where Python would rather than where the command was found."""
+    of_command = ("", os.getcwd(), os.path.dirname(os.path.realpath(sys.argv[0])))
+    sys.argv = arguments
+    if sys.flags.safe_path:
+        return
+    if sys.path and sys.path[0] in of_command:
+        sys.path[0] = folder
+    else:
+        sys.path.insert(0, folder)
+
+
+def _compiled(path: str) -> CodeType:
+    with io.open_code(path) as file:
+        return compile(file.read(), path, "exec", dont_inherit=True)
+
+
+def _execute(main: ModuleType, read: Callable[[], CodeType]) -> None:
+    file = str(main.__file__)
+    if not (generation_beside() == "4" or read_launch().process_index > 0):
+        for line, comparison in comparisons_in_file(file):
+            warn_once(f"{file}:{line}: `{comparison}`: {PROBLEM}\n\nHint: {WAY_OUT}.")
+    try:
+        exec(read(), vars(main))
+    except BaseException as error:
+        if isinstance(error, ImportError) and (account := account_of_import(error)) is not None:
+            error.add_note(account)
+        _show_from(str(main.__file__), error)
+        raise  # Python ends the process with the script's own status
+
+
+def _show_from(file: str, error: BaseException) -> None:
+    """Let an error that nobody catches be shown without the frames of the command, which stand above the script's."""
+    show = sys.excepthook
+
+    def show_from_script(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        while value is error and trace is not None and trace.tb_frame.f_code.co_filename != file:
+            trace = trace.tb_next
+        show(kind, value.with_traceback(trace), trace)
+
+    sys.excepthook = show_from_script

@@ -1,1 +1,0 @@
-"""A user's script in this process: run whole, or up to its first training."""

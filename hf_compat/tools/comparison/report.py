@@ -1,0 +1,153 @@
+"""A comparison for people, as an aligned table, and for programs, as JSON. Text only."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from hf_compat.tools.comparison.compared import Comparison, SideReport
+from hf_compat.tools.comparison.running import Limits
+from hf_compat.tools.comparison.verdicts import Difference, Verdict
+
+_WIDEST = 110  # letters of a value
+
+
+def as_text(comparison: Comparison, limits: Limits) -> str:
+    """Return the report for people.
+
+    Args:
+        comparison: What was found.
+        limits: How far the sides were run.
+    """
+    theirs, ours = comparison.theirs, comparison.ours
+    stop = f"each training stopped after {limits.max_steps} updates (--max-steps)" if limits.max_steps else "whole runs"
+    processes = f"; {limits.devices} processes" if limits.devices > 1 else ""
+    lines = [f"{theirs.side.title} | {ours.side.title}: {stop}{processes}"]
+    if comparison.isolation:
+        lines.append(f"  {comparison.isolation}")
+    if comparison.compat is not None:
+        lines.append(f"  defaults here: those of transformers {comparison.compat} (--compat)")
+    for name in dict.fromkeys([*theirs.found.overridden, *ours.found.overridden]):
+        was, now = (theirs.found.overridden.get(name) or ours.found.overridden[name])[:2]
+        now = "a folder of this comparison" if name == "output_dir" else now
+        lines.append(f"  overridden: {name}: {was or 'left out'} → {now}")
+    ends = [one.end for one in (theirs, ours)]
+    if ends[0].status and all(end.how == "exit" and end.status == ends[0].status for end in ends):
+        lines.append(f"  the script left by `sys.exit` with status {ends[0].status}, on both sides")
+    parts = [*lines]
+    if comparison.verdicts:
+        parts += ["", *_table([_row(verdict) for verdict in comparison.verdicts]), "", *_times(comparison)]
+    explained = [reason for verdict in comparison.verdicts for reason in verdict.explained]
+    if explained:
+        parts += ["", "explained, not counted:", *_shortened(explained)]
+    if comparison.beside:
+        parts += ["", f"not compared, kept in files/ of each side: {comparison.beside}"]
+    first = comparison.first
+    if first is not None:
+        parts += ["", f"first difference: {_place(first)}", *_both(first)]
+    for complaint in comparison.complaints:
+        parts += ["", complaint.rstrip()]
+    return "\n".join([*parts, "", _conclusion(comparison)])
+
+
+def as_json(comparison: Comparison, limits: Limits) -> str:
+    """Return everything as JSON.
+
+    Args:
+        comparison: What was found.
+        limits: How far the sides were run.
+    """
+    first = comparison.first
+    told = {
+        "status": comparison.status,
+        "equal": comparison.status == 0,
+        "limits": asdict(limits),
+        "compat": comparison.compat,
+        "isolation": comparison.isolation,
+        "not_compared": comparison.beside,
+        "sides": [_side(one) for one in (comparison.theirs, comparison.ours)],
+        "quantities": [{**asdict(verdict), "equal": verdict.is_equal} for verdict in comparison.verdicts],
+        "repeatable": comparison.is_repeatable,
+        "first_difference": None if first is None else asdict(first),
+        "complaints": list(comparison.complaints),
+    }
+    return json.dumps(told, indent=2, default=str)
+
+
+def _side(report: SideReport) -> dict[str, object]:
+    found = report.found
+    return {
+        "name": report.side.name,
+        "python": report.side.python,
+        "transformers": report.side.transformers,
+        "folder": str(report.folder),
+        "end": asdict(report.end),
+        "trainings": found.trainings,
+        "updates": found.updates,
+        "seconds_of_update": found.seconds_of_update,
+        "overridden": {name: {"was": was, "now": now} for name, (was, now) in found.overridden.items()},
+    }
+
+
+def _row(verdict: Verdict) -> tuple[str, ...]:
+    if not verdict.compared and not verdict.differing:
+        return verdict.quantity, "0", "none on either side", "", ""
+    if verdict.is_equal:
+        return verdict.quantity, str(verdict.compared), "equal bit for bit", "", ""
+    largest = "" if verdict.largest is None else f"{verdict.largest:.3g}"
+    where = "" if verdict.first is None else _place(verdict.first, with_quantity=False)
+    return verdict.quantity, str(verdict.compared), f"{verdict.differing} differ", largest, where
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    head = ("quantity", "compared", "result", "largest difference", "first at")
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    lines = []
+    for row in (head, *rows):
+        cells = [f"{row[1]:>{widths[1]}}" if i == 1 else f"{cell:<{widths[i]}}" for i, cell in enumerate(row)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _times(comparison: Comparison) -> list[str]:
+    times = [one.found.seconds_of_update for one in (comparison.theirs, comparison.ours)]
+    if times[0] is None or times[1] is None:
+        return []
+    return [f"an update took {times[0]:.4f} s | {times[1]:.4f} s (median, without the first)"]
+
+
+def _place(first: Difference, with_quantity: bool = True) -> str:
+    training = f"training {first.training}, " if first.training > 1 else ""
+    rank = f"process {first.rank}, " if first.rank else ""
+    quantity = f"{first.quantity}, " if with_quantity else ""
+    return f"{training}{rank}update {first.update}, {quantity}{first.name}"
+
+
+def _both(first: Difference) -> list[str]:
+    return [f"  transformers: {_cut(first.theirs)}", f"  hf_compat:    {_cut(first.ours)}"]
+
+
+def _cut(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"
+
+
+def _shortened(reasons: list[str]) -> list[str]:
+    """Return the reasons, those of one kind that differ in a file's name only once, with their number."""
+    kinds: dict[str, list[str]] = {}
+    for reason in reasons:
+        path, _, rest = reason.partition(" ")
+        name = path.rpartition("/")[2]
+        kinds.setdefault(f"{name} {rest}" if "/" in path else reason, []).append(reason)
+    return [f"  {kind}" + (f" [{len(all_of)} times]" if len(all_of) > 1 else "") for kind, all_of in kinds.items()]
+
+
+def _conclusion(comparison: Comparison) -> str:
+    if comparison.status == 0:
+        return "Equal, bit for bit."
+    if comparison.status == 1:
+        return "Different."
+    if not comparison.is_repeatable:
+        return "Not compared: a script that does not repeat itself cannot be."
+    is_part = " What is above was compared until then." if comparison.verdicts else ""
+    return f"Not compared to the end.{is_part}" if comparison.verdicts else "Nothing was compared."

@@ -1,0 +1,66 @@
+"""Pages of the documentation that are made from the code's tables. Text only."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any
+
+from hf_compat.hf.argument_values import OWN_DEFAULTS, checks_of
+from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
+from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
+from hf_compat.hf.legacy import OLD_NAMES
+from hf_compat.plan.argument_support import SEQ2SEQ_ROWS, Row, default_of, row_of
+
+
+def _status(row: Row) -> str:
+    if row.refuse is not None:
+        return "some values not yet" if row.refuses is not None else "not yet"
+    return "no effect" if row.inert is not None and not row.alone_only else "yes"
+
+
+_HEAD = """# Arguments
+
+Made from `hf_compat/hf/argument_values.py`, `hf_compat/plan/argument_support.py` and `hf_compat/hf/legacy.py` by
+`python -m hf_compat.tools.document docs/arguments.md`.
+
+`values`: what is taken, in the constructor and when a field is set. Numbers and truth values may be text (`"5e-5"`,
+`"false"`) or scalars of NumPy and torch. Anything else is an `ArgumentError` that names the argument, and the choices
+where there are some.
+
+`not yet`: a value other than the default raises `UnsupportedArgument`. `no effect`: it is warned about.
+"""
+
+
+def arguments_page() -> str:
+    """Return the page on arguments: every field of today, and every name of earlier releases."""
+    head = ["", "| argument | default | values | supported | where it goes |", "|---|---|---|---|---|"]
+    of_seq2seq = [field for field in fields(Seq2SeqTrainingArguments) if field.name in SEQ2SEQ_ROWS]
+    lines = [*_HEAD.splitlines(), *head, *map(_row_of_field, fields(TrainingArguments))]
+    lines += ["", "## What Seq2SeqTrainingArguments adds", *head, *map(_row_of_field, of_seq2seq)]
+    lines += ["", "## Arguments of hf_compat", "", "| argument | default | meaning |", "|---|---|---|"]
+    lines += [f"| `{name}` | `{OWN_DEFAULTS[name]!r}` | {meaning} |" for name, meaning in OWN_ARGUMENTS.items()]
+    lines += ["", "## Names of earlier releases", "", "| old name | releases | means today |", "|---|---|---|"]
+    lines += [f"| `{name}` | {row.lifetime} | {row.means} |" for name, row in sorted(OLD_NAMES.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _row_of_field(field: Field[Any]) -> str:
+    row = row_of(field.name)
+    assert row is not None  # tests/hf: every field has one
+    inert = None if row.alone_only else row.inert
+    where = row.to if row.refuse is None or row.refuses is not None else f"{row.refuse}; {row.hint}"
+    values = _values_of(field.name)
+    return f"| `{field.name}` | `{default_of(field)!r}` | {values} | {_status(row)} | {inert or where} |"
+
+
+def _values_of(name: str) -> str:
+    """Return what an argument may be, for people."""
+    kind = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)[name].kind
+    expected = "anything" if kind is None else kind.expected
+    return expected.replace("known", "words of a closed set")
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(arguments_page(), encoding="utf-8")

@@ -1,0 +1,146 @@
+"""The model of the run: how the project makes it, and the weights that it begins with."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol, cast
+
+import safetensors.torch
+import torch
+from torch import nn
+
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
+from hf_compat.tools.ejection.expressions import Expressions
+from hf_compat.tools.ejection.findings import CannotBeWritten, Findings
+from hf_compat.tools.ejection.sources import Import
+
+
+class _Pretrained(Protocol):
+    """What a model of transformers, or an adapter of PEFT, is saved and read by."""
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Save configuration and weights."""
+
+    @classmethod
+    def from_pretrained(cls, *sources: object, is_trainable: bool = ...) -> nn.Module:
+        """Read what was saved."""
+
+
+class _Adapted(_Pretrained, Protocol):
+    """A model with adapters of PEFT."""
+
+    peft_config: dict[str, object]
+
+    def unload(self) -> nn.Module:
+        """Return the model without its adapters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """What `build_model` consists of.
+
+    Args:
+        lines: Its statements.
+        trained: The names of the trained parameters, where not all are; None where the class sees to that itself.
+        is_left: Whether they only say that they are left to do.
+    """
+
+    lines: list[str]
+    trained: list[str] | None
+    is_left: bool = False
+
+
+def describe_model(model: nn.Module, args: TrainingArguments, write: Expressions, findings: Findings) -> ModelPart:
+    """Return how the model is made again; what cannot be is left to do.
+
+    Every way is tried at once: what it gives must be the model that the run has, weight for weight.
+    """
+    write.import_(Import("torch", "nn", "nn"))
+    trained: list[str] | None = None
+    try:
+        if is_peft_model(model):
+            # The statements that read a model and the adapter of PEFT on it
+            adapted = cast(_Adapted, model)
+            if len(adapted.peft_config) > 1:
+                raise CannotBeWritten("it has several adapters, and the project reads one")
+            bare = copy.deepcopy(adapted).unload()
+            lines = _pretrained("base", bare, write)
+            with TemporaryDirectory() as folder:
+                adapted.save_pretrained(folder)
+                again = adapted.from_pretrained(copy.deepcopy(bare), folder, is_trainable=True)
+            _check_same(model, again)
+            file = write.files.add("adapter", model, adapted.save_pretrained)
+            name = write.named("peft", "PeftModel")
+            lines.append(f"model = {name}.from_pretrained(base, {write.here(file)}, is_trainable=True)")
+        else:
+            frozen = not all(parameter.requires_grad for parameter in model.parameters())
+            trained = [name for name, p in model.named_parameters() if p.requires_grad] if frozen else None
+            lines = _pretrained("model", model, write) if is_pretrained_model(model) else _plain(model, write)
+    except CannotBeWritten as error:
+        what = f"The model, a {type(model).__name__} ({write.code.where(type(model))}), cannot be made again: {error}"
+        return ModelPart(findings.leave(what, "`build_model` in `model.py`"), None, is_left=True)
+    if args.activation_checkpointing:
+        options = write.of(args.activation_checkpointing_kwargs) if args.activation_checkpointing_kwargs else ""
+        lines.append(f"model.gradient_checkpointing_enable({options})")
+        if is_peft_model(model):
+            lines.append("model.enable_input_require_grads()  # frozen embeddings would end the way back")
+    return ModelPart(lines, trained)
+
+
+def _pretrained(name: str, model: nn.Module, write: Expressions) -> list[str]:
+    """Return the statement that reads a model of transformers, which is saved as such."""
+    saved = cast(_Pretrained, model)
+    with TemporaryDirectory() as folder:
+        saved.save_pretrained(folder)
+        again = saved.from_pretrained(folder)
+    _check_same(model, again)
+    file = write.files.add("model", model, saved.save_pretrained)
+    return [f"{name} = {write.of(type(model))}.from_pretrained({write.here(file)})"]
+
+
+def _plain(model: nn.Module, write: Expressions) -> list[str]:
+    """Return the statements that make a module as the script does, and read the weights that it had."""
+    given = write.recorder.arguments_of(model)
+    if given is None:
+        raise CannotBeWritten("nobody has seen how it was made")
+    write.loads_weights = False
+    made = write.of(model)
+    _check_same(model, _made_again(model, *given), values=False)
+    file = write.files.add("model.safetensors", model, lambda path: safetensors.torch.save_model(model, str(path)))
+    load = write.named("safetensors.torch", "load_model")
+    return [f"model = {made}", f"{load}(model, {write.here(file)})"]
+
+
+def _made_again(model: nn.Module, positional: tuple[object, ...], named: object) -> nn.Module:
+    kind: type = type(model)
+    made: nn.Module = kind(*copy.deepcopy(positional), **copy.deepcopy(dict(named)))  # type: ignore[call-overload]  # as recorded
+    return made
+
+
+def _check_same(model: nn.Module, other: nn.Module, values: bool = True) -> None:
+    """See that two models have the same modules, and the same tensors in them."""
+    kinds, others = ({name: type(m).__name__ for name, m in part.named_modules()} for part in (model, other))
+    if kinds != others:
+        name = next(name for name in [*kinds, *others] if kinds.get(name) != others.get(name))
+        raise CannotBeWritten(f"its module {name!r} was put in place, or taken out, after it was made")
+    if _shared(model) != _shared(other):
+        raise CannotBeWritten("some of its weights were tied after it was made")
+    mine, its = model.state_dict(), other.state_dict()
+    for name in [*mine, *(name for name in its if name not in mine)]:
+        same_form = name in mine and name in its and mine[name].shape == its[name].shape
+        if not same_form or mine[name].dtype != its[name].dtype:
+            raise CannotBeWritten(f"its weight {name!r} has another form after it is made again")
+        if values and not torch.equal(mine[name].cpu(), its[name].cpu()):
+            raise CannotBeWritten(f"its weight {name!r} has other values after it is saved and read")
+
+
+def _shared(model: nn.Module) -> list[list[str]]:
+    """Return the names of parameters that are one."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [alike for alike in names.values() if len(alike) > 1]

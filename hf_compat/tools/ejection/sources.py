@@ -1,0 +1,442 @@
+"""The source of the user's own functions and classes, with all that they need, read off the script."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import graphlib
+import inspect
+import itertools
+import re
+import symtable
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import CellType, FunctionType, ModuleType
+from typing import TypeVar
+
+from hf_compat.tools.ejection.findings import CannotBeWritten
+from hf_compat.tools.ejection.secrets import looks_secret, secrets_in
+
+Node = TypeVar("Node", bound=ast.AST)
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+# Names of HF's trainer that user code may mention, and the module of the project that has them.
+STAND_INS = {
+    "EvalPrediction": "evaluation",
+    "Seq2SeqTrainer": "hf_trainer",
+    "Seq2SeqTrainingArguments": "hf_events",
+    "Trainer": "hf_trainer",
+    "TrainerCallback": "hf_events",
+    "TrainerControl": "hf_events",
+    "TrainerState": "hf_events",
+    "TrainingArguments": "hf_events",
+}
+_OF_TRAINER = re.compile(r"^(hf_compat|transformers\.(\w*trainer|training_args|integrations))\b")
+_BUILTINS = frozenset(vars(builtins))
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """An import: `from module import name as known_as`, or `import module as known_as` without a name."""
+
+    module: str
+    name: str | None
+    known_as: str
+
+    def __str__(self) -> str:
+        if self.name is None:
+            plain = self.known_as == self.module.partition(".")[0]
+            return f"import {self.module}" + ("" if plain else f" as {self.known_as}")
+        return f"from {self.module} import {self.name}" + ("" if self.known_as == self.name else f" as {self.known_as}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSource:
+    """A module of the user's: its text, its top level by name."""
+
+    name: str
+    file: str
+    lines: list[str]
+    tree: ast.Module
+
+    @property
+    def defined(self) -> dict[str, ast.stmt]:
+        """Statements of the top level, by the names that they bind; of several the last one counts."""
+        return {name: statement for statement in _flat(self.tree.body) for name in _bound_by(statement)}
+
+    def text_of(self, node: ast.stmt) -> str:
+        """Return the lines of a statement, with its decorators and the comments right above it."""
+        decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+        first = min([node.lineno, *(decorator.lineno for decorator in decorators)]) - 1
+        indent = self.lines[first][: len(self.lines[first]) - len(self.lines[first].lstrip())]
+        while first > 0 and self.lines[first - 1].startswith(f"{indent}# "):
+            first -= 1
+        return textwrap.dedent("\n".join(self.lines[first : node.end_lineno])).rstrip()
+
+
+def _flat(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a module's top level, those under `if` and `try` too."""
+    for statement in statements:
+        yield statement
+        if isinstance(statement, (ast.If, ast.Try, ast.With)):
+            for block in ("body", "orelse", "finalbody"):
+                yield from _flat(getattr(statement, block, []))
+
+
+def _bound_by(statement: ast.stmt) -> Iterator[str]:
+    if isinstance(statement, Definition):
+        yield statement.name
+    elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+        yield from ((alias.asname or alias.name).partition(".")[0] for alias in statement.names)
+    elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        yield from (part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name))
+
+
+@dataclass(slots=True)
+class Piece:
+    """A piece of the user's source.
+
+    Args:
+        module: Where it stands there.
+        line: In that module.
+        text: As it will stand in the project; empty while what it needs is being found.
+    """
+
+    module: str
+    line: float
+    text: str = ""
+
+
+@dataclass(slots=True)
+class UserCode:
+    """What `user_code.py` will hold: pieces of the user's source, in the order of the script.
+
+    Modules of the user's become one file. A name that two of them have is written anew in one, wherever it is used.
+
+    Args:
+        is_of_script: Whether a module is the script, or stands beside it.
+        express: From a name in the user's code and its value to the Python that makes that again.
+        pieces: By the name that each has in the project.
+    """
+
+    is_of_script: Callable[[str], bool]
+    express: Callable[[object, object], str]
+    pieces: dict[str, Piece] = field(default_factory=dict)
+    imports: set[Import] = field(default_factory=set)
+    _read: dict[str, ModuleSource] = field(default_factory=dict)
+    _owners: dict[str, object] = field(default_factory=dict)
+    _namespaces: dict[str, dict[str, str]] = field(default_factory=dict)
+    _needs: dict[str, set[str]] = field(default_factory=dict)
+
+    def add(self, value: type | FunctionType) -> str:
+        """Take over a function or class with all that it needs, and return its name.
+
+        Raises:
+            CannotBeWritten: Its source, or a value that it uses, cannot be written down.
+        """
+        module = self.module(value.__module__)
+        node = self.node_of(value)
+        return self._add_definition(module, node, closure_of(value))
+
+    def add_lambda(self, value: FunctionType) -> str:
+        """Take over a lambda as a function that its line names.
+
+        Raises:
+            CannotBeWritten: There are several like it in that line.
+        """
+        module, line = self.module(value.__module__), value.__code__.co_firstlineno
+        names = list(value.__code__.co_varnames[: value.__code__.co_argcount])
+        lambdas = [node for node in ast.walk(module.tree) if isinstance(node, ast.Lambda) and node.lineno == line]
+        found = [node for node in lambdas if [argument.arg for argument in node.args.args] == names]
+        if len(found) != 1:
+            raise CannotBeWritten(f"line {line} of {module.file} has {len(found)} lambdas like it")
+        name = f"function_of_line_{line}"
+        text = f"def {name}({ast.unparse(found[0].args)}):\n    return {ast.unparse(found[0].body)}"
+        used = {part.id for part in ast.walk(found[0]) if isinstance(part, ast.Name)} - set(names)
+        return self._add_piece(module, name, line, text, used, closure_of(value))
+
+    def import_(self, wanted: Import) -> str:
+        """Import something, and return the name that it has: its own, unless that is another thing's."""
+        name = self._claim(wanted.known_as, (wanted.module, wanted.name), wanted.module)
+        self.imports.add(replace(wanted, known_as=name))
+        return name
+
+    def _claim(self, name: str, owner: object, module: str) -> str:
+        """Return the name of something in the project: the first that is nothing else's."""
+        origin = re.sub(r"\W", "_", module.rpartition(".")[2].strip("_"))
+        others = (f"{name}_of_{origin}{number or ''}" for number in itertools.count())
+        return next(free for free in itertools.chain([name], others) if self._owners.setdefault(free, owner) == owner)
+
+    def module(self, name: str) -> ModuleSource:
+        """Return the source of a module.
+
+        Raises:
+            CannotBeWritten: It has none.
+        """
+        if name not in self._read:
+            file = getattr(sys.modules.get(name), "__file__", None)
+            if file is None:
+                raise CannotBeWritten(f"{name} has no source file")
+            try:
+                text = Path(file).read_text(encoding="utf-8")
+            except OSError as error:
+                raise CannotBeWritten(f"the source of {name} cannot be read ({error})") from error
+            self._read[name] = ModuleSource(name, file, text.splitlines(), ast.parse(text))
+        return self._read[name]
+
+    def where(self, value: object) -> str:
+        """Return `file:line` of a function or class, as far as that is known."""
+        code = getattr(inspect.unwrap(value) if callable(value) else value, "__code__", None)
+        if code is not None:
+            return f"{code.co_filename}:{code.co_firstlineno}"
+        try:
+            return f"{self.module(value.__module__).file}:{self.node_of(value).lineno}"  # type: ignore[arg-type]  # a class
+        except (CannotBeWritten, AttributeError):
+            return str(getattr(value, "__module__", "?"))
+
+    def node_of(self, value: type | FunctionType) -> Definition:
+        """Return where a function or class is defined; a class by its name, a function by its line.
+
+        Raises:
+            CannotBeWritten: The source has no such definition.
+        """
+        module = self.module(value.__module__)
+        line = value.__code__.co_firstlineno if isinstance(value, FunctionType) else None
+        for node in ast.walk(module.tree):
+            if not isinstance(node, Definition) or node.name != value.__name__:
+                continue
+            starts = {node.lineno, *(decorator.lineno for decorator in node.decorator_list)}
+            if line in starts or (line is None and isinstance(node, ast.ClassDef)):
+                return node
+        raise CannotBeWritten(f"the source of {value.__qualname__} is not found in {module.file}")
+
+    def _add_definition(self, module: ModuleSource, node: Definition, cells: Mapping[str, object]) -> str:
+        return self._add_piece(module, node.name, node.lineno, module.text_of(node), free_names(module, node), cells)
+
+    def _add_piece(
+        self,
+        module: ModuleSource,
+        name: str,
+        line: float,
+        text: str,
+        needed: set[str],
+        cells: Mapping[str, object],
+        marks: Mapping[str, str] | None = None,
+    ) -> str:
+        """Take over a text under a name, and what it needs; returns the name that it has in the project."""
+        known_as = self._claim(name, (module.name, line), module.name)
+        if known_as in self.pieces:
+            return known_as
+        piece = self.pieces[known_as] = Piece(module.name, line)
+        renamed = {name: known_as}
+        namespace = vars(sys.modules[module.name])
+        for other in sorted(needed - {name}):
+            if other in cells:
+                renamed[other] = self._add_value(module, other, cells[other], line - 0.5)
+            elif other in module.defined and other in namespace:
+                renamed[other] = self._add_global(module, other, namespace[other], text)
+            elif other not in _BUILTINS and other in namespace:
+                renamed[other] = self._add_value(module, other, namespace[other], line - 0.5)
+            needs = self.pieces.get(renamed.get(other, ""))
+            if needs is not None and needs.module != module.name:
+                self._needs.setdefault(module.name, set()).add(needs.module)
+        piece.text = _with_names(text, {old: new for old, new in renamed.items() if old != new}, marks or {})
+        return known_as
+
+    def _add_global(self, module: ModuleSource, name: str, value: object, text: str) -> str:
+        """Take over what a name of the user's top level stands for; returns its name in the project."""
+        statement = module.defined[name]
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            alias = next(one for one in statement.names if (one.asname or one.name).partition(".")[0] == name)
+            if isinstance(value, ModuleType) and self.is_of_script(value.__name__):
+                return self._add_namespace(module, name, value, text)
+            if isinstance(statement, ast.Import):
+                return self.import_(Import(alias.name, None, alias.asname or name))
+            origin = statement.module or ""
+            if statement.level:  # relative to the package of the user's
+                origin = str(getattr(value, "__module__", origin))
+            return self._add_import_from(origin, alias.name, name, value)
+        if isinstance(statement, Definition):
+            return self._add_definition(module, statement, {})
+        is_secret = isinstance(value, str) and (looks_secret(name, value) or secrets_in(value))
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and _is_literal(statement.value) and not is_secret:
+            return self._add_piece(module, name, statement.lineno, module.text_of(statement), set(), {})
+        return self._add_value(module, name, value, statement.lineno)
+
+    def _add_namespace(self, module: ModuleSource, name: str, value: ModuleType, text: str) -> str:
+        """Take over what a text reads of another module of the user's."""
+        known_as = self._claim(name, value.__name__, value.__name__)
+        found = self._namespaces.setdefault(known_as, {})
+        other = self.module(value.__name__)
+        for attribute in sorted(set(re.findall(rf"\b{name}\.(\w+)", text)) & set(vars(value))):
+            is_defined = attribute in other.defined
+            part = getattr(value, attribute)
+            found[attribute] = (
+                self._add_global(other, attribute, part, "")
+                if is_defined
+                else self._add_value(other, attribute, part, 0)
+            )
+        return known_as
+
+    def _add_value(self, module: ModuleSource, name: str, value: object, line: float) -> str:
+        """Take over a value under the name that the user's code knows it by."""
+        try:
+            expression = self.express(name, value)
+        except CannotBeWritten as error:
+            raise CannotBeWritten(f"{name!r} in {module.file} is needed, and {error}") from error
+        if expression in self._owners:  # a function or class, there by now
+            return expression
+        return self._add_piece(module, name, line, f"{name} = {expression}", set(), {})
+
+    def _add_import_from(self, origin: str, name: str, known_as: str, value: object) -> str:
+        """Import a name as the script does; what it takes from HF's trainer comes from elsewhere."""
+        home = str(getattr(value, "__module__", ""))
+        if name in STAND_INS and origin.partition(".")[0] in ("transformers", "hf_compat"):
+            return self.import_(Import(STAND_INS[name], name, known_as))
+        if name == "set_seed" and origin.startswith(("transformers", "hf_compat")):
+            return self.import_(Import("lightning.pytorch", "seed_everything", known_as))
+        if self.is_of_script(home) and isinstance(value, (type, FunctionType)):
+            return self.add(value)
+        is_tool = origin.startswith("transformers.") and not _OF_TRAINER.match(origin)
+        if _OF_TRAINER.match(origin) or (_OF_TRAINER.match(home) and "collat" not in home and not is_tool):
+            raise CannotBeWritten(f"{name} of {origin} belongs to HF's trainer, which the project does without")
+        if self.is_of_script(origin):  # a value of another module of the user's
+            return self._add_value(self.module(origin), name, value, 0)
+        return self.import_(Import(origin, name, known_as))
+
+    def add_trainer(self, kinds: list[type], methods: set[str], constants: Iterable[str], left: Iterable[str]) -> str:
+        """Take over methods of a Trainer's classes, on the stand-in for HF's; returns the name of the last class.
+
+        Args:
+            kinds: The script's own classes that the Trainer inherits from, in the order in which Python looks.
+            methods: Names of the methods that come along.
+            constants: Statements that set the attributes that they read.
+            left: Methods, as they stand in the last class, that raise in the place of those that cannot be taken over.
+        """
+        nodes = {kind: self.node_of(kind) for kind in kinds}
+        homes = {kind: self.module(kind.__module__) for kind in kinds}
+        names = {
+            kind: self._claim(node.name, (kind.__module__, node.lineno), kind.__module__)
+            for kind, node in nodes.items()
+        }
+        stand_in = self.import_(Import("hf_trainer", "Trainer", "Trainer"))
+        for kind in reversed(kinds):
+            module, node = homes[kind], nodes[kind]
+            assert isinstance(node, ast.ClassDef)
+            own = [part for part in node.body if isinstance(part, Definition) and part.name in methods]
+            bases = [names[base] for base in kind.__bases__ if base in names] or [stand_in]
+            marks = {f"base_{number}": base for number, base in enumerate(bases)}  # renamed with the rest
+            body = [ast.unparse(node.body[0])] if ast.get_docstring(node) else []
+            if kind is kinds[0]:
+                lines = ["super().__init__(module)", *constants]
+                body += ["def __init__(self, module):\n" + textwrap.indent("\n".join(lines), "    "), *left]
+            body += map(module.text_of, own)
+            text = f"class {node.name}({', '.join(marks)}):\n" + textwrap.indent("\n\n".join(body or ["pass"]), "    ")
+            needed = set().union(*(free_names(module, method) for method in own)) - {"__class__"}
+            self._add_piece(module, node.name, node.lineno, text, needed, closure_of(kind), marks)
+            for base in kind.__bases__:
+                if base in names and base.__module__ != module.name:
+                    self._needs.setdefault(module.name, set()).add(base.__module__)
+        return names[kinds[0]]
+
+    def text(self) -> str:
+        """Return the file's text, without its head: modules that others need come first."""
+        homes = {name: self._needs.get(name, set()) for name in sorted({one.module for one in self.pieces.values()})}
+        order = list(graphlib.TopologicalSorter(homes).static_order())
+        pieces = sorted(self.pieces.values(), key=lambda one: (order.index(one.module), one.line, one.text))
+        imports = set(self.imports)
+        spaces = []
+        for name, parts in self._namespaces.items():
+            spaces.append(f"{name} = SimpleNamespace({', '.join(f'{key}={value}' for key, value in parts.items())})")
+            imports.add(Import("types", "SimpleNamespace", "SimpleNamespace"))
+        lines = sorted(map(str, imports), key=lambda line: (line.startswith("from"), line))
+        blocks = ["\n".join(lines)] if lines else []
+        return "\n\n\n".join([*blocks, *(one.text for one in pieces), *spaces]) + "\n"
+
+
+class _Renaming(ast.NodeTransformer):
+    """Gives what a piece takes from outside other names."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.names = names
+        self._is_in_function = False
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self.names.get(node.id, node.id), node.ctx)
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        return self._not_local(node.arg, node)
+
+    def _not_local(self, name: str, node: Node) -> Node:
+        if name in self.names:
+            raise CannotBeWritten(f"{name!r} is something local, and the name of two other things")
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if self._is_in_function:
+            self._not_local(node.name, node)
+        within, self._is_in_function = self._is_in_function, True
+        self.generic_visit(node)
+        self._is_in_function = within
+        return node
+
+
+def _with_names(text: str, names: Mapping[str, str], marks: Mapping[str, str]) -> str:
+    """Return a piece of source with other names for itself and for what it takes from outside.
+
+    Where a name is another thing's, its comments go.
+    """
+    if names:
+        tree = ast.parse(text)
+        _Renaming(names).visit(tree)
+        if isinstance(tree.body[0], Definition):
+            tree.body[0].name = names.get(tree.body[0].name, tree.body[0].name)
+        text = ast.unparse(tree)
+    for mark, name in marks.items():
+        text = text.replace(mark, name, 1)
+    return text
+
+
+def closure_of(value: type | FunctionType) -> dict[str, object]:
+    """Return what the free names of a function, or of a class's methods, stand for."""
+    functions = [value] if isinstance(value, FunctionType) else _functions_of(value)
+    found: dict[str, object] = {}
+    for function in functions:
+        cells: tuple[CellType, ...] = function.__closure__ or ()
+        for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+            if name != "__class__":
+                found[name] = cell.cell_contents
+    return found
+
+
+def _functions_of(kind: type) -> list[FunctionType]:
+    parts = (inspect.unwrap(part) if callable(part) else part for part in vars(kind).values())
+    return [part for part in parts if isinstance(part, FunctionType)]
+
+
+def _is_literal(node: ast.expr | None) -> bool:
+    try:
+        ast.literal_eval(node)  # type: ignore[arg-type]  # None is no literal, and says so
+    except (ValueError, TypeError, SyntaxError):
+        return False
+    return True
+
+
+def free_names(module: ModuleSource, node: ast.stmt) -> set[str]:
+    """Return the names that a definition takes from outside of itself."""
+    text = textwrap.dedent(module.text_of(node))
+    tree = ast.parse(text)
+    table = symtable.symtable(text, module.file, "exec")
+    used = {part.id for part in ast.walk(tree) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
+    outside = {symbol.get_name() for inner in _tables(table) for symbol in inner.get_symbols() if symbol.is_global()}
+    top = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced() and not symbol.is_assigned()}
+    return (used & outside) | (used & top)
+
+
+def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    yield table
+    for child in table.get_children():
+        yield from _tables(child)

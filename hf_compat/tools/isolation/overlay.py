@@ -1,0 +1,216 @@
+"""Overlays over everything that is mounted, in a mount namespace of this process. Linux; the standard library only.
+
+Root covers each mount whole. Another user needs a user namespace, in which a folder that holds other mounts cannot be
+covered: there the folders in it are, and the folder itself is read-only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+
+from hf_compat.tools.isolation.plan import Plan, is_below
+
+_NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
+_READ_ONLY, _REMOUNT, _BIND, _RECURSIVE, _UNBINDABLE, _PRIVATE = 1, 32, 4096, 16384, 1 << 17, 1 << 18
+_RELATIVE_TIMES = 1 << 21
+# What a mount without its own word for it keeps: nosuid, nodev, noexec, noatime, nodiratime, as `statvfs` tells them.
+_KEPT_FLAGS, _STATVFS_RELATIVE_TIMES = 2 | 4 | 8 | 1024 | 2048, 4096
+# File systems that hold no files of anybody: devices, the kernel's own.
+_OF_THE_KERNEL = frozenset(
+    (
+        "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs",
+        "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs",
+        "tracefs",
+    )
+)  # fmt: skip
+_SHARED_MEMORY = "/dev/shm"
+_LIBC = ctypes.CDLL(None, use_errno=True)
+# The best first: renamed folders and hard links as without an overlay need rights that a user namespace lacks.
+_OPTIONS = (
+    "redirect_dir=on,metacopy=off,index=on",
+    "redirect_dir=on,metacopy=off,index=off",
+    "userxattr",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """What is mounted.
+
+    Args:
+        point: Where.
+        kind: The file system's name.
+    """
+
+    point: str
+    kind: str
+
+    @property
+    def is_of_the_kernel(self) -> bool:
+        """Whether it holds no files of anybody."""
+        is_within = any(is_below(self.point, one) for one in ("/dev", "/proc", "/sys"))
+        return self.kind in _OF_THE_KERNEL or (is_within and self.point != _SHARED_MEMORY)
+
+
+def enter(plan: Plan) -> list[str]:
+    """Cover all files by overlays, for this process and those that it starts; return folders that are read-only.
+
+    Args:
+        plan: What is isolated.
+
+    Raises:
+        OSError: The system refuses it.
+    """
+    are_nested = _unshare()
+    mounts = _mounted(plan.folder)
+    root, real = plan.in_folder("root"), plan.in_folder("real")
+    _mount(None, "/", _RECURSIVE | _PRIVATE)
+    _mount("/", root, _BIND | (0 if are_nested else _RECURSIVE))
+    _mount(None, root, _UNBINDABLE)  # what is bound from the outside does not hold it once more
+    cover = _Cover(plan, root, mounts, are_nested)
+    for mount in mounts:
+        cover.one(mount)
+    if are_nested:  # it lies over the first one
+        _mount(None, root, _UNBINDABLE)
+    if plan.working_folder in cover.read_only:
+        raise PermissionError(f"{plan.working_folder} holds another mount")
+    _let_sockets_through(root)
+    for folder in plan.open_to:
+        _mount(folder, root + folder, _BIND | _RECURSIVE)
+    _mount(plan.folder, root + plan.folder, _BIND)
+    _mount("/", root + real, _BIND | _RECURSIVE)
+    os.chroot(root)
+    return cover.read_only
+
+
+class _Cover:
+    """Covers folder by folder below a new root.
+
+    Args:
+        plan: What is isolated.
+        root: The new root.
+        mounts: All that is mounted.
+        are_nested: Whether a folder with mounts in it can be covered.
+    """
+
+    def __init__(self, plan: Plan, root: str, mounts: list[Mount], are_nested: bool) -> None:
+        self._plan = plan
+        self._root = root
+        self._points = [one.point for one in mounts]
+        self._are_nested = are_nested
+        self.read_only: list[str] = []
+
+    def one(self, mount: Mount) -> None:
+        """Cover a mount, or what is in it; those of the kernel, and what is read-only anyway, stay as they are."""
+        is_written = not mount.is_of_the_kernel and not os.statvfs(mount.point).f_flag & os.ST_RDONLY
+        if not is_written or not os.path.isdir(mount.point):
+            if self._are_nested or is_written:  # without, it is there with what surrounds it
+                _mount(mount.point, self._root + mount.point, _BIND)
+            if is_written:
+                self._close(mount.point)
+            return
+        if self._are_nested or not self._holds_mounts(mount.point):
+            self._overlay(mount.point)
+        else:
+            self._descend(mount.point)
+
+    def _holds_mounts(self, folder: str) -> bool:
+        return any(one != folder and is_below(one, folder) for one in self._points)
+
+    def _descend(self, folder: str) -> None:
+        """Cover the folders in one that holds mounts; it is closed itself where the user might write there."""
+        if os.access(folder, os.W_OK):
+            if folder not in self._points:
+                _mount(folder, self._root + folder, _BIND | _RECURSIVE)
+            self._close(folder)
+            self.read_only.append(folder)
+        for entry in os.scandir(folder):
+            if not entry.is_dir(follow_symlinks=False) or entry.path in self._points:
+                continue
+            if self._holds_mounts(entry.path):
+                self._descend(entry.path)
+            else:
+                self._overlay(entry.path)
+
+    def _overlay(self, folder: str) -> None:
+        """Cover one folder; what is written there goes into a layer that says which folder it is of."""
+        place = self._plan.new_layer(folder)
+        # Written to memory, and gone with the processes, unless it is where the user works
+        if folder == _SHARED_MEMORY and not is_below(self._plan.working_folder, folder):
+            _mount("tmpfs", place, 0, "tmpfs")
+        parts = [folder, os.path.join(place, "upper"), os.path.join(place, "work")]
+        for part in parts[1:]:
+            os.mkdir(part)
+        shown = os.stat(folder)  # the uppermost folder is seen as its layer is
+        if not os.getuid():
+            os.chown(parts[1], shown.st_uid, shown.st_gid)
+        os.chmod(parts[1], shown.st_mode & 0o7777)
+        opened = [os.open(part, os.O_PATH) for part in parts]  # by number: names may hold commas and colons
+        try:
+            lower, upper, work = (f"/proc/self/fd/{number}" for number in opened)
+            layers = f"lowerdir={lower},upperdir={upper},workdir={work}"
+            for options in _OPTIONS:
+                if _mounts("overlay", self._root + folder, 0, "overlay", f"{layers},{options}"):
+                    return
+        finally:
+            for number in opened:
+                os.close(number)
+        if folder == os.sep:
+            raise OSError(ctypes.get_errno(), f"no overlay over {folder}: {os.strerror(ctypes.get_errno())}")
+        _mount(folder, self._root + folder, _BIND)
+        self._close(folder)
+        self.read_only.append(folder)
+
+    def _close(self, folder: str) -> None:
+        """Make a mount read-only; what else it forbids stays forbidden."""
+        told = os.statvfs(folder).f_flag
+        flags = told & _KEPT_FLAGS | (_RELATIVE_TIMES if told & _STATVFS_RELATIVE_TIMES else 0)
+        _mount(None, self._root + folder, _REMOUNT | _BIND | _READ_ONLY | flags)
+
+
+def _unshare() -> bool:
+    """Enter a mount namespace of our own; returns whether folders that hold other mounts can be covered in it."""
+    if _LIBC.unshare(_NEW_MOUNTS) == 0:
+        return True
+    user, group = os.getuid(), os.getgid()
+    if _LIBC.unshare(_NEW_MOUNTS | _NEW_USER) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    for name, line in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(line)
+    return False
+
+
+def _mounts(source: str | None, target: str, flags: int, kind: str | None = None, data: str | None = None) -> bool:
+    words = [None if one is None else os.fsencode(one) for one in (source, target, kind, data)]
+    return bool(_LIBC.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]) == 0)
+
+
+def _mount(source: str | None, target: str, flags: int, kind: str | None = None) -> None:
+    if not _mounts(source, target, flags, kind):
+        raise OSError(ctypes.get_errno(), f"mounting {target}: {os.strerror(ctypes.get_errno())}")
+
+
+def _mounted(leave_out: str) -> list[Mount]:
+    """Return what is mounted and can be reached, outer mounts first."""
+    found = {}
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            point = before.split(" ")[4]
+            for code in ("\\040", "\\011", "\\012", "\\134"):
+                point = point.replace(code, chr(int(code[1:], 8)))
+            if os.path.lexists(point) and not is_below(point, leave_out):
+                found[point] = Mount(point=point, kind=after.split(" ")[0])
+    return [found[point] for point in sorted(found)]
+
+
+def _let_sockets_through(root: str) -> None:
+    """Show the sockets of services as they are: through an overlay nobody can be reached by them."""
+    with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
+        paths = {path for line in file for path in [line.rstrip("\n").partition(" /")[2]] if path}
+    for path in paths:
+        if os.path.exists(f"/{path}") and os.path.exists(f"{root}/{path}"):
+            _mounts(f"/{path}", f"{root}/{path}", _BIND)  # one that has gone meanwhile is nobody's

@@ -1,0 +1,89 @@
+"""The order of a preflight: what needs nothing first, then data, update, save, evaluation, what follows."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+
+from hf_compat.runtime.absent_ranks import is_failed_exchange, naming_absent_ranks
+from hf_compat.runtime.collectives import broadcast_object
+from hf_compat.tools.preflight.data_checks import check_columns, check_training_data
+from hf_compat.tools.preflight.evaluation import check_evaluation, check_metric_name
+from hf_compat.tools.preflight.explaining import line_of
+from hf_compat.tools.preflight.numbers import check_numbers
+from hf_compat.tools.preflight.plan_checks import check_metric_followers, check_plan
+from hf_compat.tools.preflight.report import PreflightReport
+from hf_compat.tools.preflight.session import Session
+from hf_compat.tools.preflight.space import check_space
+from hf_compat.tools.preflight.subject import Train, place_for_scratch, weights_in_bytes
+from hf_compat.tools.preflight.surroundings import (
+    check_devices,
+    check_hub,
+    check_trackers,
+    tell_of_callbacks,
+    tell_of_old_fields,
+)
+from hf_compat.tools.preflight.update import check_resumption, check_update
+from hf_compat.trainer import Trainer
+
+# A checkpoint of the weights and two moments of each, and the model once more.
+_SCRATCH_COPIES = 5
+
+_CHECKS: tuple[Callable[[Session], None], ...] = (
+    check_trackers,
+    check_hub,
+    check_metric_followers,
+    check_training_data,
+    check_plan,
+    check_devices,
+    check_numbers,
+    check_update,
+    check_columns,
+    check_evaluation,
+    check_metric_name,
+    check_resumption,
+    check_space,
+    tell_of_old_fields,
+    tell_of_callbacks,
+)
+
+
+def check(
+    trainer: Trainer, train: Train, resume_from_checkpoint: str | bool | None, output_dir: str
+) -> PreflightReport:
+    """Check a run before it begins; the Trainer is as it was afterwards, bit for bit.
+
+    Args:
+        trainer: The Trainer.
+        train: Its training, from a checkpoint or from the beginning.
+        resume_from_checkpoint: What the run will go on from.
+        output_dir: Where the run will save.
+    """
+    # Make a folder that has room for a checkpoint, the same one for all processes
+    place = place_for_scratch(trainer.args, _SCRATCH_COPIES * weights_in_bytes(trainer.model))
+    made = tempfile.mkdtemp(prefix=".hf_compat_preflight_", dir=place) if trainer.is_world_process_zero() else ""
+    folder = broadcast_object(made)
+    try:
+        session = Session(
+            trainer=trainer, train=train, folder=folder, output_dir=output_dir,
+            resume_from_checkpoint=resume_from_checkpoint,
+        )  # fmt: skip
+        with naming_absent_ranks():
+            for make in _CHECKS:
+                _guarded(make, session)
+            return session.report()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _guarded(make: Callable[[Session], None], session: Session) -> None:
+    """Make a check; where it fails by itself, say so, and let the others go on."""
+    try:
+        make(session)
+    except Exception as error:
+        if is_failed_exchange(error):  # the other processes are somewhere else: no check goes on from here
+            raise
+        session.leave_out(
+            make.__name__.removeprefix("check_").replace("_", " "), f"it failed by itself: {line_of(error)}"
+        )
