@@ -58,7 +58,7 @@ def train_and_draw(folder: Path) -> None:
         print(f"\n=== {name} ===", flush=True)
         sys.argv = [f"{name}.py", "--output_dir", str(folder / name)]
         runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
-        from hf_compat.cli.plot import plot
+        from hf_compat.tools.commands.plot import plot
 
         for file in plot([str(folder / name)], str(folder / name / "curves")):
             print(f"written: {file}")

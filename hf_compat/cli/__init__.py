@@ -1,1 +1,1 @@
-"""The command line: `hf-compat run`, `fit`, `plot`, `convert`, `explain`; `HfArgumentParser`."""
+"""The command line: `hf-compat run`, `fit`, `convert`, `seal`; `HfArgumentParser`."""

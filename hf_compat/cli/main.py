@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
-# Commands in files of their names, which read their own words.
-_OF_THEIR_OWN = ("doctor", "check", "explain", "eject", "compare", "migrate")
+# Commands that are tools: each reads its own words, and its module is imported when it is asked for.
+_TOOLS = ("doctor", "check", "explain", "eject", "compare", "migrate", "plot")
 # What `--help` lists, by what people want to do.
 _GROUPS = {
     "run and train": {
@@ -62,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     first = words[0] if words else None
-    if first in _OF_THEIR_OWN:  # first: in isolation they start once more, and only there import torch
-        run_command: Callable[[list[str]], int] = importlib.import_module(f"hf_compat.cli.{first}").main
+    if first in _TOOLS:  # first: in isolation they start once more, and only there import torch
+        run_command: Callable[[list[str]], int] = importlib.import_module(f"hf_compat.tools.commands.{first}").main
         return run_command(words[1:])
     from hf_compat.cli.sections import COMMANDS
 
@@ -93,8 +93,8 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         prog="hf-compat", dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS
     )
-    for add in (_add_convert, _add_seal, _add_plot):
-        add(commands)
+    _add_convert(commands)
+    _add_seal(commands)
     for name in (name for names in _GROUPS.values() for name in names):
         if name not in commands.choices:
             commands.add_parser(name, add_help=False)
@@ -119,16 +119,6 @@ def _add_seal(commands: Commands) -> None:
     parser.set_defaults(execute=_seal)
 
 
-def _add_plot(commands: Commands) -> None:
-    parser = commands.add_parser("plot", description=_meaning("plot"))
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="output folder (or name=folder)")
-    parser.add_argument("-o", "--output", default="curves", help="path of the files, without suffix (default: curves)")
-    parser.add_argument("--kind", choices=("png", "html", "both"), default="both", help="what is written")
-    parser.add_argument("--by", choices=("step", "epoch"), default="step", help="what the curves run along")
-    parser.add_argument("--watch", type=float, metavar="SECONDS", help="draw again every so often until the runs end")
-    parser.set_defaults(execute=_plot)
-
-
 def _convert(chosen: argparse.Namespace) -> int:
     from hf_compat.checkpoint.convert import convert
 
@@ -141,14 +131,6 @@ def _seal(chosen: argparse.Namespace) -> int:
 
     for folder in chosen.folders:
         print(seal_edited(folder))  # noqa: T201 - the command's answer
-    return 0
-
-
-def _plot(chosen: argparse.Namespace) -> int:
-    from hf_compat.cli.plot import plot
-
-    for file in plot(chosen.runs, chosen.output, chosen.kind, chosen.by, chosen.watch):
-        print(f"written: {file}")  # noqa: T201 - the command's answer
     return 0
 
 

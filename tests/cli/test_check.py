@@ -125,6 +125,6 @@ Trainer(toy.Classifier(), TrainingArguments("out", **options(**more)), train_dat
 
 
 def test_there_is_no_such_script(tmp_path):
-    from hf_compat.cli.check import main
+    from hf_compat.tools.commands.check import main
 
     assert main([str(tmp_path / "nothing.py")]) == 2

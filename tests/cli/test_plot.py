@@ -12,7 +12,7 @@ from toy import Classifier, rows
 
 from hf_compat import Trainer
 from hf_compat.cli.main import main
-from hf_compat.cli.plot import panels_of, read_run
+from hf_compat.tools.commands.plot import panels_of, read_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 

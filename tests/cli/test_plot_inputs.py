@@ -10,9 +10,9 @@ import xml.etree.ElementTree
 import pytest
 from matplotlib.image import imread
 
-from hf_compat.cli import plot as plot_module
 from hf_compat.cli.main import main
-from hf_compat.cli.plot import panels_of, plot, read_run
+from hf_compat.tools.commands import plot as plot_module
+from hf_compat.tools.commands.plot import panels_of, plot, read_run
 
 BLUE = (31, 119, 180)
 

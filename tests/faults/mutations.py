@@ -45,8 +45,8 @@ from tqdm import tqdm
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
 from hf_compat.checkpoint.convert import convert
 from hf_compat.checkpoint.reading import read_weights
-from hf_compat.cli.plot import plot
 from hf_compat.errors import HfCompatError
+from hf_compat.tools.commands.plot import plot
 
 LIMIT_SECONDS = 30
 GOOD = ("right", "refused", "warned", "accepted")

@@ -44,12 +44,22 @@ ROOMS = (
     "trainer_methods",
     "native",
     "trainer",
-    "tools",
     "cli",
+    "tools",
     "__main__",
 )
 # From the lowest tool to the highest, and what serves several of them.
-TOOLS = ("document", "isolation", "preflight", "until_train", "curves", "comparison", "migration", "ejection")
+TOOLS = (
+    "document",
+    "isolation",
+    "preflight",
+    "until_train",
+    "curves",
+    "comparison",
+    "migration",
+    "ejection",
+    "commands",
+)
 # What the core may ask of a tool, where the user asks for it by a method: never at the top of a file.
 ASKED_FOR = {("trainer.py", "hf_compat.tools.preflight.checking"), ("trainer.py", "hf_compat.tools.preflight.report")}
 # Rooms that name no Lightning at all.

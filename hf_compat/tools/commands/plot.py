@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import html
@@ -35,6 +36,22 @@ _MOST_PANELS = 99  # a picture of more is too large for its format
 _LARGEST_DRAWN = 1e300  # an axis needs room beyond its values
 _LONGEST_NAME = 60  # characters
 _LONGEST_WAIT_SECONDS = 86_400
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="hf-compat plot", description="Draw the curves of runs as a picture and as a web page."
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="output folder (or name=folder)")
+    parser.add_argument("-o", "--output", default="curves", help="path of the files, without suffix (default: curves)")
+    parser.add_argument("--kind", choices=("png", "html", "both"), default="both", help="what is written")
+    parser.add_argument("--by", choices=("step", "epoch"), default="step", help="what the curves run along")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help="draw again every so often until the runs end")
+    chosen = parser.parse_args(list(words))
+    for file in plot(chosen.runs, chosen.output, chosen.kind, chosen.by, chosen.watch):
+        print(f"written: {file}")  # noqa: T201 - the command's answer
+    return 0
 
 
 def panels_of(runs: Sequence[RunCurves]) -> list[tuple[str, list[str]]]:

@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hf_compat.cli.isolated import add_options, call_again
 from hf_compat.errors import ArgumentError, HfCompatError, ScriptError
+from hf_compat.tools.commands.isolated import add_options, call_again
 
 WHOLE, LEFT_TO_DO, NOT_WRITTEN = 0, 1, 2
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hf_compat.cli.isolated import add_options, call_again
 from hf_compat.errors import ArgumentError, HfCompatError, ScriptError
+from hf_compat.tools.commands.isolated import add_options, call_again
 
 if TYPE_CHECKING:
     from hf_compat.tools.preflight.report import PreflightReport

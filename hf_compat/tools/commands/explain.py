@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from hf_compat.cli.isolated import add_options, call_again
 from hf_compat.errors import ArgumentError, DataError
+from hf_compat.tools.commands.isolated import add_options, call_again
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments

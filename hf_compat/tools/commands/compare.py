@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hf_compat.cli.isolated import add_options
 from hf_compat.hf.profiles import PROFILES
+from hf_compat.tools.commands.isolated import add_options
 
 
 def make_parser() -> argparse.ArgumentParser:

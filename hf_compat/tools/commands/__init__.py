@@ -1,0 +1,1 @@
+"""The commands that read scripts and runs: one module each, named as the command."""
