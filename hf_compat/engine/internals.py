@@ -99,7 +99,9 @@ def as_part(trainer: Trainer, part: EvaluationPart) -> Iterator[None]:
     left_out = [] if part.is_first else ["_on_evaluation_start", "_on_evaluation_epoch_start"]
     left_out += [] if part.is_last else ["_on_evaluation_epoch_end", "_on_evaluation_end"]
     changed = [(loop, name, _without_callbacks(trainer, getattr(loop, name))) for loop in loops for name in left_out]
-    changed += [(loop, "on_run_start", _noting(trainer, part.earlier, loop.on_run_start)) for loop in loops]
+    # Callbacks read the metrics at the end: noted in each part, they would cost the square of the number of parts
+    noted = part.earlier if part.is_last else {}
+    changed += [(loop, "on_run_start", _noting(trainer, noted, loop.on_run_start)) for loop in loops if noted]
     for loop, name, method in changed:
         setattr(loop, name, method)
     try:

@@ -9,6 +9,7 @@ from lightning.pytorch import callbacks as plc
 from toy import Classifier, rows
 
 from hf_compat import Trainer, TrainerCallback
+from hf_compat.engine import internals
 
 SETS = {"a": rows(8, seed=1), "b": rows(12, seed=2), "c": rows(4, seed=3)}
 
@@ -135,3 +136,18 @@ def test_an_error_between_two_sets_leaves_the_trainer_usable(make_args):
     failing.fails = False
     assert "eval_a_loss" in trainer.evaluate(SETS["a"], metric_key_prefix="eval_a")
     assert trace[0] == "start" and isinstance(trace[-1], set)
+
+
+@pytest.mark.parametrize("within", ["training", "no training"])
+def test_what_a_set_costs_does_not_grow_with_the_sets_before_it(make_args, within, monkeypatch):
+    """Lightning moves each metric that it knows of whenever a trainer ends."""
+    noted, note = [], internals.note_metrics
+    monkeypatch.setattr(
+        internals, "note_metrics", lambda trainer, metrics: (noted.append(len(metrics)), note(trainer, metrics))
+    )
+    trainer = make(make_args, [])
+    of_all = len(trainer.evaluate())
+    if within == "training":
+        noted.clear()
+        trainer.train()
+    assert 0 < sum(noted) < of_all
