@@ -14,6 +14,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -24,13 +25,16 @@ from hf_compat.interop.user_script import require_script, run_module, run_script
 from hf_compat.runtime.launch import (
     end_with_launcher,
     is_launched,
+    launched_place,
     let_children_import_from,
     read_launch,
     set_for_children,
     variable,
     wants_cpu,
 )
+from hf_compat.runtime.launchers import Place
 from hf_compat.runtime.text import shown
+from hf_compat.runtime.waiting import has_children, saying_what_is_awaited
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -41,11 +45,16 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--devices", help="processes on this machine: a number, or auto (one a visible GPU), which is the default"
     )
-    parser.add_argument("--nodes", type=int, default=1, help="machines")
-    parser.add_argument("--node-rank", type=int, default=0, help="which machine this is")
-    parser.add_argument("--main-address", default="127.0.0.1", help="address of the first of several machines")
-    parser.add_argument("--main-port", type=int, default=None, help="port there (a free one on a single machine)")
+    parser.add_argument(
+        "--nodes",
+        type=machines_of,
+        help="machines, or 1:4 for as many as come (default: what the launcher says)",
+    )
+    parser.add_argument("--node-rank", type=int, help="which machine this is (default: what the launcher says, or 0)")
+    parser.add_argument("--main-address", help="host, or host:port, of the first machine (default: as above)")
+    parser.add_argument("--main-port", type=int, help="port there (a free one on a single machine)")
     parser.add_argument("--restarts", type=int, default=0, help="times that a failed run is started again")
+    parser.add_argument("--log-dir", help="a folder for what each rank prints; lines shown begin with the rank")
     parser.add_argument(
         "--compat",
         choices=tuple(PROFILES),
@@ -65,15 +74,10 @@ def main(words: Sequence[str]) -> int:
         # How many processes this machine is to start; 1 where this process is all, or one of those started
         if not chosen.module:
             require_script(chosen.script, "hf-compat run [options] SCRIPT [arguments]")
-        launched = read_launch().world_size
-        processes = _processes(chosen)
-        if launched > 1 and processes * chosen.nodes > 1:
-            raise ArgumentError(
-                f"A launcher has started {launched} processes already, and `--devices`, `--nodes` ask for more.\n\n"
-                "Hint: leave them out, or the launcher."
-            )
-        if processes * chosen.nodes > 1:
-            return _launch(chosen, processes)
+        machines = _machines(chosen)
+        processes = _processes(chosen, machines)
+        if machines.most > 1 or processes > 1:
+            return _launch(chosen, machines, processes)
         if chosen.compat is not None:
             set_for_children(VARIABLE, chosen.compat)
         patching.patch()
@@ -85,7 +89,99 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _processes(chosen: argparse.Namespace) -> int:
+class Machines(NamedTuple):
+    """The machines that processes are started on, this one among them.
+
+    Args:
+        least: Fewest.
+        most: Most; more than the fewest where machines may leave and come.
+        rank: Of this machine; any where they may.
+        address: Of the first machine.
+        port: There; None takes a free one.
+    """
+
+    least: int = 1
+    most: int = 1
+    rank: int = 0
+    address: str = "127.0.0.1"
+    port: int | None = None
+
+
+def machines_of(text: str) -> tuple[int, int]:
+    """Read `--nodes`: a number, or the fewest and the most as in `1:4`.
+
+    Raises:
+        ArgumentTypeError: It is neither.
+    """
+    least, _, most = text.partition(":")
+    if not (least.isdigit() and (most or least).isdigit() and 1 <= int(least) <= int(most or least)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of machines: 2, say, or 1:4")
+    return int(least), int(most or least)
+
+
+def _machines(chosen: argparse.Namespace) -> Machines:
+    """Return the machines: what the options say, else what a launcher of one process a machine has said.
+
+    Raises:
+        ArgumentError: The launcher has started other processes than the options ask for, or an address lacks.
+    """
+    place = launched_place()
+    if place is not None and not place.is_machine:
+        launched, asked = place.world_size or 1, chosen.nodes is not None and chosen.nodes[1] > 1
+        if launched > 1 and (asked or (chosen.devices is not None and number_of(chosen.devices) > 1)):
+            raise ArgumentError(
+                f"A launcher has started {launched} processes already, and `--devices`, `--nodes` ask for more.\n\n"
+                "Hint: leave them out, or let the launcher start one process a machine."
+            )
+        place = None
+    elif place is not None and not place.launcher.starts_machines and chosen.nodes is None and chosen.devices is None:
+        return Machines()  # one of the processes that train
+    wanted = _count_of_machines(chosen.nodes, place)
+    address, port = None if place is None else place.address, chosen.main_port
+    if chosen.main_address is not None:
+        address, given_port = address_of(chosen.main_address)
+        if port is not None and given_port not in (None, port):
+            raise ArgumentError(f"`--main-address {chosen.main_address}` and `--main-port {port}` differ.")
+        port = given_port or port
+    if address is None and wanted[1] > 1:
+        raise ArgumentError(
+            "`--main-address` is not set, and nothing says where the first of several machines is.\n\n"
+            "Hint: its host name, on every machine; `host:port` where 29500 is taken."
+        )
+    rank = chosen.node_rank if chosen.node_rank is not None else place.rank if place is not None else 0
+    if not 0 <= rank < wanted[1]:
+        raise ArgumentError(f"`--node-rank {rank}` is none of {wanted[1]} machines.\n\nHint: they are numbered from 0.")
+    return Machines(*wanted, rank, address or "127.0.0.1", port)
+
+
+def _count_of_machines(asked: tuple[int, int] | None, place: Place | None) -> tuple[int, int]:
+    """Return the fewest and the most machines: as `--nodes` asks, else as the launcher says."""
+    said = None if place is None else place.world_size
+    if asked is None:
+        return (said or 1, said or 1)
+    if place is not None and said is not None and not asked[0] <= said <= asked[1]:
+        raise ArgumentError(
+            f"`--nodes {':'.join(map(str, dict.fromkeys(asked)))}`, and {place.launcher.name} has started {said} "
+            "process(es), one a machine.\n\nHint: leave `--nodes` out: the launcher says it."
+        )
+    return asked
+
+
+def address_of(text: str) -> tuple[str, int | None]:
+    """Read `--main-address`: a host, or host:port; an address of IPv6 with a port has brackets.
+
+    Raises:
+        ArgumentError: What stands for the port is none.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or (text.count(":") > 1 and not host.endswith("]")):
+        return text.strip("[]"), None
+    if not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ArgumentError(f"`--main-address {text}` has the port {port!r}.\n\nHint: host, or host:29500.")
+    return host.strip("[]"), int(port)
+
+
+def _processes(chosen: argparse.Namespace, machines: Machines) -> int:
     """Return the processes to start: as many as `--devices` says, else one a GPU where no launcher has started this.
 
     Raises:
@@ -93,7 +189,7 @@ def _processes(chosen: argparse.Namespace) -> int:
     """
     if chosen.devices is not None:
         return number_of(chosen.devices)
-    if is_launched() or wants_cpu() or _ON_CPU.intersection(chosen.arguments):
+    if (is_launched() and machines.most == 1) or wants_cpu() or _ON_CPU.intersection(chosen.arguments):
         return 1
     processes = number_of("auto")
     if processes > 1:
@@ -139,19 +235,27 @@ def run_here(chosen: argparse.Namespace) -> None:
     run(chosen.script, chosen.arguments)
 
 
-def _launch(chosen: argparse.Namespace, processes: int) -> int:
+def _launch(chosen: argparse.Namespace, machines: Machines, processes: int) -> int:
     """Start the processes of this machine and wait for them; returns the exit status."""
     from torch.distributed.run import get_args_parser
     from torch.distributed.run import run as elastic_run
 
+    shown_by_rank = []
+    if chosen.log_dir is not None:
+        set_for_children("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank ${rank}]: ")
+        shown_by_rank = ["--log_dir", chosen.log_dir, "--tee", "3"]
     words = [
-        "--nproc_per_node", str(processes), "--nnodes", str(chosen.nodes), "--max_restarts", str(chosen.restarts),
-        *_rendezvous(chosen), "-m", "hf_compat", "run", "--launcher", str(os.getpid()),
-        *(["--compat", chosen.compat] if chosen.compat else []), *(["-m"] if chosen.module else []),
+        "--nproc_per_node", str(processes), "--nnodes", f"{machines.least}:{machines.most}", "--max_restarts",
+        str(chosen.restarts), *_rendezvous(machines), *shown_by_rank, "-m", "hf_compat", "run", "--launcher",
+        str(os.getpid()), *(["--compat", chosen.compat] if chosen.compat else []), *(["-m"] if chosen.module else []),
         chosen.script, *chosen.arguments,
     ]  # fmt: skip
     launched = get_args_parser().parse_args(words)
-    return supervised(lambda: elastic_run(launched))  # type: ignore[no-untyped-call]  # torch's
+    others = f"the other machines, of {machines.least} at least; this is machine {machines.rank} and asks"
+    where = f"at {machines.address}:{machines.port or DEFAULT_PORT} (`--main-address`)"
+    told = f"hf-compat run: waiting for {others} {where}"
+    with saying_what_is_awaited(told, machines.address, until=has_children):
+        return supervised(lambda: elastic_run(launched))  # type: ignore[no-untyped-call]  # torch's
 
 
 def supervised(launch: Callable[[], object]) -> int:
@@ -175,9 +279,14 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)  # noqa: T201 - the command's answer
 
 
-def _rendezvous(chosen: argparse.Namespace) -> list[str]:
+DEFAULT_PORT = 29500  # torchrun's
+
+
+def _rendezvous(machines: Machines) -> list[str]:
     """Return the words that tell torch's launcher where the processes meet."""
-    if chosen.nodes == 1 and chosen.main_port is None:
+    if machines.most == 1 and machines.port is None:
         return ["--standalone"]
-    port = chosen.main_port or 29500
-    return ["--node_rank", str(chosen.node_rank), "--master_addr", chosen.main_address, "--master_port", str(port)]
+    port = machines.port or DEFAULT_PORT
+    if machines.least < machines.most:  # they come and leave: torch numbers them itself
+        return ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"{machines.address}:{port}", "--rdzv_id", "hf_compat"]
+    return ["--node_rank", str(machines.rank), "--master_addr", machines.address, "--master_port", str(port)]

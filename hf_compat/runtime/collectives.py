@@ -23,6 +23,7 @@ from hf_compat.errors import ProcessError
 from hf_compat.runtime.launch import has_rendezvous, main_address, variable
 from hf_compat.runtime.nested import Nested, map_nested
 from hf_compat.runtime.process_exit import destroy_at_exit, leave_at_exit
+from hf_compat.runtime.waiting import saying_what_is_awaited
 
 Object = TypeVar("Object")
 
@@ -69,13 +70,16 @@ def start_processes(args: GroupArguments) -> None:
         if on_gpu:
             torch.cuda.set_device(args.device)
         timeout = datetime.timedelta(seconds=args.ddp_timeout)
-        distributed.init_process_group(
-            args.ddp_backend or ("nccl" if on_gpu else "gloo"),
-            store=_rendezvous_store(args, timeout),
-            rank=args.process_index,
-            world_size=args.world_size,
-            timeout=timeout,
-        )
+        address, port = main_address()
+        told = f"rank {args.process_index} waits for the others of {args.world_size} processes at {address}:{port}"
+        with saying_what_is_awaited(told, address):
+            distributed.init_process_group(
+                args.ddp_backend or ("nccl" if on_gpu else "gloo"),
+                store=_rendezvous_store(args, timeout),
+                rank=args.process_index,
+                world_size=args.world_size,
+                timeout=timeout,
+            )
         destroy_at_exit()
 
 

@@ -19,6 +19,7 @@ from typing import overload
 import torch
 
 from hf_compat.errors import ArgumentError
+from hf_compat.runtime.launchers import Place, find_place
 from hf_compat.runtime.text import parse_switch
 
 
@@ -66,32 +67,28 @@ class Launch:
         local_process_index: Rank on this machine.
         world_size: Processes in all.
         local_world_size: Processes on this machine.
+        said_node_rank: Which machine this is, where the launcher has said it.
+        said_nodes: Machines, where it has said them: they need not have equally many processes.
+        unsaid: The variable that would say the rank on this machine, and is not set: no GPU can be chosen by it.
     """
 
     process_index: int = 0
     local_process_index: int = 0
     world_size: int = 1
     local_world_size: int = 1
+    said_node_rank: int | None = None
+    said_nodes: int | None = None
+    unsaid: str = ""
 
     @property
     def node_rank(self) -> int:
         """Which machine this is."""
-        return self.process_index // self.local_world_size
+        return self.process_index // self.local_world_size if self.said_node_rank is None else self.said_node_rank
 
     @property
     def nodes(self) -> int:
         """Machines."""
-        return max(self.world_size // self.local_world_size, 1)
-
-
-# By launcher: rank, rank on this machine, processes, processes on this machine.
-_VARIABLES = (
-    ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),  # torchrun, accelerate, deepspeed
-    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),  # srun
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"),  # Intel MPI
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
-)
+        return max(self.world_size // self.local_world_size, 1) if self.said_nodes is None else self.said_nodes
 
 
 # What `explain` is asked about: processes and a device that are not there.
@@ -109,90 +106,88 @@ def assuming(launch: Launch, device: str) -> Iterator[None]:
 
 
 def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
-    """Read which process this is from what torchrun, SLURM or MPI have set.
+    """Read which process this is from what a launcher has set; the table is in `runtime/launchers.py`.
 
     Args:
         environment: The variables; None reads this process's own.
 
     Raises:
-        ArgumentError: A variable that should hold a number holds none.
+        ArgumentError: A variable that should hold a number holds none, or too little is said.
     """
     assumed = _ASSUMED.get()
     if assumed is not None and environment is None:
         return assumed[0]
-    variables = os.environ if environment is None else environment  # noqa: TID251 - launchers speak through it
-    for rank, local_rank, size, local_size in _VARIABLES:
-        # `sbatch` alone sets SLURM_NTASKS too; only `srun` starts a process for each task
-        if (
-            rank not in variables
-            or size not in variables
-            or (
-                rank.startswith("SLURM")
-                and (variables.get("SLURM_JOB_NAME") in ("bash", "interactive") or "SLURM_STEP_ID" not in variables)
+    place = launched_place(environment)
+    if place is None or place.launcher.starts_machines or place.world_size is None:
+        return Launch()
+    row, world, nodes = place.launcher, place.world_size, place.nodes
+    here = place.local_world_size
+    if here is None and nodes:
+        here = world // nodes
+    elif here is None and place.local_rank is None:
+        here = 1  # a pod of its own, by all that is said
+    elif here is None:
+        if place.local_rank != place.rank:
+            raise ArgumentError(
+                f"`{row.rank[0]}={place.rank}` is rank {place.local_rank} of its machine (`{row.local_rank[0]}`), so "
+                f"there are several machines, and `{(*row.local_world_size, 'LOCAL_WORLD_SIZE')[0]}` is not set.\n\n"
+                "Hint: set it to the processes of a machine, on every one; torchrun does."
             )
-        ):
-            continue
-        world = _count(variables, size)
-        here = int(re.match(r"\d*", variables.get(local_size, ""))[0] or world)  # type: ignore[index]  # it matches anything
-        return Launch(
-            process_index=_count(variables, rank),
-            local_process_index=_count(variables, local_rank if local_rank in variables else rank),
-            world_size=world,
-            local_world_size=min(here, world),
-        )
-    return Launch()
+        here = world
+    return Launch(
+        process_index=place.rank,
+        local_process_index=place.local_rank or 0,
+        world_size=world,
+        local_world_size=min(max(here, 1), world),
+        said_node_rank=place.node_rank if world > 1 else None,
+        said_nodes=nodes if world > 1 else None,
+        unsaid=(*row.local_rank, "LOCAL_RANK")[0] if place.local_rank is None and world > 1 else "",
+    )
 
 
-def is_launched(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether a launcher has started this process, alone or among others.
+def launched_place(environment: Mapping[str, str] | None = None) -> Place | None:
+    """Return what the launcher of this process, or of the only process of this machine, has said.
 
     Args:
         environment: The variables; None reads this process's own.
     """
-    variables = os.environ if environment is None else environment  # noqa: TID251 - launchers speak through it
-    return any(
-        rank in variables and size in variables and (not rank.startswith("SLURM") or "SLURM_STEP_ID" in variables)
-        for rank, _, size, _ in _VARIABLES
-    )
+    return find_place(os.environ if environment is None else environment)  # noqa: TID251 - launchers speak through it
 
 
-def _count(variables: Mapping[str, str], name: str) -> int:
-    """Return a variable's number.
+def is_launched(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether a launcher has started this process as one that trains, alone or among others.
 
-    Raises:
-        ArgumentError: It holds none.
+    Args:
+        environment: The variables; None reads this process's own.
     """
-    try:
-        return int(variables[name])
-    except ValueError as error:
-        raise ArgumentError(
-            f"The environment has `{name}={variables[name]!r}`, which is no whole number.\n\n"
-            "Hint: launchers set it; unset it to train in one process."
-        ) from error
+    place = launched_place(environment)
+    return place is not None and not place.launcher.starts_machines
 
 
 def main_address() -> tuple[str, int]:
-    """Return address and port of the rendezvous: `MASTER_ADDR` and `MASTER_PORT`, or a SLURM job's first machine."""
+    """Return address and port of the rendezvous: `MASTER_ADDR` and `MASTER_PORT`, or a Slurm job's first machine.
+
+    Raises:
+        ArgumentError: There are several machines, and nothing says the address of the first.
+    """
     variables = os.environ  # noqa: TID251 - launchers speak through it
-    address = variables.get("MASTER_ADDR")
-    if address is None:
-        nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or ""
-        address = first_node(nodes) or "127.0.0.1"
+    place = launched_place()
+    address = variables.get("MASTER_ADDR") or (None if place is None else place.address)
+    if not address and (nodes := read_launch().nodes) > 1:
+        raise ArgumentError(
+            f"The processes are on {nodes} machines, and `MASTER_ADDR` is not set.\n\n"
+            "Hint: set it to the host name of the first machine, on all of them."
+        )
     job = re.sub(r"\D", "", variables.get("SLURM_JOB_ID", ""))[-4:]
-    if variables.get("MASTER_PORT"):
-        return address, _count(variables, "MASTER_PORT")
-    return address, 15000 + int(job) if job else 29500
+    port = variables.get("MASTER_PORT")
+    if port and not port.isdigit():
+        raise ArgumentError(f"The environment has `MASTER_PORT={port!r}`, which is no port.\n\nHint: 29500, say.")
+    return address or "127.0.0.1", int(port) if port else 15000 + int(job) if job else 29500
 
 
 def has_rendezvous() -> bool:
     """Return whether the launcher has set torch's variables of the rendezvous."""
     return "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ  # noqa: TID251 - see above
-
-
-def first_node(nodes: str) -> str:
-    """Return the first machine of a SLURM list: `gpu[03-05,9],cpu1` is `gpu03`."""
-    match = re.match(r"([^,\[]+)(?:\[(\d+))?", nodes)
-    return "" if match is None else match[1] + (match[2] or "")
 
 
 def wants_cpu(environment: Mapping[str, str] | None = None) -> bool:
@@ -205,10 +200,10 @@ def choose_device(use_cpu: bool, launch: Launch) -> torch.device:
     """Choose this process's single device: its own CUDA device, Apple's, or the CPU.
 
     A process that sees fewer GPUs than its number among the machine's takes the remainder, as under Accelerate: a
-    launcher may show each process one GPU, or leave out `LOCAL_RANK` where each pod has one.
+    launcher may show each process one GPU. Where each pod has one, nothing need say a rank on the machine.
 
     Raises:
-        ArgumentError: There is an accelerator that Lightning does not know.
+        ArgumentError: There is an accelerator that Lightning does not know, or nothing says which of several GPUs.
     """
     assumed = _ASSUMED.get()
     if assumed is not None:
@@ -216,7 +211,15 @@ def choose_device(use_cpu: bool, launch: Launch) -> torch.device:
     if use_cpu or wants_cpu():
         return torch.device("cpu")
     if torch.cuda.is_available():
-        return torch.device("cuda", launch.local_process_index % max(torch.cuda.device_count(), 1))
+        gpus = torch.cuda.device_count()
+        if launch.unsaid and gpus > 1:
+            raise ArgumentError(
+                f"This is rank {launch.process_index} of {launch.world_size} and sees {gpus} GPUs; "
+                f"`{launch.unsaid}`, which would say which of them is its own, is not set.\n\n"
+                f"Hint: set `{launch.unsaid}` to the process's number on its machine; or let "
+                "`hf-compat run --devices N` or torchrun start the processes of a machine."
+            )
+        return torch.device("cuda", launch.local_process_index % max(gpus, 1))
     if torch.backends.mps.is_available():
         return torch.device("mps")
     other = torch.accelerator.current_accelerator(check_available=True)

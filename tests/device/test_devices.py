@@ -26,7 +26,6 @@ def environment(monkeypatch):
         ({}, 4, "cuda:0"),
         ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"}, 4, "cuda:3"),
         ({"RANK": "3", "WORLD_SIZE": "4"}, 1, "cuda:0"),  # a pod of its own
-        ({"RANK": "5", "WORLD_SIZE": "8"}, 4, "cuda:1"),
         ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"}, 1, "cuda:0"),  # each process is shown one GPU
     ],
 )
@@ -36,6 +35,15 @@ def test_a_process_takes_a_device_that_it_sees(environment, tmp_path, variables,
     with pretended_device(count=gpus):
         args = TrainingArguments(tmp_path, per_device_train_batch_size=2)
         assert str(args.device) == device and args.n_gpu == 1 and args.train_batch_size == 2
+
+
+def test_a_rank_that_nothing_places_on_one_of_several_devices_is_refused(environment, tmp_path):
+    environment.setenv("RANK", "5")
+    environment.setenv("WORLD_SIZE", "8")
+    with pretended_device(count=4):
+        with pytest.raises(ArgumentError, match="rank 5 of 8 and sees 4 GPUs; `LOCAL_RANK`"):
+            TrainingArguments(tmp_path)
+        assert TrainingArguments(tmp_path, use_cpu=True).device.type == "cpu"
 
 
 def test_one_of_several_devices_is_said_with_both_batches(environment, tmp_path, caplog):
@@ -69,7 +77,7 @@ def test_run_starts_a_process_on_each_device(environment, tmp_path, words, gpus,
     for name, value in variables.items():
         environment.setenv(name, value)
     environment.setattr(torch.cuda, "device_count", lambda: gpus)
-    environment.setattr(run, "_launch", lambda chosen, processes: processes)
+    environment.setattr(run, "_launch", lambda chosen, machines, processes: processes)
     environment.setattr(run, "run_here", lambda chosen: None)
     environment.setattr(run.patching, "patch", lambda: None)
     assert run.main([*words, str(script)]) == (started or 0)

@@ -1,41 +1,151 @@
-"""What launchers say about processes, as a table."""
+"""What launchers say about processes: the environment that each sets, and what we read of it."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from hf_compat.runtime.launch import Launch, first_node, let_children_import_from, read_launch
+from hf_compat.errors import ArgumentError
+from hf_compat.runtime.launch import Launch, let_children_import_from, main_address, read_launch
+from hf_compat.runtime.launchers import LAUNCHERS, find_place, first_host
+
+SCALE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
+SRUN = {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train"}
+TORCHRUN = {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "ROLE_RANK": "5", "TORCHELASTIC_RESTART_COUNT": "0",
+            "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}  # fmt: skip
 
 
+# launcher, its environment → (rank, local rank, processes, processes of the machine), (machine, machines)
+@pytest.mark.parametrize(
+    ("variables", "expected", "machine"),
+    [
+        ({}, (0, 0, 1, 1), (0, 1)),
+        # torchrun; two machines with unequally many processes; `accelerate launch` adds ACCELERATE_…; Ray Train
+        ({**TORCHRUN, "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, (5, 1, 8, 4),
+         (1, 2)),
+        ({**TORCHRUN, "RANK": "3", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "1"}, (3, 0, 4, 1),
+         (1, 2)),
+        ({"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "1"}, (1, 0, 2, 1),
+         (1, 2)),
+        # deepspeed
+        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_SIZE": "2", "CROSS_RANK": "1", "CROSS_SIZE": "2"},
+         (3, 1, 4, 2), (1, 2)),
+        # Azure ML; by hand on one machine
+        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "1", "AZUREML_NODE_COUNT": "2"},
+         (3, 1, 4, 2), (1, 2)),
+        ({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, (1, 1, 2, 2), (0, 1)),
+        # srun: --ntasks-per-node or not, unequally, a step of a larger allocation; sbatch and shells start one
+        ({**SRUN, "SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_NTASKS": "16", "SLURM_NTASKS_PER_NODE": "8"},
+         (9, 1, 16, 8), (1, 2)),
+        ({**SRUN, "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)",
+          "SLURM_NNODES": "2", "SLURM_NODEID": "1"}, (3, 1, 4, 2), (1, 2)),
+        ({**SRUN, "SLURM_PROCID": "3", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "3,1",
+          "SLURM_NNODES": "2", "SLURM_NODEID": "1"}, (3, 0, 4, 1), (1, 2)),
+        ({**SRUN, "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)",
+          "SLURM_NNODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2",
+          "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}, (1, 1, 2, 2), (0, 1)),
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "16"}, (0, 0, 1, 1), (0, 1)),
+        ({**SRUN, "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NAME": "bash"}, (0, 0, 1, 1), (0, 1)),
+        # mpirun
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4",
+          "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_NODE_RANK": "0"}, (2, 0, 4, 2), (1, 2)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, (1, 1, 2, 2), (0, 1)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"}, (3, 1, 4, 2), (1, 2)),
+        ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_SIZE": "2",
+          "MV2_COMM_WORLD_LOCAL_SIZE": "2"}, (1, 1, 2, 2), (0, 1)),
+        # a pod of a PyTorchJob is a process; those of other jobs train alone, until `hf-compat run` joins them
+        ({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}, (1, 0, 4, 1), (1, 4)),
+        ({"PET_NODE_RANK": "1", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "8"}, (0, 0, 1, 1), (0, 1)),
+        ({"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-2"}, (0, 0, 1, 1), (0, 1)),
+        ({"JOB_COMPLETION_INDEX": "3"}, (0, 0, 1, 1), (0, 1)),
+    ],
+)  # fmt: skip
+def test_every_launcher_places_a_process(variables, expected, machine):
+    launch = read_launch(variables)
+    found = (launch.process_index, launch.local_process_index, launch.world_size, launch.local_world_size)
+    assert (found, (launch.node_rank, launch.nodes)) == (expected, machine)
+
+
+# What starts one process a machine → (machine, machines, address of the first); `hf-compat run` starts others there
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({}, (0, 0, 1, 1)),
-        ({"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, (5, 1, 8, 4)),
-        ({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, (1, 1, 2, 2)),
-        ({"SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_NTASKS": "16", "SLURM_NTASKS_PER_NODE": "8",
-          "SLURM_STEP_ID": "0"}, (9, 1, 16, 8)),
-        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "16"}, (0, 0, 1, 1)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "bash"}, (0, 0, 1, 1)),
-        ({"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2(x2)",
-          "SLURM_STEP_ID": "0"}, (3, 1, 4, 2)),
-        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4",
-          "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (2, 0, 4, 2)),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, (1, 1, 2, 2)),
+        ({**SRUN, "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "1(x2)",
+          "SLURM_STEP_NODELIST": "gpu[03-04]"}, (1, 2, "gpu03")),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+          "AZ_BATCH_MASTER_NODE": "10.0.0.4:6105"}, (1, 2, "10.0.0.4")),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0"}, (1, 2, "job-master-0")),
+        ({"PET_NODE_RANK": "1", "PET_NNODES": "1:2", "PET_MASTER_ADDR": "node-0-0.job"}, (1, 2, "node-0-0.job")),
+        ({"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-2"}, (1, 2, "algo-1")),
+        ({"JOB_COMPLETION_INDEX": "3", "MASTER_ADDR": "job-workers-0-0.job"}, (3, None, "job-workers-0-0.job")),
     ],
 )  # fmt: skip
-def test_launchers(variables, expected):
-    launch = read_launch(variables)
-    found = (launch.process_index, launch.local_process_index, launch.world_size, launch.local_world_size)
-    assert found == expected
+def test_launchers_of_one_process_a_machine_are_known(variables, expected):
+    place = find_place(variables)
+    assert place.is_machine and (place.rank, place.world_size, place.address) == expected
+
+
+def test_torchruns_own_processes_start_no_others():
+    by_torchrun = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    two_tasks = {**SRUN, "SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
+    assert not find_place(by_torchrun).is_machine and not find_place(two_tasks).is_machine
+
+
+@pytest.mark.parametrize(
+    ("variables", "missing"),
+    [
+        ({"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE"),
+        ({"PMI_RANK": "5", "MPI_LOCALRANKID": "1", "PMI_SIZE": "8"}, "MPI_LOCALNRANKS"),
+        ({"RANK": "five", "WORLD_SIZE": "8"}, "RANK"),
+        ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, "SM_HOSTS"),
+        ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "SM_CURRENT_HOST"),
+        ({**SRUN, "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "two"}, "SLURM_TASKS_PER_NODE"),
+    ],
+)
+def test_the_variable_that_says_too_little_is_named(variables, missing):
+    with pytest.raises(ArgumentError, match=f"`{missing}"):
+        read_launch(variables)
+
+
+def test_several_machines_need_the_address_of_the_first(monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ArgumentError, match="on 2 machines, and `MASTER_ADDR` is not set"):
+        main_address()
+    monkeypatch.setenv("MASTER_ADDR", "node0")
+    assert main_address() == ("node0", 29500)
+
+
+def in_words(row) -> str:
+    """Write a row as it stands in docs/scale.md."""
+
+    def names(found):
+        return ", ".join(f"`{name}`" for name in found) or "–"
+
+    started = (
+        "one a machine" if row.starts_machines else "each" + (", or one a machine" if row.may_start_machines else "")
+    )
+    cells = [f"[{row.name}]({row.docs})", started, names(row.rank), names(row.world_size), names(row.local_rank),
+             names(row.local_world_size), names(row.node_rank + row.nodes), names(row.address)]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def test_the_table_stands_in_the_documentation():
+    text = SCALE.read_text()
+    lines = text[text.index("| launcher |") :].split("\n\n")[0].splitlines()[2:]
+    assert lines == [in_words(row) for row in LAUNCHERS]
 
 
 def test_machines():
     launch = Launch(process_index=9, local_process_index=1, world_size=16, local_world_size=8)
     assert (launch.node_rank, launch.nodes) == (1, 2)
-    assert [first_node(nodes) for nodes in ("gpu[03-05,9],cpu1", "a,b", "node7", "")] == ["gpu03", "a", "node7", ""]
+    lists = {"gpu[03-05,9],cpu1": "gpu03", "a,b": "a", "node7": "node7", "": "", "10.0.0.4:6105": "10.0.0.4",
+             "fe80::1": "fe80::1", '["algo-1", "algo-2"]': "algo-1"}  # fmt: skip
+    assert {text: first_host(text) for text in lists} == lists
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,109 @@
+"""Where `hf-compat run` starts processes: its options, and what a launcher of one process a machine says."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hf_compat.cli import run
+from hf_compat.cli.run import Machines
+from hf_compat.runtime import collectives, waiting
+
+SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "gpu[03-04]",
+        "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_NNODES": "2", "SLURM_NODEID": "1"}  # fmt: skip
+TWO_TASKS = SRUN | {"SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """Return what is started for words and variables: the machines and the processes, or None for none."""
+    script = tmp_path / "script.py"
+    script.write_text("")
+    monkeypatch.setattr(run, "_launch", lambda chosen, machines, processes: (machines, processes))
+    monkeypatch.setattr(run, "run_here", lambda chosen: None)
+    monkeypatch.setattr(run.patching, "patch", lambda: None)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def started(words, variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return run.main([*words, str(script)])
+
+    return started
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "expected"),
+    [
+        ([], {}, 0),
+        (["--devices", "2"], {}, (Machines(), 2)),
+        (["--nodes", "2", "--main-address", "a"], {}, (Machines(2, 2, 0, "a"), 1)),
+        (["--nodes", "2", "--node-rank", "1", "--main-address", "a:1234"], {}, (Machines(2, 2, 1, "a", 1234), 1)),
+        (["--nodes", "2", "--main-address", "[::1]:1234"], {}, (Machines(2, 2, 0, "::1", 1234), 1)),
+        (["--nodes", "2", "--main-address", "fe80::1"], {}, (Machines(2, 2, 0, "fe80::1"), 1)),
+        (["--nodes", "1:2", "--main-address", "a", "--main-port", "7"], {}, (Machines(1, 2, 0, "a", 7), 1)),
+        ([], SRUN, 0),  # a task a machine, and nothing says that it starts others
+        (["--devices", "4"], SRUN, (Machines(2, 2, 1, "gpu03"), 4)),
+        (["--nodes", "2", "--node-rank", "1"], SRUN, (Machines(2, 2, 1, "gpu03"), 1)),
+        (["--nodes", "1:4", "--devices", "4"], SRUN, (Machines(1, 4, 1, "gpu03"), 4)),
+        ([], TWO_TASKS, 0),
+        (["--devices", "1"], TWO_TASKS, 0),
+        (["--devices", "4"], {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "pod-0"}, (Machines(2, 2, 1, "pod-0"), 4)),
+        ([], {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "a"}, (Machines(2, 2, 1, "a"), 1)),
+        ([], {"JOB_COMPLETION_INDEX": "0"}, 0),
+    ],
+)
+def test_machines_are_those_of_the_options_or_of_the_launcher(asked, words, variables, expected):
+    assert asked(words, variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "told"),
+    [
+        (["--devices", "2"], TWO_TASKS, "A launcher has started 4 processes already"),
+        (["--nodes", "2"], TWO_TASKS, "A launcher has started 4 processes already"),
+        (["--nodes", "3"], SRUN, "`--nodes 3`, and Slurm (srun) has started 2 process(es)"),
+        (["--nodes", "2"], {}, "`--main-address` is not set"),
+        (["--nodes", "2"], {"JOB_COMPLETION_INDEX": "0"}, "`--main-address` is not set"),
+        (["--nodes", "2", "--node-rank", "2", "--main-address", "a"], {}, "`--node-rank 2` is none of 2 machines"),
+        (["--nodes", "2", "--main-address", "a:port"], {}, "has the port 'port'"),
+        (["--nodes", "2", "--main-address", "a:12", "--main-port", "13"], {}, "differ"),
+        ([], {"JOB_COMPLETION_INDEX": "3", "SM_HOSTS": "a", "SM_CURRENT_HOST": "a"}, "`SM_HOSTS='a'`"),
+    ],
+)
+def test_machines_that_cannot_be_are_one_error(asked, capsys, words, variables, told):
+    assert asked(words, variables) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("nodes", ["0", "2:1", "two", "1:2:3", ""])
+def test_what_is_no_number_of_machines_is_refused(asked, capsys, nodes):
+    with pytest.raises(SystemExit):
+        asked(["--nodes", nodes], {})
+    assert "is no number of machines: 2, say, or 1:4" in capsys.readouterr().err
+
+
+def test_a_rank_says_for_whom_it_waits(monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setenv("MASTER_ADDR", "no-such-host.invalid")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setattr(collectives, "leave_at_exit", lambda: None)
+    args = SimpleNamespace(world_size=2, process_index=1, device=torch.device("cpu"), ddp_timeout=2, ddp_backend=None)
+    with pytest.raises(torch.distributed.DistError):
+        collectives.start_processes(args)
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "hf_compat.runtime.waiting"]
+    assert said.startswith("rank 1 waits for the others of 2 processes at no-such-host.invalid:29500; the host name")
+
+
+def test_what_comes_in_time_is_not_told(monkeypatch, caplog):
+    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.1)
+    with waiting.saying_what_is_awaited("waits", until=lambda: True):
+        time.sleep(0.3)
+    with waiting.saying_what_is_awaited("waits"):
+        pass
+    time.sleep(0.2)
+    assert caplog.records == []
