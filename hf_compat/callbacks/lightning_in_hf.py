@@ -34,8 +34,8 @@ from hf_compat.callbacks.loggers import HistoryLogger
 from hf_compat.callbacks.other_distribution import adopt
 from hf_compat.checkpoint.plain_values import readable_states
 from hf_compat.data.types import Batch
-from hf_compat.engine.build import quietly
 from hf_compat.engine.internals import note_metrics, place_at, stand_beside
+from hf_compat.engine.window_trainer import quietly
 from hf_compat.errors import CallbackError, CheckpointError, HfCompatWarning
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.state import ExportableState, TrainerControl, TrainerState

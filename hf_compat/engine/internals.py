@@ -6,15 +6,9 @@ for accesses outside this file.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import dataclasses
-import functools
-import signal
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from traceback import walk_tb
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
 
@@ -70,64 +64,8 @@ def _minor_release(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationPart:
-    """Which part of an evaluation one run of Lightning's loop is: HF evaluates each data set by itself.
-
-    Args:
-        is_first: Callbacks are told that a validation begins.
-        is_last: Callbacks are told that it ends.
-        earlier: Metrics of the parts before this one.
-    """
-
-    is_first: bool = True
-    is_last: bool = True
-    earlier: Mapping[str, object] = dataclasses.field(default_factory=dict)
-
-
-WHOLE = EvaluationPart()
-
-
-@contextlib.contextmanager
-def as_part(trainer: Trainer, part: EvaluationPart) -> Iterator[None]:
-    """Let all parts of an evaluation be one to callbacks: it begins with the first and ends with the last part.
-
-    Lightning's loops run over all loaders at once, and HF's methods, which users override, over one. Remove it when a
-    loop can be suspended between two loaders.
-    """
-    loops = (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop)
-    left_out = [] if part.is_first else ["_on_evaluation_start", "_on_evaluation_epoch_start"]
-    left_out += [] if part.is_last else ["_on_evaluation_epoch_end", "_on_evaluation_end"]
-    changed = [(loop, name, _without_callbacks(trainer, getattr(loop, name))) for loop in loops for name in left_out]
-    # Callbacks read the metrics at the end: noted in each part, they would cost the square of the number of parts
-    noted = part.earlier if part.is_last else {}
-    changed += [(loop, "on_run_start", _noting(trainer, noted, loop.on_run_start)) for loop in loops if noted]
-    for loop, name, method in changed:
-        setattr(loop, name, method)
-    try:
-        yield
-    finally:
-        for loop, name, _ in changed:
-            delattr(loop, name)
-
-
-def _without_callbacks(trainer: Trainer, method: Callable[[], None]) -> Callable[[], None]:
-    def run() -> None:
-        callbacks, trainer.callbacks = trainer.callbacks, []  # type: ignore[attr-defined]  # set by a connector
-        try:
-            method()
-        finally:
-            trainer.callbacks = callbacks  # type: ignore[attr-defined]
-
-    return run
-
-
-def _noting(trainer: Trainer, metrics: Mapping[str, object], method: Callable[[], None]) -> Callable[[], None]:
-    def run() -> None:
-        note_metrics(trainer, metrics)
-        method()
-
-    return run
+def do_nothing(*args: object, **kwargs: object) -> None:
+    """Stand in the place of a method of Lightning that is to do nothing."""
 
 
 def run_validation(trainer: Trainer, batches: Iterable[object]) -> None:
@@ -223,14 +161,6 @@ def is_validating_within_fit(trainer: Trainer) -> bool:
     return bool(trainer.state.fn == "fit" and trainer.validating)
 
 
-def leave_resuming_to_the_caller(trainer: Trainer) -> None:
-    """Let a fit look for no checkpoint by itself, as beside an OnExceptionCheckpoint and in a SLURM job.
-
-    Remove it when `fit` takes a word for "none".
-    """
-    trainer._checkpoint_connector._parse_ckpt_path = lambda *args, **kwargs: None  # type: ignore[method-assign]
-
-
 def forget_last_fit(callback: Callback) -> None:
     """Let a callback that averages weights begin anew with a fit, and not leave out what the last one had counted.
 
@@ -243,67 +173,12 @@ def forget_last_fit(callback: Callback) -> None:
         callback.n_averaged = callback._scheduler_state = callback._swa_scheduler = None
 
 
-def leave_signals_alone(trainer: Trainer) -> None:
-    """Let a trainer install no handlers, and exchange nothing about signals at every update.
-
-    Lightning's handler of SIGTERM waits for the end of the batch and then exits with status 0, and every update sends
-    over all processes, and waits for, whether it was called. Remove it when a trainer takes a setting for it.
-    """
-    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def interruptible(trainer: Trainer) -> Iterator[None]:
-    """Let Ctrl-C come out of a trainer's entry points as itself, with its handler as it was.
-
-    Lightning ignores the signal from then on, and ends the process with status 1; scripts and notebooks written for HF
-    catch KeyboardInterrupt and go on. Remove it when a trainer raises it.
-    """
-    run, handler = trainer._run, signal.getsignal(signal.SIGINT)
-
-    def noted_run(*args: Any, **kwargs: Any) -> Any:
-        nonlocal handler
-        try:
-            return run(*args, **kwargs)
-        except KeyboardInterrupt as interrupt:
-            handler = signal.getsignal(signal.SIGINT)  # a callback may have installed another one
-            if not _in_main_thread():  # Lightning's own way out sets a handler, which only this thread can
-                call._interrupt(trainer, interrupt)
-                trainer._teardown()
-            raise
-
-    trainer._run = noted_run  # type: ignore[method-assign]
-    try:
-        yield
-    except (SystemExit, ValueError) as ended:
-        if not isinstance(ended.__context__, KeyboardInterrupt):
-            raise
-        if _in_main_thread() and handler is not None:
-            signal.signal(signal.SIGINT, handler)
-        raise ended.__context__ from None
-    finally:
-        del trainer._run
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
 def leave_validation_to_flags(trainer: Trainer) -> None:
     """Switch Lightning's own validation intervals off.
 
     With `val_check_interval` alone it validates once more whenever a fit stops. Remove it when an interval can be none.
     """
-    trainer.fit_loop.epoch_loop._should_check_val_fx = lambda data_fetcher: False  # type: ignore[method-assign]
-
-
-def accept_modules_in_eval_mode(trainer: Trainer) -> None:
-    """Leave out the warning on modules in eval mode: every training step sets the mode itself.
-
-    Lightning sends it as a log record and a warning. Remove it when a module can say that it sets its own mode.
-    """
-    trainer.fit_loop._warn_if_modules_in_eval_mode = lambda: None  # type: ignore[method-assign]
+    trainer.fit_loop.epoch_loop._should_check_val_fx = do_nothing  # type: ignore[method-assign, assignment]
 
 
 def stand_beside(
@@ -393,72 +268,6 @@ def start_from(trainer: Trainer, epoch: int, updates: int) -> None:
     steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
     steps.ready = steps.completed = updates
     trainer.fit_loop.epoch_loop._batches_that_stepped = updates
-
-
-def keep_step_signature(trainer: Trainer) -> None:
-    """Leave out the inspection of `training_step`'s signature at every step: it takes the batch and its index.
-
-    Remove it when Lightning inspects the signature once a fit.
-    """
-
-    def build(kwargs: StepKeywords, batch: object, batch_idx: int) -> StepKeywords:
-        kwargs["batch"], kwargs["batch_idx"] = batch, batch_idx
-        return kwargs
-
-    trainer.fit_loop.epoch_loop._build_kwargs = build  # type: ignore[method-assign]
-
-
-class CarriedStop(Exception):
-    """Brings a `StopIteration` of the user's code past Lightning's loops.
-
-    Args:
-        error: What the user's code has raised.
-    """
-
-    def __init__(self, error: StopIteration) -> None:
-        super().__init__("a StopIteration was raised outside the data")
-        self.error = error
-
-
-def carry_stop_iterations(trainer: Trainer) -> None:
-    """Let a `StopIteration` of a model, loss, optimizer or callback be an error.
-
-    Lightning's loops take it for the end of their data, and leave the update or the rest of the epoch out, in silence.
-    Remove it when they catch what their data fetcher raises only.
-    """
-    fit = trainer.fit_loop
-    methods: list[tuple[object, str]] = [
-        (fit.epoch_loop.manual_optimization, "advance"),
-        (fit.epoch_loop, "advance"),
-        (fit, "on_advance_start"),
-        (fit, "on_advance_end"),
-    ]
-    loops = (fit.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop)
-    for owner, name in [*methods, *((loop, "_evaluation_step") for loop in loops)]:
-        setattr(owner, name, _carrying(getattr(owner, name)))
-
-
-def _carrying(method: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(method)
-    def run(*args: object) -> None:
-        try:
-            method(*args)
-        except StopIteration as error:
-            if any("loops.fetchers" in frame.f_globals["__name__"] for frame, _ in walk_tb(error.__traceback__)):
-                raise  # the end of the data
-            raise CarriedStop(error) from error
-
-    return run
-
-
-def forget_batch(trainer: Trainer) -> None:
-    """Let go of the batch that an error has left among a trainer's results: loader workers share its memory.
-
-    Remove it when Lightning does so when it tears a trainer down.
-    """
-    training = trainer.fit_loop.epoch_loop
-    for loop in (training, training.val_loop, trainer.validate_loop, trainer.test_loop):
-        loop._results.batch = None
 
 
 def note_metrics(trainer: Trainer, metrics: Mapping[str, object]) -> None:

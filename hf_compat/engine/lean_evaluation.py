@@ -6,8 +6,10 @@ that are not ours, profilers, hooks of the strategy and overridden transfers are
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeGuard
 
 import lightning.pytorch as pl
@@ -17,19 +19,48 @@ from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.combined_loader import _Sequential
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from hf_compat.engine.evaluation import EvaluationBatch
-from hf_compat.engine.lean_loop import Hook, begin_batch, end_batch, hooks_of, is_plain_run, overrides
+from hf_compat.engine.internals import note_metrics
+from hf_compat.engine.lean_loop import (
+    Hook,
+    begin_batch,
+    carrying_stops,
+    end_batch,
+    hooks_of,
+    is_plain_run,
+    overrides,
+)
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import DirectStepsStrategy
 
+# What tells callbacks that an evaluation begins, and that it ends.
+_BEGIN = ("_on_evaluation_start", "_on_evaluation_epoch_start")
+_END = ("_on_evaluation_epoch_end", "_on_evaluation_end")
 _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationPart:
+    """Which part of an evaluation one run of Lightning's loop is: HF evaluates each data set by itself.
+
+    Args:
+        is_first: Callbacks are told that a validation begins.
+        is_last: Callbacks are told that it ends.
+        earlier: Metrics of the parts before this one.
+    """
+
+    is_first: bool = True
+    is_last: bool = True
+    earlier: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+
+WHOLE = EvaluationPart()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,12 +90,18 @@ def find_evaluation_listeners(trainer: pl.Trainer) -> EvaluationListeners | None
     """Find out who listens in a trainer that is evaluating; None where Lightning's own code is to run."""
     module, strategy = trainer.lightning_module, trainer.strategy
     callbacks: list[pl.Callback] = list(trainer.callbacks)  # type: ignore[attr-defined]  # set by a connector
-    if not isinstance(module, WindowModule) or not is_plain_run(trainer) or not _transfers_are_plain(trainer, module):
+    if not isinstance(module, WindowModule) or not is_plain_run(trainer):
+        return None
+    if (
+        any(overrides(module, DataHooks, name) for name in _TRANSFERS)
+        or overrides(strategy, Strategy, "batch_to_device")
+        or overrides(trainer.precision_plugin, Precision, "convert_input")
+    ):
         return None
     stage = "test" if trainer.testing else "validation"
     names = (f"on_{stage}_batch_start", f"{stage}_step", f"on_{stage}_batch_end")
-    is_direct = not overrides(strategy, DirectStepsStrategy, names[1])
-    is_direct = is_direct and type(trainer.precision_plugin) is ForwardPrecision
+    is_direct = type(trainer.precision_plugin) is ForwardPrecision
+    is_direct = is_direct and not overrides(strategy, DirectStepsStrategy, names[1])
     own_step: Hook = getattr(module, names[1])
     # The module's hook after a batch; none where it is the package's own, and has nothing to do
     name = names[2]
@@ -73,9 +110,7 @@ def find_evaluation_listeners(trainer: pl.Trainer) -> EvaluationListeners | None
     return EvaluationListeners(
         callbacks=callbacks,
         module=module,
-        step=own_step
-        if is_direct and type(trainer.precision_plugin) is ForwardPrecision
-        else getattr(strategy, names[1]),
+        step=own_step if is_direct else getattr(strategy, names[1]),
         step_takes_index=is_param_in_hook_signature(own_step, "batch_idx", min_args=2),
         names=names,
         before=(hooks_of(callbacks, names[0]), _of_module(module, names[0])),
@@ -83,14 +118,6 @@ def find_evaluation_listeners(trainer: pl.Trainer) -> EvaluationListeners | None
             hooks_of(callbacks, names[2]),
             [] if is_own and run is not None and not run.ends_batches else _of_module(module, name),
         ),
-    )
-
-
-def _transfers_are_plain(trainer: pl.Trainer, module: WindowModule) -> bool:
-    return (
-        not any(overrides(module, DataHooks, name) for name in _TRANSFERS)
-        and not overrides(trainer.strategy, Strategy, "batch_to_device")
-        and not overrides(trainer.precision_plugin, Precision, "convert_input")
     )
 
 
@@ -134,11 +161,47 @@ class LeanEvaluationLoop(_EvaluationLoop):
     """An evaluation of a `WindowModule`: a batch is an `EvaluationBatch`, which stays where it is."""
 
     _listeners: EvaluationListeners | None = None
+    _earlier: Mapping[str, object] = {}
+
+    @classmethod
+    def in_place_of(cls, loop: _EvaluationLoop) -> LeanEvaluationLoop:
+        """Return a loop for what a loop of Lightning's, which has not run yet, was made for."""
+        return cls(loop.trainer, loop._trainer_fn, loop._stage, loop.verbose, loop.inference_mode)
+
+    @contextlib.contextmanager
+    def as_part(self, part: EvaluationPart) -> Iterator[None]:
+        """Let all parts of an evaluation be one to callbacks: it begins with the first and ends with the last part.
+
+        Lightning's loops run over all loaders at once, and HF's methods, which users override, over one. Remove it when
+        a loop can be suspended between two loaders.
+        """
+        left_out = (*(() if part.is_first else _BEGIN), *(() if part.is_last else _END))
+        fields = vars(self)
+        before = {name: fields.pop(name) for name in (*_BEGIN, *_END) if name in fields}  # of the evaluation around it
+        before["_earlier"], self._earlier = self._earlier, part.earlier
+        for name in left_out:
+            fields[name] = functools.partial(self._without_callbacks, getattr(self, name))
+        try:
+            yield
+        finally:
+            for name in left_out:
+                del fields[name]
+            fields.update(before)
+
+    def _without_callbacks(self, method: Callable[[], None]) -> None:
+        trainer = self.trainer
+        callbacks, trainer.callbacks = trainer.callbacks, []  # type: ignore[attr-defined]  # set by a connector
+        try:
+            method()
+        finally:
+            trainer.callbacks = callbacks  # type: ignore[attr-defined]
 
     def on_run_start(self) -> None:
         self._listeners = None
+        if self._earlier:
+            note_metrics(self.trainer, self._earlier)
         fetcher = self._data_fetcher
-        if fetcher is not None and isinstance(self.trainer.profiler, PassThroughProfiler):  # type: ignore[attr-defined]  # set by a connector
+        if fetcher is not None and is_plain_run(self.trainer):
             fetcher._start_profiler = fetcher._stop_profiler = do_nothing_closure
             if self._has_one_known_loader(fetcher):
                 self._data_fetcher = _OneLoaderFetcher(fetcher)
@@ -156,6 +219,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
             found = self._listeners = find_evaluation_listeners(self.trainer) if is_usual else None
         return found
 
+    @carrying_stops
     def _evaluation_step(
         self, batch: object, batch_idx: int, dataloader_idx: int, dataloader_iter: Iterator[object] | None
     ) -> None:
@@ -209,13 +273,3 @@ class LeanEvaluationLoop(_EvaluationLoop):
         output = listeners.step(batch, batch_idx) if listeners.step_takes_index else listeners.step(batch)
         fields["_current_fx_name"] = before
         return output
-
-
-def use_lean_evaluations(trainer: pl.Trainer) -> None:
-    """Let a trainer that has not run yet validate and test with `LeanEvaluationLoop`."""
-    trainer.fit_loop.epoch_loop.val_loop = _lean(trainer.fit_loop.epoch_loop.val_loop)
-    trainer.validate_loop, trainer.test_loop = _lean(trainer.validate_loop), _lean(trainer.test_loop)
-
-
-def _lean(loop: _EvaluationLoop) -> LeanEvaluationLoop:
-    return LeanEvaluationLoop(loop.trainer, loop._trainer_fn, loop._stage, loop.verbose, loop.inference_mode)

@@ -11,8 +11,11 @@ Where something is set that this loop does not know (a profiler, a hook of the s
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Sequence
+from traceback import walk_tb
+from typing import ParamSpec
 
 import lightning
 import lightning.pytorch as pl
@@ -35,11 +38,13 @@ from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import DirectStepsStrategy
 from hf_compat.engine.windows import Windows
 
-logger = logging.getLogger(__name__)
+# Whether this is the Lightning that these loops were written for. Under another one its own code runs at every batch.
+IS_KNOWN = lightning.__version__.split(".")[:2] == WRITTEN_FOR.split(".")[:2]
 # Lightning tells this logger of every hook that it calls.
 _CALLS = logging.getLogger("lightning.pytorch.trainer.call")
 
 Hook = Callable[..., object]  # of anybody's callback
+Given = ParamSpec("Given")
 # Hooks around a batch that belong to the module, the strategy or the precision plugin: one that is overridden leaves
 # the batch to Lightning's own loop.
 _OF_BATCH: tuple[tuple[type, tuple[str, ...]], ...] = (
@@ -123,9 +128,10 @@ def _is_plain_precision(precision: Precision) -> bool:
 
 
 def is_plain_run(trainer: pl.Trainer) -> bool:
-    """Return whether a trainer measures nothing, debugs nothing, and has its data from loaders."""
+    """Return whether these loops know a trainer's Lightning, and it measures and debugs nothing, and has loaders."""
     return (
-        isinstance(trainer.profiler, PassThroughProfiler)  # type: ignore[attr-defined]  # set by a connector
+        IS_KNOWN
+        and isinstance(trainer.profiler, PassThroughProfiler)  # type: ignore[attr-defined]  # set by a connector
         and not _CALLS.isEnabledFor(logging.DEBUG)
         and trainer.datamodule is None  # type: ignore[attr-defined]  # as above
         and trainer.accumulate_grad_batches == 1
@@ -158,10 +164,44 @@ def end_batch(trainer: pl.Trainer, results: _ResultCollection) -> None:
         results.batch = results.batch_size = None
 
 
+class CarriedStop(Exception):
+    """Brings a `StopIteration` of the user's code past Lightning's loops.
+
+    Args:
+        error: What the user's code has raised.
+    """
+
+    def __init__(self, error: StopIteration) -> None:
+        super().__init__("a StopIteration was raised outside the data")
+        self.error = error
+
+
+def carrying_stops(method: Callable[Given, None]) -> Callable[Given, None]:
+    """Let a `StopIteration` of a model, loss, optimizer or callback be an error of a loop's method.
+
+    Lightning's loops take it for the end of their data, and leave the update or the rest of the epoch out, in silence.
+    Remove it when they catch what their data fetcher raises only.
+    """
+
+    @functools.wraps(method)
+    def run(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        try:
+            method(*args, **kwargs)
+        except StopIteration as error:
+            if any("loops.fetchers" in frame.f_globals["__name__"] for frame, _ in walk_tb(error.__traceback__)):
+                raise  # the end of the data
+            raise CarriedStop(error) from error
+
+    return run
+
+
 class LeanEpochLoop(_TrainingEpochLoop):
     """The epochs of a `WindowModule`, which optimizes by itself: a batch is a window, and an update."""
 
     _listeners: Listeners | None = None
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        """Exchange nothing: no signal is Lightning's here."""
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         super().on_run_start(data_fetcher)
@@ -181,7 +221,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
     @property
     def done(self) -> bool:
         """Whether the epoch is over."""
-        if self._restarting or self.trainer.should_stop:
+        if self._restarting or self.trainer.should_stop or not IS_KNOWN:
             return super().done
         updates = self.manual_optimization.optim_step_progress.total.completed
         progress = self.batch_progress
@@ -191,6 +231,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
             or progress.current.ready == self.trainer.fit_loop.max_batches
         )
 
+    @carrying_stops
     def advance(self, data_fetcher: _DataFetcher) -> None:
         """Train on one window."""
         listeners = self._current_listeners()
@@ -268,20 +309,3 @@ class LeanEpochLoop(_TrainingEpochLoop):
             self._save_loggers_on_train_batch_end()
         if self.trainer._signal_connector.received_sigterm and not self._is_training_done:
             raise SIGTERMException
-
-
-def use_lean_loop(trainer: pl.Trainer) -> bool:
-    """Let a trainer that has not run yet train with `LeanEpochLoop`, under the Lightning that it was written for.
-
-    Returns:
-        Whether this is that Lightning.
-    """
-    installed, known = lightning.__version__.split(".")[:2], WRITTEN_FOR.split(".")[:2]
-    if installed != known:
-        logger.info(
-            "Lightning %s has loops of its own: a step costs more than with %s.", lightning.__version__, WRITTEN_FOR
-        )
-        return False
-    loop = trainer.fit_loop.epoch_loop
-    trainer.fit_loop.epoch_loop = LeanEpochLoop(trainer, loop.min_steps, loop.max_steps)
-    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from hf_compat.engine.build import EXPECTED
+from hf_compat.engine.window_trainer import EXPECTED
 
 _EXPECTED = frozenset(
     {

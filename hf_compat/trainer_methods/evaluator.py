@@ -16,12 +16,13 @@ from torch import nn
 from hf_compat.callbacks.bridge import BridgedTrainer, HFBridge
 from hf_compat.data.tree import join_batches
 from hf_compat.data.types import Batch, DataSource, Loader
-from hf_compat.engine.build import build_trainer, run_evaluation
 from hf_compat.engine.evaluation import EvaluationBatches, EvaluationRun, EvaluationSettings
-from hf_compat.engine.internals import WHOLE, EvaluationPart, as_part, is_validating_within_fit, run_validation
+from hf_compat.engine.internals import is_validating_within_fit, run_validation
+from hf_compat.engine.lean_evaluation import WHOLE, EvaluationPart
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import wrap_forward
 from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics
+from hf_compat.engine.window_trainer import WindowTrainer
 from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.outputs import EvalLoopOutput
 from hf_compat.hf.search import Metrics
@@ -217,10 +218,10 @@ class Evaluator:
         return host.accelerator.gather, True
 
     @contextmanager
-    def _taking_part(self, trainer: pl.Trainer) -> Iterator[None]:
+    def _taking_part(self, trainer: WindowTrainer) -> Iterator[None]:
         """Run Lightning's loop as the part that is due; an evaluation that a callback starts within it is whole."""
         part, self._part = self._part, WHOLE
-        with as_part(trainer, part):
+        with trainer.as_part(part):
             yield
 
     def _run_alone(self, run: EvaluationRun, plan: LightningPlan, batches: EvaluationBatches) -> None:
@@ -231,14 +232,15 @@ class Evaluator:
         if host.args.eval_strategy != "no":  # EarlyStopping decides once, when it is set up, what it looks at
             plan = dataclasses.replace(plan, validate_every_updates=1)
         options = host._lightning_options.of_trainers()
-        trainer = build_trainer(plan, arranged, callbacks.loggers(), host.args._launch, **options)
+        trainer = WindowTrainer(plan, arranged, callbacks.loggers(), host.args._launch, **options)
         if host._run.module is None:
             host.lightning_trainer = trainer
         module = host._make_module(plan)
         bridge.find_requested_kwargs()
         try:
             with naming_absent_ranks(), module.evaluating(run), self._taking_part(trainer):
-                run_evaluation(trainer, module, batches, run.settings.is_prediction)
+                command = trainer.test if run.settings.is_prediction else trainer.validate
+                trainer.undisturbed(command, module, dataloaders=batches, verbose=False)
         finally:
             callbacks.watch_outputs(False)
 

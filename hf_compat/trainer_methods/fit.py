@@ -15,16 +15,11 @@ from torch import nn
 from hf_compat.callbacks.bridge import BridgedTrainer, HFBridge
 from hf_compat.callbacks.startup_log import opening_lines, unused_devices
 from hf_compat.checkpoint.model_state import ModelState
-from hf_compat.engine.build import NO_BATCHES, build_trainer, run_fit
-from hf_compat.engine.internals import (
-    accept_modules_in_eval_mode,
-    keep_step_signature,
-    leave_validation_to_flags,
-    start_from,
-)
+from hf_compat.engine.internals import start_from
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import ForwardPrecision, wrap_forward
 from hf_compat.engine.strategies import model_state_of, wrapped_model
+from hf_compat.engine.window_trainer import NO_BATCHES, WindowTrainer
 from hf_compat.interop.transformers_models import is_pretrained_model
 from hf_compat.interop.upstream_log import log_resumption, log_training
 from hf_compat.plan.lightning_plan import LightningPlan
@@ -105,7 +100,7 @@ class Fit:
                 args = host.args
                 is_requeued = slurm_job_id() is not None
                 with host.stop_signals.watched(args.enable_jit_checkpoint, is_requeued, args.ddp_timeout):
-                    run_fit(trainer, module, run.windows, NO_BATCHES)
+                    trainer.undisturbed(trainer.fit, module, train_dataloaders=run.windows, val_dataloaders=NO_BATCHES)
             finally:
                 self._leave(module)
 
@@ -145,19 +140,16 @@ class Fit:
             plan = dataclasses.replace(plan, max_epochs=-1)
         return plan
 
-    def _build(self, plan: LightningPlan, bridge: HFBridge) -> pl.Trainer:
+    def _build(self, plan: LightningPlan, bridge: HFBridge) -> WindowTrainer:
         host = self._trainer
         callbacks, options = host._callbacks, host._lightning_options.of_trainers()
-        trainer = build_trainer(
+        trainer = WindowTrainer(
             plan,
             bridge.lightning_callback_list(callbacks.lightning, callbacks.order),
             callbacks.loggers(),
             host.args._launch,
             **options,
         )
-        leave_validation_to_flags(trainer)
-        accept_modules_in_eval_mode(trainer)
-        keep_step_signature(trainer)
         start_from(trainer, self._run.start.epoch, host.state.global_step)
         precision = trainer.precision_plugin
         host.accelerator.scaler = precision.scaler if isinstance(precision, ForwardPrecision) else None

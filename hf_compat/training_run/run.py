@@ -21,6 +21,7 @@ from hf_compat.checkpoint.plain_values import readable_states
 from hf_compat.checkpoint.run_state import DataCut, DataPosition, Moment, PlainState, ResumePoint, RunState
 from hf_compat.engine.internals import is_training_batch, loops_state
 from hf_compat.engine.module import WindowModule
+from hf_compat.engine.window_trainer import WindowTrainer
 from hf_compat.engine.windows import Loader, Windows
 from hf_compat.hf.metrics import speed_metrics
 from hf_compat.plan.run_counts import RunCounts
@@ -83,7 +84,7 @@ class TrainingRun:
     moment: Moment = field(default=Moment.UPDATE, init=False)
     grad_norm: torch.Tensor | float | None = field(default=None, init=False)
     learning_rate: float | None = field(default=None, init=False)
-    lightning_trainer: pl.Trainer | None = field(default=None, init=False)
+    lightning_trainer: WindowTrainer | None = field(default=None, init=False)
     module: WindowModule | None = field(default=None, init=False)
     evaluated: set[str] = field(default_factory=set, init=False)
     turn: int | None = field(default=None, init=False)

@@ -13,8 +13,8 @@ import toy
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.profilers import SimpleProfiler
 
-import hf_compat.engine.build as build
 from hf_compat import Trainer, TrainerCallback, set_seed
+from hf_compat.engine import lean_loop
 from hf_compat.engine.lean_evaluation import LeanEvaluationLoop
 from hf_compat.trainer_methods.trainer_module import TrainerModule
 
@@ -109,9 +109,11 @@ def test_a_spy_sees_what_it_sees_in_lightnings_own_loop(make_args, monkeypatch, 
     mine, my_metrics, my_predictions, trainer = run(make_args, CASES[name])
     assert type(trainer.validate_loop) is type(trainer.test_loop) is LeanEvaluationLoop
     assert type(trainer.fit_loop.epoch_loop.val_loop) is LeanEvaluationLoop
-    monkeypatch.setattr(build, "use_lean_evaluations", lambda trainer: None)
+    own_step, calls = _EvaluationLoop._evaluation_step, []
+    monkeypatch.setattr(lean_loop, "IS_KNOWN", False)
+    monkeypatch.setattr(_EvaluationLoop, "_evaluation_step", lambda *args: (calls.append(1), own_step(*args)))
     theirs, their_metrics, their_predictions, trainer = run(make_args, CASES[name])
-    assert type(trainer.validate_loop) is _EvaluationLoop
+    assert calls
     assert mine == theirs and (mine or name == "nobody listens")
     assert my_metrics == their_metrics
     assert np.array_equal(my_predictions, their_predictions)
@@ -161,7 +163,7 @@ class ToldLonger(torch.utils.data.IterableDataset):
 @pytest.mark.parametrize("is_lean", [True, False])
 def test_a_loader_that_ends_before_its_length_ends_the_evaluation(make_args, monkeypatch, is_lean):
     if not is_lean:
-        monkeypatch.setattr(build, "use_lean_evaluations", lambda trainer: None)
+        monkeypatch.setattr(lean_loop, "IS_KNOWN", False)
     trainer = Trainer(toy.Classifier(), make_args(per_device_eval_batch_size=4), eval_dataset=ToldLonger())
     assert len(trainer.get_eval_dataloader()) == 4
     assert trainer.predict(ToldLonger()).predictions.shape == (9, 3)

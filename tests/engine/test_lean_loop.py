@@ -12,9 +12,9 @@ import toy
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import SimpleProfiler
 
-import hf_compat.engine.build as build
 from hf_compat import Trainer, TrainerCallback, set_seed
-from hf_compat.engine.lean_loop import LeanEpochLoop, find_listeners
+from hf_compat.engine import lean_loop
+from hf_compat.engine.lean_loop import find_listeners
 
 # Hooks that a Trainer calls; those around checkpoints answer with states, and are no part of a step.
 HOOKS = [
@@ -117,10 +117,11 @@ def test_a_spy_sees_what_it_sees_in_lightnings_own_loop(make_args, monkeypatch, 
     if case.get("resumes"):
         run(make_args, {**case, "resumes": False})
     mine, my_logs, my_weights, trainer = run(make_args, case)
-    assert type(trainer.fit_loop.epoch_loop) is LeanEpochLoop
-    monkeypatch.setattr(build, "use_lean_loop", lambda trainer: None)
+    own_advance, calls = _TrainingEpochLoop.advance, []
+    monkeypatch.setattr(lean_loop, "IS_KNOWN", False)
+    monkeypatch.setattr(_TrainingEpochLoop, "advance", lambda *args: (calls.append(1), own_advance(*args)))
     theirs, their_logs, their_weights, trainer = run(make_args, case)
-    assert type(trainer.fit_loop.epoch_loop) is _TrainingEpochLoop
+    assert calls and trainer.fit_loop.epoch_loop._listeners.batch_is_plain is False
     assert mine == theirs and (mine or name == "nobody listens")
     assert my_logs == their_logs
     assert all(torch.equal(my_weights[part], their_weights[part]) for part in their_weights)
@@ -190,9 +191,9 @@ def test_who_debugs_lightning_reads_its_calls(make_args, caplog):
 
 
 def test_another_release_of_lightning_keeps_its_own_loop(make_args, monkeypatch, caplog):
-    monkeypatch.setattr("lightning.__version__", "2.5.1")
+    monkeypatch.setattr(lean_loop, "IS_KNOWN", False)
     with caplog.at_level(logging.INFO, "hf_compat"):
         trainer = Trainer(toy.Classifier(), make_args(max_steps=2), train_dataset=toy.rows(20))
         trainer.train()
-    assert type(trainer.lightning_trainer.fit_loop.epoch_loop) is _TrainingEpochLoop
-    assert "loops of its own" in caplog.text
+    assert not trainer.lightning_trainer.fit_loop.epoch_loop._listeners.batch_is_plain
+    assert "does not know the loops of Lightning" in caplog.text

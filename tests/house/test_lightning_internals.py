@@ -1,7 +1,7 @@
-"""Internals of Lightning are touched in two files only: found by names, read off both sources.
+"""Internals of Lightning are touched in four files only: found by names, read off both sources.
 
-`engine/internals.py` has a function or base class for each; `engine/lean_loop.py` and
-`engine/lean_evaluation.py` are loops of Lightning's.
+`engine/internals.py` has a function or base class for each; `engine/window_trainer.py`, `engine/lean_loop.py` and
+`engine/lean_evaluation.py` are Lightning's trainer and loops.
 
 Private names have a leading underscore; the classes and modules of Lightning's trainer, loops, strategies, precision
 plugins and core define them. Undocumented names are what the private classes of trainer and loops (loops, connectors,
@@ -29,7 +29,7 @@ from lightning.pytorch import Trainer
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "hf_compat"
 HOME = PACKAGE / "engine" / "internals.py"
-HOMES = (HOME, PACKAGE / "engine" / "lean_loop.py", PACKAGE / "engine" / "lean_evaluation.py")
+HOMES = (HOME, *(PACKAGE / "engine" / name for name in ("window_trainer.py", "lean_loop.py", "lean_evaluation.py")))
 SOURCES = (
     "pytorch/trainer",
     "pytorch/loops",

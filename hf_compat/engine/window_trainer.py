@@ -1,0 +1,225 @@
+"""`WindowTrainer`: the `lightning.Trainer` that runs a `WindowModule`. Private attributes of Lightning 2.6.
+
+Lightning's own trainer installs signal handlers, ends the process on Ctrl-C and announces devices. Scripts written for
+HF's Trainer expect none of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import lightning
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer import call
+
+from hf_compat.engine import lean_loop
+from hf_compat.engine.internals import do_nothing, leave_validation_to_flags
+from hf_compat.engine.lean_evaluation import EvaluationPart, LeanEvaluationLoop
+from hf_compat.engine.lean_loop import CarriedStop, LeanEpochLoop, carrying_stops
+from hf_compat.engine.precision import ForwardPrecision
+from hf_compat.engine.strategies import HFDDPStrategy, HFFSDP2Strategy, HFSingleDeviceStrategy, LaunchedEnvironment
+from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.runtime.launch import Launch
+
+logger = logging.getLogger(__name__)
+
+# Callbacks that Lightning would add by itself, and its switch for each.
+_SWITCHED_ON: dict[type[pl.Callback], str] = {
+    ProgressBar: "enable_progress_bar",
+    ModelSummary: "enable_model_summary",
+    Checkpoint: "enable_checkpointing",
+}
+# Loggers that announce devices and tips each time a trainer is made.
+_CHATTY = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda")
+
+# Warnings of Lightning about its own code, or about what HF does on purpose; patterns of the messages.
+EXPECTED = (
+    # lightning 2.6.6 under torch 2.13; remove when lightning calls `is_leaf` itself
+    r".*isinstance\(treespec, LeafSpec\).*",
+    # the state after the update is what a checkpoint of ours, as of HF, holds
+    ".*no pre-optimization state was saved.*",
+    # what is logged is gathered already, and the same on every process
+    ".*sync_dist=True.*",
+    # HF's logging interval counts updates over epochs
+    ".*smaller than the logging interval.*",
+    # the module steps whatever schedule is in force, averaged weights' own too
+    ".*SWA is currently only supported every epoch.*",
+    # sentence-transformers evaluates by its evaluators alone, over a loader that gives nothing
+    ".*Total length of `EvaluationBatches` across ranks is zero.*",
+)
+
+
+class _WarningsOnly(logging.Filter):
+    """Leave out what is less than a warning; a changed level would empty what all loggers know of their levels."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Leave out Lightning's announcements, and the warnings that are expected; not its other warnings."""
+    warnings_only = _WarningsOnly()
+    for name in _CHATTY:
+        logging.getLogger(name).addFilter(warnings_only)
+    try:
+        with warnings.catch_warnings():
+            for message in EXPECTED:
+                warnings.filterwarnings("ignore", message=message)
+            yield
+    finally:
+        for name in _CHATTY:
+            logging.getLogger(name).removeFilter(warnings_only)
+
+
+class _NoProfiler(PassThroughProfiler):
+    """Measure nothing, and spend nothing on it: Lightning enters some fifteen of these contexts a step."""
+
+    _nothing = contextlib.nullcontext()
+
+    def profile(self, action_name: str) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return self._nothing
+
+
+class WindowTrainer(pl.Trainer):
+    """The trainer that a plan describes.
+
+    Args:
+        plan: What `plan.translate` made of the arguments.
+        callbacks: Lightning callbacks; bars, summaries and checkpoints among them are switched on.
+        loggers: What callbacks log to.
+        launch: The place of this process among several.
+        options: Further settings of `lightning.Trainer` that the plan leaves open.
+    """
+
+    def __init__(
+        self,
+        plan: LightningPlan,
+        callbacks: list[pl.Callback],
+        loggers: Sequence[Logger] = (),
+        launch: Launch | None = None,
+        **options: Any,  # of `lightning.Trainer`
+    ) -> None:
+        settings: dict[str, Any] = {
+            **plan.trainer_settings(),
+            "callbacks": callbacks,
+            "logger": list(loggers) or False,
+            "strategy": make_strategy(plan, launch),
+            "profiler": _NoProfiler(),
+            # switched on with the seed; Lightning would give cuBLAS another workspace than upstream does
+            "deterministic": None,
+        }
+        for kind, switch in _SWITCHED_ON.items():
+            settings[switch] = any(isinstance(callback, kind) for callback in callbacks)
+        with quietly():
+            # a GPU may be left out on purpose
+            warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
+            super().__init__(**{**settings, **options})
+        if not lean_loop.IS_KNOWN:
+            installed = lightning.__version__
+            logger.info("hf_compat does not know the loops of Lightning %s: a step costs more.", installed)
+        self._sigint_handler: Any = None  # what Python calls on Ctrl-C, as `signal.getsignal` returns it
+        # Lightning's handler of SIGTERM exits with status 0, and every update exchanges whether it was called.
+        # Remove it when a trainer takes a setting for it.
+        self._signal_connector.register_signal_handlers = do_nothing  # type: ignore[method-assign]
+        # A fit looks for no checkpoint by itself: not beside an OnExceptionCheckpoint, not in a SLURM job. Remove it
+        # when `fit` takes a word for "none".
+        self._checkpoint_connector._parse_ckpt_path = do_nothing  # type: ignore[method-assign]
+        # Every training step sets the model's mode. Remove it when a module can say so.
+        self.fit_loop._warn_if_modules_in_eval_mode = do_nothing  # type: ignore[method-assign]
+        theirs = self.fit_loop.epoch_loop
+        self.fit_loop.epoch_loop = LeanEpochLoop(self, theirs.min_steps, theirs.max_steps)
+        self.fit_loop.epoch_loop.val_loop = LeanEvaluationLoop.in_place_of(theirs.val_loop)
+        self.validate_loop = LeanEvaluationLoop.in_place_of(self.validate_loop)
+        self.test_loop = LeanEvaluationLoop.in_place_of(self.test_loop)
+        carrying = (self.fit_loop.epoch_loop.manual_optimization, "advance"), (self.fit_loop, "on_advance_start")
+        for owner, name in (*carrying, (self.fit_loop, "on_advance_end")):
+            setattr(owner, name, carrying_stops(getattr(owner, name)))
+        leave_validation_to_flags(self)
+
+    def undisturbed(self, command: Callable[..., object], module: pl.LightningModule, **data: object) -> None:
+        """Run a command of this trainer (`fit`, `validate`, `test`), whose errors come out as they were raised.
+
+        After Ctrl-C, Lightning ignores the signal and ends the process with status 1. Scripts and notebooks written
+        for HF catch KeyboardInterrupt and go on. Remove it when a trainer raises it.
+
+        Args:
+            command: The command.
+            module: What is trained or evaluated.
+            data: The command's loaders, and its other keywords.
+        """
+        self._sigint_handler = signal.getsignal(signal.SIGINT)
+        try:
+            with quietly():
+                command(module, **data)
+        except CarriedStop as carried:
+            raise carried.error from None
+        except (SystemExit, ValueError) as ended:
+            if not isinstance(ended.__context__, KeyboardInterrupt):
+                raise
+            if threading.current_thread() is threading.main_thread() and self._sigint_handler is not None:
+                signal.signal(signal.SIGINT, self._sigint_handler)
+            raise ended.__context__ from None
+        finally:
+            # An error has left the batch among the results: loader workers share its memory. Remove it when Lightning
+            # lets go of it when it tears a trainer down.
+            training = self.fit_loop.epoch_loop
+            for loop in (training, training.val_loop, self.validate_loop, self.test_loop):
+                loop._results.batch = None
+
+    def as_part(self, part: EvaluationPart) -> contextlib.AbstractContextManager[None]:
+        """Let the next evaluation, within a fit or not, be a part of one to callbacks."""
+        loop = self.fit_loop.epoch_loop.val_loop if self.state.fn == "fit" else self.validate_loop
+        assert isinstance(loop, LeanEvaluationLoop)  # the constructor made them
+        return loop.as_part(part)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:  # as Lightning's own method
+        try:
+            return super()._run(*args, **kwargs)
+        except KeyboardInterrupt as interrupt:
+            self._sigint_handler = signal.getsignal(signal.SIGINT)  # a callback may have installed another one
+            # Lightning's own way out sets a handler, which only the main thread can
+            if threading.current_thread() is not threading.main_thread():
+                call._interrupt(self, interrupt)
+                self._teardown()
+            raise
+
+
+def make_strategy(plan: LightningPlan, launch: Launch | None) -> Strategy:
+    """Make the strategy that a plan names."""
+    device = torch.device(plan.device)
+    scaler = torch.amp.GradScaler(device.type) if plan.precision == "16-mixed" else None
+    precision = ForwardPrecision(plan.precision, scaler)
+    if plan.strategy == "one_device" or launch is None:
+        return HFSingleDeviceStrategy(device=device, precision_plugin=precision)
+    if plan.strategy == "fsdp2":
+        return HFFSDP2Strategy(launch, precision, plan.strategy_options["plan"], plan.precision)
+    if plan.strategy == "deepspeed":
+        from hf_compat.engine.strategies import DeepSpeedPrecision, HFDeepSpeedStrategy
+
+        own = DeepSpeedPrecision(plan.precision, scaler)
+        return HFDeepSpeedStrategy(launch, own, plan.strategy_options["config"])
+    return HFDDPStrategy(
+        cluster_environment=LaunchedEnvironment(launch), precision_plugin=precision, **dict(plan.strategy_options)
+    )
+
+
+class _NoBatches:
+    """Validation data of a fit whose evaluations bring their own; without any, Lightning would not validate at all."""
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(())
+
+
+NO_BATCHES = _NoBatches()
