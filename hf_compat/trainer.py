@@ -30,8 +30,9 @@ from hf_compat.interop.edited_source import refuse_edited_methods
 from hf_compat.interop.replaced_globals import tell_of_unread_globals
 from hf_compat.interop.upstream_log import follow_level, log_line
 from hf_compat.plan.argument_support import check_supported
+from hf_compat.plan.deepspeed import uses_deepspeed
 from hf_compat.plan.lightning_plan import LightningPlan
-from hf_compat.plan.translate import parallel_sizes
+from hf_compat.plan.translate import CurrentPlan, parallel_sizes
 from hf_compat.runtime.absent_ranks import naming_absent_ranks, telling_of_failure
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.inspection import is_replaced
@@ -182,8 +183,12 @@ class Trainer(
     def _set_up_process(self, args: TrainingArguments) -> None:
         """Take the arguments; join the other processes, show logs and seed as they say."""
         self.args = args
-        check_supported(args)
-        parallel_sizes(args, launcher_variables())
+        self._plan = CurrentPlan()
+        if uses_deepspeed(args, launcher_variables()):  # its configuration follows the model, which is not known yet
+            check_supported(args)
+            parallel_sizes(args, launcher_variables())
+        else:
+            self._plan.of(args)
         args._refuse_claims()
         start_processes(args)
         own_level = is_replaced(args, "get_process_log_level", TrainingArguments)

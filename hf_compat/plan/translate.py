@@ -51,27 +51,15 @@ def translate(
     strategy, options = _strategy(args, model_config)
     # On the CPU Accelerate has neither autocast nor a scaler for float16
     is_full = args.mixed_precision == "fp16" and args.device.type == "cpu"
-    validate_every: int | None = None
-    if counts is None:
-        max_epochs = -1 if args.max_steps > 0 else max(math.ceil(args.num_train_epochs), 1)
-    else:
-        max_epochs = -1 if counts.num_train_epochs == ENDLESS_EPOCHS else counts.num_train_epochs
-        if args.eval_strategy == "epoch":
-            validate_every = counts.updates_per_epoch
-        elif args.eval_strategy == "steps":
-            validate_every = _updates_of(args.eval_steps or TrainerState.eval_steps, counts.max_updates)
-    return LightningPlan(
+    plan = LightningPlan(
         device=str(args.device),
         precision=lightning_precision("no" if is_full else args.mixed_precision),
-        max_epochs=max_epochs,
+        max_epochs=-1 if args.max_steps > 0 else max(math.ceil(args.num_train_epochs), 1),
         default_root_dir=str(args.output_dir),
-        log_every_n_steps=_updates_of(
-            args.logging_steps or TrainerState.logging_steps, counts.max_updates if counts is not None else 1
-        ),
+        log_every_n_steps=_updates_of(args.logging_steps or TrainerState.logging_steps, 1),
         micro_batch_size=args.train_batch_size,
         micro_batches_per_update=args.gradient_accumulation_steps,
         gradient_clip_norm=args.max_grad_norm if args.max_grad_norm > 0 else None,
-        validate_every_updates=validate_every,
         deterministic=args.full_determinism,
         strategy=strategy,
         exchange_every_micro_batch=exchanges_every_micro_batch(args),
@@ -79,6 +67,54 @@ def translate(
         world_size=args.world_size,
         devices_per_node=args._launch.local_world_size,
     )
+    return plan if counts is None else with_counts(plan, args, counts)
+
+
+def with_counts(plan: LightningPlan, args: TrainingArguments, counts: RunCounts) -> LightningPlan:
+    """Return a plan with the intervals of a run whose data is known."""
+    validate_every: int | None = None
+    if args.eval_strategy == "epoch":
+        validate_every = counts.updates_per_epoch
+    elif args.eval_strategy == "steps":
+        validate_every = _updates_of(args.eval_steps or TrainerState.eval_steps, counts.max_updates)
+    return dataclasses.replace(
+        plan,
+        max_epochs=-1 if counts.num_train_epochs == ENDLESS_EPOCHS else counts.num_train_epochs,
+        log_every_n_steps=_updates_of(args.logging_steps or TrainerState.logging_steps, counts.max_updates),
+        validate_every_updates=validate_every,
+    )
+
+
+class CurrentPlan:
+    """The plan of a Trainer's arguments: translated once, and again when they have changed."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[list[object], list[object]] | None = None
+        self._plan = LightningPlan()
+
+    def of(self, args: TrainingArguments, model_config: object | None = None) -> LightningPlan:
+        """Return what Lightning will be told for arguments as they are now.
+
+        Args:
+            args: The training arguments.
+            model_config: The model's configuration, which sizes of DeepSpeed's follow.
+
+        Raises:
+            ArgumentError: As `translate`.
+            UnsupportedArgument: As `translate`.
+        """
+        held: list[object] = [args, args.mixed_precision, launcher_variables()]
+        held += [getattr(args, field.name) for field in dataclasses.fields(args)]
+        seen: list[object] = []
+        for value in held:  # they are held on to, so that no `id` is given twice
+            if type(value) in (dict, list):  # it may be changed where it is
+                seen.append(repr(value))
+            else:
+                seen.append(value if type(value) in (str, int, float, bool) else id(value))
+        if self._seen is None or self._seen[0] != seen or self._plan.strategy != "one_device":
+            self._plan = translate(args, model_config=model_config)
+            self._seen = seen, held
+        return self._plan
 
 
 def _strategy(args: TrainingArguments, model_config: object | None) -> tuple[StrategyName, dict[str, Any]]:

@@ -23,6 +23,7 @@ from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.hub.pushes import Pushes
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.plan.translate import CurrentPlan
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.evaluator import Evaluator
@@ -117,6 +118,7 @@ class TrainerBase:
     _resumer: Resumer
     _callbacks: CallbackSet
     _evaluator: Evaluator
+    _plan: CurrentPlan
     _fit_model_state: ModelState | None = None  # of the last fit: DeepSpeed's engine goes on holding the weights
     _compiled_model: nn.Module | None = None  # the last one, so that a second `train()` finds what is compiled
 

@@ -29,7 +29,7 @@ from hf_compat.hf.search import Metrics
 from hf_compat.interop.upstream_log import log_evaluation
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.plan.lightning_plan import LightningPlan
-from hf_compat.plan.translate import translate
+from hf_compat.plan.translate import CurrentPlan
 from hf_compat.runtime.absent_ranks import naming_absent_ranks
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.inspection import has_length
@@ -53,6 +53,7 @@ class EvaluationHost(BridgedTrainer, Protocol):
     preprocess_logits_for_metrics: Callable[..., Nested] | None
     gather_function: Callable[..., Nested]
     accelerator: AcceleratorFacade
+    _plan: CurrentPlan
     _run: TrainingRun
     _lightning_options: CheckedOptions
 
@@ -92,6 +93,7 @@ class Evaluator:
         self.is_prepared = False
         self._name: str | None = None
         self._part = WHOLE
+        self._alone: _Alone | None = None
 
     def evaluate_each(self, datasets: Mapping[str, DataSource], ignore_keys: list[str] | None, prefix: str) -> Metrics:
         """Evaluate several data sets by the Trainer's `evaluate`, each under a prefix with its name.
@@ -134,7 +136,7 @@ class Evaluator:
         """
         host, args = self._host, self._host.args
         check_model_is_there(host.model)
-        plan = translate(args, model_config=getattr(host.model, "config", None))
+        plan = host._plan.of(args, getattr(host.model, "config", None))
         host._let_wrap_model(training=False)
         model = self._prepare_model(plan)
         # Bring the model to the precision of evaluations outside training, the optimizer to its averaged weights
@@ -225,24 +227,44 @@ class Evaluator:
             yield
 
     def _run_alone(self, run: EvaluationRun, plan: LightningPlan, batches: EvaluationBatches) -> None:
-        """Let a Lightning trainer of its own run an evaluation."""
+        """Let a Lightning trainer of its own run an evaluation: the last one's, where nothing it knows has changed."""
         host, callbacks = self._host, self._host._callbacks
-        bridge = HFBridge(host, host._run)
-        arranged = bridge.lightning_callback_list(callbacks.lightning, callbacks.order)
-        if host.args.eval_strategy != "no":  # EarlyStopping decides once, when it is set up, what it looks at
-            plan = dataclasses.replace(plan, validate_every_updates=1)
         options = host._lightning_options.of_trainers()
-        trainer = WindowTrainer(plan, arranged, callbacks.loggers(), host.args._launch, **options)
+        kept, self._alone = self._alone, None
+        if kept is None or callbacks.lightning or options or not kept.is_for(plan, host):
+            bridge = HFBridge(host, host._run)
+            arranged = bridge.lightning_callback_list(callbacks.lightning, callbacks.order)
+            # EarlyStopping decides once, when it is set up, what it looks at
+            looked_at = plan if host.args.eval_strategy == "no" else dataclasses.replace(plan, validate_every_updates=1)
+            trainer = WindowTrainer(looked_at, arranged, callbacks.loggers(), host.args._launch, **options)
+            kept = _Alone(plan, host._run, host.model, trainer, host._make_module(plan), bridge)
+        trainer, module = kept.trainer, kept.module
         if host._run.module is None:
             host.lightning_trainer = trainer
-        module = host._make_module(plan)
-        bridge.find_requested_kwargs()
+        kept.bridge.find_requested_kwargs()
         try:
             with naming_absent_ranks(), module.evaluating(run), self._taking_part(trainer):
                 command = trainer.test if run.settings.is_prediction else trainer.validate
                 trainer.undisturbed(command, module, dataloaders=batches, verbose=False)
         finally:
             callbacks.watch_outputs(False)
+        self._alone = kept  # not after an error, which may have left it anyhow
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Alone:
+    """What runs evaluations outside a fit, and what it was made for."""
+
+    plan: LightningPlan
+    run: TrainingRun
+    model: nn.Module
+    trainer: WindowTrainer
+    module: WindowModule
+    bridge: HFBridge
+
+    def is_for(self, plan: LightningPlan, host: EvaluationHost) -> bool:
+        """Return whether it would be made as it is for a plan, and for what its Trainer has now."""
+        return self.run is host._run and self.model is host.model and self.plan == plan
 
 
 def _is_another_way(gather: Callable[[Nested], Nested]) -> bool:

@@ -24,7 +24,7 @@ from hf_compat.interop.transformers_models import is_pretrained_model
 from hf_compat.interop.upstream_log import log_resumption, log_training
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.run_counts import RunCounts
-from hf_compat.plan.translate import translate
+from hf_compat.plan.translate import CurrentPlan, with_counts
 from hf_compat.runtime.collectives import limit_waiting
 from hf_compat.runtime.launch import slurm_job_id
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
@@ -48,6 +48,7 @@ class FitHost(BridgedTrainer, Protocol):
     _evaluator: Evaluator
     _fit_model_state: ModelState | None
     _lightning_options: CheckedOptions
+    _plan: CurrentPlan
 
     def add_callback(self, callback: pl.Callback) -> None: ...
 
@@ -130,7 +131,7 @@ class Fit:
     def _plan(self) -> LightningPlan:
         """Translate the arguments, and add what depends on the model and on where the run goes on."""
         host = self._trainer
-        plan = translate(host.args, self._counts, getattr(host.model, "config", None))
+        plan = with_counts(host._plan.of(host.args, getattr(host.model, "config", None)), host.args, self._counts)
         if plan.strategy == "ddp" and "find_unused_parameters" not in plan.strategy_options:
             recomputes = host.args.activation_checkpointing or recomputes_activations(host.model)
             unused = not (is_pretrained_model(host.model) and recomputes)

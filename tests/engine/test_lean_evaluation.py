@@ -207,3 +207,37 @@ def test_workers_end_with_an_evaluation_that_fails(make_args):
     with pytest.raises(ZeroDivisionError) as raised:
         trainer.evaluate()
     assert raised.tb is not None and multiprocessing.active_children() == []
+
+
+def test_evaluations_outside_a_fit_share_a_trainer_while_nothing_changes(make_args):
+    trainer = Trainer(toy.Classifier(), make_args(), train_dataset=toy.rows(8), eval_dataset=toy.rows(9, 1))
+    first = trainer.evaluate()["eval_loss"]
+    shared = trainer.lightning_trainer
+    assert trainer.evaluate()["eval_loss"] == first and trainer.lightning_trainer is shared
+    assert trainer.predict(toy.rows(5)).predictions.shape == (5, 3) and trainer.lightning_trainer is shared
+    trainer.model = toy.Classifier()
+    assert trainer.evaluate()["eval_loss"] != first and trainer.lightning_trainer is not shared
+    shared = trainer.lightning_trainer
+    trainer.args.full_determinism = True
+    trainer.evaluate()
+    assert trainer.lightning_trainer is not shared
+    spy = spy_of(["on_validation_start"], False)
+    trainer.add_callback(spy)
+    trainer.evaluate()
+    assert len(spy.seen) == 1
+
+
+def test_an_evaluation_after_one_that_failed_has_a_trainer_of_its_own(make_args):
+    class Once(toy.Classifier):
+        fails = True
+
+        def forward(self, x, labels=None):
+            if self.fails:
+                raise RuntimeError("once")
+            return super().forward(x, labels)
+
+    trainer = Trainer(Once(), make_args(), eval_dataset=toy.rows(9, 1))
+    with pytest.raises(RuntimeError, match="once"):
+        trainer.evaluate()
+    failed, trainer.model.fails = trainer.lightning_trainer, False
+    assert trainer.evaluate()["eval_loss"] > 0 and trainer.lightning_trainer is not failed

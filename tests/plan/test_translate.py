@@ -11,6 +11,7 @@ from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
 from hf_compat.plan.argument_support import ROWS, Row
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.run_counts import make_run_counts
+from hf_compat.plan.translate import CurrentPlan
 
 
 def plan_of(counts=None, **values) -> LightningPlan:
@@ -121,3 +122,14 @@ def test_options_of_accelerate_launch_that_nothing_carries_out_are_refused(monke
     monkeypatch.setenv(variable, value)
     with pytest.raises(UnsupportedArgument, match=f"`accelerate launch {flag}` is not supported yet"):
         plan_of()
+
+
+def test_a_current_plan_follows_arguments_that_change():
+    args, current = TrainingArguments("out", use_cpu=True), CurrentPlan()
+    first = current.of(args)
+    assert current.of(args) is first and first == translate(args)
+    args.max_grad_norm = 0.5
+    assert current.of(args) == translate(args) != first
+    args.debug.append("tpu_metrics_debug")  # changed where it is
+    with pytest.raises(UnsupportedArgument, match="tpu_metrics_debug"):
+        current.of(args)
