@@ -178,7 +178,8 @@ class LeanEvaluationLoop(_EvaluationLoop):
         left_out = (*(() if part.is_first else _BEGIN), *(() if part.is_last else _END))
         fields = vars(self)
         before = {name: fields.pop(name) for name in (*_BEGIN, *_END) if name in fields}  # of the evaluation around it
-        before["_earlier"], self._earlier = self._earlier, part.earlier
+        # Callbacks read the metrics at the end: noted in each part, they would cost the square of the number of parts
+        before["_earlier"], self._earlier = self._earlier, part.earlier if part.is_last else {}
         for name in left_out:
             fields[name] = functools.partial(self._without_callbacks, getattr(self, name))
         try:
