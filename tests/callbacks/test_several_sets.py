@@ -9,7 +9,7 @@ from lightning.pytorch import callbacks as plc
 from toy import Classifier, rows
 
 from hf_compat import Trainer, TrainerCallback
-from hf_compat.engine import internals
+from hf_compat.engine import lean_evaluation
 
 SETS = {"a": rows(8, seed=1), "b": rows(12, seed=2), "c": rows(4, seed=3)}
 
@@ -141,9 +141,9 @@ def test_an_error_between_two_sets_leaves_the_trainer_usable(make_args):
 @pytest.mark.parametrize("within", ["training", "no training"])
 def test_what_a_set_costs_does_not_grow_with_the_sets_before_it(make_args, within, monkeypatch):
     """Lightning moves each metric that it knows of whenever a trainer ends."""
-    noted, note = [], internals.note_metrics
+    noted, note = [], lean_evaluation.note_metrics
     monkeypatch.setattr(
-        internals, "note_metrics", lambda trainer, metrics: (noted.append(len(metrics)), note(trainer, metrics))
+        lean_evaluation, "note_metrics", lambda trainer, metrics: (noted.append(len(metrics)), note(trainer, metrics))
     )
     trainer = make(make_args, [])
     of_all = len(trainer.evaluate())
