@@ -1,4 +1,4 @@
-"""Weights out of DeepSpeed's ZeRO checkpoints, one at a time. torch only; DeepSpeed is not needed.
+"""Weights and optimizer states out of DeepSpeed's ZeRO checkpoints, one at a time. torch only; DeepSpeed is not needed.
 
 ZeRO 1 and 2 flatten a parameter group and cut it into one piece for each rank; ZeRO 3 cuts every parameter so. The
 float32 master weights are in the ranks' `*_optim_states.pt`, names and shapes in `*_model_states.pt`. Files are
@@ -7,10 +7,12 @@ memory-mapped, and nothing but tensors and plain containers is unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,13 @@ def optimizer_files(contents: Contents, subfolder: str) -> list[str]:
     return _of_ranks(contents, subfolder, "_optim_states.pt")
 
 
+def has_partitioned_weights(contents: Contents, subfolder: str) -> bool:
+    """Return whether ZeRO 3 wrote the files: each rank has model states of its own then."""
+    return any(
+        os.path.basename(name).startswith("zero_pp_rank") for name in _of_ranks(contents, subfolder, "_model_states.pt")
+    )
+
+
 def _of_ranks(contents: Contents, subfolder: str, ending: str) -> list[str]:
     if not os.path.isdir(contents.folder / subfolder):
         return []
@@ -98,6 +107,62 @@ def zero_tensors(source: str) -> list[StoredTensor]:
     Raises:
         CheckpointError: Files are missing, damaged, or of a kind that is not known.
     """
+    with _reading(source) as (models, optimizers, folder):
+        return _list_tensors(models, optimizers, folder)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ZeroStates:
+    """What the optimizer of a ZeRO checkpoint keeps, parameter by parameter, whatever the number of ranks.
+
+    Args:
+        by_name: For each parameter the float32 weight (`""`), and each value of its shape (`exp_avg` …).
+        plain: For each parameter what else the optimizer keeps (`step`).
+        param_groups: The options of each group, without its parameters.
+        counts: Of updates, samples and skipped updates.
+    """
+
+    by_name: dict[str, dict[str, StoredTensor]]
+    plain: dict[str, dict[str, object]]
+    param_groups: list[dict[str, object]]
+    counts: dict[str, int]
+
+
+def zero_states(source: str) -> ZeroStates:
+    """Read the optimizer's state of a ZeRO checkpoint.
+
+    Args:
+        source: As `zero_tensors` takes it.
+
+    Raises:
+        CheckpointError: Files are missing, damaged, or of a kind that is not known.
+    """
+    with _reading(source) as (models, optimizers, folder):
+        model = models[0]
+        weights = {stored.name: stored for stored in _list_tensors(models, optimizers, folder)}
+        inner = "optimizer_state_dict" if _is_stage3(optimizers[0]) else "base_optimizer_state"
+        states = [optimizer[inner]["state"] for optimizer in optimizers]
+        groups = optimizers[0][inner]["param_groups"]
+        flat = sorted(states[0])  # the places of flat groups, in their order
+        keys = {key for index in flat for key, value in states[0][index].items() if _is_flat(value)}
+        names = [stored.name for stored in _trained(model, optimizers[0], _pieces_of_weights(optimizers))]
+        by_name = {name: {"": weights[name]} for name in names}
+        for key in keys:
+            pieces = [[state[index][key] for index in flat] for state in states]
+            for stored in _trained(model, optimizers[0], pieces):
+                by_name[stored.name][key] = stored
+        plain = {key: value for index in flat[:1] for key, value in states[0][index].items() if key not in keys}
+        return ZeroStates(
+            by_name=by_name,
+            plain=dict.fromkeys(names, plain),
+            param_groups=[{key: value for key, value in group.items() if key != "params"} for group in groups],
+            counts={name: int(model.get(name, 0)) for name in ("global_steps", "global_samples", "skipped_steps")},
+        )
+
+
+@contextlib.contextmanager
+def _reading(source: str) -> Iterator[tuple[list[RankFile], list[RankFile], Path]]:
+    """Give the ranks' model and optimizer states, and their folder; what else they hold is an error of ours."""
     contents = Contents(source)
     subfolder = named_zero_folder(contents) or ""
     folder = contents.folder / subfolder
@@ -106,10 +171,24 @@ def zero_tensors(source: str) -> list[StoredTensor]:
     if not models or not optimizers:
         raise CheckpointError(f"{folder} lacks the ranks' model or optimizer states.")
     try:
-        return _list_tensors(models, [states["optimizer_state_dict"] for states in optimizers], folder)
+        yield models, [states["optimizer_state_dict"] for states in optimizers], folder
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         cause = f"{type(error).__name__}: {first_line(error)}"
         raise CheckpointError(f"{folder} does not hold what DeepSpeed writes ({cause}).") from error
+
+
+def _is_stage3(optimizer: RankFile) -> bool:
+    return "fp32_flat_groups" in optimizer
+
+
+def _pieces_of_weights(optimizers: list[RankFile]) -> list[list[torch.Tensor]]:
+    """Return each rank's parts of the float32 weights, group by group."""
+    key = "fp32_flat_groups" if _is_stage3(optimizers[0]) else "single_partition_of_fp32_groups"
+    return [optimizer[key] for optimizer in optimizers]
+
+
+def _is_flat(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 1
 
 
 def _list_tensors(models: list[RankFile], optimizers: list[RankFile], folder: Path) -> list[StoredTensor]:
@@ -117,8 +196,8 @@ def _list_tensors(models: list[RankFile], optimizers: list[RankFile], folder: Pa
     world_size = int(max(count) if isinstance(count, list) else count)
     if len(optimizers) != world_size:
         raise CheckpointError(f"{folder} has the optimizer states of {len(optimizers)} ranks, of {world_size}.")
-    by_stage3 = "fp32_flat_groups" in optimizers[0]
-    trained = _stage3(models[0], optimizers) if by_stage3 else _stage2(models[0], optimizers)
+    by_stage3 = _is_stage3(optimizers[0])
+    trained = _trained(models[0], optimizers[0], _pieces_of_weights(optimizers))
     found = [*trained, *_frozen(models, by_stage3), *_buffers(models[0])]
     # Tied weights: a second name for a tensor
     by_name = {stored.name: stored for stored in found}
@@ -144,14 +223,19 @@ def _stored(name: str, shape: Shape, load: Load) -> StoredTensor:
     return StoredTensor(name=name, nbytes=4 * math.prod(shape), load=load)
 
 
-def _stage2(model: RankFile, optimizers: list[RankFile]) -> list[StoredTensor]:
+def _trained(model: RankFile, optimizer: RankFile, pieces: list[list[torch.Tensor]]) -> list[StoredTensor]:
+    """List the trained parameters, or a value of their optimizer's, out of each rank's flat groups."""
+    return _stage3(model, pieces) if _is_stage3(optimizer) else _stage2(model, optimizer, pieces)
+
+
+def _stage2(model: RankFile, optimizer: RankFile, pieces: list[list[torch.Tensor]]) -> list[StoredTensor]:
     found = []
-    paddings = optimizers[0].get("param_alignment_paddings")
+    paddings = optimizer.get("param_alignment_paddings")
     for group, shapes in enumerate(model["param_shapes"]):
-        pieces = [optimizer["single_partition_of_fp32_groups"][group] for optimizer in optimizers]
+        of_group = [rank[group] for rank in pieces]
         offset = 0
         for index, (name, shape) in enumerate(shapes.items()):
-            found.append(_stored(name, shape, _slice_of(pieces, offset, shape)))
+            found.append(_stored(name, shape, _slice_of(of_group, offset, shape)))
             offset += math.prod(shape) + (paddings[group][index] if paddings is not None else 0)
     return found
 
@@ -178,9 +262,8 @@ def _slice_of(pieces: list[torch.Tensor], offset: int, shape: Shape) -> Load:
     return load
 
 
-def _stage3(model: RankFile, optimizers: list[RankFile]) -> list[StoredTensor]:
+def _stage3(model: RankFile, ranks: list[list[torch.Tensor]]) -> list[StoredTensor]:
     found = []
-    ranks = [optimizer["fp32_flat_groups"] for optimizer in optimizers]
     offset = 0
     for shapes in model["param_shapes"]:
         for name, shape in shapes.items():

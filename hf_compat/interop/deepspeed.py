@@ -8,10 +8,17 @@ import torch
 from torch import nn
 
 
+class ZeroOptimizer(Protocol):
+    """The members of DeepSpeed's optimizers, 0.19, that are used."""
+
+    optimizer: torch.optim.Optimizer  # what steps this rank's parts
+
+
 class DeepSpeedEngine(Protocol):
     """The members of `deepspeed.DeepSpeedEngine`, 0.19, that are used."""
 
     module: nn.Module
+    optimizer: ZeroOptimizer
     checkpoint_engine: object  # what reads and writes its files
 
     @property

@@ -31,6 +31,8 @@ from hf_compat.checkpoint.reading import (
 )
 from hf_compat.checkpoint.taken_over import check_optimizer_took_over
 from hf_compat.checkpoint.torch_writer import save_torch
+from hf_compat.checkpoint.zero_reader import named_zero_folder, optimizer_files, zero_states
+from hf_compat.errors import CheckpointMismatch
 from hf_compat.interop.transformers_models import as_held
 from hf_compat.runtime.device_copies import small_ones_on_host
 
@@ -128,11 +130,52 @@ class TorchState(ModelState):
             read_optimizer_shards(folder, self.model, optimizer)
             check_optimizer_took_over(folder, optimizer)
             return True
-        path = Contents(folder).find(names.OPTIMIZER_NAME)
-        if path is None:
+        contents = Contents(folder)
+        path = contents.find(names.OPTIMIZER_NAME)
+        if path is not None:
+            self.set_optimizer_state(path, read_torch_file(path), optimizer)
+            return True
+        zero = named_zero_folder(contents)
+        if zero is None or not optimizer_files(contents, zero):
             return False
-        self.set_optimizer_state(path, read_torch_file(path), optimizer)
+        self.set_optimizer_state(os.path.join(folder, zero), self._state_of_zero(folder, optimizer), optimizer)
         return True
+
+    def _state_of_zero(self, folder: str, optimizer: torch.optim.Optimizer) -> OptimizerState:
+        """Return the state that DeepSpeed's ranks have in parts as an optimizer of a whole model has it.
+
+        Raises:
+            CheckpointError: It is damaged.
+            CheckpointMismatch: It is of other parameters.
+        """
+        saved = zero_states(folder)
+        own = {parameter: name.removeprefix("_orig_mod.") for name, parameter in self.model.named_parameters()}
+        groups = [[own[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+        order = [name for group in groups for name in group]
+        other = set(order) ^ saved.by_name.keys()
+        if other or len(groups) != len(saved.param_groups):
+            which = ", ".join(sorted(other)[:5]) or "other groups of them"
+            raise CheckpointMismatch(
+                f"{folder} holds the optimizer's state of other parameters than the model's: {which}."
+            )
+        moments = [{key: stored.load().clone() for key, stored in saved.by_name[name].items() if key} for name in order]
+        plain = [
+            {
+                key: value.clone() if isinstance(value, torch.Tensor) else value
+                for key, value in saved.plain[name].items()
+            }
+            for name in order
+        ]
+        places = iter(range(len(order)))
+        return {
+            "state": {
+                index: plain[index] | moments[index] for index in range(len(order)) if plain[index] | moments[index]
+            },
+            "param_groups": [
+                {**told, "params": [next(places) for _ in group]}
+                for told, group in zip(saved.param_groups, groups, strict=True)
+            ],
+        }
 
     def set_optimizer_state(self, path: str, content: object, optimizer: torch.optim.Optimizer) -> None:
         """Load the state of an optimizer of a whole model, which every process has.

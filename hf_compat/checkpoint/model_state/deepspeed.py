@@ -15,10 +15,17 @@ from torch import distributed, nn
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.model_state.base import ModelState
 from hf_compat.checkpoint.model_state.whole import giving
+from hf_compat.checkpoint.model_state.zero_partitions import take_states
 from hf_compat.checkpoint.pickles import Plain
 from hf_compat.checkpoint.reading import LoadResult, Weights, names_of, read_torch_file
-from hf_compat.checkpoint.zero_reader import OWN_TYPES, check_zero_files, named_zero_folder, optimizer_files
-from hf_compat.errors import CheckpointError, CheckpointMismatch
+from hf_compat.checkpoint.zero_reader import (
+    OWN_TYPES,
+    check_zero_files,
+    has_partitioned_weights,
+    named_zero_folder,
+    optimizer_files,
+)
+from hf_compat.errors import CheckpointError
 from hf_compat.interop.deepspeed import DeepSpeedEngine
 from hf_compat.runtime.collectives import barrier
 
@@ -62,25 +69,26 @@ class DeepSpeedState(ModelState):
     def load_optimizer(self, folder: str, optimizer: torch.optim.Optimizer) -> bool:
         """Load the engine's own files, weights included; the state of another kind of optimizer is not read.
 
+        Files of another number of processes, or of another stage of ZeRO, are read parameter by parameter.
+
         Raises:
-            CheckpointError: They were written by another number of processes, or hold code.
+            CheckpointError: They hold code, or an optimizer that offloads to a disk cannot take them.
         """
         contents = Contents(folder)
         name = named_zero_folder(contents)
         if name is None:
             return False
-        found, expected = len(optimizer_files(contents, name)), distributed.get_world_size()
-        if found not in (0, expected):  # without ZeRO the optimizer's state is with the weights
-            raise CheckpointMismatch(
-                f"{folder} holds DeepSpeed's optimizer states of {found} processes; there are {expected}.\n\n"
-                "Hint: resume with as many; or begin from its weights with `from_pretrained`."
-            )
         if self.engine.load_universal_checkpoint():
             raise CheckpointError(
                 f"{folder} is not read: DeepSpeed unpickles whatever is in a universal checkpoint.\n\n"
                 "Hint: leave `load_universal` out of DeepSpeed's configuration."
             )
         check_zero_files(contents, name)  # on every rank and before any exchange: one that fails alone lets all wait
+        ranks = len(optimizer_files(contents, name))  # 0 without ZeRO: the optimizer's state is with the weights
+        layout = (ranks, has_partitioned_weights(contents, name))
+        if ranks and layout != (distributed.get_world_size(), self.engine.zero_optimization_partition_weights()):
+            take_states(folder, self.engine)
+            return True
         with _plain_reads(self.engine, contents):
             self.engine.load_checkpoint(folder, tag=name, load_lr_scheduler_states=False)
         return True
