@@ -30,7 +30,8 @@ from hf_compat.cli.scored_weights import (
 )
 from hf_compat.cli.sections import DATA, FIELDS, FUNCTIONS, OBJECTS, as_sections, default_of, make_parser
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
+from hf_compat.hf.argument_values import OWN_ARGUMENTS
+from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.interop.class_paths import Made, Spec, build, build_data, build_or_import, import_path

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from hf_compat.cli.scored_weights import MEANING
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.argument_values import OWN_DEFAULTS, checks_of
-from hf_compat.hf.arguments import OWN_ARGUMENTS
+from hf_compat.hf.argument_values import OWN_ARGUMENTS, ROWS, checks_of
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.value_types import Unreadable
 from hf_compat.plan.argument_support import default_of
@@ -26,30 +25,6 @@ _WIDTH = 120
 _ROOM = 40  # characters of an option with its choices; more choices stand in the text
 _MOST_CHOICES = 12  # in the short help
 _FIELDS = {field.name: field for field in dataclasses.fields(Seq2SeqTrainingArguments)}
-
-# The arguments that most runs set, by subject; `--help.args` lists the others.
-_SUBJECTS = {
-    "run": (
-        "output_dir", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
-        "auto_find_batch_size", "seed", "resume_from_checkpoint",
-    ),
-    "optimizer and schedule": (
-        "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args",
-        "weight_decay", "max_grad_norm", "label_smoothing_factor",
-    ),
-    "precision and memory": ("bf16", "fp16", "tf32", "activation_checkpointing", "torch_compile", "use_cpu"),
-    "evaluation and best model": (
-        "eval_strategy", "eval_steps", "per_device_eval_batch_size", "eval_on_start", "load_best_model_at_end",
-        "metric_for_best_model", "greater_is_better",
-    ),
-    "checkpoints": ("save_strategy", "save_steps", "save_total_limit", "save_only_model", "async_save"),
-    "logs": ("logging_strategy", "logging_steps", "logging_first_step", "report_to", "run_name", "disable_tqdm"),
-    "data": (
-        "dataloader_num_workers", "dataloader_drop_last", "train_sampling_strategy", "remove_unused_columns",
-        "label_names",
-    ),
-    "several devices": ("deepspeed", "fsdp", "fsdp_config", "ddp_find_unused_parameters"),
-}  # fmt: skip
 
 
 def short_help(command: str, meaning: str, data: Rows, functions: Rows) -> str:
@@ -73,7 +48,8 @@ def short_help(command: str, meaning: str, data: Rows, functions: Rows) -> str:
         *_part("functions and callbacks: class paths", (*functions[:-2], _CALLBACKS)),
         *_part(f"arguments (HF's `TrainingArguments`; --help.args lists all {count})", ()),
     ]
-    for subject, names in _SUBJECTS.items():
+    for subject in dict.fromkeys(row.subject for row in ROWS.values() if row.subject is not None):
+        names = [name for name, row in (ROWS | OWN_ARGUMENTS).items() if row.subject == subject]
         lines += [f"  {subject}", *_lines([_row(name, _MOST_CHOICES) for name in names], indent=4)]
     lines += _part("trainer: Lightning's words, where you prefer them (--help.trainer)", _TRAINER)
     return "\n".join(lines) + "\n"
@@ -130,8 +106,8 @@ def _lines(rows: Rows, indent: int) -> Iterator[str]:
 def _row(name: str, most_choices: int) -> tuple[str, str]:
     """Return an argument's option with what it takes, and its meaning with its default."""
     if name in OWN_ARGUMENTS:
-        shown_default = "" if OWN_DEFAULTS[name] is None else f" [{OWN_DEFAULTS[name]}]"
-        return f"--{name}", f"{OWN_ARGUMENTS[name].rstrip('.')}{shown_default}"
+        own = OWN_ARGUMENTS[name]
+        return f"--{name}", own.help.rstrip(".") + ("" if own.default is None else f" [{own.default}]")
     default, choices = default_of(_FIELDS[name]), _choices(name)
     meaning = str(_FIELDS[name].metadata["help"]).rstrip(".") + (
         f" [{default}]" if default not in (None, "", []) else ""

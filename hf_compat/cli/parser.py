@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 import jsonargparse
 
 from hf_compat.errors import ArgumentError, UnknownArgument
-from hf_compat.hf.argument_values import ArgumentCheck
-from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
+from hf_compat.hf.argument_values import OWN_ARGUMENTS, ArgumentCheck
+from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.nested_words import Hint

@@ -21,8 +21,7 @@ from hf_compat.cli.configuration import ConfigAction, register
 from hf_compat.cli.help import short_help
 from hf_compat.cli.parser import Value
 from hf_compat.cli.scored_weights import MEANING
-from hf_compat.hf.argument_values import OWN_DEFAULTS, checks_of, read_all
-from hf_compat.hf.arguments import OWN_ARGUMENTS
+from hf_compat.hf.argument_values import OWN_ARGUMENTS, checks_of, read_all
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES, translate_legacy
 from hf_compat.hf.value_types import parts_of
@@ -175,8 +174,8 @@ def _add_arguments(parser: ArgumentParser) -> None:
     for name, field in FIELDS.items():
         meaning = field.metadata["help"]
         parser.add_argument(f"--args.{name}", type=_kind_of(hints[name]), default=default_of(field), help=meaning)
-    for name, meaning in OWN_ARGUMENTS.items():
-        parser.add_argument(f"--args.{name}", type=ANYTHING, default=OWN_DEFAULTS[name], help=meaning)
+    for name, own in OWN_ARGUMENTS.items():
+        parser.add_argument(f"--args.{name}", type=ANYTHING, default=own.default, help=own.help)
     # accepted, but neither listed nor printed
     for name in OLD_NAMES:
         parser.add_argument(f"--args.{name}", type=ANYTHING, default=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""What each argument may be: its type hint, and a table of what the hint does not say.
+"""What an argument may be: the types that the fields of `TrainingArguments` name, `Row`, and the check of a value.
 
 `checks_of` makes one `ArgumentCheck` a field; the constructor, the setters and every later assignment read their values
 through it. Rules over several fields stand in `arguments_rules.py`.
@@ -18,19 +18,17 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from hf_compat.errors import ArgumentError, HfCompatWarning
 from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.enums import (
     DebugOption,
-    HubStrategy,
     IntervalStrategy,
     OptimizerNames,
     SaveStrategy,
-    SchedulerType,
 )
 from hf_compat.hf.tracking import PACKAGES, available_trackers
 from hf_compat.hf.value_types import (
@@ -63,12 +61,12 @@ if TYPE_CHECKING:
 # The value of some argument: its type is the argument's.
 ArgumentValue: TypeAlias = Any
 
-_COUNT = Range(low=1, high=LARGEST_COUNT)
-_COUNT_OR_0 = Range(low=0, high=LARGEST_COUNT)
-_NOT_NEGATIVE = Range(low=0)
+COUNT = Range(low=1, high=LARGEST_COUNT)
+COUNT_OR_0 = Range(low=0, high=LARGEST_COUNT)
+NOT_NEGATIVE = Range(low=0)
 _BELOW_1 = Range(low=0, high=1, excludes_high=True)
 # -1 stands for "off" in scripts; the strategy that would read it refuses it
-_STEPS = Range(low=-1, high=LARGEST_COUNT)
+STEPS = Range(low=-1, high=LARGEST_COUNT)
 
 
 def _read_file_or_options(value: object) -> object:
@@ -108,21 +106,19 @@ def _strategy(kind: type[IntervalStrategy] | type[SaveStrategy]) -> ValueType:
     )
 
 
+INTERVALS, SAVES = _strategy(IntervalStrategy), _strategy(SaveStrategy)
+
+
 def _read_tokens_seen(value: object) -> str:
     if isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false")):
         return "all" if TRUTH_VALUE.read(value) else "no"
     return read_choice(value, ("no", "all", "non_padding"))
 
 
+TOKENS_SEEN = ValueType("known", _read_tokens_seen, takes_text=True)
 _FSDP_WORDS = (
-    "full_shard",
-    "shard_grad_op",
-    "no_shard",
-    "hybrid_shard",
-    "hybrid_shard_zero2",
-    "offload",
-    "auto_wrap",
-)
+    "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "offload", "auto_wrap",
+)  # fmt: skip
 
 
 def _read_fsdp(value: object) -> object:
@@ -135,6 +131,9 @@ def _read_fsdp(value: object) -> object:
     return TRUTH_VALUE.read(value)
 
 
+FSDP = ValueType("true, false, or words of 4.x", _read_fsdp, takes_text=True)
+
+
 def _read_trackers(value: object) -> object:
     names = list(value) if isinstance(value, (list, tuple)) else [value]
     for name in names:
@@ -145,6 +144,9 @@ def _read_trackers(value: object) -> object:
     return value if isinstance(value, (str, list)) else names
 
 
+TRACKERS = ValueType("known", _read_trackers, takes_text=True)
+
+
 def _read_debug(value: object) -> object:
     if isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false")):  # 3.x
         return "tpu_metrics_debug" if TRUTH_VALUE.read(value) else ""
@@ -153,6 +155,7 @@ def _read_debug(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
+DEBUG = ValueType("known", _read_debug, takes_text=True)
 LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
 
 
@@ -172,6 +175,7 @@ def _log_level(of_minus_1: str) -> ValueType:
     return ValueType("known", read, takes_text=True)
 
 
+LOG_LEVEL, LOG_LEVEL_REPLICA = _log_level("passive"), _log_level("warning")
 # Optimizers of 4.x that are gone upstream → what takes their place.
 OLD_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
 
@@ -186,6 +190,7 @@ def _read_optimizer(value: object) -> object:
     return member(OptimizerNames).read(value)
 
 
+OPTIMIZER = ValueType("known", _read_optimizer, takes_text=True)
 _TARGETS = either((list_of(NAME), NAME))
 
 
@@ -202,10 +207,18 @@ def _read_target_modules(value: object) -> object:
     return targets
 
 
+TARGET_MODULES = either(
+    (NONE, ValueType("a list of names, or a regular expression", _read_target_modules, takes_text=True))
+)
+
+
 def _read_mesh(value: object) -> object:
     if not hasattr(type(value), "to_json"):
         raise Unreadable
     return value
+
+
+MESH = either((NONE, ValueType("a ParallelismConfig of Accelerate", _read_mesh)))
 
 
 def _read_checkpoint(value: object) -> object:
@@ -216,6 +229,9 @@ def _read_checkpoint(value: object) -> object:
     return PATH.read(value)
 
 
+CHECKPOINT = ValueType("a path, true or false", _read_checkpoint, takes_text=True)
+
+
 def _read_generation_config(value: object) -> object:
     if isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip().startswith("{")):
         return OPTIONS.read(value)
@@ -224,15 +240,21 @@ def _read_generation_config(value: object) -> object:
     return PATH.read(value)
 
 
-# upstream asks `"inputs" in include_for_metrics`, which a text answers too
-_METRIC_INPUTS = list_of(
-    ValueType("known", lambda name: read_choice(name, ("inputs", "loss"), within=True)), takes_one_text=True
+GENERATION_CONFIG = _or_empty(
+    ValueType("a GenerationConfig, its options, or the name or path of one", _read_generation_config, takes_text=True)
 )
-
-
-def _as_float(allowed: Range) -> ValueType:
-    found = number(allowed)
-    return ValueType(found.expected, lambda value: float(str(found.read(value))))
+# upstream asks `"inputs" in include_for_metrics`, which a text answers too
+METRIC_INPUTS = ValueType(
+    "a list of 'inputs' and 'loss'",
+    list_of(
+        ValueType("known", lambda name: read_choice(name, ("inputs", "loss"), within=True)), takes_one_text=True
+    ).read,
+)
+LABEL_NAMES = list_of(NAME, 'write a list: `label_names=["labels"]`.')
+TOKEN = either((TEXT, TRUTH_VALUE))
+TRUTH_OR_NONE = either((NONE, TRUTH_VALUE))
+ACCELERATOR_CONFIG = ValueType(OPTIONS_OR_FILE.expected, AcceleratorConfig.from_any)
+OPTIONS_OR_NONE, FILE_OR_NONE, NAME_OR_NONE = _or_empty(OPTIONS), _or_empty(OPTIONS_OR_FILE), either((NONE, NAME))
 
 
 def _zero_if_off(allowed: Range) -> ValueType:
@@ -240,16 +262,22 @@ def _zero_if_off(allowed: Range) -> ValueType:
     return ValueType(found.expected, lambda value: found.read(0.0 if value is False else value))
 
 
-def _folder(folder: ArgumentValue) -> str:
-    return "trainer_output" if folder is None else os.path.expanduser(folder)
+_SHARE = number(_BELOW_1)
+BETA = ValueType(_SHARE.expected, lambda value: float(str(_SHARE.read(value))))  # torch takes no int beside a float
+ZERO_IF_OFF, BELOW_1_OR_OFF = _zero_if_off(NOT_NEGATIVE), _zero_if_off(_BELOW_1)
 
 
-def _rounded(steps: ArgumentValue) -> ArgumentValue:
+def folder(value: ArgumentValue) -> str:
+    """Return the output folder; upstream has this one where none is given."""
+    return "trainer_output" if value is None else os.path.expanduser(value)
+
+
+def rounded(steps: ArgumentValue) -> ArgumentValue:
     """Make a whole number of steps an int; a share below 1 stays."""
     return int(steps) if steps is not None and steps > 1 and steps == int(steps) else steps
 
 
-def _tracker_names(report_to: ArgumentValue) -> list[str]:
+def tracker_names(report_to: ArgumentValue) -> list[str]:
     """Return the trackers as a list: names, and Lightning loggers as they are."""
     names = report_to if isinstance(report_to, list) else [] if report_to is None else [report_to]
     if names == ["all"]:
@@ -257,148 +285,96 @@ def _tracker_names(report_to: ArgumentValue) -> list[str]:
     return [] if names == ["none"] else names
 
 
-def _debug_options(debug: ArgumentValue) -> list[DebugOption]:
+def debug_options(debug: ArgumentValue) -> list[DebugOption]:
+    """Return the debug modes as a list."""
     return list(map(DebugOption, map(plain, debug.split() if isinstance(debug, str) else debug or [])))
 
 
-def _member_of(kind: type[Enum]) -> Callable[[ArgumentValue], ArgumentValue]:
+def member_of(kind: type[Enum]) -> Callable[[ArgumentValue], ArgumentValue]:
     """Return what makes a member of an enum of its text: a default, which is a text in the field, too."""
     members = {str(one.value): one for one in kind}
     return lambda value: members.get(value, value) if type(value) is str else value
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+# Why an argument does nothing where one process trains.
+ALONE = "it only matters with several processes, and the launcher has started one"
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
-    """What one argument may be, besides what its type hint says.
+    """What the package knows of one argument, besides name, type, default and help.
 
     Args:
+        to: Where its value goes, in Lightning's or this package's words.
+        ejected: What `hf-compat eject` makes of a value other than the default: the project has it (`taken`), has no
+            need of it (`nothing`), leaves it out, or cannot be written (`refused`, and `sharded`).
+        says: What eject says of one that it leaves out or refuses; Lightning's strategy for one that shards.
+        subject: Where `--help` shows it; it is among the less usual ones where it has none.
         kind: Its type, in place of the hint's.
         allowed: The range of its numbers, where the hint's type is meant.
         takes_none: None is taken, too, and left to the rules over several fields or to upstream's meaning of it.
         none_means: What None stands for.
         way_out: What to do instead of a wrong value; the type says it where nothing is said here.
         form: Makes the one form of a value that is allowed, when the arguments are complete and from then on.
+        native: What says the same where a Lightning trainer of the user's own trains; empty where the two are compared,
+            None where the argument counts there, too.
+        data: Loading data reads it: of HFModule and HFDataModule, whichever was given it sets it for both.
+        inert: Why a value other than the default changes nothing; `ALONE` is true of one process only.
+        refuse: Why a value other than the default is refused.
+        hint: What to do instead of a refused value.
+        refuses: Which values are refused; all but the default where it is None.
     """
 
+    to: str
+    ejected: Literal["taken", "nothing", "left out", "refused", "sharded"]
+    _: KW_ONLY
+    says: str = "the project has no word for it"
+    subject: str | None = None
     kind: ValueType | None = None
     allowed: Range | None = None
     takes_none: bool = False
     none_means: object = None
     way_out: str = ""
     form: Callable[[ArgumentValue], ArgumentValue] | None = None
+    native: str | None = None
+    data: bool = False
+    inert: str | None = None
+    refuse: str | None = None
+    hint: str = ""
+    refuses: Callable[[object], bool] | None = None
+
+
+# A row a field, in their order: `hf/arguments.py` and `hf/arguments_seq2seq.py` declare them.
+ROWS: dict[str, Row] = {}
+
+
+class OwnArgument(NamedTuple):
+    """An argument that transformers does not have."""
+
+    default: object
+    help: str
+    kind: ValueType
+    subject: str | None = None
 
 
 COMPAT = ValueType(
     "known", lambda value: read_choice(str(value) if type(value) is int else value, ("4", "5")), takes_text=True
 )
-_OPTIONS_OR_NONE = _or_empty(OPTIONS)
-_FILE_OR_NONE = _or_empty(OPTIONS_OR_FILE)
-_NAME_OR_NONE = either((NONE, NAME))
-_INTERVALS = Row(kind=_strategy(IntervalStrategy), form=_member_of(IntervalStrategy))
-
-# Arguments of which the type hint does not say all, in the order of the fields.
-ROWS: dict[str, Row] = {
-    "output_dir": Row(kind=PATH, takes_none=True, form=_folder),
-    "per_device_train_batch_size": Row(allowed=_COUNT),
-    "num_train_epochs": Row(allowed=_COUNT_OR_0, way_out="for training without an end in sight, set `max_steps`."),
-    "max_steps": Row(
-        allowed=_STEPS, way_out="give the number of updates; -1 counts epochs instead (`num_train_epochs`)."
+# They are not dataclass fields: the fields are exactly upstream's.
+OWN_ARGUMENTS = {
+    "async_save": OwnArgument(
+        False,
+        "Write checkpoints in the background: training waits for the copy, not for the disk.",
+        TRUTH_VALUE,
+        subject="checkpoints",
     ),
-    "learning_rate": Row(allowed=_NOT_NEGATIVE),
-    "lr_scheduler_type": Row(form=_member_of(SchedulerType)),
-    "lr_scheduler_kwargs": Row(kind=_OPTIONS_OR_NONE),
-    "warmup_steps": Row(allowed=_COUNT_OR_0),
-    "optim": Row(kind=ValueType("known", _read_optimizer, takes_text=True), form=_member_of(OptimizerNames)),
-    "weight_decay": Row(kind=_zero_if_off(_NOT_NEGATIVE)),
-    "adam_beta1": Row(kind=_as_float(_BELOW_1)),  # torch takes no int beside a float
-    "adam_beta2": Row(kind=_as_float(_BELOW_1)),
-    "adam_epsilon": Row(allowed=_NOT_NEGATIVE),
-    "optim_target_modules": Row(
-        kind=either(
-            (NONE, ValueType("a list of names, or a regular expression", _read_target_modules, takes_text=True))
-        )
+    "compat": OwnArgument(
+        None,
+        "Generation of transformers whose defaults count, 4 or 5; else the variable HF_COMPAT_PROFILE, else that "
+        "of the release that `hf-compat run` stands in for, else 5.",
+        COMPAT,
     ),
-    "gradient_accumulation_steps": Row(allowed=_COUNT),
-    "max_grad_norm": Row(
-        kind=_zero_if_off(_NOT_NEGATIVE),
-        none_means=0.0,
-        way_out="use 0 to leave gradients as they are; a large number (1e9) only logs their norm.",
-    ),
-    "label_smoothing_factor": Row(kind=_zero_if_off(_BELOW_1)),
-    "activation_checkpointing_kwargs": Row(kind=_OPTIONS_OR_NONE),
-    "gradient_checkpointing_kwargs": Row(kind=_OPTIONS_OR_NONE),
-    "torch_compile_backend": Row(kind=_NAME_OR_NONE),
-    "torch_compile_mode": Row(kind=_NAME_OR_NONE),
-    "liger_kernel_config": Row(kind=_OPTIONS_OR_NONE),
-    "use_cache": Row(kind=either((NONE, TRUTH_VALUE))),
-    "neftune_noise_alpha": Row(allowed=_NOT_NEGATIVE),
-    "torch_empty_cache_steps": Row(allowed=_COUNT),
-    "logging_strategy": _INTERVALS,
-    "logging_steps": Row(allowed=_STEPS, takes_none=True, form=_rounded),
-    "include_num_input_tokens_seen": Row(kind=ValueType("known", _read_tokens_seen, takes_text=True)),
-    "log_level": Row(kind=_log_level("passive")),
-    "log_level_replica": Row(kind=_log_level("warning")),
-    "disable_tqdm": Row(form=bool),
-    "report_to": Row(kind=ValueType("known", _read_trackers, takes_text=True), takes_none=True, form=_tracker_names),
-    "eval_strategy": _INTERVALS,
-    "eval_steps": Row(allowed=_STEPS, form=_rounded),
-    "eval_delay": Row(allowed=_COUNT_OR_0),
-    "per_device_eval_batch_size": Row(allowed=_COUNT),
-    "eval_accumulation_steps": Row(allowed=_COUNT),
-    "include_for_metrics": Row(
-        kind=ValueType("a list of 'inputs' and 'loss'", _METRIC_INPUTS.read),
-        takes_none=True,
-        form=lambda names: names or [],
-    ),
-    "save_strategy": Row(kind=_strategy(SaveStrategy), form=_member_of(SaveStrategy)),
-    "save_steps": Row(allowed=_STEPS, takes_none=True, form=_rounded),
-    "save_total_limit": Row(allowed=_STEPS, way_out="give the number of checkpoints to keep; None keeps all."),
-    "hub_token": Row(kind=either((TEXT, TRUTH_VALUE)), takes_none=True),
-    "hub_strategy": Row(form=_member_of(HubStrategy)),
-    "metric_for_best_model": Row(kind=_NAME_OR_NONE),
-    "seed": Row(allowed=Range(low=0, high=2**32 - 1)),
-    "data_seed": Row(allowed=Range(low=-(2**63), high=2**63 - 1)),
-    "accelerator_config": Row(
-        kind=ValueType(OPTIONS_OR_FILE.expected, AcceleratorConfig.from_any),
-        takes_none=True,
-        form=AcceleratorConfig.from_any,
-    ),
-    "parallelism_config": Row(kind=either((NONE, ValueType("a ParallelismConfig of Accelerate", _read_mesh)))),
-    "dataloader_num_workers": Row(allowed=Range(low=0, high=4096)),
-    "dataloader_prefetch_factor": Row(allowed=Range(low=1, high=2**31)),
-    "label_names": Row(kind=list_of(NAME, 'write a list: `label_names=["labels"]`.'), takes_none=True),
-    "train_sampling_strategy": Row(takes_none=True),
-    "length_column_name": Row(kind=NAME, takes_none=True),
-    "ddp_bucket_cap_mb": Row(allowed=Range(low=0, high=2**31)),
-    "ddp_timeout": Row(allowed=Range(low=1, high=10**9)),
-    "fsdp": Row(kind=ValueType("true, false, or words of 4.x", _read_fsdp, takes_text=True), takes_none=True),
-    "fsdp_config": Row(kind=_FILE_OR_NONE),
-    "deepspeed": Row(kind=_FILE_OR_NONE),
-    "debug": Row(kind=ValueType("known", _read_debug, takes_text=True), takes_none=True, form=_debug_options),
-    "resume_from_checkpoint": Row(
-        kind=ValueType("a path, true or false", _read_checkpoint, takes_text=True), takes_none=True
-    ),
-    "local_rank": Row(allowed=Range(low=-1, high=2**31)),
-    # of trainers that generate
-    "generation_max_length": Row(allowed=_COUNT),
-    "generation_num_beams": Row(allowed=_COUNT),
-    "generation_config": Row(
-        kind=_or_empty(
-            ValueType(
-                "a GenerationConfig, its options, or the name or path of one", _read_generation_config, takes_text=True
-            )
-        )
-    ),
-    # of ours
-    "async_save": Row(kind=TRUTH_VALUE),
-    "compat": Row(kind=COMPAT),
-    # of earlier releases
-    "warmup_ratio": Row(way_out="use `warmup_steps` with a whole number to give the warmup in updates."),
 }
-_NOTHING_SAID = Row()
-FORMS = {name: row.form for name, row in ROWS.items() if row.form is not None}
-# Of the arguments that transformers does not have.
-OWN_DEFAULTS: dict[str, object] = {"async_save": False, "compat": None}
 # Of a field without one: an object that nobody can give.
 NO_DEFAULT = object()
 
@@ -430,8 +406,8 @@ class ArgumentCheck:
         if self.kind is None or value is self.default or (self.is_lenient and not isinstance(value, str)):
             return value
         if value is None:
-            row = ROWS.get(self.name, _NOTHING_SAID)
-            if row.takes_none or row.none_means is not None:
+            row = ROWS.get(self.name)
+            if row is not None and (row.takes_none or row.none_means is not None):
                 return row.none_means
             if self.kind is TRUTH_VALUE:  # upstream asks `if args.bf16`
                 return False
@@ -444,7 +420,8 @@ class ArgumentCheck:
         assert self.kind is not None  # the only caller has asked
         expected = self.kind.expected
         fact = f"is not {expected}" if error.part is None else f"has {brief(error.part)}, which is not known"
-        way_out = str(error) or ROWS.get(self.name, _NOTHING_SAID).way_out or f"expected {self.name} to be {expected}."
+        row_says = ROWS[self.name].way_out if self.name in ROWS else self.kind.way_out
+        way_out = str(error) or row_says or f"expected {self.name} to be {expected}."
         return f"`{shown(self.name, value)}` {fact}.\n\nHint: {way_out}"
 
 
@@ -452,9 +429,9 @@ class ArgumentCheck:
 def _base_checks(base: type[DataclassInstance]) -> dict[str, ArgumentCheck]:
     """Return the checks of the fields that are upstream's: a row's type goes first, then choices, then the hint's."""
     hints = typing.get_type_hints(base)
-    checks = {name: ArgumentCheck(name, ROWS[name].kind, default) for name, default in OWN_DEFAULTS.items()}
+    checks = {name: ArgumentCheck(name, own.kind, own.default) for name, own in OWN_ARGUMENTS.items()}
     for field in dataclasses.fields(base):
-        hint, row = hints[field.name], ROWS.get(field.name, _NOTHING_SAID)
+        hint, row = hints[field.name], ROWS[field.name]
         kind = row.kind
         if kind is None and "choices" in field.metadata:
             known = choice(field.metadata["choices"])

@@ -1,8 +1,8 @@
-"""`TrainingArguments`: the 114 fields of HF, with their help.
+"""`TrainingArguments`: the 114 fields of HF, each with all that the package knows of it.
 
-What stands beside: `argument_values.py` (what each field may be), `arguments_rules.py` (rules over several fields),
-`arguments_views.py` (properties, dumps), `arguments_setters.py` (the `set_*` methods), `legacy.py` (old names) and
-`old_attributes.py` (reading and setting them).
+What stands beside: `argument_values.py` (`Row`, and the types that it names), `arguments_rules.py` (rules over several
+fields), `arguments_views.py` (properties, dumps), `arguments_setters.py` (the `set_*` methods), `legacy.py` (old names)
+and `old_attributes.py` (reading and setting them).
 """
 
 from __future__ import annotations
@@ -15,7 +15,18 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.argument_values import FORMS, LOG_LEVELS, ArgumentCheck, ArgumentValue, checks_of, read_all
+from hf_compat.hf import argument_values as values
+from hf_compat.hf.accelerator_config import AcceleratorConfig
+from hf_compat.hf.argument_values import (
+    LOG_LEVELS,
+    OWN_ARGUMENTS,
+    ROWS,
+    ArgumentCheck,
+    ArgumentValue,
+    Row,
+    checks_of,
+    read_all,
+)
 from hf_compat.hf.arguments_rules import (
     choose_tf32,
     intervals,
@@ -48,22 +59,26 @@ from hf_compat.hf.legacy import OLD_NAMES, Translation, translate_legacy
 from hf_compat.hf.old_attributes import OldAttributes, assign_old, is_old_attribute, read_old_state, remember
 from hf_compat.hf.profiles import NEWEST, followed, generation_beside, read_profile
 from hf_compat.hf.profiles import VARIABLE as PROFILE
-from hf_compat.hf.value_types import OPTIONS
+from hf_compat.hf.value_types import NAME, OPTIONS, PATH, Range
 from hf_compat.runtime.accelerate_processes import has_state, may_be_asked
 from hf_compat.runtime.launch import variable
 from hf_compat.runtime.text import shown
 
-
-def _arg(default: ArgumentValue, help: str, **metadata: object) -> Any:  # dataclass fields have their annotation's type
-    return field(default=default, metadata={"help": help, **metadata})
+_declared: list[Row] = []  # of the fields of the class whose body is being read
 
 
-# Arguments of hf_compat, off by default. They are not dataclass fields: the fields are exactly upstream's.
-OWN_ARGUMENTS = {
-    "async_save": "Write checkpoints in the background: training waits for the copy, not for the disk.",
-    "compat": "Generation of transformers whose defaults count, 4 or 5; else the variable HF_COMPAT_PROFILE, else that "
-    "of the release that `hf-compat run` stands in for, else 5.",
-}
+def _arg(default: ArgumentValue, help: str, row: Row, **metadata: object) -> Any:  # a field has its annotation's type
+    """Declare a field, with everything that the package knows of it. `HfArgumentParser` takes all metadata as its own.
+
+    Args:
+        default: Its default; `list` makes an empty one.
+        help: The text of `--help`.
+        row: What it may be, and what becomes of it.
+        metadata: Further options of argparse.
+    """
+    _declared.append(row)
+    given: dict[str, Any] = {"default_factory": list} if default is list else {"default": default}
+    return field(**given, metadata={"help": help, **metadata})
 
 
 class AcceptOldNames(type):
@@ -204,157 +219,305 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
     deepspeed_plugin: ClassVar[object] = None
     fsdp_plugin_args: ClassVar[object] = None
 
-    output_dir: str | None = _arg(None, "Folder for checkpoints and results; `trainer_output` where none is given.")
+    # fmt: off
+    output_dir: str | None = _arg(
+        None, "Folder for checkpoints and results; `trainer_output` where none is given.", Row(
+        "default_root_dir; checkpoint-<updates> folders", "nothing", subject="run", kind=PATH, takes_none=True,
+        form=values.folder, native=""))
 
-    per_device_train_batch_size: int = _arg(8, "Samples of one micro-batch on each device while training.")
-    num_train_epochs: float = _arg(3.0, "Epochs to train; the decimal part is that share of a last epoch.")
-    max_steps: int = _arg(-1, "Updates to train; above 0 it takes the place of `num_train_epochs`.")
+    per_device_train_batch_size: int = _arg(8, "Samples of one micro-batch on each device while training.", Row(
+        "batch size of the training loader (a micro-batch)", "taken", subject="run", allowed=values.COUNT, data=True))
+    num_train_epochs: float = _arg(3.0, "Epochs to train; the decimal part is that share of a last epoch.", Row(
+        "max_epochs, rounded up; the flow callback stops within the last one", "taken", subject="run",
+        allowed=values.COUNT_OR_0, way_out="for training without an end in sight, set `max_steps`.", native=""))
+    max_steps: int = _arg(-1, "Updates to train; above 0 it takes the place of `num_train_epochs`.", Row(
+        "updates at which the flow callback stops", "taken", subject="run", allowed=values.STEPS,
+        way_out="give the number of updates; -1 counts epochs instead (`num_train_epochs`).", native=""))
 
-    learning_rate: float = _arg(5e-5, "Peak learning rate.")
-    lr_scheduler_type: SchedulerType | str = _arg("linear", "Learning-rate schedule.")
-    lr_scheduler_kwargs: dict | str | None = _arg(None, "Further options of the schedule, a dict or its JSON.")  # type: ignore[type-arg]  # HfArgumentParser reads the bare type
-    warmup_steps: float = _arg(0, "Updates of linear warmup; below 1 a share of all updates.")
+    learning_rate: float = _arg(5e-5, "Peak learning rate.", Row(
+        "optimizer", "taken", subject="optimizer and schedule", allowed=values.NOT_NEGATIVE))
+    lr_scheduler_type: SchedulerType | str = _arg("linear", "Learning-rate schedule.", Row(
+        "schedule, one step an update", "taken", subject="optimizer and schedule",
+        form=values.member_of(SchedulerType)))
+    lr_scheduler_kwargs: dict | str | None = _arg(None, "Further options of the schedule, a dict or its JSON.", Row(  # type: ignore[type-arg]  # HfArgumentParser reads the bare type
+        "schedule", "taken", subject="optimizer and schedule", kind=values.OPTIONS_OR_NONE))
+    warmup_steps: float = _arg(0, "Updates of linear warmup; below 1 a share of all updates.", Row(
+        "schedule", "taken", subject="optimizer and schedule", allowed=values.COUNT_OR_0))
 
-    optim: OptimizerNames | str = _arg("adamw_torch_fused", "Optimizer.")
-    optim_args: str | None = _arg(None, "Further options of the optimizer, as `key=value,key=value`.")
-    weight_decay: float = _arg(0.0, "Weight decay on all parameters but biases and norms.")
-    adam_beta1: float = _arg(0.9, "First beta of Adam.")
-    adam_beta2: float = _arg(0.999, "Second beta of Adam.")
-    adam_epsilon: float = _arg(1e-8, "Epsilon of Adam.")
-    optim_target_modules: None | str | list[str] = _arg(None, "Modules that GaLore and APOLLO project.")  # noqa: RUF036 - HfArgumentParser reads the order
+    optim: OptimizerNames | str = _arg("adamw_torch_fused", "Optimizer.", Row(
+        "optimizer, of the package that has it", "taken", subject="optimizer and schedule", kind=values.OPTIMIZER,
+        form=values.member_of(OptimizerNames)))
+    optim_args: str | None = _arg(None, "Further options of the optimizer, as `key=value,key=value`.", Row(
+        "optimizer", "taken", subject="optimizer and schedule"))
+    weight_decay: float = _arg(0.0, "Weight decay on all parameters but biases and norms.", Row(
+        "optimizer, all parameters but biases and norms", "taken", subject="optimizer and schedule",
+        kind=values.ZERO_IF_OFF))
+    adam_beta1: float = _arg(0.9, "First beta of Adam.", Row("optimizer", "taken", kind=values.BETA))
+    adam_beta2: float = _arg(0.999, "Second beta of Adam.", Row("optimizer", "taken", kind=values.BETA))
+    adam_epsilon: float = _arg(1e-8, "Epsilon of Adam.", Row("optimizer", "taken", allowed=values.NOT_NEGATIVE))
+    optim_target_modules: None | str | list[str] = _arg(None, "Modules that GaLore and APOLLO project.", Row(  # noqa: RUF036 - HfArgumentParser reads the order
+        "parameter groups of GaLore and APOLLO", "taken", kind=values.TARGET_MODULES))
 
-    gradient_accumulation_steps: int = _arg(1, "Micro-batches of one update.")
-    average_tokens_across_devices: bool = _arg(True, "Divide the loss by the tokens of all devices together.")
-    max_grad_norm: float = _arg(1.0, "Norm to which gradients are clipped; 0 does not clip.")
-    label_smoothing_factor: float = _arg(0.0, "Label smoothing epsilon; 0 does not smooth.")
+    gradient_accumulation_steps: int = _arg(1, "Micro-batches of one update.", Row(
+        "micro-batches of a window; Lightning's accumulate_grad_batches stays 1", "taken", subject="run",
+        allowed=values.COUNT, data=True))
+    average_tokens_across_devices: bool = _arg(True, "Divide the loss by the tokens of all devices together.", Row(
+        "count of items that the loss is divided by", "taken", data=True))
+    max_grad_norm: float = _arg(1.0, "Norm to which gradients are clipped; 0 does not clip.", Row(
+        "clipping by the module; Lightning's gradient_clip_val stays off", "taken", subject="optimizer and schedule",
+        kind=values.ZERO_IF_OFF, none_means=0.0,
+        way_out="use 0 to leave gradients as they are; a large number (1e9) only logs their norm."))
+    label_smoothing_factor: float = _arg(0.0, "Label smoothing epsilon; 0 does not smooth.", Row(
+        "loss", "taken", subject="optimizer and schedule", kind=values.BELOW_1_OR_OFF))
 
-    bf16: bool = _arg(False, "Train under bfloat16 autocast.")
-    fp16: bool = _arg(False, "Train under float16 autocast with a gradient scaler.")
-    bf16_full_eval: bool = _arg(False, "Cast the whole model to bfloat16 for evaluation outside training.")
-    fp16_full_eval: bool = _arg(False, "Cast the whole model to float16 for evaluation outside training.")
-    tf32: bool | None = _arg(None, "Allow (or forbid) TF32 on Ampere and newer GPUs; None leaves torch's setting.")
+    bf16: bool = _arg(False, "Train under bfloat16 autocast.", Row(
+        "precision='bf16-mixed', around the model's forward", "taken", subject="precision and memory", native=""))
+    fp16: bool = _arg(False, "Train under float16 autocast with a gradient scaler.", Row(
+        "precision='16-mixed' with a gradient scaler, around the model's forward; nothing on the CPU", "taken",
+        subject="precision and memory", native=""))
+    bf16_full_eval: bool = _arg(False, "Cast the whole model to bfloat16 for evaluation outside training.", Row(
+        "model dtype in evaluations outside training", "refused", says="evaluations in bfloat16"))
+    fp16_full_eval: bool = _arg(False, "Cast the whole model to float16 for evaluation outside training.", Row(
+        "model dtype in evaluations outside training", "refused", says="evaluations in float16"))
+    tf32: bool | None = _arg(None, "Allow (or forbid) TF32 on Ampere and newer GPUs; None leaves torch's setting.", Row(
+        "torch.backends.fp32_precision, when the arguments are made", "taken", subject="precision and memory"))
 
     activation_checkpointing: bool | None = _arg(
-        None, "Recompute activations in the backward pass to save memory.", nargs="?", const=True
-    )
+        None, "Recompute activations in the backward pass to save memory.", Row(
+        "model.gradient_checkpointing_enable()", "taken", subject="precision and memory"), nargs="?", const=True)
     activation_checkpointing_kwargs: dict[str, Any] | str | None = _arg(
-        None, "Options of activation checkpointing (`use_reentrant` …), a dict or its JSON."
-    )
-    gradient_checkpointing: bool | None = _arg(None, "Older name of `activation_checkpointing`.", nargs="?", const=True)
+        None, "Options of activation checkpointing (`use_reentrant` …), a dict or its JSON.", Row(
+        "model.gradient_checkpointing_enable()", "taken", kind=values.OPTIONS_OR_NONE))
+    gradient_checkpointing: bool | None = _arg(None, "Older name of `activation_checkpointing`.", Row(
+        "model.gradient_checkpointing_enable()", "taken"), nargs="?", const=True)
     gradient_checkpointing_kwargs: dict[str, Any] | str | None = _arg(
-        None, "Older name of `activation_checkpointing_kwargs`."
-    )
+        None, "Older name of `activation_checkpointing_kwargs`.", Row(
+        "model.gradient_checkpointing_enable()", "taken", kind=values.OPTIONS_OR_NONE))
 
-    torch_compile: bool = _arg(False, "Compile the model with torch.compile.")
-    torch_compile_backend: str | None = _arg(None, "Backend of torch.compile; setting it switches compilation on.")
-    torch_compile_mode: str | None = _arg(None, "Mode of torch.compile; setting it switches compilation on.")
-    use_liger_kernel: bool = _arg(False, "Replace layers by Liger kernels.")
-    liger_kernel_config: dict[str, bool] | None = _arg(None, "Which Liger kernels to use.")
+    torch_compile: bool = _arg(False, "Compile the model with torch.compile.", Row(
+        "torch.compile of what a step calls", "left out",
+        says="`self.model.compile()` at the end of `TrainingModule.__init__` does it", subject="precision and memory"))
+    torch_compile_backend: str | None = _arg(None, "Backend of torch.compile; setting it switches compilation on.", Row(
+        "its backend; torch.compile of what a step calls", "nothing", kind=values.NAME_OR_NONE))
+    torch_compile_mode: str | None = _arg(None, "Mode of torch.compile; setting it switches compilation on.", Row(
+        "its mode; torch.compile of what a step calls", "nothing", kind=values.NAME_OR_NONE))
+    use_liger_kernel: bool = _arg(False, "Replace layers by Liger kernels.", Row(
+        "Liger's kernels in the model when `train()` begins", "refused",
+        says="Liger's kernels put in the model's place"))
+    liger_kernel_config: dict[str, bool] | None = _arg(None, "Which Liger kernels to use.", Row(
+        "which of Liger's kernels", "nothing", kind=values.OPTIONS_OR_NONE))
 
-    use_cache: bool = _arg(False, "Value of `model.config.use_cache` while training.")
-    neftune_noise_alpha: float | None = _arg(None, "Strength of NEFTune noise on embeddings.")
-    torch_empty_cache_steps: int | None = _arg(None, "Empty the device cache every so many updates.")
-    auto_find_batch_size: bool = _arg(False, "Start again with a smaller batch when memory runs out.")
+    use_cache: bool = _arg(False, "Value of `model.config.use_cache` while training.", Row(
+        "model.config.use_cache", "taken", kind=values.TRUTH_OR_NONE))
+    neftune_noise_alpha: float | None = _arg(None, "Strength of NEFTune noise on embeddings.", Row(
+        "noise on the embeddings of the input during `train()`", "refused", says="noise on the embeddings",
+        allowed=values.NOT_NEGATIVE))
+    torch_empty_cache_steps: int | None = _arg(None, "Empty the device cache every so many updates.", Row(
+        "torch.cuda.empty_cache()", "nothing", allowed=values.COUNT))
+    auto_find_batch_size: bool = _arg(False, "Start again with a smaller batch when memory runs out.", Row(
+        "a fit with a smaller batch when memory runs out", "left out",
+        says="the batch size is the one that the script says", subject="run"))
 
-    logging_strategy: IntervalStrategy | str = _arg("steps", "When to log: no, steps or epoch.")
-    logging_steps: float = _arg(500, "Updates between logs; below 1 a share of all updates.")
-    logging_first_step: bool = _arg(False, "Log the first update too.")
-    log_on_each_node: bool = _arg(True, "Log on the first process of every machine, not of the first one only.")
-    logging_nan_inf_filter: bool = _arg(True, "Leave NaN and infinite losses out of the logged mean.")
-    include_num_input_tokens_seen: str | bool = _arg("no", "Count input tokens: no, all or non_padding.")
-    log_level: str = _arg("passive", "Log level of the main process; passive leaves it alone.", choices=LOG_LEVELS)
-    log_level_replica: str = _arg("warning", "Log level of the other processes.", choices=LOG_LEVELS)
-    disable_tqdm: bool | None = _arg(None, "Print logs instead of showing progress bars.")
+    logging_strategy: IntervalStrategy | str = _arg("steps", "When to log: no, steps or epoch.", Row(
+        "control.should_log", "taken", subject="logs", kind=values.INTERVALS, form=values.member_of(IntervalStrategy),
+        native="log_every_n_steps"))
+    logging_steps: float = _arg(500, "Updates between logs; below 1 a share of all updates.", Row(
+        "control.should_log; log_every_n_steps", "taken", subject="logs", allowed=values.STEPS, takes_none=True,
+        form=values.rounded, native="log_every_n_steps"))
+    logging_first_step: bool = _arg(False, "Log the first update too.", Row(
+        "control.should_log", "taken", subject="logs", native="log_every_n_steps"))
+    log_on_each_node: bool = _arg(True, "Log on the first process of every machine, not of the first one only.", Row(
+        "which processes log, with several processes", "nothing", inert=values.ALONE))
+    logging_nan_inf_filter: bool = _arg(True, "Leave NaN and infinite losses out of the logged mean.", Row(
+        "mean of the logged loss", "nothing"))
+    include_num_input_tokens_seen: str | bool = _arg("no", "Count input tokens: no, all or non_padding.", Row(
+        "state.num_input_tokens_seen", "nothing", kind=values.TOKENS_SEEN, data=True))
+    log_level: str = _arg("passive", "Log level of the main process; passive leaves it alone.", Row(
+        "level of the hf_compat logger", "nothing", kind=values.LOG_LEVEL), choices=LOG_LEVELS)
+    log_level_replica: str = _arg("warning", "Log level of the other processes.", Row(
+        "level of the hf_compat logger in processes that do not log, with several processes", "nothing",
+        kind=values.LOG_LEVEL_REPLICA, inert=values.ALONE), choices=LOG_LEVELS)
+    disable_tqdm: bool | None = _arg(None, "Print logs instead of showing progress bars.", Row(
+        "printed logs instead of progress bars", "nothing", subject="logs", form=bool))
 
-    report_to: None | str | list[str] = _arg("none", "Trackers to report to.")  # noqa: RUF036 - HfArgumentParser reads the order
-    run_name: str | None = _arg(None, "Name of the run for trackers.")
-    project: str = _arg("huggingface", "Trackio project.")
-    trackio_space_id: str | None = _arg(None, "Trackio Space to deploy to.")
-    trackio_bucket_id: str | None = _arg(None, "Trackio bucket.")
-    trackio_static_space_id: str | None | Literal[False] = _arg(None, "Static Trackio Space.")  # noqa: RUF036 - as above
+    report_to: None | str | list[str] = _arg("none", "Trackers to report to.", Row(  # noqa: RUF036 - HfArgumentParser reads the order
+        "a callback a tracker, or Lightning loggers as they are", "taken", subject="logs", kind=values.TRACKERS,
+        takes_none=True, form=values.tracker_names, native="logger"))
+    run_name: str | None = _arg(None, "Name of the run for trackers.", Row(
+        "name of the run in trackers", "taken", subject="logs", native="logger"))
+    project: str = _arg("huggingface", "Trackio project.", Row(
+        "trackio's callback, which is transformers' own", "taken"))
+    trackio_space_id: str | None = _arg(None, "Trackio Space to deploy to.", Row("trackio's callback", "nothing"))
+    trackio_bucket_id: str | None = _arg(None, "Trackio bucket.", Row("trackio's callback", "nothing"))
+    trackio_static_space_id: str | None | Literal[False] = _arg(None, "Static Trackio Space.", Row(  # noqa: RUF036 - as above
+        "trackio's callback", "nothing"))
 
-    eval_strategy: IntervalStrategy | str = _arg("no", "When to evaluate: no, steps or epoch.")
-    eval_steps: float | None = _arg(None, "Updates between evaluations; below 1 a share; None is `logging_steps`.")
-    eval_delay: float = _arg(0, "Epochs or updates (as `eval_strategy` counts) before the first evaluation.")
-    per_device_eval_batch_size: int = _arg(8, "Samples of one batch on each device while evaluating.")
-    prediction_loss_only: bool = _arg(False, "Evaluate the loss only, keep no predictions.")
-    eval_on_start: bool = _arg(False, "Evaluate once before training.")
-    eval_do_concat_batches: bool = _arg(True, "Join the batches' predictions; else a list of them is given.")
-    eval_use_gather_object: bool = _arg(False, "Gather nested objects over processes while evaluating.")
-    eval_accumulation_steps: int | None = _arg(None, "Batches after which predictions move to the CPU.")
-    include_for_metrics: list[str] = field(
-        default_factory=list, metadata={"help": "What `compute_metrics` also gets: inputs, loss."}
-    )
-    batch_eval_metrics: bool = _arg(False, "Call `compute_metrics` batch by batch, with `compute_result` at the end.")
+    eval_strategy: IntervalStrategy | str = _arg("no", "When to evaluate: no, steps or epoch.", Row(
+        "control.should_evaluate, which runs Lightning's validation; its own intervals are off", "taken",
+        subject="evaluation and best model", kind=values.INTERVALS, form=values.member_of(IntervalStrategy),
+        native="val_check_interval"))
+    eval_steps: float | None = _arg(None, "Updates between evaluations; below 1 a share; None is `logging_steps`.", Row(
+        "control.should_evaluate", "taken", subject="evaluation and best model", allowed=values.STEPS,
+        form=values.rounded, native="val_check_interval"))
+    eval_delay: float = _arg(0, "Epochs or updates (as `eval_strategy` counts) before the first evaluation.", Row(
+        "control.should_evaluate", "refused", says="evaluations that begin late", allowed=values.COUNT_OR_0,
+        native="val_check_interval"))
+    per_device_eval_batch_size: int = _arg(8, "Samples of one batch on each device while evaluating.", Row(
+        "batch size of evaluation loaders", "taken", subject="evaluation and best model", allowed=values.COUNT,
+        data=True))
+    prediction_loss_only: bool = _arg(False, "Evaluate the loss only, keep no predictions.", Row("evaluation", "taken"))
+    eval_on_start: bool = _arg(False, "Evaluate once before training.", Row(
+        "a validation in on_train_start", "refused", says="an evaluation before the first update",
+        subject="evaluation and best model", native="num_sanity_val_steps"))
+    eval_do_concat_batches: bool = _arg(True, "Join the batches' predictions; else a list of them is given.", Row(
+        "evaluation", "nothing"))
+    eval_use_gather_object: bool = _arg(False, "Gather nested objects over processes while evaluating.", Row(
+        "evaluation: objects are gathered, not tensors, with several processes", "nothing", inert=values.ALONE))
+    eval_accumulation_steps: int | None = _arg(None, "Batches after which predictions move to the CPU.", Row(
+        "evaluation: predictions move to the CPU", "nothing", allowed=values.COUNT, data=True))
+    include_for_metrics: list[str] = _arg(list, "What `compute_metrics` also gets: inputs, loss.", Row(
+        "evaluation", "refused", says="inputs or losses for the metrics", kind=values.METRIC_INPUTS, takes_none=True,
+        form=lambda names: names or []))
+    batch_eval_metrics: bool = _arg(
+        False, "Call `compute_metrics` batch by batch, with `compute_result` at the end.", Row(
+        "evaluation", "refused", says="metrics batch by batch"))
 
-    save_only_model: bool = _arg(False, "Leave optimizer, schedule and random states out of checkpoints.")
-    save_strategy: SaveStrategy | str = _arg("steps", "When to save: no, steps, epoch or best.")
-    save_steps: float = _arg(500, "Updates between checkpoints; below 1 a share of all updates.")
-    save_on_each_node: bool = _arg(False, "Save on every machine, not on the first one only.")
-    save_total_limit: int | None = _arg(None, "Checkpoints to keep; the best one is kept besides.")
-    enable_jit_checkpoint: bool = _arg(False, "On SIGTERM or Ctrl-C, save a checkpoint after the update, then stop.")
+    save_only_model: bool = _arg(False, "Leave optimizer, schedule and random states out of checkpoints.", Row(
+        "files of a checkpoint", "nothing", subject="checkpoints"))
+    save_strategy: SaveStrategy | str = _arg("steps", "When to save: no, steps, epoch or best.", Row(
+        "control.should_save", "taken", subject="checkpoints", kind=values.SAVES, form=values.member_of(SaveStrategy),
+        native="a ModelCheckpoint"))
+    save_steps: float = _arg(500, "Updates between checkpoints; below 1 a share of all updates.", Row(
+        "control.should_save", "taken", subject="checkpoints", allowed=values.STEPS, takes_none=True,
+        form=values.rounded, native="a ModelCheckpoint"))
+    save_on_each_node: bool = _arg(False, "Save on every machine, not on the first one only.", Row(
+        "which processes write, with several processes", "nothing", inert=values.ALONE))
+    save_total_limit: int | None = _arg(None, "Checkpoints to keep; the best one is kept besides.", Row(
+        "rotation, by step number", "taken", subject="checkpoints", allowed=values.STEPS,
+        way_out="give the number of checkpoints to keep; None keeps all.", native="a ModelCheckpoint"))
+    enable_jit_checkpoint: bool = _arg(
+        False, "On SIGTERM or Ctrl-C, save a checkpoint after the update, then stop.", Row(
+        "a checkpoint at the end of the update when SIGTERM or Ctrl-C comes; then exit", "left out",
+        says="Lightning's `OnExceptionCheckpoint` is near to it"))
 
-    push_to_hub: bool = _arg(False, "Push the model to the Hub.")
-    hub_token: str | None = _arg(None, "Token for the Hub; never written to disk.")
-    hub_private_repo: bool | None = _arg(None, "Make the Hub repository private.")
-    hub_model_id: str | None = _arg(None, "Hub repository.")
-    hub_strategy: HubStrategy | str = _arg("every_save", "What is pushed to the Hub and when.")
-    hub_always_push: bool = _arg(False, "Push even while the last push is running.")
-    hub_revision: str | None = _arg(None, "Hub branch to push to.")
+    push_to_hub: bool = _arg(False, "Push the model to the Hub.", Row(
+        "pushes by huggingface_hub, in a thread beside training", "left out",
+        says="`model.push_to_hub(…)` after the fit does it", native="huggingface_hub's `upload_folder`"))
+    hub_token: str | None = _arg(None, "Token for the Hub; never written to disk.", Row(
+        "what the Hub knows you by; never written to disk", "nothing", kind=values.TOKEN, takes_none=True))
+    hub_private_repo: bool | None = _arg(None, "Make the Hub repository private.", Row(
+        "whether a repository that is made is private", "nothing"))
+    hub_model_id: str | None = _arg(None, "Hub repository.", Row(
+        "the repository; by default the name of the output folder", "nothing"))
+    hub_strategy: HubStrategy | str = _arg("every_save", "What is pushed to the Hub and when.", Row(
+        "what a save pushes", "nothing", form=values.member_of(HubStrategy)))
+    hub_always_push: bool = _arg(False, "Push even while the last push is running.", Row(
+        "whether a save is pushed while another push is under way", "nothing"))
+    hub_revision: str | None = _arg(None, "Hub branch to push to.", Row("the branch that is pushed to", "nothing"))
 
-    load_best_model_at_end: bool = _arg(False, "Load the best checkpoint's weights at the end of training.")
-    metric_for_best_model: str | None = _arg(None, "Metric that says which checkpoint is best; `loss` by default.")
-    greater_is_better: bool | None = _arg(None, "Whether that metric should grow; by default unless it ends in loss.")
+    load_best_model_at_end: bool = _arg(False, "Load the best checkpoint's weights at the end of training.", Row(
+        "weights of the best checkpoint after a fit", "taken", subject="evaluation and best model",
+        native="a ModelCheckpoint"))
+    metric_for_best_model: str | None = _arg(None, "Metric that says which checkpoint is best; `loss` by default.", Row(
+        "state.best_metric", "taken", subject="evaluation and best model", kind=values.NAME_OR_NONE))
+    greater_is_better: bool | None = _arg(
+        None, "Whether that metric should grow; by default unless it ends in loss.", Row(
+        "state.best_metric", "taken", subject="evaluation and best model"))
 
-    ignore_data_skip: bool = _arg(False, "On resuming, start the epoch's data from its beginning.")
-    restore_callback_states_from_checkpoint: bool = _arg(False, "On resuming, restore callbacks that save a state.")
+    ignore_data_skip: bool = _arg(False, "On resuming, start the epoch's data from its beginning.", Row(
+        "where a resumed epoch's data starts", "nothing", data=True))
+    restore_callback_states_from_checkpoint: bool = _arg(
+        False, "On resuming, restore callbacks that save a state.", Row(
+        "callbacks on resuming", "nothing"))
 
-    full_determinism: bool = _arg(False, "Switch on every deterministic mode.")
-    seed: int = _arg(42, "Random seed of the run.")
-    data_seed: int | None = _arg(None, "Random seed of the data order; None is `seed`.")
+    full_determinism: bool = _arg(False, "Switch on every deterministic mode.", Row(
+        "torch's deterministic algorithms and the variables that they read", "taken"))
+    seed: int = _arg(42, "Random seed of the run.", Row(
+        "seeds of Python, NumPy and torch", "taken", subject="run", allowed=Range(low=0, high=2**32 - 1), data=True))
+    data_seed: int | None = _arg(None, "Random seed of the data order; None is `seed`.", Row(
+        "seed of the training order", "taken", allowed=Range(low=-(2**63), high=2**63 - 1), data=True))
 
-    use_cpu: bool = _arg(False, "Train on the CPU even where a GPU is.")
-    accelerator_config: dict | str | None = _arg(None, "Data-loading options, a dict, a JSON file or an object.")  # type: ignore[type-arg]  # HfArgumentParser reads the bare type
-    parallelism_config: Any = _arg(None, "Mesh of parallel dimensions.")
+    use_cpu: bool = _arg(False, "Train on the CPU even where a GPU is.", Row(
+        "accelerator='cpu'", "taken", subject="precision and memory", data=True))
+    accelerator_config: dict | str | None = _arg(None, "Data-loading options, a dict, a JSON file or an object.", Row(  # type: ignore[type-arg]  # HfArgumentParser reads the bare type
+        "training order (use_seedable_sampler), copies (non_blocking), num_steps", "nothing",
+        kind=values.ACCELERATOR_CONFIG, takes_none=True, form=AcceleratorConfig.from_any, data=True))
+    parallelism_config: Any = _arg(None, "Mesh of parallel dimensions.", Row(
+        "DDP (dp_replicate_size), FSDP 2 (dp_shard_size), or both; tp, cp and sp are refused", "refused",
+        says="a mesh of devices", kind=values.MESH, native="strategy"))
 
-    dataloader_drop_last: bool = _arg(False, "Drop the last short batch.")
-    dataloader_num_workers: int = _arg(0, "Worker processes that load data; 0 loads in the main one.")
-    dataloader_pin_memory: bool = _arg(True, "Keep batches in pinned memory.")
-    dataloader_persistent_workers: bool = _arg(False, "Keep workers alive between epochs.")
-    dataloader_prefetch_factor: int | None = _arg(None, "Batches that each worker loads ahead.")
-    dataloader_multiprocessing_context: str | None = _arg(
-        None, "Start method of workers.", choices=["fork", "spawn", "forkserver"]
-    )
-    dataloader_in_order: bool = _arg(True, "Give batches in the order they were asked for.")
-    remove_unused_columns: bool = _arg(True, "Drop columns that the model's forward does not take.")
-    label_names: list[str] | None = _arg(None, "Keys of the inputs that are labels; None finds them.")
-    train_sampling_strategy: str = _arg(
-        "random",
-        "Order of training data.",
-        choices=["random", "sequential", "group_by_length", "batch_rebalance"],
-    )
-    length_column_name: str = _arg("length", "Column with the samples' lengths.")
+    dataloader_drop_last: bool = _arg(False, "Drop the last short batch.", Row(
+        "loaders", "taken", subject="data", data=True))
+    dataloader_num_workers: int = _arg(0, "Worker processes that load data; 0 loads in the main one.", Row(
+        "loaders", "taken", subject="data", allowed=Range(low=0, high=4096), data=True))
+    dataloader_pin_memory: bool = _arg(True, "Keep batches in pinned memory.", Row(
+        "loaders, on a GPU", "nothing", data=True))
+    dataloader_persistent_workers: bool = _arg(False, "Keep workers alive between epochs.", Row(
+        "loaders", "nothing", data=True))
+    dataloader_prefetch_factor: int | None = _arg(None, "Batches that each worker loads ahead.", Row(
+        "loaders", "nothing", allowed=Range(low=1, high=2**31), data=True))
+    dataloader_multiprocessing_context: str | None = _arg(None, "Start method of workers.", Row(
+        "loaders", "nothing", data=True), choices=["fork", "spawn", "forkserver"])
+    dataloader_in_order: bool = _arg(True, "Give batches in the order they were asked for.", Row(
+        "loaders", "nothing", data=True))
+    remove_unused_columns: bool = _arg(True, "Drop columns that the model's forward does not take.", Row(
+        "loaders", "taken", subject="data", data=True))
+    label_names: list[str] | None = _arg(None, "Keys of the inputs that are labels; None finds them.", Row(
+        "evaluation", "taken", subject="data", kind=values.LABEL_NAMES, takes_none=True, data=True))
+    train_sampling_strategy: str = _arg("random", "Order of training data.", Row(
+        "sampler of the training loader", "taken", subject="data", takes_none=True, data=True),
+        choices=["random", "sequential", "group_by_length", "batch_rebalance"])
+    length_column_name: str = _arg("length", "Column with the samples' lengths.", Row(
+        "sampler of the training loader", "taken", kind=NAME, takes_none=True, data=True))
 
-    ddp_find_unused_parameters: bool | None = _arg(None, "`find_unused_parameters` of DDP.")
-    ddp_bucket_cap_mb: int | None = _arg(None, "`bucket_cap_mb` of DDP.")
-    ddp_broadcast_buffers: bool | None = _arg(None, "`broadcast_buffers` of DDP.")
-    ddp_static_graph: bool | None = _arg(None, "`static_graph` of DDP.")
-    ddp_backend: str | None = _arg(
-        None, "Backend of the process group.", choices=["nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl"]
-    )
-    ddp_timeout: int = _arg(1800, "Timeout of the process group, seconds.")
-    fsdp: str | None = _arg(None, "Fully sharded data parallelism.", nargs="?", const=True)
-    fsdp_config: dict[str, Any] | str | None = _arg(None, "Options of FSDP, a dict or a JSON file.")
-    deepspeed: dict | str | None = _arg(None, "DeepSpeed configuration, a dict or a JSON file.")  # type: ignore[type-arg]  # HfArgumentParser reads the bare type
+    ddp_find_unused_parameters: bool | None = _arg(None, "`find_unused_parameters` of DDP.", Row(
+        "DDPStrategy(find_unused_parameters=…), with several processes", "nothing", subject="several devices",
+        inert=values.ALONE))
+    ddp_bucket_cap_mb: int | None = _arg(None, "`bucket_cap_mb` of DDP.", Row(
+        "DDPStrategy(bucket_cap_mb=…), with several processes", "nothing", allowed=Range(low=0, high=2**31),
+        inert=values.ALONE))
+    ddp_broadcast_buffers: bool | None = _arg(None, "`broadcast_buffers` of DDP.", Row(
+        "DDPStrategy(broadcast_buffers=…), with several processes", "nothing", inert=values.ALONE))
+    ddp_static_graph: bool | None = _arg(None, "`static_graph` of DDP.", Row(
+        "DDPStrategy(static_graph=…), with several processes", "nothing", inert=values.ALONE))
+    ddp_backend: str | None = _arg(None, "Backend of the process group.", Row(
+        "backend of the process group, with several processes", "nothing", inert=values.ALONE),
+        choices=["nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl"])
+    ddp_timeout: int = _arg(1800, "Timeout of the process group, seconds.", Row(
+        "timeout of the process group, with several processes", "nothing", allowed=Range(low=1, high=10**9),
+        inert=values.ALONE))
+    fsdp: str | None = _arg(None, "Fully sharded data parallelism.", Row(
+        "ModelParallelStrategy: torch's fully_shard", "sharded", says="FSDPStrategy", subject="several devices",
+        kind=values.FSDP, takes_none=True, native=""), nargs="?", const=True)
+    fsdp_config: dict[str, Any] | str | None = _arg(None, "Options of FSDP, a dict or a JSON file.", Row(
+        "which modules are sharded, and how", "nothing", subject="several devices", kind=values.FILE_OR_NONE,
+        native=""))
+    deepspeed: dict | str | None = _arg(None, "DeepSpeed configuration, a dict or a JSON file.", Row(  # type: ignore[type-arg]  # HfArgumentParser reads the bare type
+        "DeepSpeedStrategy; every auto resolved from the arguments", "sharded", says="DeepSpeedStrategy",
+        subject="several devices", kind=values.FILE_OR_NONE, native=""))
 
-    debug: str | list[DebugOption] = _arg("", "Debug modes, separated by spaces.")
-    skip_memory_metrics: bool = _arg(True, "Do not measure memory.")
+    debug: str | list[DebugOption] = _arg("", "Debug modes, separated by spaces.", Row(
+        "forward hooks that show what led to the first NaN or infinity, and stop there", "refused",
+        says="hooks that watch for NaN", kind=values.DEBUG, takes_none=True, form=values.debug_options,
+        refuse="tpu_metrics_debug prints what a TPU's compiler has counted, and there is no TPU here",
+        hint="leave tpu_metrics_debug out",
+        refuses=lambda held: isinstance(held, list) and DebugOption.TPU_METRICS_DEBUG in held))
+    skip_memory_metrics: bool = _arg(True, "Do not measure memory.", Row(
+        "memory of each stage (`train_mem_cpu_alloc_delta` …) in its metrics; by transformers and psutil", "nothing",
+        native="a DeviceStatsMonitor"))
 
-    do_train: bool = _arg(False, "For scripts: whether to train.")
-    do_eval: bool = _arg(False, "For scripts: whether to evaluate; on when `eval_strategy` is.")
-    do_predict: bool = _arg(False, "For scripts: whether to predict.")
-    resume_from_checkpoint: str | None = _arg(None, "For scripts: checkpoint to resume from.")
-    local_rank: int = _arg(-1, "Rank on this machine as old launchers passed it; `local_process_index` is the truth.")
+    do_train: bool = _arg(False, "For scripts: whether to train.", Row("nothing: a flag for scripts", "nothing"))
+    do_eval: bool = _arg(False, "For scripts: whether to evaluate; on when `eval_strategy` is.", Row(
+        "nothing: a flag for scripts", "nothing", native=""))
+    do_predict: bool = _arg(False, "For scripts: whether to predict.", Row("nothing: a flag for scripts", "nothing"))
+    resume_from_checkpoint: str | None = _arg(None, "For scripts: checkpoint to resume from.", Row(
+        "nothing: a flag for scripts; pass it to train()", "left out",
+        says="`--ckpt_path` of the fit continues a checkpoint of the project itself", subject="run",
+        kind=values.CHECKPOINT, takes_none=True, native="ckpt_path"))
+    local_rank: int = _arg(
+        -1, "Rank on this machine as old launchers passed it; `local_process_index` is the truth.", Row(
+        "nothing: the launcher's environment counts", "nothing", allowed=Range(low=-1, high=2**31)))
+    # fmt: on
 
     @classmethod
     def _checks(cls) -> Mapping[str, ArgumentCheck]:
@@ -382,8 +545,8 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         check = takes.checks.get(name)
         if check is not None and value is not check.default and not check.is_lenient:
             value = check.read(value)
-        if is_complete and name in FORMS:
-            value = FORMS[name](value)
+        if is_complete and name in ROWS and (form := ROWS[name].form) is not None:
+            value = form(value)
         super().__setattr__(name, value)
 
     def __setstate__(self, state: Mapping[str, ArgumentValue]) -> None:
@@ -433,8 +596,11 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
             raise ArgumentError("\n\n".join(problems))
 
 
-def describe_fields(kind: type[TrainingArguments]) -> None:
-    """Put every argument into the docstring of a class: name, type, default and the text of `--help`."""
+def declare(kind: type[TrainingArguments]) -> None:
+    """Note the rows of a class's own fields, and put every field into its docstring: name, type, default, help."""
+    own = [one.name for one in fields(kind) if one.name not in ROWS]
+    ROWS.update(zip(own, _declared, strict=True))
+    _declared.clear()
     lines = []
     for one in fields(kind):
         default = one.default_factory() if callable(one.default_factory) else one.default
@@ -443,4 +609,4 @@ def describe_fields(kind: type[TrainingArguments]) -> None:
     kind.__doc__ = str(kind.__doc__).replace("    Raises:", text, 1)
 
 
-describe_fields(TrainingArguments)
+declare(TrainingArguments)

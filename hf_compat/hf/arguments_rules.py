@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hf_compat.errors import ArgumentError
-from hf_compat.hf.argument_values import FORMS, ArgumentValue
+from hf_compat.hf.argument_values import ROWS, ArgumentValue
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy, SchedulerType
 from hf_compat.hf.tracking import with_platforms_tracker
 from hf_compat.hf.value_types import plain
@@ -30,8 +30,9 @@ METRIC_SCHEDULES = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 
 def normalise_arguments(args: TrainingArguments) -> None:
     """Bring every field to its one form, then fill in what other fields say."""
-    for name, form in FORMS.items():
-        object.__setattr__(args, name, form(getattr(args, name)))  # read already: what is allowed gets its form
+    for name, row in ROWS.items():
+        if row.form is not None:  # what is allowed was read already
+            object.__setattr__(args, name, row.form(getattr(args, name)))
     if variable("KUBEFLOW_TRAINER_SERVER_URL") is not None:
         args.report_to = with_platforms_tracker(args.report_to)  # type: ignore[arg-type]  # a list by now
     config: ArgumentValue = args.accelerator_config  # an object by now

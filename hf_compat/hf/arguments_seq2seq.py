@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from hf_compat.hf.argument_values import ArgumentCheck, ArgumentValue, checks_of
-from hf_compat.hf.arguments import TrainingArguments, _arg, describe_fields
+from hf_compat.hf import argument_values as values
+from hf_compat.hf.argument_values import ArgumentCheck, ArgumentValue, Row, checks_of
+from hf_compat.hf.arguments import TrainingArguments, _arg, declare
 
 # A `transformers.GenerationConfig`; transformers may be absent when command lines are made from these hints.
 GenerationOptions: TypeAlias = Any
@@ -35,13 +36,21 @@ class Seq2SeqTrainingArguments(TrainingArguments):
         4
     """
 
-    sortish_sampler: bool = _arg(False, "Sort samples by length, roughly; `train_sampling_strategy` does that today.")
-    predict_with_generate: bool = _arg(False, "Evaluate and predict on what the model generates (ROUGE, BLEU).")
-    generation_max_length: int | None = _arg(None, "`max_length` of generations; None is the model's own.")
-    generation_num_beams: int | None = _arg(None, "`num_beams` of generations; None is the model's own.")
+    # fmt: off
+    sortish_sampler: bool = _arg(
+        False, "Sort samples by length, roughly; `train_sampling_strategy` does that today.", Row(
+        "nothing", "nothing",
+        inert="transformers has no such sampler; `train_sampling_strategy='group_by_length'` sorts by length"))
+    predict_with_generate: bool = _arg(False, "Evaluate and predict on what the model generates (ROUGE, BLEU).", Row(
+        "`generate` in evaluations and predictions", "taken"))
+    generation_max_length: int | None = _arg(None, "`max_length` of generations; None is the model's own.", Row(
+        "`max_length` of `generate` in evaluations and predictions", "taken", allowed=values.COUNT))
+    generation_num_beams: int | None = _arg(None, "`num_beams` of generations; None is the model's own.", Row(
+        "`num_beams` of `generate` in evaluations and predictions", "taken", allowed=values.COUNT))
     generation_config: str | Path | GenerationOptions | None = _arg(
-        None, "Generation options: a model's name, a folder, a JSON file, or an object."
-    )
+        None, "Generation options: a model's name, a folder, a JSON file, or an object.", Row(
+        "model.generation_config", "taken", kind=values.GENERATION_CONFIG))
+    # fmt: on
 
     @classmethod
     def _checks(cls) -> Mapping[str, ArgumentCheck]:
@@ -62,4 +71,4 @@ class Seq2SeqTrainingArguments(TrainingArguments):
         return values
 
 
-describe_fields(Seq2SeqTrainingArguments)
+declare(Seq2SeqTrainingArguments)

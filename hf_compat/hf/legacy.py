@@ -10,7 +10,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnknownArgument
@@ -100,7 +100,9 @@ def _read_sharded(value: object) -> list[str]:
     return [read_choice(word, _SHARDED, within=True) for word in words]
 
 
-_SHARE = number(Range(low=0, high=1))
+_SHARE = replace(
+    number(Range(low=0, high=1)), way_out="use `warmup_steps` with a whole number to give the warmup in updates."
+)
 _COUNT = whole_number(Range(low=0, high=LARGEST_COUNT))
 _COUNT_OR_OFF = whole_number(Range(low=-1, high=LARGEST_COUNT))
 _SHARDING = ValueType("true, false, or words of a closed set", _read_sharded, takes_text=True)
@@ -232,7 +234,7 @@ OLD_NAMES: dict[str, OldName] = {
             harmless=(None, default, *more),
         )
         for name, lifetime, kind, default, more, why in (
-            ("_n_gpu", "4.2-4.57", _COUNT_OR_OFF, -1, (0, 1), "the number of devices is found out"),
+            ("_n_gpu", "4.2-4.57", number(Range(low=-1)), -1, (0, 1), "the number of devices is found out"),
             ("fp16_backend", "4.1-4.57", _BACKEND, "auto", _AMP, "only torch's own mixed precision is left"),
             (
                 *("fp16_opt_level", "3.0-4.57", choice(("O0", "O1", "O2", "O3")), "O1", ()),

@@ -52,11 +52,13 @@ class ValueType:
         expected: Said in messages: `a whole number >= 1`.
         read: From a value to the one that is meant; raises `Unreadable`.
         takes_text: Whether text is kept as it is, so that no word of it may be taken for something else.
+        way_out: What to do instead of a wrong value, where neither the value's fault nor the argument's row says it.
     """
 
     expected: str
     read: Callable[[object], object]
     takes_text: bool = False
+    way_out: str = ""
 
 
 def plain(value: object) -> object:

@@ -28,10 +28,10 @@ from hf_compat.data.types import DataSource
 from hf_compat.engine.internals import given_hyperparameters, load_state, restricted_classmethod
 from hf_compat.engine.module import WindowModule
 from hf_compat.errors import ArgumentError, CheckpointError, HfCompatWarning
+from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.interop.class_paths import Made, Spec, build, build_data
 from hf_compat.interop.transformers_models import is_peft_model, read_pretrained
-from hf_compat.plan.lightning_equivalents import decided_by_trainer
 from hf_compat.runtime.text import is_secret
 
 ModelSpec = dict[str, Spec]
@@ -264,7 +264,8 @@ def _as_arguments(path: str, held: Mapping[str, object]) -> TrainingArguments:
 
 def _is_kept(name: str) -> bool:
     """Return whether an argument of a checkpoint is one of its module, in a Lightning trainer of the user's own."""
-    return name in TrainingArguments.__dataclass_fields__ and not is_secret(name) and not decided_by_trainer(name)
+    is_of_trainer = name in ROWS and ROWS[name].native is not None
+    return name in TrainingArguments.__dataclass_fields__ and not is_secret(name) and not is_of_trainer
 
 
 def _make(

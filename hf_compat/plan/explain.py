@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, fields
 from enum import Enum
 
 from hf_compat.errors import ArgumentError, MissingOptimizer, UnsupportedArgument
-from hf_compat.hf.argument_values import read_as
+from hf_compat.hf.argument_values import ALONE, ROWS, read_as
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.html_text import ShownAsPrinted
 from hf_compat.hf.profiles import NEWEST, PROFILES, RELEASES, release_of
 from hf_compat.hf.value_types import Range, number
 from hf_compat.interop.arguments import as_our_arguments, unknown_arguments
-from hf_compat.plan.argument_support import default_of, row_of
+from hf_compat.plan.argument_support import default_of
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.memory_estimate import size_of_run
 from hf_compat.plan.optimization_checks import check_optimization
@@ -166,10 +166,10 @@ def _explained(
             is_default = value is default or (default is not None and bool(value == default))
         if not is_default:
             told = "<hidden>" if is_secret(field.name) else hide_secrets(value)
-            row = row_of(field.name)
+            row = ROWS.get(field.name)
             if row is None:
                 becomes = "a field of your subclass"
-            elif row.alone_only and args.world_size > 1:
+            elif row.inert == ALONE and args.world_size > 1:
                 becomes = row.to
             else:
                 becomes = row.inert or row.to

@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning
+from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.argument_support import default_of
 from hf_compat.plan.lightning_plan import PrecisionName
@@ -214,37 +215,6 @@ def check_mechanics(args: TrainingArguments, trainer: MechanicsOfTrainer) -> Non
     )
 
 
-# Arguments that a Lightning trainer of the user's own decides: what to set there.
-_NATIVE_INERT = {
-    "eval_strategy": "val_check_interval",
-    "eval_steps": "val_check_interval",
-    "eval_delay": "val_check_interval",
-    "eval_on_start": "num_sanity_val_steps",
-    "logging_strategy": "log_every_n_steps",
-    "logging_steps": "log_every_n_steps",
-    "logging_first_step": "log_every_n_steps",
-    "save_strategy": "a ModelCheckpoint",
-    "save_steps": "a ModelCheckpoint",
-    "save_total_limit": "a ModelCheckpoint",
-    "load_best_model_at_end": "a ModelCheckpoint",
-    "report_to": "logger",
-    "run_name": "logger",
-    "resume_from_checkpoint": "ckpt_path",
-    "parallelism_config": "strategy",
-    "skip_memory_metrics": "a DeviceStatsMonitor",
-    "push_to_hub": "huggingface_hub's `upload_folder`",
-}
-# Those that are compared with the trainer's settings, and where results go.
-_OF_TRAINER = frozenset(
-    {"num_train_epochs", "max_steps", "bf16", "fp16", "output_dir", "deepspeed", "fsdp", "fsdp_config", "do_eval"}
-)
-
-
-def decided_by_trainer(name: str) -> bool:
-    """Return whether a Lightning trainer of the user's own decides what an argument says."""
-    return name in _NATIVE_INERT or name in _OF_TRAINER
-
-
 def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> None:
     """Compare arguments with a Lightning trainer of the user's own, in which a native module trains.
 
@@ -269,12 +239,12 @@ def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> Non
                 )
     if problems:
         raise ArgumentError("\n\n".join(problems))
-    inert = [name for name in _NATIVE_INERT if getattr(args, name) != defaults[name]]
+    inert = [name for name, row in ROWS.items() if row.native and getattr(args, name) != defaults[name]]
     # evaluating by steps without a number of them takes over `logging_steps`
     if "eval_steps" in inert and args.eval_steps == defaults["logging_steps"]:
         inert.remove("eval_steps")
     if inert:
-        ways = ", ".join(f"`{name}` ({_NATIVE_INERT[name]})" for name in inert)
+        ways = ", ".join(f"`{name}` ({ROWS[name].native})" for name in inert)
         warnings.warn(
             f"A Lightning trainer of your own decides what these arguments say; they have no effect: {ways}.",
             InertArgumentWarning,

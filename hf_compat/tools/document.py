@@ -7,22 +7,22 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
-from hf_compat.hf.argument_values import OWN_DEFAULTS, checks_of
-from hf_compat.hf.arguments import OWN_ARGUMENTS, TrainingArguments
+from hf_compat.hf.argument_values import ALONE, OWN_ARGUMENTS, ROWS, Row, checks_of
+from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
-from hf_compat.plan.argument_support import SEQ2SEQ_ROWS, Row, default_of, row_of
+from hf_compat.plan.argument_support import default_of
 
 
 def _status(row: Row) -> str:
     if row.refuse is not None:
         return "some values not yet" if row.refuses is not None else "not yet"
-    return "no effect" if row.inert is not None and not row.alone_only else "yes"
+    return "no effect" if row.inert not in (None, ALONE) else "yes"
 
 
 _HEAD = """# Arguments
 
-Made from `hf_compat/hf/argument_values.py`, `hf_compat/plan/argument_support.py` and `hf_compat/hf/legacy.py` by
+Made from `hf_compat/hf/arguments.py`, `hf_compat/hf/arguments_seq2seq.py` and `hf_compat/hf/legacy.py` by
 `python -m hf_compat.tools.document docs/arguments.md`.
 
 `values`: what is taken, in the constructor and when a field is set. Numbers and truth values may be text (`"5e-5"`,
@@ -36,20 +36,19 @@ where there are some.
 def arguments_page() -> str:
     """Return the page on arguments: every field of today, and every name of earlier releases."""
     head = ["", "| argument | default | values | supported | where it goes |", "|---|---|---|---|---|"]
-    of_seq2seq = [field for field in fields(Seq2SeqTrainingArguments) if field.name in SEQ2SEQ_ROWS]
+    of_seq2seq = fields(Seq2SeqTrainingArguments)[len(fields(TrainingArguments)) :]
     lines = [*_HEAD.splitlines(), *head, *map(_row_of_field, fields(TrainingArguments))]
     lines += ["", "## What Seq2SeqTrainingArguments adds", *head, *map(_row_of_field, of_seq2seq)]
     lines += ["", "## Arguments of hf_compat", "", "| argument | default | meaning |", "|---|---|---|"]
-    lines += [f"| `{name}` | `{OWN_DEFAULTS[name]!r}` | {meaning} |" for name, meaning in OWN_ARGUMENTS.items()]
+    lines += [f"| `{name}` | `{own.default!r}` | {own.help} |" for name, own in OWN_ARGUMENTS.items()]
     lines += ["", "## Names of earlier releases", "", "| old name | releases | means today |", "|---|---|---|"]
     lines += [f"| `{name}` | {row.lifetime} | {row.means} |" for name, row in sorted(OLD_NAMES.items())]
     return "\n".join(lines) + "\n"
 
 
 def _row_of_field(field: Field[Any]) -> str:
-    row = row_of(field.name)
-    assert row is not None  # tests/hf: every field has one
-    inert = None if row.alone_only else row.inert
+    row = ROWS[field.name]
+    inert = None if row.inert == ALONE else row.inert
     where = row.to if row.refuse is None or row.refuses is not None else f"{row.refuse}; {row.hint}"
     values = _values_of(field.name)
     return f"| `{field.name}` | `{default_of(field)!r}` | {values} | {_status(row)} | {inert or where} |"

@@ -49,7 +49,7 @@ import toy
 from hf_compat import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments, explain
 from hf_compat.cli.main import main as command
 from hf_compat.errors import HfCompatError
-from hf_compat.hf.arguments import OWN_ARGUMENTS
+from hf_compat.hf.argument_values import OWN_ARGUMENTS
 from hf_compat.hf.legacy import OLD_NAMES
 
 LIMIT_SECONDS = 60

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from hf_compat.hf.argument_values import ALONE, ROWS
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.optim.lr_schedulers import FACTORS
 from hf_compat.optim.optimizers import OPTIMIZERS
-from hf_compat.plan.argument_support import ROWS
 
 NAMES = (Path(__file__).parent / "names_of_all_releases.txt").read_text().split()
 TRANSLATED, INERT, REFUSED, LATER = (
@@ -28,7 +28,7 @@ def of_name(name: str) -> str:
         return LATER
     if row.refuse is not None and row.refuses is None:
         return REFUSED
-    return INERT if row.inert is not None and not row.alone_only else TRANSLATED
+    return INERT if row.inert not in (None, ALONE) else TRANSLATED
 
 
 def counts() -> dict[str, Counter[str]]:

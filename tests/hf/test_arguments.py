@@ -14,9 +14,10 @@ import transformers
 from toy import Classifier, rows
 
 from hf_compat import Trainer, TrainingArguments
+from hf_compat.hf import arguments
 from hf_compat.hf.accelerator_config import AcceleratorConfig
+from hf_compat.hf.argument_values import OWN_ARGUMENTS, ROWS, Row
 from hf_compat.hf.legacy import OLD_NAMES
-from hf_compat.plan.argument_support import ROWS
 
 OURS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
 THEIRS = {field.name: field for field in dataclasses.fields(transformers.TrainingArguments)}
@@ -38,7 +39,33 @@ def test_defaults_are_upstreams(name):
 
 def test_every_field_has_help_and_a_row():
     assert all(field.metadata["help"] for field in OURS.values())
-    assert list(ROWS) == list(OURS)
+    assert list(ROWS)[: len(OURS)] == list(OURS)
+
+
+def test_a_field_fails_at_once_without_its_row_and_a_row_without_its_parts():
+    with pytest.raises(TypeError, match="'ejected'"):
+        Row("optimizer")
+    with pytest.raises(TypeError, match="'row'"):
+        arguments._arg(1, "A number.")
+
+    @dataclasses.dataclass
+    class Newer(TrainingArguments):
+        new_in_5_24: int = dataclasses.field(default=1, metadata={"help": "A number."})
+
+    with pytest.raises(ValueError, match="shorter"):
+        arguments.declare(Newer)
+    assert "new_in_5_24" not in ROWS
+
+
+def test_each_row_has_what_the_places_that_read_it_ask_for():
+    subjects = {"run", "optimizer and schedule", "precision and memory", "logs", "evaluation and best model"}
+    subjects |= {"checkpoints", "data", "several devices"}
+    assert {row.subject for row in (ROWS | OWN_ARGUMENTS).values()} == subjects | {None}
+    for name, row in ROWS.items():
+        if row.ejected in ("refused", "sharded"):
+            assert row.says != Row("", "nothing").says, name
+        assert (row.refuse is None) == (row.hint == ""), name
+        assert row.refuses is None or row.refuse is not None, name
 
 
 def test_every_name_of_every_release_is_known():

@@ -8,7 +8,7 @@ import torch
 
 from hf_compat import TrainingArguments, translate
 from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
-from hf_compat.plan.argument_support import ROWS, Row
+from hf_compat.hf.argument_values import ROWS, Row
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.run_counts import make_run_counts
 from hf_compat.plan.translate import CurrentPlan
@@ -100,7 +100,7 @@ def test_several_processes_train_with_ddp_and_its_options(args_of):
 
 def test_refused_arguments_are_listed_together(monkeypatch):
     for name in ("seed", "data_seed"):  # every argument does its work by now
-        monkeypatch.setitem(ROWS, name, Row(to="nothing", refuse="it is refused"))
+        monkeypatch.setitem(ROWS, name, Row("nothing", "nothing", refuse="it is refused"))
     with pytest.raises(UnsupportedArgument) as raised:
         plan_of(seed=5, data_seed=6)
     for name in ("seed", "data_seed"):

@@ -16,7 +16,7 @@ import transformers
 import hf_compat
 from hf_compat import HfArgumentParser, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from hf_compat.errors import ArgumentError, InertArgumentWarning
-from hf_compat.plan.argument_support import SEQ2SEQ_ROWS
+from hf_compat.hf.argument_values import ROWS
 
 QUIET = {"use_cpu": True, "disable_tqdm": True, "report_to": "none", "save_strategy": "no"}
 
@@ -96,7 +96,7 @@ def test_values_that_cannot_work(tmp_path, name, value):
 def test_an_argument_of_the_other_class_says_where_it_is(tmp_path):
     added = {f.name for f in dataclasses.fields(Seq2SeqTrainingArguments)}
     added -= {f.name for f in dataclasses.fields(TrainingArguments)}
-    assert list(SEQ2SEQ_ROWS) == [f.name for f in dataclasses.fields(Seq2SeqTrainingArguments)][-len(added) :]
+    assert list(ROWS)[-len(added) :] == [f.name for f in dataclasses.fields(Seq2SeqTrainingArguments)][-len(added) :]
     for name in added:
         with pytest.raises(TypeError, match="one of `Seq2SeqTrainingArguments`"):
             TrainingArguments(str(tmp_path), **{name: None})

@@ -173,7 +173,6 @@ def _training_arguments(pairs: Sequence[str]) -> TrainingArguments:
     """Make training arguments from the words `name=value` of a command line."""
     from hf_compat.hf.arguments import TrainingArguments
     from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
-    from hf_compat.plan.argument_support import SEQ2SEQ_ROWS
 
     values: dict[str, object] = {}
     for pair in pairs:
@@ -181,7 +180,8 @@ def _training_arguments(pairs: Sequence[str]) -> TrainingArguments:
         if not equals:
             raise ArgumentError(f"{pair!r} is no name=value.\n\nHint: write e.g. learning_rate=1e-4.")
         values[name] = _value(text)
-    kind = Seq2SeqTrainingArguments if SEQ2SEQ_ROWS.keys() & values.keys() else TrainingArguments
+    of_seq2seq = [one.name for one in dataclasses.fields(Seq2SeqTrainingArguments)][len(TrainingArguments._checks()) :]
+    kind = Seq2SeqTrainingArguments if values.keys() & set(of_seq2seq) else TrainingArguments
     return kind(**values)  # type: ignore[arg-type]  # it checks the values itself
 
 
