@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hf_compat.errors import ArgumentError, MissingSearchBackend
@@ -20,7 +20,7 @@ from hf_compat.hf.search import (
     default_hp_space_ray,
     default_hp_space_wandb,
 )
-from hf_compat.runtime.text import brief, is_installed, need, shown
+from hf_compat.runtime.text import brief, is_installed, need
 from hf_compat.search.trials import SearchHost
 
 logger = logging.getLogger(__name__)
@@ -37,33 +37,48 @@ class SearchPackage:
     Args:
         module: The module that a search needs.
         install: What `pip install` takes.
-        home: The module of ours that runs a search on it, in its function `search`.
+        home: The module of ours that runs a search on it, and its function.
         default_space: The space where none is given.
+        needs_transformers: The search is transformers' own.
     """
 
     module: str
     install: str
-    home: str
+    home: tuple[str, str]
     default_space: Callable[..., Space]
+    needs_transformers: bool = True
 
     def search(self) -> Search:
         """Return what runs a search on it."""
-        run: Search = importlib.import_module(f"hf_compat.search.{self.home}").search
+        module, name = self.home
+        run: Search = getattr(importlib.import_module(f"hf_compat.search.{module}"), name)
         return run
+
+    def missing(self) -> tuple[str, str] | None:
+        """Return what is not installed of what a search needs, and what `pip install` takes."""
+        guest = [("transformers", "'hf-compat[transformers]'")] if self.needs_transformers else []
+        return next((one for one in [(self.module, self.install), *guest] if not is_installed(one[0])), None)
 
 
 PACKAGES = {
     HPSearchBackend.OPTUNA: SearchPackage(
         module="optuna",
         install="'hf-compat[search]'",
-        home="with_optuna",
+        home=("with_optuna", "search"),
         default_space=default_hp_space_optuna,
+        needs_transformers=False,
     ),
     HPSearchBackend.RAY: SearchPackage(
-        module="ray.tune", install="'ray[tune]'", home="with_ray", default_space=default_hp_space_ray
+        module="ray.tune",
+        install="'ray[tune]'",
+        home=("with_upstream", "search_ray"),
+        default_space=default_hp_space_ray,
     ),
     HPSearchBackend.WANDB: SearchPackage(
-        module="wandb", install="'hf-compat[wandb]'", home="with_wandb", default_space=default_hp_space_wandb
+        module="wandb",
+        install="'hf-compat[wandb]'",
+        home=("with_upstream", "search_wandb"),
+        default_space=default_hp_space_wandb,
     ),
 }
 
@@ -76,7 +91,7 @@ def chosen_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
         MissingSearchBackend: Its package is not installed, or none is.
     """
     if wanted is None:
-        found = [backend for backend, package in PACKAGES.items() if is_installed(package.module)]
+        found = [backend for backend, package in PACKAGES.items() if package.missing() is None]
         if not found:
             ways = "\n".join(f"  pip install {package.install}" for package in PACKAGES.values())
             raise MissingSearchBackend(
@@ -86,11 +101,11 @@ def chosen_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
             logger.info("The search runs on %s; `backend=…` chooses another.", found[0].value)
         return found[0]
     backend = HPSearchBackend(wanted)
-    package = PACKAGES[backend]
-    if not is_installed(package.module):
+    missing = PACKAGES[backend].missing()
+    if missing is not None:
         raise MissingSearchBackend(
-            f"`backend={backend.value!r}` needs the package {package.module}, which is not installed.\n\n"
-            f"Hint: pip install {package.install}"
+            f"`backend={backend.value!r}` needs the package {missing[0]}, which is not installed.\n\n"
+            f"Hint: pip install {missing[1]}"
         )
     return backend
 
@@ -101,40 +116,13 @@ def name_of_trial(backend: HPSearchBackend, trial: Trial, hp_name: Callable[...,
     Raises:
         ArgumentError: `hp_name` gives no text.
     """
-    if hp_name is None:
-        return f"run-{_IDS[backend](trial)}"
-    name = hp_name(trial)
-    if not isinstance(name, str) or not name:
-        raise ArgumentError(f"`hp_name` has returned {brief(name)}.\n\nHint: return the trial's name.")
-    return name
-
-
-def _id_of_optuna(trial: Trial) -> object:
-    return trial.number
-
-
-def _id_of_ray(trial: Trial) -> object:
-    return need("ray.tune", "'ray[tune]'", "`backend='ray'`").get_context().get_trial_id()
-
-
-def _id_of_wandb(trial: Trial) -> object:
-    return need("wandb", "'hf-compat[wandb]'", "`backend='wandb'`").run.id
-
-
-_IDS: Mapping[HPSearchBackend, Callable[[Trial], object]] = {
-    HPSearchBackend.OPTUNA: _id_of_optuna,
-    HPSearchBackend.RAY: _id_of_ray,
-    HPSearchBackend.WANDB: _id_of_wandb,
-}
-
-
-def text_of(options: Options, name: str) -> str | None:
-    """Return an option that is a text; None where it is not given.
-
-    Raises:
-        ArgumentError: It is something else.
-    """
-    value = options.get(name)
-    if value is None or (isinstance(value, str) and value):
-        return value
-    raise ArgumentError(f"`{shown(name, value)}` is no text.\n\nHint: leave it out, or give a name.")
+    if hp_name is not None:
+        name = hp_name(trial)
+        if not isinstance(name, str) or not name:
+            raise ArgumentError(f"`hp_name` has returned {brief(name)}.\n\nHint: return the trial's name.")
+        return name
+    if backend == HPSearchBackend.OPTUNA:
+        return f"run-{trial.number}"
+    if backend == HPSearchBackend.RAY:
+        return f"run-{need('ray.tune', PACKAGES[backend].install, '`backend=ray`').get_context().get_trial_id()}"
+    return f"run-{need('wandb', PACKAGES[backend].install, '`backend=wandb`').run.id}"

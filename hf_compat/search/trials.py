@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Sequence
 from numbers import Real
 from typing import Protocol
@@ -69,11 +68,6 @@ def run_trial(trainer: SearchHost, trial: Trial) -> Objective:
     """
     trainer.objective = None
     trainer.train(resume_from_checkpoint=None, trial=trial)
-    return objective_of_trial(trainer)
-
-
-def objective_of_trial(trainer: SearchHost) -> Objective:
-    """Return the objective of a trial's last evaluation; one is made where training made none."""
     if getattr(trainer, "objective", None) is None:
         trainer.objective = checked_objective(trainer, trainer.evaluate())
     return trainer.objective
@@ -99,13 +93,6 @@ def checked_objective(trainer: SearchHost, metrics: Metrics) -> Objective:
 def _is_number(value: object) -> bool:
     is_scalar = isinstance(value, torch.Tensor) and value.numel() == 1
     return is_scalar or (isinstance(value, Real) and not isinstance(value, complex)) or hasattr(value, "__float__")
-
-
-def is_better(objective: float, best: float | None, direction: str) -> bool:
-    """Return whether an objective is better than the best so far; NaN never is."""
-    if best is None or math.isnan(best):
-        return True
-    return objective < best if direction == "minimize" else objective > best
 
 
 def release_model(trainer: SearchHost) -> None:

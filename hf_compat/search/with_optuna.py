@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import optuna
 
-from hf_compat.callbacks.fresh_states import FreshStates
 from hf_compat.errors import ArgumentError, ProcessError, SearchError, UnknownArgument
 from hf_compat.hf.search import BestRun, Objective, Trial
 from hf_compat.runtime.collectives import broadcast_object
@@ -99,7 +98,6 @@ class _Trials:
     def __init__(self, trainer: SearchHost, catch: object) -> None:
         self.trainer = trainer
         self._survived = (optuna.TrialPruned, *_kinds(catch))
-        self._fresh = FreshStates(trainer._callbacks.lightning)
         self.is_training = self._has_left_a_model = False
 
     def __call__(self, trial: Trial) -> Objective:
@@ -111,7 +109,6 @@ class _Trials:
         self.is_training = True
         if self._has_left_a_model:  # a trial that was pruned or has failed: as upstream, the last one's stays
             release_model(self.trainer)
-        self._fresh.give_back()
         self._has_left_a_model = True
         try:
             objective = run_trial(self.trainer, trial)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
+import tempfile
 from collections.abc import Callable
 
 import torch
 
+from hf_compat.callbacks.fresh_states import FreshStates
 from hf_compat.checkpoint import layout as names
 from hf_compat.hf.search import BestRun, HPSearchBackend, Metrics, Objective, Space, Trial, default_compute_objective
 from hf_compat.interop.upstream_log import log_line
@@ -23,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 class SearchMethods(UpstreamHooks):
     """A search over hyperparameters: every trial is a `train()` of this Trainer with a model of its own."""
+
+    _fresh_states: FreshStates | None = None  # what Lightning callbacks begin every trial of a search with
 
     @brief
     def hyperparameter_search(
@@ -78,6 +83,7 @@ class SearchMethods(UpstreamHooks):
         self.hp_name = hp_name
         self.compute_objective = default_compute_objective if compute_objective is None else compute_objective
         self.hp_search_backend = chosen
+        self._fresh_states = FreshStates(self._callbacks.lightning)
         try:
             return package.search()(self, n_trials, as_list(direction), kwargs)
         finally:
@@ -95,6 +101,8 @@ class SearchMethods(UpstreamHooks):
         self._trial = trial
         if self.hp_search_backend is None or trial is None:
             return
+        if self._fresh_states is not None:
+            self._fresh_states.give_back()
         for name, value in space_of(self, self.hp_search_backend, trial).items():
             set_from_trial(self.args, name, value)
         if self.hp_search_backend == HPSearchBackend.OPTUNA:
@@ -123,9 +131,13 @@ class SearchMethods(UpstreamHooks):
 
             report(self, trial, step)
         elif self.hp_search_backend == HPSearchBackend.RAY:
-            from hf_compat.search.with_ray import report_evaluation
-
-            report_evaluation(self, metrics.copy())
+            tune = importlib.import_module("ray.tune")
+            with tempfile.TemporaryDirectory() as folder:
+                saved = None
+                if self.control.should_save:
+                    self._tune_save_checkpoint(checkpoint_dir=folder)
+                    saved = tune.Checkpoint.from_directory(folder)
+                tune.report({**metrics, "objective": self.objective}, checkpoint=saved)
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write a checkpoint for ray into a folder of ray's.

@@ -176,6 +176,10 @@ def test_backends_that_are_not_there(tmp_path, monkeypatch):
         trainer.hyperparameter_search(backend=transformers.trainer_utils.HPSearchBackend.OPTUNA)
     with pytest.raises(RuntimeError, match=r"pip install 'ray\[tune\]'"):
         trainer.hyperparameter_search()
+    monkeypatch.setattr("hf_compat.search.backends.is_installed", lambda module: module != "transformers")
+    for backend in ("ray", "wandb"):  # their searches are transformers' own
+        with pytest.raises(MissingSearchBackend, match=r"pip install 'hf-compat\[transformers\]'"):
+            trainer.hyperparameter_search(backend=backend)
 
 
 def test_a_search_needs_model_init(tmp_path):

@@ -1,0 +1,93 @@
+"""Searches on ray and on wandb: transformers' own functions, which call this Trainer's methods."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from hf_compat.callbacks.trackers import TensorBoardCallback, WandbCallback
+from hf_compat.errors import ArgumentError, SearchError, UnknownArgument
+from hf_compat.hf.search import BestRun
+from hf_compat.interop.callback_classes import known_to_transformers
+from hf_compat.runtime.text import did_you_mean, shown
+from hf_compat.search.backends import Directions, Options
+from hf_compat.search.trials import SearchHost
+
+_OF_SWEEPS = ("sweep_id", "project", "name", "entity", "metric")
+
+
+def search_ray(trainer: SearchHost, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
+    """Search on ray, which trains copies of the Trainer in processes of its own.
+
+    Args:
+        trainer: The Trainer.
+        n_trials: How many samples of the space.
+        direction: `minimize` or `maximize`.
+        options: Keywords of `ray.tune.run`.
+
+    Returns:
+        The best run; `run_summary` is ray's analysis. The variable RAY_SCOPE says which of a trial's results counts.
+
+    Raises:
+        ArgumentError: Several objectives.
+    """
+    upstream = _upstream("ray", direction)
+    board = trainer.pop_callback(TensorBoardCallback)  # an open file cannot be sent to another process
+    # nor is a model: each trial makes its own
+    trainer.model_wrapped = trainer.callback_handler.model = None  # type: ignore[assignment]
+    try:
+        best = upstream.run_hp_search_ray(trainer, 1 if n_trials is None else n_trials, direction, **options)
+    finally:
+        if board is not None:
+            trainer.add_callback(board)
+    return BestRun(*best)
+
+
+def search_wandb(trainer: SearchHost, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
+    """Search as a sweep of Weights & Biases, whose server proposes the trials.
+
+    Args:
+        trainer: The Trainer.
+        n_trials: How many runs of the sweep.
+        direction: `minimize` or `maximize`.
+        options: `sweep_id` goes on with a sweep; `project`, `entity` and `name` say where a new one is made; `metric`
+            is what wandb compares (`eval/loss`).
+
+    Returns:
+        The best run; `run_summary` is the sweep's id.
+
+    Raises:
+        UnknownArgument: There is no such option.
+        ArgumentError: Several objectives or processes, or an option that is no text.
+        SearchError: No run came to an end.
+    """
+    for name, value in options.items():
+        if name not in _OF_SWEEPS:
+            hint = did_you_mean(name, _OF_SWEEPS, f"wandb takes {', '.join(_OF_SWEEPS)}.")
+            raise UnknownArgument(f"The search got an unknown argument `{shown(name, value)}`.\n\nHint: {hint}")
+        if value is not None and not (isinstance(value, str) and value):
+            raise ArgumentError(f"`{shown(name, value)}` is no text.\n\nHint: leave it out, or give a name.")
+    if trainer.args.world_size > 1:
+        raise ArgumentError(
+            f"A sweep of wandb gives its hyperparameters to one process, and there are {trainer.args.world_size}.\n\n"
+            "Hint: use `backend='optuna'`."
+        )
+    upstream = _upstream("wandb", direction)
+    held = trainer.pop_callback(WandbCallback)
+    kind = known_to_transformers(type(held) if isinstance(held, WandbCallback) else WandbCallback)
+    trainer.add_callback(held if isinstance(held, kind) else kind())
+    space = trainer.hp_space(None)
+    space.setdefault("metric", {})
+    trainer.hp_space = lambda trial: space  # type: ignore[method-assign]  # the search's own
+    given = {name: value for name, value in options.items() if value is not None}
+    best = BestRun(*upstream.run_hp_search_wandb(trainer, n_trials, direction, **given))
+    if best.run_id is None:
+        told = f"No run of the sweep {best.run_summary} has come to an end."
+        raise SearchError(f"{told}\n\nHint: look at wandb's messages.")
+    return best
+
+
+def _upstream(backend: str, direction: Directions) -> ModuleType:
+    if not isinstance(direction, str):
+        raise ArgumentError(f"`{shown('direction', direction)}`: {backend} takes one.\n\nHint: use `backend='optuna'`.")
+    return importlib.import_module("transformers.integrations.integration_utils")
