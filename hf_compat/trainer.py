@@ -37,7 +37,6 @@ from hf_compat.runtime.absent_ranks import naming_absent_ranks, telling_of_failu
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import launcher_variables
-from hf_compat.runtime.memory_tracker import TrainerMemoryTracker
 from hf_compat.runtime.out_of_memory import run_with_fitting_batch_size
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.runtime.text import did_you_mean, shown
@@ -53,6 +52,7 @@ from hf_compat.trainer_methods.setup import SetupMethods
 from hf_compat.trainer_methods.steps import StepMethods
 from hf_compat.trainer_methods.trainer_module import make_module
 from hf_compat.trainer_methods.training import TrainingMethods
+from hf_compat.trainer_methods.upstream_hooks import memory_tracker
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.output_folder import make_output_folder, saves_checkpoints
 from hf_compat.training_run.resumer import Resumer
@@ -148,7 +148,7 @@ class Trainer(
             self.model_init = model_init
             self.model = model  # type: ignore[assignment]  # None until `model_init` is called, as upstream
             self._take_accelerator()
-            self._memory_tracker = TrainerMemoryTracker(self.args.skip_memory_metrics)
+            self._memory_tracker = memory_tracker(self.args.skip_memory_metrics)
             self._memory_tracker.start()
             self._set_model(self._resolve_model(model))
             self._introspect()
@@ -275,7 +275,7 @@ class Trainer(
                     wanted = self._callbacks.checkpoint_of_exception(wanted)
                 return self._train_from(wanted, trial, ignore_keys_for_eval)
         except BaseException as error:
-            self._memory_tracker.give_up()
+            self._memory_tracker.peak_monitoring, self._memory_tracker.cur_stage = False, None  # nothing else ends it
             close_bars(self.callback_handler)
             if self.is_world_process_zero():
                 end_as_failed(self.callback_handler.callbacks, error)

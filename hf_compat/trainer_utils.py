@@ -18,7 +18,6 @@ __getattr__, __dir__ = mirror(
         "EvalLoopOutput": "hf.outputs",
         "PredictionOutput": "hf.outputs",
         "TrainOutput": "hf.outputs",
-        "TrainerMemoryTracker": "runtime.memory_tracker",
         "EvaluationStrategy": "hf.enums",
         "HubStrategy": "hf.enums",
         "IntervalStrategy": "hf.enums",

@@ -22,11 +22,9 @@ from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, JITCheckpointCallback, PrinterCallback, ProgressCallback
 from hf_compat.hf.callbacks import Callback, CallbackHandler, callback_kind
-from hf_compat.hf.notebook import NotebookProgressCallback
 from hf_compat.hf.state import TrainerControl, TrainerState, is_exportable
-from hf_compat.interop.callback_classes import known_to_transformers
+from hf_compat.interop.callback_classes import known_to_transformers, notebooks_callback
 from hf_compat.interop.replaced_globals import global_of_trainer
-from hf_compat.runtime.progress import in_notebook
 from hf_compat.runtime.signals import StopSignals
 
 logger = logging.getLogger(__name__)
@@ -100,8 +98,7 @@ class CallbackSet:
         elif not any(isinstance(callback, pl.callbacks.ProgressBar) for callback in self.lightning):
             # Ours, or what a script has put in the place of transformers'
             own = global_of_trainer("DEFAULT_PROGRESS_CALLBACK")
-            bar = NotebookProgressCallback if in_notebook() else ProgressCallback
-            host.add_callback(own or known_to_transformers(bar))
+            host.add_callback(own or notebooks_callback() or known_to_transformers(ProgressCallback))
         stateful = [c for c in [*host.callback_handler.callbacks, host.control] if is_exportable(c)]
         host.state.stateful_callbacks = TrainerState(stateful_callbacks=stateful).stateful_callbacks
 
@@ -124,7 +121,9 @@ class CallbackSet:
             self.lightning.append(candidate)
         self.order.add(candidate)
         if isinstance(candidate, pl.callbacks.ProgressBar):
-            self.give_up(ProgressCallback)  # one bar
+            for other in (ProgressCallback, notebooks_callback()):  # one bar
+                if other is not None:
+                    self.give_up(other)
 
     def give_up(self, callback: Callback) -> Callback:
         """Remove a callback, or the first of a class, and return it; None where it is not there."""

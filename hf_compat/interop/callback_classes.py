@@ -7,13 +7,13 @@ import importlib
 
 from hf_compat.hf.callbacks import TrainerCallback
 from hf_compat.interop.transformers_models import loaded
+from hf_compat.runtime.progress import in_notebook
 from hf_compat.runtime.text import is_installed
 
 # Where transformers has the classes that a Trainer adds by itself.
 _HOMES = (
     "transformers.trainer_callback",
     "transformers.integrations.integration_utils",
-    "transformers.utils.notebook",
     "transformers.trainer_jit_checkpoint",
 )
 
@@ -28,6 +28,14 @@ def known_to_transformers(kind: type[TrainerCallback]) -> type[TrainerCallback]:
         if isinstance(theirs, type) and not issubclass(kind, theirs):
             return _both(kind, theirs)  # type: ignore[arg-type]  # classes have a hash
     return kind
+
+
+def notebooks_callback() -> type | None:
+    """Return transformers' `NotebookProgressCallback` where this process is a notebook's and transformers is there."""
+    if not in_notebook() or not is_installed("transformers"):
+        return None
+    bar: type = importlib.import_module("transformers.utils.notebook").NotebookProgressCallback
+    return bar
 
 
 def exportable_of_transformers() -> type | None:

@@ -113,7 +113,9 @@ class TrainingMethods(WindowMethods, CheckpointMethods, DataloaderMethods, Optim
         self.store_flos()
         nonfinite = self._run.losses.nonfinite_over_processes()
         metrics = run_summary(start_time, samples, updates, self.state.total_flos, train_loss, nonfinite)
-        self._memory_tracker.stop_and_update_metrics(metrics)
+        if not self._memory_tracker.skip_memory_metrics:  # transformers 4 knows no stage of this method's name
+            self._memory_tracker.stop("train")
+            self._memory_tracker.update_metrics("train", metrics)
         self.log(metrics)
         best = self.state.best_model_checkpoint
         if self.args.load_best_model_at_end and best is not None:

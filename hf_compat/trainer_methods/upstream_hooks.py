@@ -5,6 +5,8 @@ Under HF's names. What has no machinery here does nothing by itself; an override
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Callable, Collection
 from typing import TypeAlias
 
@@ -12,15 +14,15 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from hf_compat.data.tree import nested_numpify
-from hf_compat.errors import CallbackError, OverrideError, warn_once
+from hf_compat.errors import CallbackError, InertArgumentWarning, OverrideError, warn_once
 from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.outputs import EvalLoopOutput
 from hf_compat.interop.releases import align_tokens
 from hf_compat.runtime.absent_names import Absent
 from hf_compat.runtime.inspection import home_of
-from hf_compat.runtime.memory_tracker import TrainerMemoryTracker
 from hf_compat.runtime.nested import Nested
+from hf_compat.runtime.text import is_installed
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import TrainerBase
 
@@ -71,6 +73,41 @@ ABSENT = {
 }
 
 
+class UnmeasuredMemory:
+    """Stands where transformers' `TrainerMemoryTracker` stands, and measures nothing."""
+
+    skip_memory_metrics = True
+    peak_monitoring = False
+    cur_stage: str | None = None
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def stop(self, stage: str) -> None:
+        """Do nothing."""
+
+    def update_metrics(self, stage: str, metrics: dict[str, float]) -> None:
+        """Do nothing."""
+
+    def stop_and_update_metrics(self, metrics: dict[str, float] | None = None) -> None:
+        """Do nothing."""
+
+
+def memory_tracker(skip_memory_metrics: bool) -> UnmeasuredMemory:
+    """Return what measures the memory of a Trainer's stages: transformers' own tracker, where it is asked for."""
+    missing = [package for package in ("transformers", "psutil") if not is_installed(package)]
+    if missing and not skip_memory_metrics:
+        told = f"transformers measures memory by psutil; not installed: {', '.join(missing)}"
+        way_out = f"Install it: `pip install {' '.join(missing)}`."
+        warnings.warn(
+            f"`skip_memory_metrics=False` has no effect: {told}. {way_out}", InertArgumentWarning, stacklevel=3
+        )
+    if missing or skip_memory_metrics:
+        return UnmeasuredMemory()
+    tracker: UnmeasuredMemory = importlib.import_module("transformers.trainer_utils").TrainerMemoryTracker()
+    return tracker
+
+
 class UpstreamHooks(TrainerBase):
     """Override points, and attributes that subclasses read, which are here for subclasses alone."""
 
@@ -80,7 +117,7 @@ class UpstreamHooks(TrainerBase):
     use_amp = use_apex = use_cuda_amp = use_cpu_amp = do_grad_scaling = is_tp_enabled = False
     sharded_ddp = _mixed_mesh_grads = None
     _loggers_initialized = False  # as upstream: nothing there changes it
-    _memory_tracker = TrainerMemoryTracker(skip_memory_metrics=True)  # the constructor makes the one in force
+    _memory_tracker = UnmeasuredMemory()  # the constructor makes the one in force
 
     def prediction_loop(
         self,

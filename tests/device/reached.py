@@ -29,7 +29,11 @@ CONFIGURATIONS = [
     "full_determinism",
     "bf16_full_eval",
 ]
-BESIDE = ["trainer_methods/test_device_maps.py", "runtime/test_memory_tracker.py", "preflight/test_unchanged.py"]
+BESIDE = [
+    "trainer_methods/test_device_maps.py",
+    "trainer_methods/test_memory_tracker.py",
+    "preflight/test_unchanged.py",
+]
 
 
 def asking() -> dict[str, set[int]]:

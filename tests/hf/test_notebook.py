@@ -77,12 +77,6 @@ def test_the_table_is_upstreams(tmp_path, values):
     assert len(cells(ours, "td")) >= 4
 
 
-def test_two_sets_stand_in_one_row(tmp_path):
-    _, tables, _ = run("hf_compat", tmp_path, "two", eval_strategy="steps", eval_steps=2)
-    assert cells(tables[-1], "th") == ["Step", "Training Loss", "A Loss", "A Top Accuracy", "B Loss", "B Top Accuracy"]
-    assert len(cells(tables[-1], "td")) == 2 * 6
-
-
 def test_names_are_text_and_this_is_no_notebook():
     assert table_of([{"<b>": "<script>"}, {"n": 0.5}]).count("<script>") == 0 and not in_notebook()
     assert cells(table_of([{"a": 1}, {"b": 0.25}]), "td") == ["1", "", "", "0.250000"]

@@ -23,7 +23,7 @@ REASONS = {
     **dict.fromkeys(("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"), _TRACKIO),
     "enable_jit_checkpoint": "it answers signals: tests/faults/test_signals.py",
     "dataloader_pin_memory": "it changes nothing without a GPU",
-    "skip_memory_metrics": "it measures the machine: the keys are compared in tests/runtime/test_memory_tracker.py",
+    "skip_memory_metrics": "the machine's: tests/trainer_methods/test_memory_tracker.py compares the keys",
     "resume_from_checkpoint": "a flag for scripts; resuming is compared in tests/checkpoint/test_cross_resume.py",
 }
 FIELDS = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}

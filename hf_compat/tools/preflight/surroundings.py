@@ -17,15 +17,15 @@ from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, PrinterCallback,
 from hf_compat.hf.callbacks import Callback, is_callback_of
 from hf_compat.hf.declared_old_names import declared_old_names, keeps_its_meaning
 from hf_compat.hf.legacy import asked_by, read_old
-from hf_compat.hf.notebook import NotebookProgressCallback
 from hf_compat.hf.value_types import plain
+from hf_compat.interop.callback_classes import notebooks_callback
 from hf_compat.plan.translate import translate
 from hf_compat.runtime.launch import variable
 from hf_compat.runtime.text import shown
 from hf_compat.tools.preflight.session import Session
 
 TRACKERS, HUB, DEVICES, ARGUMENTS = "trackers", "hub", "devices", "arguments"
-_SILENT = (DefaultFlowCallback, PrinterCallback, ProgressCallback, NotebookProgressCallback)
+_SILENT = (DefaultFlowCallback, PrinterCallback, ProgressCallback)
 # Trackers that need a key, by the callback's class: the variable, and how to log in.
 _KEYS = {
     "CometCallback": ("COMET_API_KEY", "comet login"),
@@ -160,5 +160,5 @@ def tell_of_callbacks(session: Session) -> None:
 
 def _own(callbacks: list[Callback]) -> Iterator[str]:
     for one in callbacks:
-        if not any(is_callback_of(one, kind) for kind in _SILENT):
+        if not any(is_callback_of(one, kind) for kind in _SILENT) and type(one) is not notebooks_callback():
             yield type(one.logger if isinstance(one, LoggerCallback) else one).__name__
