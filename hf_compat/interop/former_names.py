@@ -103,6 +103,60 @@ GONE = {
     ),
 }  # fmt: skip
 
+_TODAYS_LISTS = "gone in transformers 5: `extra_special_tokens` and `extra_special_tokens_ids`"
+_OF_PYTHON = "gone from fast tokenizers in transformers 5: call the tokenizer with the texts"
+_PRUNING = "gone in transformers 5, as the pruning of heads is"
+_DEVICES = 'gone in transformers 5: `from_pretrained(…, device_map="auto")`'
+_MASKS = "gone in transformers 5: `transformers.masking_utils`"
+_MEMORY_HOOKS = "gone in transformers 5"
+# Members of tokenizers, processors and models that are gone, with the way out.
+FORMER_MEMBERS = {
+    "as_target_tokenizer": "gone in transformers 5: `tokenizer(text_target=…)`",
+    "as_target_processor": "gone in transformers 5: `processor(text=…)`",
+    "prepare_seq2seq_batch": "gone in transformers 5: `tokenizer(…, text_target=…)`",
+    "encode_plus": "gone in transformers 5: call the tokenizer; a list of words needs is_split_into_words=True",
+    "batch_encode_plus": "gone in transformers 5: call the tokenizer",
+    "build_inputs_with_special_tokens": _OF_PYTHON,
+    "create_token_type_ids_from_sequences": _OF_PYTHON,
+    "prepare_for_model": _OF_PYTHON,
+    "truncate_sequences": _OF_PYTHON,
+    "additional_special_tokens": _TODAYS_LISTS,
+    "additional_special_tokens_ids": _TODAYS_LISTS,
+    "all_special_tokens_extended": "gone in transformers 5: `added_tokens_decoder`",
+    "special_tokens_map_extended": "gone in transformers 5: `special_tokens_map`",
+    "sanitize_special_tokens": "gone in transformers 5, which has nothing to sanitize",
+    "get_head_mask": _PRUNING,
+    "prune_heads": _PRUNING,
+    "parallelize": _DEVICES,
+    "deparallelize": _DEVICES,
+    "to_bettertransformer": 'gone in transformers 5: `attn_implementation="sdpa"`',
+    "reverse_bettertransformer": 'gone in transformers 5: `attn_implementation="sdpa"`',
+    "add_memory_hooks": _MEMORY_HOOKS,
+    "reset_memory_hooks_state": _MEMORY_HOOKS,
+    "get_extended_attention_mask": _MASKS,
+    "invert_attention_mask": _MASKS,
+    "warnings_issued": "gone in transformers 5: take the line out",
+}
+# Settings of generation that 4.x read from a model's configuration, too.
+OF_GENERATION = frozenset(
+    {
+        "bad_words_ids", "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
+        "exponential_decay_length_penalty", "forced_bos_token_id", "length_penalty", "max_length", "min_length",
+        "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "output_scores",
+        "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "temperature", "top_k", "top_p",
+        "typical_p",
+    }
+)  # fmt: skip
+_QUANTIZED = "gone in transformers 5: `quantization_config=BitsAndBytesConfig(…)`"
+# Keywords of `from_pretrained` that a model no longer takes, with the way out.
+FORMER_KEYWORDS = {
+    "use_auth_token": "is token today",
+    "resume_download": "gone in transformers 5, which always resumes a download",
+    "use_flash_attention_2": 'is attn_implementation="flash_attention_2" today',
+    "load_in_8bit": _QUANTIZED,
+    "load_in_4bit": _QUANTIZED,
+}
+
 
 def is_gone(name: str) -> str | None:
     """Return the way out for a name that transformers 5 lacks; None where it has the name."""
@@ -205,10 +259,16 @@ def is_restored(path: str) -> bool:
     return name in _STAND_INS.get(module, {}) or MOVED.get(path, "").startswith("transformers.")
 
 
-def account_of_import(error: ImportError) -> str | None:
-    """Return what an import of transformers has failed for, where the table knows the name."""
-    found = re.search(r"cannot import name '(\w+)' from '(transformers[\w.]*)'", str(error))
-    return None if found is None or (way_out := is_gone(found[1])) is None else f"{found[2]}.{found[1]}: {way_out}."
+def account_of(error: BaseException) -> str | None:
+    """Return the way out where a script has failed for a name, a member or a keyword that transformers 5 lacks."""
+    text = str(error)
+    if isinstance(error, ImportError):
+        found = re.search(r"cannot import name '(\w+)' from '(transformers[\w.]*)'", text)
+        return None if found is None or (way_out := is_gone(found[1])) is None else f"{found[2]}.{found[1]}: {way_out}."
+    kinds = {AttributeError: ("has no attribute", FORMER_MEMBERS), TypeError: ("keyword argument", FORMER_KEYWORDS)}
+    words, table = kinds.get(type(error), ("", {}))
+    found = re.search(rf"{words} '?(\w+)", text) if table else None
+    return None if found is None or found[1] not in table else f"{found[1]}: {table[found[1]]}."
 
 
 def add_former_names(top_levels: list[ModuleType]) -> None:

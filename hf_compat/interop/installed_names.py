@@ -120,7 +120,9 @@ class InstalledNames:
         exported = self._exports[file]
         if exported is not None:
             return name in exported
-        return not name.startswith("_") and self._has_name(module, name)
+        # A package without a list gives the modules in it, too, once they are imported
+        is_there = self._has_name(module, name) or self._file(f"{module}.{name}") is not None
+        return not name.startswith("_") and is_there
 
     def _absolute(self, module: str, dots: int, path: str) -> str:
         """Return the full name of a module that another one names with leading dots."""

@@ -15,7 +15,7 @@ from types import CodeType, ModuleType, TracebackType
 
 from hf_compat.errors import ArgumentError, warn_once
 from hf_compat.hf.profiles import generation_beside
-from hf_compat.interop.former_names import account_of_import
+from hf_compat.interop.former_names import account_of
 from hf_compat.interop.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_file
 from hf_compat.runtime.launch import read_launch
 
@@ -129,7 +129,7 @@ def _execute(main: ModuleType, read: Callable[[], CodeType]) -> None:
     try:
         exec(read(), vars(main))
     except BaseException as error:
-        if isinstance(error, ImportError) and (account := account_of_import(error)) is not None:
+        if (account := account_of(error)) is not None:
             error.add_note(account)
         _show_from(str(main.__file__), error)
         raise  # Python ends the process with the script's own status

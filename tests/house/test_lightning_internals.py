@@ -62,7 +62,7 @@ EXCEPTIONS = {
     ("tools/ejection/own_part.py", "_save_checkpoint"): "HF's method of the Trainer, by name",
     ("native/override_points.py", "_load_from_checkpoint"): "HF's method of the Trainer, by name",
     ("native/override_points.py", "_save_checkpoint"): "HF's method of the Trainer, by name",
-    ("trainer_methods/upstream_hooks.py", "_training_step"): "a method of the Trainer of transformers 3.0",
+    ("interop/trainer_names.py", "_training_step"): "a method of the Trainer of transformers 3.0",
     ("hub/uploads.py", "done"): "Python's method of a Future",
     ("optim/plain_optimizers.py", "get_instance"): "bitsandbytes' method of its manager",
     ("runtime/inspection.py", "_modules"): "torch's dict of a module's children",

@@ -23,6 +23,7 @@ from hf_compat import Trainer, TrainingArguments
 from hf_compat.cli.run import tell_defaults
 from hf_compat.errors import HfCompatWarning, OverrideError
 from hf_compat.hf.profiles import followed
+from hf_compat.interop.former_names import FORMER_KEYWORDS, FORMER_MEMBERS, OF_GENERATION
 
 THEIRS, ARGUMENTS = transformers.Trainer, transformers.TrainingArguments
 FIELDS = {field.name for field in dataclasses.fields(ARGUMENTS)}
@@ -209,3 +210,51 @@ def test_a_method_of_the_release_does_the_same_in_a_subclass_of_ours(tmp_path, n
         assert "Hint: " in str(error)
         return
     assert outcome(copied, tmp_path / "copied") == outcome(Trainer, tmp_path / "ours")
+
+
+def tiny_models(folder):
+    """Return a tokenizer and a model, which lie in a folder, too."""
+    from tokenizers import Tokenizer, models
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="a")
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 4}
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0)
+    model = transformers.T5ForConditionalGeneration(config)
+    model.save_pretrained(folder)
+    return tokenizer, model
+
+
+IS_4 = transformers.__version__.startswith("4.")
+between = pytest.mark.skipif(transformers.__version__.startswith("5.0"), reason="some went with 5.0, some later")
+
+
+@between
+def test_former_members_are_those_that_4_has_and_5_has_not(tmp_path):
+    instances = (*tiny_models(tmp_path), transformers.Wav2Vec2Processor)
+    for name in FORMER_MEMBERS:
+        assert any(hasattr(one, name) for one in instances) is IS_4, name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_former_keywords_are_those_that_5_refuses(tmp_path):
+    tiny_models(tmp_path)
+    for name in FORMER_KEYWORDS:
+        went_early = name == "use_flash_attention_2" and not transformers.__version__.startswith("4.46")
+        try:
+            transformers.T5ForConditionalGeneration.from_pretrained(tmp_path, **{name: False})
+        except TypeError as error:
+            assert name in str(error) and (went_early or not IS_4)
+        else:
+            assert IS_4, name
+
+
+@pytest.mark.skipif(IS_4, reason="4.x reads them from the model's configuration")
+def test_settings_of_generation_in_a_models_configuration_are_refused(tmp_path):
+    _, model = tiny_models(tmp_path)
+    for name in OF_GENERATION:
+        assert not hasattr(model.config, name), name
+        setattr(model.config, name, 7)
+        with pytest.raises(ValueError, match=name):
+            model.save_pretrained(tmp_path)
+        delattr(model.config, name)

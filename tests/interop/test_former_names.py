@@ -11,7 +11,8 @@ import pytest
 import transformers
 
 import hf_compat
-from hf_compat.interop.former_names import account_of_import, is_restored
+from hf_compat.interop.former_names import account_of, is_restored
+from hf_compat.interop.user_script import run_script
 
 IMPORTS = [
     ("transformers.utils", "send_example_telemetry"),
@@ -70,8 +71,30 @@ def test_what_is_not_restored_is_told_by_the_table(tmp_path):
     for script, told in (("old.py", ["transformers.AdamW: gone since 4.50: `torch.optim.AdamW`"]), ("own.py", [])):
         with pytest.raises(ImportError) as raised:
             runpy.run_path(str(tmp_path / script))
-        account = account_of_import(raised.value)
+        account = account_of(raised.value)
         assert [account.partition(",")[0]] == told if told else account is None
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("transformers.PreTrainedTokenizerFast.encode_plus", "encode_plus: gone in transformers 5: call the tokenizer"),
+        ("object().as_target_processor", "as_target_processor: gone in transformers 5: `processor(text=…)`."),
+        ("(lambda a: a)(use_auth_token=None)", "use_auth_token: is token today."),
+        ("object().no_such", None),
+        ("int(no_such=1)", None),
+    ],
+)
+def test_a_member_or_keyword_that_is_gone_is_told_below_the_error(tmp_path, monkeypatch, line, told):
+    for name in ("argv", "path"):
+        monkeypatch.setattr(sys, name, list(getattr(sys, name)))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    (tmp_path / "old.py").write_text(f"import transformers\n{line}\n")
+    with pytest.raises((AttributeError, TypeError)) as raised:
+        run_script(str(tmp_path / "old.py"), [])
+    notes = getattr(raised.value, "__notes__", [])
+    assert (told is None and notes == []) or (len(notes) == 1 and notes[0].startswith(told))
 
 
 def test_each_restored_name_is_one_that_the_table_says_is_restored(swapped):

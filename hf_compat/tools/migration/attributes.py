@@ -5,6 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
+from hf_compat.interop.trainer_names import ABSENT, FORMER_METHODS
 from hf_compat.tools.migration.elements import constant
 from hf_compat.tools.migration.layout import fitted_call
 from hf_compat.tools.migration.old_arguments import (
@@ -49,6 +50,27 @@ _GONE_OF_TRAINERS = {
     "_gather_and_numpify": "gone in 5.0: `self.accelerator.gather_for_metrics`",
     "torch_jit_model_eval": "gone in 5.0",
 }
+# What 5.0 or a later release took from trainers, and this package's have → where its work is done in transformers 5.
+GONE_IN_5_OF_TRAINERS = {
+    "_activate_neftune": "`transformers.integrations.neftune.activate_neftune`",
+    "_add_sm_patterns_to_gitignore": "leave it out",
+    "_align_special_tokens": "`transformers.trainer_utils.align_special_tokens`",
+    "_deactivate_neftune": "`transformers.integrations.neftune.deactivate_neftune`",
+    "_fsdp_qlora_plugin_updates": "set the argument `fsdp_config`",
+    "_is_attention_mask_causal": "`transformers.trainer_pt_utils.is_attention_mask_causal`",
+    "_nested_gather": "`self.accelerator.gather_for_metrics`",
+    "_rotate_checkpoints": "`transformers.trainer_utils.rotate_checkpoints`",
+    "_save_tpu": "`transformers.integrations.tpu.save_tpu_checkpoint`",
+    "_sorted_checkpoints": "`transformers.trainer_utils.sort_checkpoints`",
+    "compare_trainer_and_checkpoint_args": "`transformers.trainer_utils.compare_trainer_and_checkpoint_args`",
+    "ipex_optimize_model": "prepare the model before it is given to the Trainer",
+    "is_tp_enabled": "leave it out",
+    "num_tokens": "count the tokens of `get_train_dataloader()`",
+    "propagate_args_to_deepspeed": "`transformers.integrations.deepspeed.propagate_args_to_deepspeed`",
+}
+# Names of older releases that this package's trainers answer for, as the methods that they were.
+_ANSWERED = ("_gather_and_numpify", "prediction_loop")
+_OF_TRAINERS = {*_TRAINER_NAMES, *_GONE_OF_TRAINERS, *GONE_IN_5_OF_TRAINERS, *ABSENT, *FORMER_METHODS}
 # Where a comparison stands by itself, without parentheses.
 _NEEDS_NO_PARENTHESES = (
     cst.If, cst.While, cst.Assign, cst.AnnAssign, cst.Arg, cst.Return, cst.BooleanOperation, cst.NamedExpr, cst.Assert,
@@ -60,7 +82,7 @@ def rewrite_attributes(source: Source, things: Things) -> None:
     own = _own_names(source, things)
     for node in source.of(cst.Attribute):
         name = node.attr.value
-        if name not in OLD_NAMES and name not in _TRAINER_NAMES and name not in _GONE_OF_TRAINERS:
+        if name not in OLD_NAMES and name not in _OF_TRAINERS:
             continue
         owner = things.of(node.value)
         if owner is Thing.TRAINER:
@@ -100,7 +122,14 @@ def _rename_attribute(node: cst.Attribute, name: str, source: Source) -> None:
 
 def _rewrite_of_trainer(node: cst.Attribute, source: Source) -> None:
     name = node.attr.value
-    if name in _GONE_OF_TRAINERS:
+    if name not in _TRAINER_NAMES and any(one.name.value == name for one in source.of(cst.FunctionDef)):
+        return  # the script's own
+    absent = {**ABSENT, **FORMER_METHODS}
+    if name in absent and name not in _ANSWERED and source.target is Target.HF_COMPAT:
+        source.list(node, source.code(node), f"hf_compat has no such name: {absent[name]}", Effect.FAILS)
+    elif name in GONE_IN_5_OF_TRAINERS and source.target is Target.TRANSFORMERS_5:
+        source.list(node, source.code(node), f"gone in transformers 5: {GONE_IN_5_OF_TRAINERS[name]}", Effect.FAILS)
+    elif name in _GONE_OF_TRAINERS:
         source.list(node, source.code(node), _GONE_OF_TRAINERS[name], source.fails_in_5)
     elif name in _TRAINER_NAMES and not (name == "tokenizer" and _keeps_its_own_tokenizer(source)):
         _rename_attribute(node, _TRAINER_NAMES[name], source)

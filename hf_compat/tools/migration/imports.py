@@ -179,10 +179,10 @@ def _place_of(node: cst.ImportFrom, module: str, name: Imported, source: Source)
     if place.partition(".")[0] == "transformers":
         found = find(place, today, source.target)
         place, today, is_there = found.module, found.name, found.reason is None
-        if found.reason is not None and not _is_guarded(node, source):
+        if found.reason is not None and not is_guarded(node, source):
             effect = Effect.LOOK if _is_restored(f"{module}.{name.name}", source) else Effect.FAILS
             source.list(node, f"from {module} import {name.name}", found.reason, effect)
-    if not _is_guarded(node, source) and f"{place}.{today}" != f"{module}.{name.name}" and is_there:
+    if not is_guarded(node, source) and f"{place}.{today}" != f"{module}.{name.name}" and is_there:
         _mend(node, f"{module}.{name.name}", f"from {module} import {name.name}", f"{place}.{today}", source)
     if today == name.name:
         return place, name
@@ -245,7 +245,7 @@ def _rewrite_use(node: cst.Attribute, source: Source) -> None:
             source.change(inner.attr, lambda updated, last=last: updated.with_changes(value=RENAMED[last]))  # type: ignore[misc]
         elif not source.is_changed(inner) and _is_of_module(moved_path(module), source):
             found = find(moved_path(module), last, source.target)
-            if found.reason is not None and not _is_guarded(node, source):
+            if found.reason is not None and not is_guarded(node, source):
                 effect = Effect.LOOK if _is_restored(path, source) else Effect.FAILS
                 source.list(node, source.code(inner), found.reason, effect)
             elif f"{found.module}.{found.name}" != moved_path(path):
@@ -309,7 +309,7 @@ def _mend(node: cst.CSTNode, path: str, what: str, today: str, source: Source) -
         source.mend(node, what, f"transformers {names.version} has no such name{where}")
 
 
-def _is_guarded(node: cst.CSTNode, source: Source) -> bool:
+def is_guarded(node: cst.CSTNode, source: Source) -> bool:
     """Whether an import stands in a `try` that goes on where it fails."""
     inner = node
     for outer in source.above(node):
@@ -395,7 +395,7 @@ def _look_up_module(alias: cst.ImportAlias, module: str, source: Source) -> None
     if today != module:
         source.change(alias.name, lambda _: name_or_dotted(today))
     names = looked_up_in(source.target)
-    if names is not None and not names.is_module(today) and not _is_guarded(alias, source):
+    if names is not None and not names.is_module(today) and not is_guarded(alias, source):
         source.list(alias, f"import {module}", f"transformers {names.version} has no such module", Effect.FAILS)
     if today != module:
         _mend(alias, module, f"import {module}", today, source)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import libcst as cst
 
+from hf_compat.interop.trainer_names import FORMER_METHODS, REFUSED_OVERRIDES
+from hf_compat.tools.migration.attributes import GONE_IN_5_OF_TRAINERS
 from hf_compat.tools.migration.elements import Edit, appended
 from hf_compat.tools.migration.layout import fitted_call, fitted_function
 from hf_compat.tools.migration.report import Effect, Target
-from hf_compat.tools.migration.source import Change, Source
+from hf_compat.tools.migration.source import Change, Source, dotted
 from hf_compat.tools.migration.things import Thing, Things, is_static, own_returns
 from hf_compat.tools.migration.trainer_calls import call_change, is_super_call
 
@@ -49,8 +51,7 @@ _SCALED_LINES = (
     "# The loss of this class is that of one micro-batch: the Trainer divides it by their number.",
     f"{_SCALED} = False",
 )
-_GONE = {
-    "prediction_loop": "nothing calls it since 5.0: override `evaluation_loop`",
+_MASTERS = {
     "is_local_master": "is is_local_process_zero today",
     "is_world_master": "is is_world_process_zero today",
 }
@@ -73,26 +74,47 @@ def _rewrite_method(method: cst.FunctionDef, owner: cst.ClassDef, source: Source
     """Rewrite one method; say whether its loss has to be divided by the micro-batches, as it was before."""
     name = method.name.value
     what = f"{owner.name.value}.{name}"
-    if name in _GONE:
-        source.list(method, what, _GONE[name], Effect.DIFFERS)
+    if name in _MASTERS:
+        source.list(method, what, _MASTERS[name], Effect.DIFFERS)
+    elif name in REFUSED_OVERRIDES and source.target is Target.HF_COMPAT:
+        source.list(method, what, f"hf_compat refuses the override: {REFUSED_OVERRIDES[name]}", Effect.FAILS)
+    elif (way_out := _uncalled(source.target).get(name)) is not None:
+        if not _is_called(method, source):
+            source.list(method, what, f"nothing calls it any more: {way_out}", Effect.DIFFERS)
     elif name == "_save_checkpoint":
-        # Take out the metrics that `_save_checkpoint` was given until 4.46
-        if _own_names(method) == ["model", "trial", "metrics"]:
-            for call in _super_calls(method):
-                places = {n: Edit(drop=True) for n, argument in enumerate(call.args) if _is_metrics(argument)}
-                if places:
-                    source.change(call, call_change(source, call, places))
-            handed_on = sum(_is_metrics(argument) for call in _super_calls(method) for argument in call.args)
-            if sum(name == "metrics" for name in _names_in(method)) == handed_on:
-                source.change(method.params, _without_last)
-            elif method.params.params[-1].default is None:
-                source.change(method.params.params[-1], _optional)
-            if handed_on and sum(name == "metrics" for name in _names_in(method)) > handed_on:
-                source.list(method, what, "gets no metrics since 4.47: the last ones are in self.state.log_history")
+        _take_metrics_out(method, what, source)
     elif name in OVERRIDABLE and not isinstance(method.params.star_arg, cst.Param):
         gained = _extend(method, what, source)
         return _ITEMS in gained and (name == "compute_loss" or any(_super_calls(method)))
     return False
+
+
+def _take_metrics_out(method: cst.FunctionDef, what: str, source: Source) -> None:
+    """Take out the metrics that `_save_checkpoint` was given until 4.46."""
+    if _own_names(method) != ["model", "trial", "metrics"]:
+        return
+    for call in _super_calls(method):
+        places = {n: Edit(drop=True) for n, argument in enumerate(call.args) if _is_metrics(argument)}
+        if places:
+            source.change(call, call_change(source, call, places))
+    handed_on = sum(_is_metrics(argument) for call in _super_calls(method) for argument in call.args)
+    if sum(name == "metrics" for name in _names_in(method)) == handed_on:
+        source.change(method.params, _without_last)
+    elif method.params.params[-1].default is None:
+        source.change(method.params.params[-1], _optional)
+    if handed_on and sum(name == "metrics" for name in _names_in(method)) > handed_on:
+        source.list(method, what, "gets no metrics since 4.47: the last ones are in self.state.log_history")
+
+
+def _uncalled(target: Target) -> Mapping[str, str]:
+    """Return the methods that an earlier release called, and the target does not, with the way out."""
+    return {**FORMER_METHODS, **GONE_IN_5_OF_TRAINERS} if target is Target.TRANSFORMERS_5 else FORMER_METHODS
+
+
+def _is_called(method: cst.FunctionDef, source: Source) -> bool:
+    """Whether the source calls a method itself, by `self`."""
+    reads = (one for one in source.of(cst.Attribute) if dotted(one) == f"self.{method.name.value}")
+    return any(method not in source.above(one) for one in reads)
 
 
 def _own_names(method: cst.FunctionDef) -> list[str]:

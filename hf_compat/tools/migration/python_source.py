@@ -12,11 +12,13 @@ from hf_compat.tools.migration.bounds import check_bounds
 from hf_compat.tools.migration.callbacks import rewrite_callbacks
 from hf_compat.tools.migration.calls import rewrite_calls
 from hf_compat.tools.migration.foreign_trainers import keep_foreign
+from hf_compat.tools.migration.former_members import rewrite_former_members
 from hf_compat.tools.migration.imports import names_in_text, rewrite_imports
+from hf_compat.tools.migration.neighbours import list_missing
 from hf_compat.tools.migration.old_arguments import today
 from hf_compat.tools.migration.overrides import rewrite_overrides
 from hf_compat.tools.migration.report import Effect, Rewritten, Target
-from hf_compat.tools.migration.resolving import looked_up_in
+from hf_compat.tools.migration.resolving import is_beside_older
 from hf_compat.tools.migration.source import Source, dotted
 from hf_compat.tools.migration.things import Things
 from hf_compat.tools.migration.whole_files import copy_in, list_collisions, told_as_copy
@@ -51,7 +53,9 @@ def _rewritten(source: Source) -> Rewritten:
     rewrite_attributes(source, things)
     rewrite_overrides(source, things)
     rewrite_callbacks(source, things)
+    rewrite_former_members(source)
     rewrite_imports(source)
+    list_missing(source)
     # Words of a command line, names of transformers for `importlib` or `mock`
     if source.moves_here:
         for node, text in names_in_text(source):
@@ -105,10 +109,8 @@ def _list_ranks(source: Source) -> None:
         found = comparisons_with_zero(source.text)
     except SyntaxError:  # of a Python that only libcst reads
         return
-    names = looked_up_in(source.target)
-    is_older = names is not None and names.version.startswith("4.")  # which gives 0, and this package beside it too
-    for line, comparison in found:
-        effect = Effect.LOOK if is_older else Effect.DIFFERS
+    for line, comparison in found:  # beside 4.x the rank is 0, and this package's beside it too
+        effect = Effect.LOOK if is_beside_older(source.target) else Effect.DIFFERS
         source.list_line(line, comparison, f"{PROBLEM} {WAY_OUT}", effect)
 
 

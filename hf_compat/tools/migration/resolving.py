@@ -29,6 +29,12 @@ class Found:
     reason: str | None = None
 
 
+def is_beside_older(target: Target) -> bool:
+    """Return whether the result is for an installed release of 4.x, which has what transformers 5 lacks."""
+    names = looked_up_in(target)
+    return names is not None and names.version.startswith("4.")
+
+
 def looked_up_in(target: Target) -> InstalledNames | None:
     """Return the names to look in; None where no release that the result is for is installed."""
     names = installed_names(_PACKAGE)

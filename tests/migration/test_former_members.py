@@ -1,0 +1,143 @@
+"""What models, tokenizers and trainers of 4.x had and took: told, or written as transformers 5 has it."""
+
+# ruff: noqa: E501 - sources within tests
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+from migrated import left, today
+
+import hf_compat.tools.migration.resolving as resolving
+from hf_compat.interop.installed_names import InstalledNames, installed_names
+from hf_compat.interop.trainer_names import REFUSED_OVERRIDES
+from hf_compat.tools.migration.diagnosis import diagnose
+from hf_compat.tools.migration.neighbours import _PACKAGES
+from hf_compat.tools.migration.report import Target
+
+TARGETS = list(Target)
+HEAD = "from transformers import AutoModel, AutoTokenizer, BertPreTrainedModel, Trainer\n"
+ATTRIBUTES = Path(__file__).parents[1] / "releases" / "attributes.json"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("with tokenizer.as_target_tokenizer(): pass", "tokenizer.as_target_tokenizer"),
+        ("ids = self.tokenizer.encode_plus('a')", "self.tokenizer.encode_plus"),
+        ("class M(BertPreTrainedModel):\n    def f(self, m):\n        return self.get_head_mask(m, 2)", "self.get_head_mask"),
+        ("model.parallelize()", "model.parallelize"),
+        ("model.config.max_length = 10", "model.config.max_length"),
+        ("print(self.model.config.num_beams)", "self.model.config.num_beams"),
+        ("m = AutoModel.from_pretrained('x', load_in_8bit=True)", "AutoModel.from_pretrained(load_in_8bit=…)"),
+        ("m = AutoModel.from_pretrained('x', use_flash_attention_2=flash)", "AutoModel.from_pretrained(use_flash_attention_2=…)"),
+        ("from datasets import load_metric", "from datasets import load_metric"),
+        ("from accelerate.no_such import x", "from accelerate.no_such import x"),
+        # what is another's, what is asked for first, what is put there
+        ("spark.parallelize([1])", None),
+        ("if hasattr(tokenizer, 'as_target_tokenizer'):\n    tokenizer.as_target_tokenizer()", None),
+        ("class W:\n    def encode_plus(self): ...\nW().encode_plus()", None),
+        ("tokenizer.additional_special_tokens = ['a']", None),
+        ("model.config.forced_bos_token_id = None", None),
+        ("model.generation_config.max_length = 10", None),
+        ("args.config.max_length = 10", None),
+        ("m = Own.from_pretrained('x', load_in_8bit=True)", None),
+        ("m = AutoModel.from_pretrained('x', torch_dtype='auto', cache_dir=None)", None),
+        ("try:\n    from datasets import load_metric\nexcept ImportError:\n    load_metric = None", None),
+        ("from datasets import Dataset, load_dataset", None),
+    ],
+)  # fmt: skip
+def test_what_is_told(source, expected, target):
+    line = source.count("\n", 0, max(source.find((expected or "").partition("(")[0]), 0)) + 2
+    assert left(f"{HEAD}{source}\n", target) == ([(line, expected)] if expected else [])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("'x', use_auth_token=True if a else None, revision=b", "'x', token=True if a else None, revision=b"),
+        ("'x', use_auth_token=a, token=b", "'x', use_auth_token=a, token=b"),
+        ("'x', resume_download=True", "'x'"),
+        ("'x', load_in_4bit=False, use_flash_attention_2=True", "'x', attn_implementation=\"flash_attention_2\""),
+    ],
+)
+def test_what_is_written(old, new, target):
+    for owner in ("AutoModel", "Mine"):
+        made = f"{HEAD}class Mine(BertPreTrainedModel): ...\nm = {owner}.from_pretrained"
+        result = today(f"{made}({old})\n", target)
+        assert result.endswith(f"from_pretrained({new})\n")
+
+
+def test_a_release_of_4_has_all_of_it(tmp_path, monkeypatch):
+    root = tmp_path / "transformers"
+    root.mkdir()
+    (root / "__init__.py").write_text('__version__ = "4.46.3"\n_import_structure = {"x": ["AutoModel", "Trainer"]}\n')
+    monkeypatch.setattr(resolving, "installed_names", lambda package: InstalledNames(root))
+    script = tmp_path / "script.py"
+    lines = (
+        "tokenizer.encode_plus(1)",
+        "model.config.max_length = 1",
+        "AutoModel.from_pretrained('x', load_in_8bit=1)",
+    )
+    script.write_text("from transformers import AutoModel\n" + "\n".join(lines) + "\n")
+    (under_run,) = diagnose([str(script)]).scripts
+    (in_5,) = diagnose([str(script)], Target.TRANSFORMERS_5).scripts
+    assert under_run.findings == () and [one.line for one in in_5.findings] == [2, 3, 4]
+
+
+def gone_from_trainers():
+    """Return the names that an instance of 4.x's Trainer has, and one of 5.23's has not."""
+    rows = json.loads(ATTRIBUTES.read_text())["Trainer"]
+    return [name for name, row in rows.items() if any(one.startswith("4") for one in row) and "5.23" not in row]
+
+
+def test_each_name_that_trainers_of_4_had_is_told():
+    names = gone_from_trainers()
+    assert len(names) > 20
+    for name in names:
+        source = f"{HEAD}class T(Trainer):\n    def f(self):\n        return self.{name}\n"
+        is_told = left(source, Target.TRANSFORMERS_5) == [(4, f"self.{name}")]
+        assert is_told or f"self.{name}" not in today(source, Target.TRANSFORMERS_5), name
+
+
+def test_overrides_that_nothing_calls(tmp_path):
+    def verdicts(*names, rest="", target=Target.HF_COMPAT):
+        body = "".join(f"    def {name}(self, *args): ...\n" for name in names)
+        (tmp_path / "script.py").write_text(f"{HEAD}class T(Trainer):\n{body}{rest}")
+        (script,) = diagnose([str(tmp_path / "script.py")], target).scripts
+        return {one.what.removeprefix("T."): one.effect.value for one in script.findings}
+
+    assert verdicts(*REFUSED_OVERRIDES) == dict.fromkeys(REFUSED_OVERRIDES, "fails")
+    former = ("ipex_optimize_model", "_gather_and_numpify", "prediction_loop")
+    for target in Target:
+        assert verdicts(*former, target=target) == dict.fromkeys(former, "differs silently")
+    called = (
+        "    def evaluate(self, *args, **kwargs):\n        return self.prediction_loop(self._rotate_checkpoints())\n"
+    )
+    rotation = ("_rotate_checkpoints", "_sorted_checkpoints")
+    assert verdicts("prediction_loop", rest=called) == {} == verdicts(*rotation)  # called here, as 4.57 does
+    assert verdicts(*rotation, target=Target.TRANSFORMERS_5) == dict.fromkeys(rotation, "differs silently")
+
+
+def test_a_name_without_machinery_here_is_told():
+    source = (
+        f"{HEAD}class T(Trainer):\n    def f(self):\n        self._save_tpu()\n        return self._nested_gather(1)\n"
+    )
+    assert left(source) == [(4, "self._save_tpu")]
+    assert left(source, Target.TRANSFORMERS_5) == [(4, "self._save_tpu"), (5, "self._nested_gather")]
+
+
+@pytest.mark.parametrize("package", _PACKAGES)
+def test_no_name_of_a_neighbour_is_taken_for_absent(package):
+    """All that a package really has at its top level is found in its sources."""
+    names = installed_names(package)
+    if names is None:
+        assert package == "evaluate"  # no test needs it
+        return
+    module = importlib.import_module(package)
+    there = sorted(name for name in {*dir(module), *getattr(module, "__all__", ())} if not name.startswith("_"))
+    assert len(there) > 15 and [name for name in there if not names.has(f"{package}.{name}")] == []
