@@ -35,22 +35,22 @@ def test_nothing_committed_names_this_machine():
 
 
 def _table(heading: str) -> list[list[str]]:
-    """Return the rows of the table under a heading of the page on how it works, as cells."""
-    text = (ROOT / "docs" / "how_it_works.md").read_text().split(f"\n## {heading}", 1)[1].split("\n## ", 1)[0]
+    """Rows of the tables under a heading of the code map, as cells."""
+    text = (ROOT / "docs" / "code_map.md").read_text().split(f"\n## {heading}", 1)[1].split("\n## ", 1)[0]
     rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
 
-def test_the_table_of_rooms_is_the_order_that_the_layer_test_checks():
+def test_the_package_layout_is_the_order_that_the_layer_test_checks():
     layers = runpy.run_path(str(ROOT / "tests" / "house" / "test_layers.py"))
-    named = [name for row in _table("Rooms") for name in re.findall(r"`([^`]+)`", row[0])]
+    named = [name for row in _table("Package layout") for name in re.findall(r"`([^`]+)`", row[0])]
     rooms = [room for room in layers["ROOMS"] if room != "__main__"]
     tools = [f"tools/{name}" for name in layers["TOOLS"]]
     assert [name.rstrip("/").removesuffix(".py") for name in named] == rooms + tools
 
 
-def test_the_files_that_the_newcomers_table_names_exist():
-    rows = _table("I want to change")
+def test_the_files_that_the_code_map_names_exist():
+    rows = _table("Which file to change")
     named = [name for row in rows for name in re.findall(r"`([a-z_0-9/]+(?:\.py|/))`", row[1])]
     assert "engine/module.py" in named, "the pattern finds what it should"
     for name in named:

@@ -82,7 +82,7 @@ def paragraphs(text: str, place: str) -> Iterator[Text]:
     """Paragraphs, list items and table cells, each on one line, code replaced by one word."""
     text = re.sub(r"(?<!`)`[^`\n]+`", "CODE", text)
     text = re.sub(r"\]\([^)]*\)", "]", text)
-    for part in re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s|\||\n#+ |\n\s*(?:Args|Returns|Raises|Example):\s*\n", text):
+    for part in re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s|\||\n#+ |\n\s*(?:Args|Returns|Raises|Examples?):\s*\n", text):
         if words := " ".join(part.split()):
             yield Text(place, words)
 

@@ -1,4 +1,4 @@
-"""The example of the page on the command line is what the command prints."""
+"""The example of the page on `migrate` is what the command prints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hf_compat.cli.main import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "command_line.md"
+PAGE = Path(__file__).parents[2] / "docs" / "command_migrate.md"
 
 
 def test_the_example_of_the_page(tmp_path, monkeypatch, capsys):
