@@ -1,6 +1,7 @@
 """hf_compat: training scripts written for Hugging Face's `Trainer`, on Lightning's engine.
 
-The public names, loaded when they are first asked for; nothing else.
+Public are the names of `__all__`, loaded when they are first used, the modules that have the names of transformers'
+modules, and `hf_compat.errors` (docs/public_api.md). Everything else is internal and may change in any release.
 """
 
 from __future__ import annotations

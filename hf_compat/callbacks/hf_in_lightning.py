@@ -80,7 +80,7 @@ class HFCallbackAdapter(pl.Callback):
         in `on_pre_optimizer_step` (Lightning clips after its hook); `total_flos` and `num_input_tokens_seen`, which
         stay 0; `load_best_model_at_end` (Lightning's ModelCheckpoint keeps the best; a warning says so).
 
-    Example:
+    Examples:
         `lightning.Trainer(callbacks=[HFCallbackAdapter(EarlyStoppingCallback(2))])`
     """
 

@@ -120,7 +120,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
     Raises:
         CallbackError: It cannot work here: it needs hooks inside the evaluation (averaged weights), say.
 
-    Example:
+    Examples:
         `transformers.Trainer(…, callbacks=[LightningCallbackAdapter(Timer("00:08:00:00"))])`
     """
 

@@ -202,7 +202,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
     Mirrors:
         `transformers.TrainingArguments`, 5.23: names, defaults, properties.
 
-    Example:
+    Examples:
         >>> args = TrainingArguments("out", evaluation_strategy="steps", eval_steps=5, use_cpu=True)
         >>> args.eval_strategy.value, args.eval_steps
         ('steps', 5)

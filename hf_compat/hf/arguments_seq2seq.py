@@ -30,7 +30,7 @@ class Seq2SeqTrainingArguments(TrainingArguments):
         `generation_config` may also be a dict of options, or its JSON. `sortish_sampler` changes nothing, as in
         transformers, and says so.
 
-    Example:
+    Examples:
         >>> args = Seq2SeqTrainingArguments("out", predict_with_generate=True, generation_num_beams=4, use_cpu=True)
         >>> args.to_dict()["generation_num_beams"]
         4

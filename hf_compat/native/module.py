@@ -93,7 +93,7 @@ class HFModule(OverridePoints, LoadableModule):
             of an `EvalPrediction`.
         compute_loss_func: From outputs, labels and `num_items_in_batch` to the loss, as of `transformers.Trainer`.
 
-    Example:
+    Examples:
         `lightning.Trainer(max_epochs=3).fit(HFModule(model, args), HFDataModule(args, train_dataset=data))`
     """
 

@@ -108,7 +108,7 @@ def explain(args: TrainingArguments, counts: RunCounts | None = None, parameters
     Raises:
         ArgumentError: `args` are no training arguments, or `parameters` is no number.
 
-    Example:
+    Examples:
         >>> explanation = explain(TrainingArguments("out", use_cpu=True, max_grad_norm=0.5))
         >>> [argument.name for argument in explanation.arguments if argument.value == 0.5]
         ['max_grad_norm']

@@ -41,7 +41,7 @@ def translate(
         ArgumentError: Arguments, or the launcher's variables, that cannot work.
         UnsupportedArgument: An argument asks for something that is not here yet.
 
-    Example:
+    Examples:
         >>> plan = translate(TrainingArguments("out", bf16=True, use_cpu=True, gradient_accumulation_steps=4))
         >>> plan.precision, plan.micro_batches_per_update
         ('bf16-mixed', 4)
