@@ -47,7 +47,8 @@ def test_the_tutorial_runs(tmp_path, monkeypatch):
         if kind == "sh":
             for command in text.splitlines():
                 output, commands = run(command), commands + 1
-                results |= {command: found[0] for found in [RESULT.search(output)] if found}
+                if found := RESULT.search(output):
+                    results[command] = found[0]
         elif kind == "text":
             for line in text.splitlines():
                 assert without_digits(line) in without_digits(output), f"{line!r} is not in:\n{output}"
