@@ -210,17 +210,22 @@ class RunState:
     ) -> RunState | None:
         """Read a rank's state from a checkpoint folder; None where it has none (another program wrote it).
 
-        A checkpoint of another number of processes has no file of this rank's: the first file says how far all were.
+        Of a checkpoint of another number of processes the first file says how far all were; its loss is their mean.
 
         Raises:
             CheckpointError: There is a state, and it cannot be read.
         """
         contents = Contents(checkpoint)
-        path = contents.find(of_rank(RUN_STATE_NAME, rank, world_size))
-        if path is None:
-            others = [name for name in contents.names() if RUN_STATE_FILE.fullmatch(name)]
-            path = contents.find(others[0]) if others else None
-        return cls.read(path, ended_by_callback) if path is not None else None
+        names = [name for name in contents.names() if RUN_STATE_FILE.fullmatch(name)]
+        own = contents.find(of_rank(RUN_STATE_NAME, rank, world_size))
+        if own is not None and len(names) == world_size:
+            return cls.read(own, ended_by_callback)
+        states = [cls.read(contents.need(name), ended_by_callback) for name in names]
+        if not states:
+            return None
+        sums = [float(state.losses["tr_loss"]) for state in states if "tr_loss" in state.losses]
+        joined = {"tr_loss": sum(sums) / len(sums)} if sums else {}
+        return dataclasses.replace(states[0], losses={**states[0].losses, **joined})
 
     @classmethod
     def read(cls, path: str, ended_by_callback: bool = False) -> RunState:

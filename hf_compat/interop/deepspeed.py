@@ -61,3 +61,8 @@ def is_partitioned(model: nn.Module) -> bool:
     """Return whether ZeRO-3 has spread a model's parameters over the processes."""
     parameter = next(model.parameters(), None)
     return hasattr(parameter, "ds_id")
+
+
+def whole_size(parameter: nn.Parameter) -> int:
+    """Return how many numbers a parameter has, which ZeRO-3 may have spread over the processes."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))

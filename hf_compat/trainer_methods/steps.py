@@ -18,6 +18,7 @@ from hf_compat.data.checks import name_bad_batch
 from hf_compat.data.tree import move_to_device, nested_detach
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.errors import DataError, LossError
+from hf_compat.interop.deepspeed import is_partitioned, whole_size
 from hf_compat.interop.transformers_models import is_causal_lm
 from hf_compat.runtime.inspection import accepts_keyword, attribute_of, call_with_optional, is_replaced, takes_place
 from hf_compat.runtime.nested import Nested
@@ -327,6 +328,9 @@ class StepMethods(TrainerBase):
 
         Mirrors:
             `transformers.Trainer.floating_point_ops`, 5.23: 0 for models that cannot count their parameters.
+
+        Differs:
+            Parameters that ZeRO 3 has spread are counted; upstream finds each of them empty.
         """
         name = getattr(self.model, "main_input_name", "input_ids")
         try:
@@ -338,9 +342,16 @@ class StepMethods(TrainerBase):
         # Counted once for each model: walking all parameters at every micro-batch costs as much as a small layer.
         known = self.__dict__.get("_counted_parameters")
         if known is None or known[0] is not self.model:
-            known = (self.model, self.model.num_parameters(exclude_embeddings=True))  # type: ignore[operator]  # hasattr above
+            known = (self.model, _size_without_embeddings(self.model))
             self.__dict__["_counted_parameters"] = known
         return 6 * int(inputs[name].numel()) * int(known[1])
+
+
+def _size_without_embeddings(model: nn.Module) -> int:
+    if not is_partitioned(model):
+        return int(model.num_parameters(exclude_embeddings=True))  # type: ignore[operator]  # a model of transformers
+    left_out = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    return sum(whole_size(parameter) for name, parameter in model.named_parameters() if name not in left_out)
 
 
 def call_model(model: nn.Module, inputs: Inputs) -> ModelOutput:

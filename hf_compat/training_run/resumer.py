@@ -378,8 +378,10 @@ class Resumer:
         ranks = (host.args.process_index, host.args.world_size)
         run.resumed = RunState.load(checkpoint, *ranks, ended_by_callback=host.state.was_leaving_epoch)
         run.start = resume_point(run.resumed, run.updates_before, run.cut, host.args.ignore_data_skip)
-        if run.resumed is not None and run.start.is_exact:
+        # Of other ranks the sums are joined: `train_loss` is the mean over the whole run there, too
+        if run.resumed is not None and (run.start.is_exact or run.resumed.world_size != host.args.world_size):
             run.losses.load_state_dict(cast(LossLogState, run.resumed.losses))
+        if run.resumed is not None and run.start.is_exact:
             run.evaluated |= set(run.resumed.evaluated)
         keeps_workers = host.args.dataloader_persistent_workers and host.args.dataloader_num_workers > 0
         if keeps_workers and (run.evaluated or run.start.epoch or run.start.epoch_is_over):
