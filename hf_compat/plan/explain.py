@@ -94,13 +94,19 @@ class Explanation(ShownAsPrinted):
         return "\n".join([*shown_first, "arguments set away from their defaults:", *(lines or ["  none"]), "", *told])
 
 
-def explain(args: TrainingArguments, counts: RunCounts | None = None, parameters: float | None = None) -> Explanation:
+def explain(
+    args: TrainingArguments,
+    counts: RunCounts | None = None,
+    parameters: float | None = None,
+    trained: float | None = None,
+) -> Explanation:
     """Explain what arguments mean here: each one's destination, and the settings of the Lightning trainer.
 
     Args:
         args: The training arguments, or `transformers`' own.
         counts: Counts of the run, where its data is known.
         parameters: Of the model: adds what a run takes on each device.
+        trained: Those that are trained, of LoRA's adapters say; None for all.
 
     Returns:
         The explanation; what would be refused is in it, not raised.
@@ -119,7 +125,12 @@ def explain(args: TrainingArguments, counts: RunCounts | None = None, parameters
         raise ArgumentError(
             f"`{shown('counts', counts)}` is no RunCounts.\n\nHint: leave it out, or `make_run_counts`."
         )
-    size = None if parameters is None else read_as("parameters", number(Range(low=0)), parameters)
+    size, part = (
+        None if given is None else float(str(read_as(name, number(Range(low=0)), given)))
+        for name, given in (("parameters", parameters), ("trained", trained))
+    )
+    if size is not None and part is not None and part > size:
+        raise ArgumentError(f"`trained={trained!r}` is more than `parameters={parameters!r}`.")
     plan: LightningPlan | None = None
     refused = ""
     try:
@@ -129,7 +140,10 @@ def explain(args: TrainingArguments, counts: RunCounts | None = None, parameters
         refused = str(error)
     by_profile = tuple(vars(args).get("_defaults_of_profile", ()))
     todays = {field.name: default_of(field) for field in fields(args)} | PROFILES[NEWEST]
-    sizes = tuple(size_of_run(plan, float(str(size))).lines()) if plan is not None and size else ()
+    sizes: tuple[str, ...] = ()
+    if plan is not None and size:
+        optim = str(getattr(args.optim, "value", args.optim))
+        sizes = tuple(size_of_run(plan, size, part, optim, str(args.optim_args or "")).lines())
     return Explanation(
         arguments=(*_explained(args, unknown, by_profile), *_unknown(unknown)),
         plan=plan,

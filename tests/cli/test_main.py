@@ -37,7 +37,12 @@ def test_explain_prints_the_plan(capsys):
 
 
 def test_explain_prints_json_for_processes_that_are_not_there(capsys):
-    assert main(["explain", "--json", "--world-size", "16", "--parameters", "1e9", "bf16=True"]) == 0
+    words = ["--world-size", "16", "--parameters", "1e9"]
+    assert main(["explain", "--json", *words, "bf16=True"]) == 0
+    first = capsys.readouterr().out
+    assert main(["explain", "bf16=True", *words, "--json"]) == 0  # in any order
+    assert capsys.readouterr().out == first
+    assert main(["explain", "--json", *words, "bf16=True"]) == 0
     explained = json.loads(capsys.readouterr().out)
     assert explained["plan"]["world_size"] == 16 and explained["plan"]["device"] == "cuda:0"
     assert explained["plan"]["precision"] == "bf16-mixed" and explained["sizes"]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
-from hf_compat import TrainingArguments, explain
+from hf_compat import TrainingArguments, explain, translate
+from hf_compat.errors import ArgumentError
+from hf_compat.plan.memory_estimate import size_of_run, state_bytes
 from hf_compat.runtime.launch import Launch, assuming
 
 
@@ -47,9 +50,45 @@ def test_a_refused_argument_is_in_the_explanation():
     ],
 )
 def test_bytes_for_each_parameter_on_two_devices(values, on_device, sent):
-    from hf_compat import translate
-    from hf_compat.plan.memory_estimate import size_of_run
-
     with assuming(Launch(world_size=2, local_world_size=2), "cuda:0"):
         size = size_of_run(translate(TrainingArguments("out", **values)), parameters=1000)
     assert (size.on_device / 1000, size.sent / 1000) == (on_device, sent)
+
+
+@pytest.mark.parametrize(
+    ("optim", "optim_args", "states"),
+    [("adamw_torch", None, 8), ("sgd", None, 0), ("sgd", "momentum=0.9", 4), ("adagrad", None, 4), ("rmsprop", None, 4),
+     ("adafactor", None, 0), ("lion_32bit", None, 4), ("adamw_8bit", None, 2), ("galore_adamw", None, None)],
+)  # fmt: skip
+def test_an_optimizers_own_states_are_counted(optim, optim_args, states):
+    args = TrainingArguments("out", use_cpu=True, optim=optim, optim_args=optim_args, optim_target_modules="all-linear")
+    with assuming(Launch(), "cuda:0"):
+        size = size_of_run(translate(args), 1000, optim=optim, optim_args=optim_args or "")
+    assert (size.optimizer, size.unknown) == ((1000 * states, "") if states is not None else (0, optim))
+    if not size.unknown:
+        assert state_bytes(optim, optim_args) == states
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "sgd", "adagrad", "rmsprop"])
+def test_the_table_of_states_is_what_the_optimizers_keep(optim):
+    model = torch.nn.Linear(64, 64, bias=False)
+    kinds = {"adamw_torch": torch.optim.AdamW, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad,
+             "rmsprop": torch.optim.RMSprop}  # fmt: skip
+    optimizer = kinds[optim](model.parameters(), lr=0.1)
+    model(torch.ones(1, 64)).sum().backward()
+    optimizer.step()
+    kept = [value for value in optimizer.state[model.weight].values() if torch.is_tensor(value) and value.numel() > 1]
+    assert sum(value.nbytes for value in kept) / model.weight.numel() == state_bytes(optim, None)
+
+
+def test_what_is_gathered_trained_and_on_a_machine_is_said():
+    with assuming(Launch(world_size=64, local_world_size=8), "cuda:0"):
+        whole = str(explain(TrainingArguments("out", fsdp=True), parameters=70e9))
+        parts = {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}
+        sharded = str(explain(TrainingArguments("out", **parts), parameters=70e9))
+        lora = str(explain(TrainingArguments("out"), parameters=7e9, trained=1e7))
+    assert "the first process gathers 782 GiB" in whole and "gathers" not in sharded
+    assert "a machine's 8 processes hold 130 GiB" in whole
+    assert "parameters 26.1, gradients 0.0, optimizer 0.1" in lora and "a checkpoint has 0 GiB" in lora
+    with pytest.raises(ArgumentError, match="`trained=8"):
+        explain(TrainingArguments("out"), parameters=7, trained=8)

@@ -27,20 +27,27 @@ _LARGE_MODEL = 10**7  # parameters from which on memory and traffic are worth a 
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
+    """Return the parser of the command; what stands behind a script is the script's."""
+    parser = _options()
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="name=value | SCRIPT", help="bf16=true max_steps=10")
+    return parser
+
+
+def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hf-compat explain",
         description="Say what training arguments become. Of a script: it runs up to its first `train()`, which is not "
         "carried out; the arguments are those of its Trainer.",
+        allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--world-size", type=int, help="as if so many processes were launched; no GPU is needed")
     parser.add_argument("--per-node", type=int, default=8, help="processes of a machine (default: 8)")
     parser.add_argument("--compat", choices=("4", "5"), help="generation of transformers whose defaults count")
     parser.add_argument("--parameters", type=float, help="of the model, 7e9 say: adds memory, traffic, checkpoints")
+    parser.add_argument("--trained", type=float, help="of these, where not all are trained, as with LoRA")
     add_options(parser)
     parser.add_argument("-m", "--module", action="store_true", help="the first word is a module, as in `python -m`")
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="name=value | SCRIPT", help="bf16=true max_steps=10")
     return parser
 
 
@@ -52,10 +59,12 @@ def main(words: Sequence[str]) -> int:
         ScriptError: The script does not come to its first `train()`.
     """
     chosen = make_parser().parse_args(list(words))
+    is_script = _is_script(chosen)
+    if not is_script:  # options may stand among the arguments
+        chosen, chosen.words = _options().parse_known_args(list(words))
     for name, count in (("--world-size", chosen.world_size), ("--per-node", chosen.per_node)):
         if count is not None and count < 1:
             raise ArgumentError(f"`{name} {count}` is no number of processes.\n\nHint: write 1 or more.")
-    is_script = _is_script(chosen)
     status = call_again("explain", words, chosen, chosen.words[0] if chosen.words else "") if is_script else None
     if status is not None:
         return status
@@ -116,12 +125,18 @@ def _of_trainer(captured: CapturedTrain, chosen: argparse.Namespace) -> tuple[Ex
 
     trainer = captured.trainer
     size = sum(parameter.numel() for parameter in trainer.model.parameters())
+    trained = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
     counts, data = _counts(trainer)
     with _assumed(chosen):
         args = dataclasses.replace(trainer.args) if chosen.world_size else trainer.args
         # the counts are those of the processes that there are
         told_size = chosen.parameters or (size if size >= _LARGE_MODEL else None)
-        explanation = explain(args, None if chosen.world_size else counts, parameters=told_size)
+        explanation = explain(
+            args,
+            None if chosen.world_size else counts,
+            parameters=told_size,
+            trained=chosen.trained or (None if chosen.parameters else trained),
+        )
     about: dict[str, object] = {
         "trainer": type(trainer).__name__,
         "model": f"{type(trainer.model).__name__}, {size:,} parameters",
@@ -156,7 +171,7 @@ def _of_pairs(chosen: argparse.Namespace) -> Explanation:
 
     pairs = [*chosen.words, *([] if chosen.compat is None else [f"compat={chosen.compat}"])]
     with _assumed(chosen):
-        explanation = explain(_training_arguments(pairs), parameters=chosen.parameters)
+        explanation = explain(_training_arguments(pairs), parameters=chosen.parameters, trained=chosen.trained)
     # The names of the arguments that somebody set, as they are today; others follow from them
     from hf_compat.hf.legacy import OLD_NAMES
     from hf_compat.interop.todays_words import todays_values
