@@ -86,9 +86,13 @@ def with_counts(plan: LightningPlan, args: TrainingArguments, counts: RunCounts)
 
 
 class CurrentPlan:
-    """The plan of a Trainer's arguments: translated once, and again when they have changed."""
+    """The plan of a Trainer's arguments: translated once, and again when they have changed.
+
+    A warning comes once, and of several processes from the first: they have the same arguments.
+    """
 
     def __init__(self) -> None:
+        self._told: set[str] = set()
         self._seen: tuple[list[object], list[object]] | None = None
         self._plan = LightningPlan()
 
@@ -112,8 +116,15 @@ class CurrentPlan:
             else:
                 seen.append(value if type(value) in (str, int, float, bool) else id(value))
         if self._seen is None or self._seen[0] != seen or self._plan.strategy != "one_device":
-            self._plan = translate(args, model_config=model_config)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                self._plan = translate(args, model_config=model_config)
             self._seen = seen, held
+            for warning in caught:
+                told = str(warning.message)
+                if told not in self._told and args.process_index == 0:
+                    warnings.warn(warning.message, warning.category, stacklevel=3)
+                self._told.add(told)
         return self._plan
 
 

@@ -68,3 +68,9 @@ def test_what_each_rank_prints_is_in_a_file_and_shown_with_its_rank(tmp_path):
     assert {"[rank 0]: bye", "[rank 1]: bye"} <= set(done.stderr.split("\n"))
     files = sorted((tmp_path / "logs").glob("*/attempt_0/*/stdout.log"))
     assert [(file.parent.name, file.read_text()) for file in files] == [("0", "hello\n"), ("1", "hello\n")]
+
+
+def test_a_warning_about_an_argument_comes_once_and_from_the_first_process(tmp_path):
+    done = start(tmp_path, *WORDS, "fsdp_config={'min_num_params': 5}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr.count("`fsdp_config={'min_num_params': 5}` has no effect") == 1
