@@ -26,7 +26,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from hf_compat.callbacks.adapted_run import AdaptedRun, AdapterState, arguments_of, loss_of
 from hf_compat.callbacks.other_distribution import is_of_other_distribution
 from hf_compat.data.types import Batch
-from hf_compat.engine.internals import end_epoch_after_this_batch, leave_validation_to_flags, metrics_of_running_loop
+from hf_compat.engine.internals import end_epoch_after_this_batch, metrics_of_running_loop, switch_off_own_validation
 from hf_compat.engine.module import WindowModule
 from hf_compat.errors import ArgumentError, CallbackError
 from hf_compat.hf.arguments import TrainingArguments
@@ -162,7 +162,7 @@ class HFCallbackAdapter(pl.Callback):
             callbacks = [callback for adapter in _adapters(trainer) for callback in adapter.handler.callbacks]
             run.agree_on_flags(flag_sources(callbacks, False, HFCallbackAdapter, 1))
             if run.flags_decide:
-                leave_validation_to_flags(trainer)
+                switch_off_own_validation(trainer)
         self._show(trainer)
         if self._restored is not None:
             self._restore(self._restored)

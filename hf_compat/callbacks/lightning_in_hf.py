@@ -34,7 +34,7 @@ from hf_compat.callbacks.loggers import HistoryLogger
 from hf_compat.callbacks.other_distribution import adopt
 from hf_compat.checkpoint.plain_values import readable_states
 from hf_compat.data.types import Batch
-from hf_compat.engine.internals import note_metrics, place_at, stand_beside
+from hf_compat.engine.internals import mirror_running_fit, note_metrics, set_progress
 from hf_compat.engine.window_trainer import quietly
 from hf_compat.errors import CallbackError, CheckpointError, HfCompatWarning
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
@@ -192,7 +192,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
 
     def _place(self, state: TrainerState) -> pl.Trainer:
         assert self.trainer is not None  # made when training began
-        place_at(self.trainer, self._epoch, state.global_step)
+        set_progress(self.trainer, self._epoch, state.global_step)
         return self.trainer
 
     def _enter_epoch(self, state: TrainerState) -> None:
@@ -204,7 +204,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         self._state = state
         self._module = _Beside(model)
         self.trainer = self._make_trainer(args, state, next(model.parameters(), torch.empty(0)).device)
-        stand_beside(self.trainer, self._module, optimizer, scheduler)
+        mirror_running_fit(self.trainer, self._module, optimizer, scheduler)
 
     def _make_trainer(self, args: Args, state: TrainerState, device: torch.device) -> pl.Trainer:
         is_cuda = device.type == "cuda"

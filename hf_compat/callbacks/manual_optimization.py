@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
 
 from hf_compat.data.types import Batch
-from hf_compat.engine.internals import forget_last_fit
+from hf_compat.engine.internals import reset_weight_averaging
 from hf_compat.errors import CallbackError
 
 # Callbacks that change what the arguments of a native module decide, and what to write in their place.
@@ -86,7 +86,7 @@ def serve_callbacks(trainer: pl.Trainer, module: pl.LightningModule, model: nn.M
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
     for callback in callbacks:
         if trainer.state.fn == "fit":
-            forget_last_fit(callback)
+            reset_weight_averaging(callback)
         if isinstance(callback, lightning_callbacks.BackboneFinetuning) and not hasattr(module, "backbone"):
             module.__dict__["backbone"] = backbone_of(model)  # no submodule: its weights have names already
         if isinstance(callback, ModelCheckpoint) and not module.automatic_optimization:

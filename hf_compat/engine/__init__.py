@@ -1,3 +1,3 @@
-"""Lightning: module, windows, evaluation, precision, strategies. Takes the plan, knows no HF event."""
+"""Lightning's side of a run: module, windows, evaluation, precision and strategies. HF events are fired elsewhere."""
 
 import hf_compat.upstream  # noqa: F401 - loads Lightning

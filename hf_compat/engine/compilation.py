@@ -1,4 +1,4 @@
-"""Compiling the model that a step calls: around the wrapper of a strategy, and beside the model that is saved."""
+"""Compile the model that the steps call, outside the strategy's wrapper. The saved model stays uncompiled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hf_compat.interop.deepspeed import compile_engine, is_deepspeed_engine
 from hf_compat.interop.regional_compilation import compile_blocks
 from hf_compat.plan.compilation import Compilation
 
-_INNER = "_orig_mod"  # under which torch.compile keeps what it has compiled
+_INNER = "_orig_mod"  # the attribute in which torch.compile keeps the original module
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
@@ -19,9 +19,9 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 
 def compiled(model: nn.Module, how: Compilation | None) -> nn.Module:
-    """Return a model compiled; one that is compiled already, and every model without `how`, as it is.
+    """Compile a model. A compiled model is returned as it is, and so is any model if `how` is None.
 
-    The parameters are the model's own, and the model itself still runs uncompiled.
+    Both share their parameters. The original still runs uncompiled.
 
     Mirrors:
         The end of `accelerate.Accelerator.prepare_model`, 1.15.
@@ -29,9 +29,9 @@ def compiled(model: nn.Module, how: Compilation | None) -> nn.Module:
     if how is None or uncompiled(model) is not model or getattr(model, "_compiled_call_impl", None) is not None:
         return model
     keywords = how.keywords()
-    if is_deepspeed_engine(model):  # it compiles what is in it
+    if is_deepspeed_engine(model):  # the engine compiles the module inside it
         compile_engine(model, keywords)
-        return model  # type: ignore[return-value]  # a module, whose type the package does not tell
+        return model  # type: ignore[return-value]  # a module, though its protocol does not say so
     if how.by_blocks:
         return compile_blocks(model, keywords)
     form: nn.Module = torch.compile(model, **keywords)  # type: ignore[call-overload]  # the keywords are a dict

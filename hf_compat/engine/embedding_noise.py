@@ -1,4 +1,4 @@
-"""NEFTune: uniform noise on the embeddings of the input while a model trains, and none when it is evaluated or saved.
+"""NEFTune: add uniform noise to the input embeddings in training mode, never in evaluation mode.
 
 The method is that of https://arxiv.org/abs/2310.05914. A forward hook on the embedding layer adds the noise.
 """
@@ -15,21 +15,21 @@ from torch.utils.hooks import RemovableHandle
 from hf_compat.errors import ArgumentError
 from hf_compat.interop.transformers_models import unwrap_peft
 
-_STRENGTH = "neftune_noise_alpha"  # on the layer, as upstream: callbacks change it there
+_STRENGTH = "neftune_noise_alpha"  # the layer's attribute, as upstream: callbacks change it
 
 
 class EmbeddingNoise:
-    """The noise on one model's embeddings, as long as it is there.
+    """Adds noise to the input embeddings of one model until `remove` is called.
 
     Args:
-        model: The model without the wrappers of a strategy; an adapter of PEFT may be around it.
+        model: The model without the wrappers of a strategy. A PEFT adapter may wrap it.
         strength: NEFTune's alpha, >= 0.
 
     Raises:
         ArgumentError: The model has no layer that embeds its input.
 
     Shapes:
-        The layer's output is `[batch, sequence, features]`; the noise is within ±alpha / sqrt(sequence · features).
+        The layer's output is `[batch, sequence, features]`. The noise is within ±alpha / sqrt(sequence · features).
 
     Mirrors:
         `transformers.integrations.neftune`, 5.23.
@@ -41,7 +41,7 @@ class EmbeddingNoise:
         self._handle: RemovableHandle = self._layer.register_forward_hook(_add_noise)
 
     def remove(self) -> None:
-        """Give the layer its own output back; a second call does nothing."""
+        """Remove the hook from the layer. A second call does nothing."""
         self._handle.remove()
         if hasattr(self._layer, _STRENGTH):
             delattr(self._layer, _STRENGTH)
@@ -51,17 +51,18 @@ def input_embeddings(model: nn.Module) -> nn.Module:
     """Return the layer that embeds a model's input.
 
     Raises:
-        ArgumentError: The model has none, or does not say which it is.
+        ArgumentError: The model has no such layer, or does not name it.
     """
     inner = unwrap_peft(model)
     find = getattr(inner, "get_input_embeddings", None)
     try:
         layer = find() if callable(find) else None
-    except NotImplementedError:  # transformers' answer for models without such a layer
+    except NotImplementedError:  # raised by transformers' models without such a layer
         layer = None
     if not isinstance(layer, nn.Module):
         raise ArgumentError(
-            f"`neftune_noise_alpha` adds noise to the embedded input; {type(inner).__name__} names no such layer.\n\n"
+            f"`neftune_noise_alpha` adds noise to the input embeddings, and {type(inner).__name__} names no such "
+            "layer.\n\n"
             "Hint: give the model a method `get_input_embeddings()` that returns the layer, or leave the argument out."
         )
     return layer
@@ -70,16 +71,16 @@ def input_embeddings(model: nn.Module) -> nn.Module:
 def _add_noise(layer: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
     if not layer.training:
         return output
-    # float32, as upstream: in float64 the bound, and with it the noise, has other last bits
+    # float32, as upstream: float64 would change the last bits of the bound, and so of the noise
     bound = getattr(layer, _STRENGTH) / torch.sqrt(torch.tensor(math.prod(output.shape[1:3])))
     return output + torch.zeros_like(output).uniform_(-bound, bound)
 
 
 class NoiseOfFit(pl.Callback):
-    """Ends the noise of a fit that failed: a Lightning trainer of the user's own tells callbacks alone.
+    """Removes the noise after a fit that failed. In a plain `lightning.Trainer` only callbacks learn of a failure.
 
     Args:
-        noise: It was put on for this fit.
+        noise: The noise of this fit.
     """
 
     def __init__(self, noise: EmbeddingNoise) -> None:
@@ -91,14 +92,14 @@ class NoiseOfFit(pl.Callback):
 
 
 def begin_noise(trainer: pl.Trainer, model: nn.Module, strength: float | None) -> None:
-    """Put noise on a model for the fit that a Lightning trainer begins; None is none."""
+    """Add noise to a model for the fit that starts. A strength of None adds none."""
     end_noise(trainer)
     if strength is not None:
         _callbacks(trainer).append(NoiseOfFit(EmbeddingNoise(model, strength)))
 
 
 def end_noise(trainer: pl.Trainer) -> None:
-    """Remove the noise of a fit, where there is any."""
+    """Remove the noise of a fit, if there is any."""
     for callback in [one for one in _callbacks(trainer) if isinstance(one, NoiseOfFit)]:
         callback.noise.remove()
         _callbacks(trainer).remove(callback)

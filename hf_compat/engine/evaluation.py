@@ -1,6 +1,6 @@
-"""One evaluation: batches in, predictions and metrics out. Lightning drives it, this collects.
+"""One evaluation, from batches to predictions and metrics. Lightning drives the loop.
 
-Predictions are kept (`kept_batches.py`) and joined once, so time grows with the samples, not with their square.
+Predictions are kept (`kept_batches.py`) and joined once, so time grows linearly with the samples.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ Predicted = tuple[torch.Tensor | None, Nested | None, Nested | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationSettings:
-    """What one evaluation keeps and computes.
+    """What an evaluation keeps and computes.
 
     Args:
         metric_key_prefix: Prefix of every metric, added where it is missing.
         prediction_loss_only: Keep the loss only.
-        ignore_keys: Outputs that are left out.
-        is_prediction: `predict` rather than `evaluate`: predictions are kept whatever the metrics do.
-        batch_size: Samples of a full batch.
-        to_cpu_every_batches: Batches after which what is kept moves to the CPU; None at the end.
-        join: Join the batches; else lists of them are given.
+        ignore_keys: Outputs to leave out.
+        is_prediction: True for `predict`, which keeps predictions whatever the metrics are.
+        batch_size: Samples in a full batch.
+        to_cpu_every_batches: Number of batches after which kept results move to the CPU. None moves them at the end.
+        join: Join the batches. Otherwise the results are lists of batches.
         keep_inputs: Keep the main input for the metrics.
-        give_losses: Give the losses to the metrics.
+        give_losses: Pass the losses to the metrics.
         batch_metrics: Compute metrics batch by batch.
         skip_non_finite: Leave NaN and infinite losses out of the mean.
     """
@@ -70,7 +70,7 @@ class EvaluationSettings:
         ignore_keys: list[str] | None = None,
         is_prediction: bool = False,
     ) -> EvaluationSettings:
-        """Return the settings that the arguments ask for."""
+        """Make the settings from the training arguments."""
         return cls(
             metric_key_prefix=prefix,
             prediction_loss_only=prediction_loss_only,
@@ -87,15 +87,15 @@ class EvaluationSettings:
 
 
 class EvaluationBatch:
-    """One batch of an evaluation, with its place.
+    """One batch of an evaluation, with its position.
 
-    To callbacks it is what the loader gave: `batch["input_ids"]`; like a `Window` it has a length and is iterated over,
-    with one micro-batch.
+    Callbacks can read it as a mapping: `batch["input_ids"]`. Like a `Window` it has a length and can be iterated.
+    It holds one micro-batch.
 
     Args:
-        inputs: What the loader gave.
-        is_last: Whether it is known to be the last one.
-        remainder: Samples of a short last batch, else 0 or less.
+        inputs: The loader's batch.
+        is_last: Whether this is known to be the last batch.
+        remainder: Samples in a short last batch. 0 or less otherwise.
     """
 
     __slots__ = ("inputs", "is_last", "remainder")
@@ -112,27 +112,27 @@ class EvaluationBatch:
         return iter((self.inputs,))
 
     def __getitem__(self, key: object) -> Batch:
-        """Return an entry of the batch; the number 0 gives the batch itself."""
+        """Return an entry of the batch. Key 0 returns the batch itself."""
         return (self.inputs,)[key] if isinstance(key, (int, slice)) else self.inputs[key]
 
     def __contains__(self, key: object) -> bool:
         return key in self.inputs
 
     def change_batches(self, change: Callable[[Batch], Batch]) -> None:
-        """Put something in the place of what the loader gave."""
+        """Replace the loader's batch."""
         self.inputs = change(self.inputs)
 
     def keys(self) -> Iterable[object]:
-        """Return the names in the batch."""
+        """Return the keys of the batch."""
         return self.inputs.keys()
 
     def trim(self, data: Nested) -> Nested:
-        """Return a last batch that is gathered without the samples that fill it up."""
+        """Drop the filler samples from the gathered last batch."""
         return truncate_to(data, self.remainder) if self.is_last and self.remainder > 0 else data
 
 
 class EvaluationBatches:
-    """A loader's batches with their places; what Lightning's validation loop iterates over.
+    """A loader's batches with their positions, as Lightning's validation loop iterates over them.
 
     Args:
         loader: A `PreparedDataLoader`, or any iterable of batches.
@@ -148,7 +148,7 @@ class EvaluationBatches:
         return self.length
 
     def start_if_empty(self) -> None:
-        """Start the iterator of a loader without a batch: Lightning does not, and torch draws a random number there."""
+        """Start the iterator of an empty loader, as torch draws a random number there. Lightning would not."""
         if self.length == 0:
             next(iter(self), None)
 
@@ -162,12 +162,12 @@ class EvaluationBatches:
             for inputs in self.loader:
                 yield EvaluationBatch(inputs, self.loader.end_of_dataloader, self.loader.remainder)
         finally:
-            self.loader.lookahead = None  # an error leaves it behind
+            self.loader.lookahead = None  # an error leaves a batch in it
 
 
 @dataclass(slots=True)
 class BatchResults:
-    """What one batch gave, of all processes; None where there is nothing, or nothing is gathered.
+    """Results of one batch, gathered from all ranks. A field is None if it is missing or not gathered.
 
     Args:
         losses: The batch's loss, repeated for each sample of a full batch.
@@ -186,15 +186,15 @@ class EvaluationRun:
     """One evaluation from its first batch to its metrics.
 
     Args:
-        steps: Whose `prediction_step` is called.
+        steps: Owner of `prediction_step`.
         model: The model to call.
-        loader: The loader of its batches.
-        settings: What is kept and computed.
-        compute_metrics: From predictions to metrics, or a torchmetrics object that is updated batch by batch, or None.
+        loader: The loader of the batches.
+        settings: What to keep and compute.
+        compute_metrics: A function of the predictions, a torchmetrics object updated batch by batch, or None.
         preprocess_logits: Applied to logits before they are kept, or None.
-        gather: From a process's results to those of all; HF lets a subclass choose it. None is the accelerator's.
-        logged_values: Gives the named values that the steps have logged meanwhile; None where nobody can.
-        drops_fillers: Leave out samples that fill up the last batch; else `gather` does as it likes.
+        gather: Gathers one rank's results from all ranks. A subclass may choose it. None uses the accelerator's.
+        logged_values: Returns the values that the steps have logged by name. None if they cannot log.
+        drops_fillers: Drop the samples that fill up the last batch. Otherwise that is left to `gather`.
     """
 
     def __init__(
@@ -213,17 +213,17 @@ class EvaluationRun:
         self.compute_metrics = compute_metrics
         self.preprocess_logits = preprocess_logits
         self.gather = gather or steps.accelerator.gather
-        # what one process has is all there is: it is neither padded nor gathered
+        # one process has all the results, so nothing is padded or gathered
         is_own = self.gather == steps.accelerator.gather
-        self._is_alone = is_own and getattr(steps.accelerator, "is_alone", False) is True  # it may be a script's own
+        self._is_alone = is_own and getattr(steps.accelerator, "is_alone", False) is True  # a script may replace it
         self.logged_values = logged_values or dict
         self.drops_fillers = drops_fillers
         self.torch_metrics = torch_metrics(compute_metrics, steps.args.device)
         by_batch = settings.batch_metrics or self.torch_metrics is not None
         self._keeps_predictions = not by_batch or settings.is_prediction
-        # predictions leave their process; metrics that are updated batch by batch do without
+        # predictions are gathered from all ranks, unless only metrics updated batch by batch use them
         self._gathers_predictions = self.torch_metrics is None or settings.is_prediction
-        # whether something is left to do after a batch's events
+        # whether `end_batch` has any work
         self.ends_batches = settings.batch_metrics or settings.to_cpu_every_batches is not None
         self.losses = self._losses_to_keep()
         self.predictions, self.labels, self.inputs = self._to_keep(), self._to_keep(), self._to_keep()
@@ -248,11 +248,11 @@ class EvaluationRun:
         return CountedRows(0 if samples is None or batches is None else min(samples, batches * together))
 
     def step(self, batch: EvaluationBatch) -> torch.Tensor | None:
-        """Predict one batch and keep what is needed; returns its loss."""
+        """Predict one batch, keep its results and return its loss."""
         settings = self.settings
         samples = find_batch_size(batch.inputs)
         self.observed_samples += samples or 0
-        loss, logits, labels = _three_parts(
+        loss, logits, labels = _unpacked(
             self.steps.prediction_step(
                 self.model, batch.inputs, settings.prediction_loss_only, ignore_keys=settings.ignore_keys
             )
@@ -261,33 +261,33 @@ class EvaluationRun:
         if loss is not None:
             results.losses = self._losses_of(loss, batch)
         if settings.keep_inputs:
-            results.inputs = self._of_all(self._padded(self._main_input(batch.inputs)), batch)
+            results.inputs = self._gathered(self._padded(self._main_input(batch.inputs)), batch)
         logits, labels = self._prepared(logits, labels)
         if self.torch_metrics is not None:
             self._update(self.torch_metrics, logits, labels, batch, samples)
         if self._is_alone and not batch.is_last:
             results.predictions, results.labels = logits, labels
         elif self._gathers_predictions:
-            results.predictions, results.labels = self._of_all(logits, batch), self._of_all(labels, batch)
+            results.predictions, results.labels = self._gathered(logits, batch), self._gathered(labels, batch)
         self._keep(results)
         if self.ends_batches:
             self._pending = lambda: self._after_batch(batch, results)
         return loss
 
     def end_batch(self) -> None:
-        """Do what follows a batch's events: metrics of the batch, or the move to the CPU."""
+        """Compute the batch's metrics or move results to the CPU, after the batch's events."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending()
 
     def _losses_of(self, loss: torch.Tensor, batch: EvaluationBatch) -> Nested | None:
-        """Return a batch's loss for each sample of all processes; None where the number is kept already."""
+        """Return the loss repeated for each sample of all ranks, or None if its number is kept already."""
         samples, losses = self.settings.batch_size, self.losses
         if type(losses) is RepeatedNumbers and type(loss) is torch.Tensor and not loss.ndim and loss.is_cpu:
             is_short = self.drops_fillers and batch.is_last and batch.remainder > 0
             losses.add_number(loss, min(samples, batch.remainder) if is_short else samples)
             return None
-        return self._of_all(_repeated(loss, samples), batch)
+        return self._gathered(_repeated(loss, samples), batch)
 
     def _main_input(self, inputs: Batch) -> Nested:
         name = getattr(self.steps.model, "main_input_name", "input_ids")
@@ -303,15 +303,15 @@ class EvaluationRun:
             return data
         return self.steps.accelerator.pad_across_processes(data, dim=1, pad_index=PADDING_INDEX)
 
-    def _of_all(self, data: Nested | None, batch: EvaluationBatch) -> Nested | None:
-        """Return what all processes have, without the samples that fill the last batch up."""
+    def _gathered(self, data: Nested | None, batch: EvaluationBatch) -> Nested | None:
+        """Gather from all ranks, without the filler samples of the last batch."""
         if data is None:
             return None
         gathered = data if self._is_alone else self.gather(data)
         return batch.trim(gathered) if self.drops_fillers and batch.is_last else gathered
 
     def _prepared(self, logits: Nested | None, labels: Nested | None) -> tuple[Nested | None, Nested | None]:
-        """Pad logits and labels to the longest of all processes, and apply `preprocess_logits`."""
+        """Pad logits and labels to the longest of all ranks, and apply `preprocess_logits`."""
         if self._gathers_predictions and not self._is_alone:
             labels, logits = self._padded(labels), self._padded(logits)
         if logits is not None and self.preprocess_logits is not None:
@@ -326,7 +326,7 @@ class EvaluationRun:
         batch: EvaluationBatch,
         samples: int | None,
     ) -> None:
-        """Update metrics with this process's samples, without those that fill the last round up."""
+        """Update metrics with this rank's samples, without the fillers of the last round."""
         if logits is None or labels is None:
             return
         accelerator = self.steps.accelerator
@@ -367,7 +367,7 @@ class EvaluationRun:
             return
         prediction = self._prediction(results.predictions, results.labels, results.losses, batch.inputs)
         computed = self.compute_metrics(prediction, compute_result=batch.is_last)
-        # before the last batch there may be nothing to say yet
+        # `compute_metrics` may return nothing before the last batch
         self.metrics_so_far = plain_metrics(computed, "compute_metrics") if batch.is_last or computed else {}
 
     def _prediction(
@@ -381,8 +381,8 @@ class EvaluationRun:
         )
 
     def finish(self) -> EvalLoopOutput:
-        """Join what was kept and compute the metrics."""
-        if isinstance(self.loader, PreparedDataLoader):  # Lightning does not ask for what comes after the last batch
+        """Join the kept results and compute the metrics."""
+        if isinstance(self.loader, PreparedDataLoader):  # Lightning does not read past the last batch
             self.loader.passes.end(self.loader)
         kept = (self.losses, self.predictions, self.labels, self.inputs)
         losses, predictions, labels, inputs = (batches.result(self.settings.join) for batches in kept)
@@ -424,7 +424,7 @@ class EvaluationRun:
         return _length_of(dataset) or self.observed_samples
 
 
-def _three_parts(predicted: Predicted) -> Predicted:
+def _unpacked(predicted: Predicted) -> Predicted:
     try:
         loss, logits, labels = predicted  # a subclass may return anything
     except (TypeError, ValueError) as error:
@@ -436,19 +436,19 @@ def _three_parts(predicted: Predicted) -> Predicted:
 
 
 def _repeated(loss: torch.Tensor, samples: int) -> torch.Tensor:
-    """Return a loss once for each sample; filling new memory with a number costs a third of torch's `repeat`."""
-    if type(loss) is not torch.Tensor or loss.ndim:  # of a subclass's own prediction step
+    """Repeat a loss for each sample. Filling new memory takes a third of the time of torch's `repeat`."""
+    if type(loss) is not torch.Tensor or loss.ndim:  # returned by an overridden `prediction_step`
         return loss.repeat(samples)
     return loss.expand(samples).clone(memory_format=torch.contiguous_format)
 
 
 def warn_of_memory(batch: Nested, loader: Iterable[Batch], to_cpu_every: int | None) -> None:
-    """Warn where an evaluation will keep more than half of the memory that is free, judged by its first batch.
+    """Warn if an evaluation will keep more than half of the free memory, judging by its first batch.
 
     Args:
         batch: What is kept of the first batch.
-        loader: Says how many batches come.
-        to_cpu_every: Batches after which what is kept moves to the CPU; None keeps it on its device.
+        loader: Gives the number of batches.
+        to_cpu_every: Number of batches after which results move to the CPU. None keeps them on their device.
     """
     batches = _length_of(loader)
     if batches is None:

@@ -1,4 +1,4 @@
-"""FSDP 2: a model's parameters become shards, through torch's `fully_shard`."""
+"""FSDP 2: shard a model's parameters with torch's `fully_shard`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hf_compat.plan.fsdp import FsdpPlan
 
 @functools.lru_cache(maxsize=4)
 def shard_mesh(device: str, world_size: int, per_node: int, hybrid: bool) -> DeviceMesh:
-    """Return the mesh that parameters are sharded over: one for all trainers of a run."""
+    """Return the mesh that parameters are sharded over, shared by all trainers of a process."""
     if hybrid and world_size > per_node:
         return init_device_mesh(
             device, (world_size // per_node, per_node), mesh_dim_names=("replicate", "data_parallel")
@@ -33,10 +33,10 @@ def shard_mesh(device: str, world_size: int, per_node: int, hybrid: bool) -> Dev
 
 
 def shard_model(model: nn.Module, plan: FsdpPlan, mesh: DeviceMesh, precision: str) -> None:
-    """Shard a model in place: first the modules that the plan names, then the rest. A sharded model stays as it is.
+    """Shard a model in place: first the modules that the plan names, then the rest. Skip a sharded model.
 
     Raises:
-        ArgumentError: No module is of the classes that the plan names.
+        ArgumentError: The model has no module of a class that the plan names.
     """
     if isinstance(model, FSDPModule):
         return
@@ -60,15 +60,15 @@ def shard_model(model: nn.Module, plan: FsdpPlan, mesh: DeviceMesh, precision: s
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether a model's parameters are shards."""
+    """Whether a model's parameters are sharded."""
     return isinstance(model, FSDPModule)
 
 
 @contextlib.contextmanager
-def whole_in(model: nn.Module, method: str) -> Iterator[Callable[..., torch.Tensor]]:
-    """Give a method of a model, which runs on whole parameters although they are shards, as a forward pass does.
+def gathering_method(model: nn.Module, method: str) -> Iterator[Callable[..., torch.Tensor]]:
+    """Yield a method of a model that gathers sharded parameters before it runs, as a forward pass does.
 
-    `generate` calls an encoder by itself: the parameters that are sharded with the root are not gathered for it.
+    `generate` calls an encoder on its own, and the root's sharded parameters are not gathered for that call.
     """
     if not is_sharded(model):
         yield getattr(model, method)
@@ -83,10 +83,10 @@ def whole_in(model: nn.Module, method: str) -> Iterator[Callable[..., torch.Tens
 
 
 def _parts(model: nn.Module, plan: FsdpPlan) -> Iterable[nn.Module]:
-    """Return the modules that are sharded one by one, inner ones first."""
+    """Return the modules to shard separately, inner ones first."""
     if plan.wrap == "none":
         return ()
-    containers = (nn.ModuleList, nn.ModuleDict)  # fully_shard takes none of them
+    containers = (nn.ModuleList, nn.ModuleDict)  # fully_shard rejects both
     modules = [module for module in list(model.modules())[:0:-1] if not isinstance(module, containers)]
     if plan.wrap == "size":
         return _parts_of_size(modules, plan.min_num_params)
@@ -102,7 +102,7 @@ def _parts(model: nn.Module, plan: FsdpPlan) -> Iterable[nn.Module]:
 
 
 def _parts_of_size(modules: list[nn.Module], min_num_params: int) -> Iterator[nn.Module]:
-    """Yield the modules with enough parameters that no module within them has taken."""
+    """Yield the modules with at least `min_num_params` parameters that no inner module has taken."""
     taken: set[int] = set()
     for module in modules:
         own = [parameter for parameter in module.parameters() if id(parameter) not in taken]

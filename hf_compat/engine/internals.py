@@ -1,7 +1,7 @@
-"""Every private attribute of Lightning that this package touches: one function, base class or constant each.
+"""Every private attribute of Lightning that this package uses, each in one function, base class or constant.
 
-Each says why there is no public way, and when it can go. `tests/house/test_lightning_internals.py` searches the package
-for accesses outside this file.
+Each docstring gives the reason and the condition for removal. `tests/house/test_lightning_internals.py` finds uses
+outside this file.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from torch.optim import Optimizer
 
 from hf_compat.errors import warn_once
 
-Given = dict[str, Any]  # what Lightning saved, or the keywords of a constructor
+Given = dict[str, Any]  # a checkpoint's content, or a constructor's keywords
 Engine = Any  # deepspeed's `DeepSpeedEngine`; the package has no types
 StepKeywords = OrderedDict[str, Any]  # of `training_step`: `batch` and `batch_idx`
 Wrapped = Any  # torch's optimizer or schedule, or what accelerate wraps around it
 
-# The release that this file was written for and is tested with.
+# The Lightning release that this file is written for and tested with.
 WRITTEN_FOR = "2.6.6"
 
-# Fields that Lightning writes into a module several times a step. None of them holds a module or a parameter, so
-# `WindowModule` leaves out the search for those that `nn.Module.__setattr__` makes. Remove it when Lightning keeps the
-# name of the running hook outside the module.
+# Fields that Lightning writes into a module several times a step. They never hold a module or a parameter, so
+# `WindowModule` skips the search that `nn.Module.__setattr__` makes. Remove it when Lightning keeps the name of the
+# running hook outside the module.
 BOOKKEEPING_FIELDS = frozenset({"_current_fx_name"})
 
 
 def warn_of_newer_lightning() -> None:
-    """Warn, once a process, where the installed Lightning is a newer minor release than this file was written for."""
+    """Warn, once a process, if the installed Lightning has a newer minor version than `WRITTEN_FOR`."""
     installed = lightning.__version__
     if _minor_release(installed) > _minor_release(WRITTEN_FOR):
         warn_once(
-            f"hf_compat uses internals of Lightning and was written for lightning {WRITTEN_FOR}; lightning {installed} "
-            "is installed, which may have changed them.\n\n"
-            f"Hint: where training fails or gives other numbers, pip install 'lightning~={WRITTEN_FOR}'."
+            f"hf_compat uses internals of Lightning {WRITTEN_FOR}. Lightning {installed} is installed and may have "
+            "changed them.\n\n"
+            f"Hint: if training fails or its numbers change, pip install 'lightning~={WRITTEN_FOR}'."
         )
 
 
@@ -65,25 +65,26 @@ def _minor_release(version: str) -> tuple[int, int]:
 
 
 def do_nothing(*args: object, **kwargs: object) -> None:
-    """Stand in the place of a method of Lightning that is to do nothing."""
+    """Replace a Lightning method that must not run."""
 
 
 def run_validation(trainer: Trainer, batches: Iterable[object]) -> None:
-    """Run the validation loop of a fit that is under way, on any batches, at any moment.
+    """Run the validation loop within a fit, on any batches, at any moment.
 
-    Lightning validates at its own intervals and on the loaders it was given; HF evaluates when a flag says so, on
-    whatever data set a method or callback names. Remove it when a trainer validates on request within a fit.
+    Lightning validates at its own intervals, on the loaders that it was given. HF evaluates when a flag is set, on any
+    data set. Remove it when a trainer validates on request within a fit.
     """
     loop = trainer.fit_loop.epoch_loop.val_loop
     loop._data_source.instance = batches
-    loop._combined_loader = None  # the loop makes another from the data source
+    loop._combined_loader = None  # the loop makes a new one from the data source
     _run_validation_loop(trainer)
 
 
 def validates_after_this_batch(trainer: Trainer) -> bool:
-    """Whether Lightning validates at the end of the training batch that is under way; a hook asks at its end.
+    """Whether Lightning validates at the end of the current training batch.
 
-    Lightning has no public way to ask. Remove it when checkpoints of a batch's end are resumed with their validation.
+    Only hooks at the end of a batch may call this. Lightning has no public way to ask. Remove it when checkpoints of a
+    batch's end are resumed with their validation.
     """
     loop = trainer.fit_loop
     fetcher = loop._data_fetcher
@@ -91,7 +92,7 @@ def validates_after_this_batch(trainer: Trainer) -> bool:
 
 
 def run_own_validation(trainer: Trainer) -> bool:
-    """Run the validation loop of a fit at any moment, on its own loaders; False where it has none.
+    """Run the validation loop of a fit at any moment, on its own loaders. Return False if it has none.
 
     Remove it with `run_validation`.
     """
@@ -113,9 +114,9 @@ def _run_validation_loop(trainer: Trainer) -> None:
 
 
 def metrics_of_running_loop(trainer: Trainer) -> dict[str, float]:
-    """Return what the evaluation loop that is ending has logged.
+    """Return the metrics that the ending evaluation loop has logged.
 
-    `callback_metrics` mixes it with training's. Remove it when Lightning returns the metrics of one loop.
+    `callback_metrics` also holds those of training. Remove it when Lightning returns the metrics of one loop.
     """
     results = trainer._results
     logged = {} if results is None else results.metrics(on_step=False)["callback"]
@@ -123,25 +124,26 @@ def metrics_of_running_loop(trainer: Trainer) -> dict[str, float]:
 
 
 def batch_under_way(module: LightningModule) -> object:
-    """Return the batch of the step that a module's trainer runs, else None.
+    """Return the batch of the step that a module's trainer is running, or None.
 
-    Lightning weights what is logged by the size of it, which it finds in tensors only. Remove it when a module can say
-    how large its batches are.
+    Lightning weights logged values by the batch size, which it finds in tensors only. Remove it when a module can name
+    the size of its batches.
     """
     results = None if module._trainer is None else module._trainer._results
     return None if results is None else results.batch
 
 
 def is_training_batch(trainer: Trainer) -> bool:
-    """Return whether a fit is between a batch's begin and the end of its training. Remove it when a trainer says so."""
+    """Whether a fit is between the start and the end of a training batch. Remove it when a trainer has this flag."""
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     return bool(progress.ready > progress.processed)
 
 
-def leave_out_step_metrics(trainer: Trainer) -> None:
-    """Let loggers get nothing of a batch that made no update: Lightning would log the last update's values again.
+def skip_step_metrics(trainer: Trainer) -> None:
+    """Log no metrics of a batch without an update. Lightning would log the last update's values again.
 
-    It asks only automatic optimization whether a batch accumulates. Remove it when it asks manual optimization, too.
+    Only for automatic optimization does Lightning check that a batch accumulates. Remove it when it also checks manual
+    optimization.
     """
     for metric in (trainer._results or {}).values():
         if metric.meta.on_step and not metric.meta.on_epoch:
@@ -149,22 +151,22 @@ def leave_out_step_metrics(trainer: Trainer) -> None:
 
 
 def end_epoch_after_this_batch(trainer: Trainer) -> None:
-    """Let a training epoch end with the batch that is ending.
+    """End the training epoch after the current batch.
 
-    Only the module's own `on_train_batch_start` can ask for it. Remove it when a callback can.
+    Lightning lets only the module's own `on_train_batch_start` do this. Remove it when a callback can.
     """
     trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
 
 
 def is_validating_within_fit(trainer: Trainer) -> bool:
-    """Return whether the validation loop of a fit is running right now."""
+    """Whether the validation loop of a fit is running."""
     return bool(trainer.state.fn == "fit" and trainer.validating)
 
 
-def forget_last_fit(callback: Callback) -> None:
-    """Let a callback that averages weights begin anew with a fit, and not leave out what the last one had counted.
+def reset_weight_averaging(callback: Callback) -> None:
+    """Reset the counters of a weight-averaging callback, so that it starts fresh with the next fit.
 
-    Remove it when Lightning's callbacks forget in `setup`.
+    Remove it when Lightning's callbacks reset them in `setup`.
     """
     if isinstance(callback, WeightAveraging):
         callback._latest_update_step, callback._latest_update_epoch = 0, -1
@@ -173,18 +175,19 @@ def forget_last_fit(callback: Callback) -> None:
         callback.n_averaged = callback._scheduler_state = callback._swa_scheduler = None
 
 
-def leave_validation_to_flags(trainer: Trainer) -> None:
-    """Switch Lightning's own validation intervals off.
+def switch_off_own_validation(trainer: Trainer) -> None:
+    """Switch off Lightning's own validation intervals.
 
-    With `val_check_interval` alone it validates once more whenever a fit stops. Remove it when an interval can be none.
+    With `val_check_interval` alone Lightning validates once more when a fit stops. Remove it when the interval can be
+    switched off.
     """
     trainer.fit_loop.epoch_loop._should_check_val_fx = do_nothing  # type: ignore[method-assign, assignment]
 
 
-def stand_beside(
+def mirror_running_fit(
     trainer: Trainer, module: LightningModule, optimizer: Wrapped | None, scheduler: Wrapped | None
 ) -> None:
-    """Give a trainer that will not run what a running one has: module, optimizer, schedule, the stage of training.
+    """Give an idle trainer the module, optimizer, schedule and training state of a running one.
 
     Lightning sets these in `fit` only. Remove it when a trainer can be built in the middle of a fit.
     """
@@ -198,20 +201,20 @@ def stand_beside(
     own = getattr(scheduler, "scheduler", scheduler)
     if own is not None and getattr(own, "optimizer", None) is not None:
         shown = copy.copy(own)
-        shown.optimizer = inner  # not what is wrapped around it: callbacks would take the two for two
+        shown.optimizer = inner  # without its wrapper, as callbacks would take the two for different optimizers
         strategy.lr_scheduler_configs = [LRSchedulerConfig(shown, interval="step")]
     trainer.state.fn, trainer.state.status = TrainerFn.FITTING, TrainerStatus.RUNNING
     trainer.training = True
 
 
-def place_at(trainer: Trainer, epoch: int, updates: int) -> None:
-    """Set the progress of a trainer that will not run. Remove it with `stand_beside`."""
+def set_progress(trainer: Trainer, epoch: int, updates: int) -> None:
+    """Set the progress of an idle trainer. Remove it with `mirror_running_fit`."""
     start_from(trainer, epoch, updates)
     trainer.fit_loop.epoch_loop.batch_progress.current.ready = updates + 1
 
 
 class _WindowFetcher(_PrefetchDataFetcher):
-    """Fetches each window when it is trained; the windows say which is the last."""
+    """Fetches each window just before it is trained on. The windows report which one is the last."""
 
     def __init__(self, is_at_end: Callable[[], bool]) -> None:
         super().__init__(prefetch_batches=0)
@@ -223,13 +226,13 @@ class _WindowFetcher(_PrefetchDataFetcher):
         return fetched
 
 
-def fetch_when_due(trainer: Trainer, is_at_end: Callable[[], bool]) -> None:
-    """Let a fit read each window when it is trained: a checkpoint then says what is left to read.
+def fetch_without_prefetch(trainer: Trainer, is_at_end: Callable[[], bool]) -> None:
+    """Make a fit read each window just before training on it, so that a checkpoint knows the unread data.
 
-    Lightning reads one ahead where a loader has no length. Remove it when a loader can say that it knows its end.
+    Lightning reads one batch ahead if a loader has no length. Remove it when a loader can report its end.
     """
     loop = trainer.fit_loop
-    if loop._data_fetcher is None or loop._data_fetcher.length is not None:  # there is a limit, which is a length
+    if loop._data_fetcher is None or loop._data_fetcher.length is not None:  # with a length it reads none ahead
         return
     assert loop._combined_loader is not None
     loop._data_fetcher = _WindowFetcher(is_at_end)
@@ -238,28 +241,28 @@ def fetch_when_due(trainer: Trainer, is_at_end: Callable[[], bool]) -> None:
 
 
 def start_within_epoch(trainer: Trainer, updates: int, done: int, batches: int) -> None:
-    """Let the epoch that a fit begins with count the batches that are done: its intervals and limits go by them.
+    """Set the progress of a fit that starts within an epoch. Intervals and limits depend on it.
 
-    Lightning takes them from its own checkpoints only. Remove it when `fit` can begin within an epoch.
+    Lightning sets it from its own checkpoints only. Remove it when `fit` can start within an epoch.
 
     Args:
-        trainer: The counts of whole epochs are set already.
-        updates: Of the whole run.
-        done: Batches of this epoch; a window is one.
-        batches: Of the whole run.
+        trainer: Its counts of whole epochs are set already.
+        updates: Updates of the whole run.
+        done: Batches of this epoch. A window is one batch.
+        batches: Batches of the whole run.
     """
     loop = trainer.fit_loop.epoch_loop
     for name in ("ready", "started", "processed", "completed"):
         setattr(loop.batch_progress.total, name, batches)
         setattr(loop.batch_progress.current, name, done)
-    loop._restarting = True  # of this loop alone: the epoch itself begins as usual
-    loop._batches_that_stepped = updates - 1  # a restart counts the last one once more
+    loop._restarting = True  # for this loop only, as the epoch itself starts as usual
+    loop._batches_that_stepped = updates - 1  # a restart counts the last one again
 
 
 def start_from(trainer: Trainer, epoch: int, updates: int) -> None:
-    """Let a fit begin at an epoch and update count.
+    """Start a fit at an epoch and update count.
 
-    Lightning takes them from its own checkpoints only. Remove it when `fit` can begin at an epoch.
+    Lightning sets them from its own checkpoints only. Remove it when `fit` can start at an epoch.
     """
     progress = trainer.fit_loop.epoch_progress
     for name in ("ready", "started", "processed", "completed"):
@@ -271,10 +274,10 @@ def start_from(trainer: Trainer, epoch: int, updates: int) -> None:
 
 
 def note_metrics(trainer: Trainer, metrics: Mapping[str, object]) -> None:
-    """Let callbacks find numbers among a trainer's metrics.
+    """Add numbers to a trainer's metrics, for its callbacks.
 
-    HF's `epoch` is a share, which ModelCheckpoint would take for the number in its file's name.
-    `LightningModule.log` works within a module's hooks only. Remove it when a trainer takes metrics at any time.
+    HF's `epoch` is a fraction, which ModelCheckpoint would use as the epoch number in a file name.
+    `LightningModule.log` works within a module's hooks only. Remove it when a trainer accepts metrics at any time.
     """
     connector = trainer._logger_connector
     numbers = {n: torch.tensor(float(v)) for n, v in metrics.items() if isinstance(v, (int, float)) and n != "epoch"}
@@ -284,7 +287,7 @@ def note_metrics(trainer: Trainer, metrics: Mapping[str, object]) -> None:
 
 
 def note_for_callbacks(trainer: Trainer, name: str, value: float) -> None:
-    """Let callbacks find a number of an evaluation, that is the same on every process, in `callback_metrics`.
+    """Add a number of an evaluation, equal on every rank, to `callback_metrics`.
 
     `LightningModule.log` makes a torchmetrics object of each number, which takes longer than a small batch. Remove it
     with `note_metrics`.
@@ -293,10 +296,10 @@ def note_for_callbacks(trainer: Trainer, name: str, value: float) -> None:
 
 
 def replace_optimizer(trainer: Trainer, optimizer: Optimizer) -> None:
-    """Let a trainer that fits step another optimizer from now on, and go on counting its steps.
+    """Replace the optimizer of a running fit, and keep counting its steps.
 
-    The strategy wraps what it is given; the loop has put its counting on the wrappers of the batch that is under way.
-    Remove it when a strategy hands that on.
+    The strategy wraps the new optimizer, but the loop's counters are attached to the old wrappers. Remove it when a
+    strategy moves them.
     """
     strategy = trainer.strategy
     before = strategy._lightning_optimizers
@@ -305,8 +308,8 @@ def replace_optimizer(trainer: Trainer, optimizer: Optimizer) -> None:
         new._on_before_step, new._on_after_step = old._on_before_step, old._on_after_step
 
 
-def before_zero_grad(trainer: Trainer, optimizer: Optimizer) -> None:
-    """Call `on_before_zero_grad`: Lightning does so in automatic optimization only.
+def call_before_zero_grad(trainer: Trainer, optimizer: Optimizer) -> None:
+    """Call `on_before_zero_grad`. Lightning calls it in automatic optimization only.
 
     Remove it when manual optimization calls the hook too.
     """
@@ -323,9 +326,9 @@ def loops_state(trainer: Trainer) -> dict[str, Any]:  # nested dicts of numbers,
 
 
 def given_data(trainer: Trainer) -> object:
-    """Return the data that the running command of a trainer was given: a data module, or loaders.
+    """Return the data module or the loaders that the running command was given.
 
-    A trainer shows what it recognises as a data module only. Remove it when a trainer shows what it was given.
+    A trainer has a public attribute for a data module only. Remove it when it has one for loaders too.
     """
     loop = trainer._active_loop
     source = getattr(loop, "_data_source", None)
@@ -333,36 +336,36 @@ def given_data(trainer: Trainer) -> object:
 
 
 def attach_data_module(trainer: Trainer, module: LightningModule, data: LightningDataModule) -> None:
-    """Let a trainer whose command has begun work with a data module.
+    """Attach a data module to a trainer whose command has started.
 
-    Its entry points alone take one. Remove it when a hook of a module can bring one.
+    Only the commands accept one. Remove it when a module's hook can provide one.
     """
     trainer._data_connector.attach_datamodule(module, datamodule=data)
 
 
 def load_waiting_data_states(trainer: Trainer) -> None:
-    """Load the state of the training data that a Lightning checkpoint brought, where that has not happened.
+    """Load the state of the training data from a Lightning checkpoint, if Lightning has not.
 
-    Lightning loads it when it makes the loader; a module that asks for `estimated_stepping_batches` in
-    `configure_optimizers` has it made before the checkpoint is read. Remove it when Lightning loads it then, too.
+    Lightning loads it when it makes the loader. If `configure_optimizers` asks for `estimated_stepping_batches`, the
+    loader is made before the checkpoint is read. Remove it when Lightning loads the state in that case, too.
     """
     trainer.fit_loop._load_combined_loader_states()
 
 
 def keep_loaded_data(trainer: Trainer) -> None:
-    """Let a fit that is resumed go on with the data that are loaded: `reload_dataloaders_every_n_epochs` counts anew.
+    """Keep the loaded data in a resumed fit with `reload_dataloaders_every_n_epochs`.
 
-    Lightning compares the epoch with the one of the first load, which was before the checkpoint was read, and would
-    load data that know nothing of the checkpoint. Remove it when Lightning counts from the epoch that it resumes.
+    Lightning compares the epoch with that of the first load, which came before the checkpoint was read. It would load
+    data without the checkpoint's state. Remove it when Lightning counts from the resumed epoch.
     """
     trainer.fit_loop._last_train_dl_reload_epoch = trainer.current_epoch
 
 
 def compile_model_only(module: LightningModule, model: nn.Module) -> None:
-    """Compile the model of a module that went through `torch.compile`, and leave its steps as they are.
+    """Compile the model of a module that went through `torch.compile`, but not the module's steps.
 
-    Lightning has the steps compiled, too: an update's backward passes, clipping and optimizer are nothing to trace.
-    Remove it when a module can say what of it is compiled.
+    Lightning also compiles the steps, and tracing an update's backward passes, clipping and optimizer gains nothing.
+    Remove it when a module can choose what is compiled.
     """
     compiler = module._compiler_ctx
     if compiler is None:
@@ -371,24 +374,24 @@ def compile_model_only(module: LightningModule, model: nn.Module) -> None:
     model._compiled_call_impl = compiler["dynamo_ctx"](model._call_impl)  # what `nn.Module.compile` sets
 
 
-def place_of(trainer: Trainer) -> tuple[int, int, int, int]:
-    """Return rank, rank on this machine, processes, and processes on this machine."""
+def ranks_of(trainer: Trainer) -> tuple[int, int, int, int]:
+    """Return global rank, local rank, number of processes, and processes on this machine."""
     return trainer.global_rank, trainer.local_rank, trainer.world_size, trainer.num_devices
 
 
 @runtime_checkable
 class HoldsBatches(Protocol):
-    """A window, or an evaluation's batch."""
+    """A window, or a batch of an evaluation."""
 
     def change_batches(self, change: Callable[[object], object]) -> None:
-        """Put something in the place of each batch."""
+        """Replace each batch."""
 
 
 class HooksOfPlainBatches(LightningModule):
-    """Gives the hooks that transfer batches plain ones: each micro-batch of a window, what an evaluation's batch holds.
+    """Passes plain batches to the transfer hooks: each micro-batch of a window, or the inputs of an evaluation batch.
 
-    `_call_batch_hook` is where Lightning calls a module's hooks, or those of its data. Remove it when a batch can say
-    what a hook is to be given.
+    Lightning calls the hooks of a module or of its data in `_call_batch_hook`. Remove it when a batch can choose the
+    hooks' argument.
     """
 
     def _call_batch_hook(self, hook_name: str, batch: object, *args: object) -> object:
@@ -397,24 +400,24 @@ class HooksOfPlainBatches(LightningModule):
             return call(hook_name, batch, *args)
         selector = self.trainer._data_connector._datahook_selector
         owner = type(self if selector is None else selector.get_instance(hook_name))
-        if getattr(owner, hook_name) is not getattr(DataHooks, hook_name):  # else the steps move what they train
+        if getattr(owner, hook_name) is not getattr(DataHooks, hook_name):  # without an override the steps move inputs
             batch.change_batches(lambda part: call(hook_name, part, *args))
         return batch
 
 
 def call_hooks_before_step(precision: Precision, model: LightningModule, optimizer: Optimizer) -> None:
-    """Call `on_before_optimizer_step`, then the clipping that the trainer was asked for (none by this package).
+    """Call `on_before_optimizer_step`, then the trainer's clipping, which this package leaves off.
 
-    A plugin's `optimizer_step` hands the optimizer a closure that calls the hooks; here the gradients are there before
-    the step, and a gradient scaler takes no closure. Remove it when the hooks can be called by a plugin of one's own.
+    A plugin's `optimizer_step` passes the optimizer a closure that calls the hooks. Here the gradients exist before the
+    step, and a gradient scaler accepts no closure. Remove it when a custom plugin can call the hooks.
     """
     precision._after_closure(model, optimizer)
 
 
 class InnerModelDDPStrategy(DDPStrategy):
-    """DDP around the module's `model`, not around the LightningModule: what HF calls `model_wrapped`.
+    """DDP around the module's `model`, not around the LightningModule. HF calls the wrapper `model_wrapped`.
 
-    Lightning offers no choice of what is wrapped. Remove it when a strategy can be given the module to wrap.
+    Lightning always wraps the LightningModule. Remove it when a strategy accepts the module to wrap.
     """
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
@@ -425,11 +428,11 @@ class InnerModelDDPStrategy(DDPStrategy):
 class InnerModelDeepSpeedStrategy(DeepSpeedStrategy):
     """DeepSpeed's engine around the module's `model`, not around the LightningModule.
 
-    Lightning offers no choice of what is wrapped. Remove it when a strategy can be given the module to wrap.
+    Lightning always wraps the LightningModule. Remove it when a strategy accepts the module to wrap.
     """
 
     def set_up_engine(self) -> Engine:
-        """Make optimizer and schedule, and the engine around the module's model; returns the engine."""
+        """Make the optimizer, the schedule and the engine around the module's model. Return the engine."""
         optimizer, scheduler = self._init_optimizers()
         assert self.lightning_module is not None
         inner: Any = self.lightning_module.model
@@ -439,26 +442,26 @@ class InnerModelDeepSpeedStrategy(DeepSpeedStrategy):
         return engine
 
 
-# Refuses `module.load_from_checkpoint(…)`, which would load nothing into that module; it has no public name.
+# Refuses `module.load_from_checkpoint(…)`, which would load nothing into that module. It has no public name.
 restricted_classmethod = _restricted_classmethod
 
 
 def given_hyperparameters() -> object:
-    """Return what LightningCLI makes a module with, or None; Lightning tells its own `save_hyperparameters` alone."""
+    """Return LightningCLI's arguments for a module, or None. Lightning shows them to `save_hyperparameters` only."""
     return _given_hyperparameters.get()
 
 
 def load_state(cls: type[LightningModule], checkpoint: Given, keywords: Given) -> object:
-    """Make a module of a checkpoint that was read already; the public way reads a file."""
+    """Make a module from a loaded checkpoint. The public method reads a file."""
     return _load_state(cls, checkpoint, **keywords)
 
 
-def known_batches(indices: list[list[int]]) -> _IndexBatchSamplerWrapper:
-    """Return what tells `BasePredictionWriter` which samples a batch holds, for loaders that are not torch's own.
+def sample_indices_wrapper(indices: list[list[int]]) -> _IndexBatchSamplerWrapper:
+    """Make the wrapper in which `BasePredictionWriter` finds the sample indices of each batch.
 
-    Lightning looks for this private wrapper, which it puts around the batch sampler of torch's loaders only. Remove it
-    when a loader can say so by a public name.
+    Lightning adds this private wrapper only to the batch sampler of torch's loaders. Remove it when a loader can
+    publish its indices.
     """
-    wrapper = _IndexBatchSamplerWrapper(SimpleNamespace())  # nothing is drawn from it
+    wrapper = _IndexBatchSamplerWrapper(SimpleNamespace())  # never iterated
     wrapper.seen_batch_indices = indices
     return wrapper

@@ -1,4 +1,4 @@
-"""What an evaluation keeps of its batches until it joins them at the end."""
+"""The results that an evaluation keeps of its batches and joins at the end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hf_compat.hf.outputs import Arrays
 from hf_compat.runtime.nested import Nested, map_nested
 
 _BLOCK = 65536  # numbers
-_BYTES_AT_ONCE = 2**18  # larger pieces are not copied faster, and all that waits is memory
+_BYTES_AT_ONCE = 2**18  # larger copies are not faster, and waiting batches take memory
 
 
 class KeptBatches:
-    """What is kept of the batches of one kind (losses, predictions, labels or inputs)."""
+    """Batches of one kind: losses, predictions, labels or inputs."""
 
     def __init__(self) -> None:
         self.on_device: list[Nested] = []
@@ -31,7 +31,7 @@ class KeptBatches:
         self.on_device = []
 
     def result(self, join: bool) -> Arrays | None:
-        """Return everything as arrays: joined, or as a list of batches; None where nothing was kept."""
+        """Return everything as arrays, either joined or as a list of batches. None if nothing was kept."""
         if not join or self.arrays:
             self.to_cpu()
             return (_joined(self.arrays) if join else self.arrays) if self.arrays else None
@@ -39,13 +39,13 @@ class KeptBatches:
 
 
 class CountedRows(KeptBatches):
-    """Batches that are tensors, in one tensor whose rows are counted beforehand: joining them makes no second copy.
+    """Tensor batches, copied into one tensor of known length, so that joining makes no second copy.
 
-    From the first batch on that does not fit (another shape, type or device, nested data, more rows), all is kept as
-    batches and joined at the end.
+    A batch that does not fit (another shape, type or device, nested data, too many rows) ends this. From then on
+    batches are kept separately and joined at the end.
 
     Args:
-        rows: How many rows there will be at most.
+        rows: Upper bound of the number of rows.
     """
 
     def __init__(self, rows: int) -> None:
@@ -57,7 +57,7 @@ class CountedRows(KeptBatches):
         self._waiting_bytes = 0
 
     def add(self, batch: Nested) -> None:
-        """Keep one batch; small ones wait, as copying each by itself takes longer."""
+        """Keep one batch. Small ones are copied together, as single copies take longer."""
         if not self._rows or not (type(batch) is torch.Tensor and batch.ndim > 0):
             self._take_apart()
             super().add(batch)
@@ -68,7 +68,7 @@ class CountedRows(KeptBatches):
             self._place()
 
     def _place(self) -> None:
-        """Copy the batches that wait to their places."""
+        """Copy the waiting batches into the tensor."""
         parts, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not parts:
             return
@@ -83,7 +83,7 @@ class CountedRows(KeptBatches):
         self._used = end
 
     def _take_apart(self) -> None:
-        """Keep what there is as batches, and the next ones beside them."""
+        """Turn the tensor into one kept batch, and keep later batches beside it."""
         self._place()
         if self._whole is not None and self._used:
             self.on_device.append(self._whole[: self._used])
@@ -95,7 +95,7 @@ class CountedRows(KeptBatches):
         super().to_cpu()
 
     def result(self, join: bool) -> Arrays | None:
-        """Return everything as arrays; None where nothing was kept."""
+        """Return everything as arrays. None if nothing was kept."""
         self._place()
         if self._whole is None or not join:
             return super().result(join)
@@ -103,9 +103,9 @@ class CountedRows(KeptBatches):
 
 
 def _are_alike(rows: torch.Tensor, parts: list[torch.Tensor]) -> bool:
-    """Return whether parts have the rows' shape, type and device."""
+    """Whether all parts have the shape of the rows, their type and device."""
     shape, dtype, device = rows.shape[1:], rows.dtype, rows.device
-    for part in parts:  # noqa: SIM110  # written out, as `all` costs more, for every batch
+    for part in parts:  # noqa: SIM110  # written out, as `all` takes longer and this runs for every batch
         if part.dtype != dtype or part.shape[1:] != shape or part.device != device:
             return False
     return True
@@ -124,15 +124,15 @@ def _joined(batches: list[Nested]) -> Nested:
 
 
 def _form_of(batch: Nested) -> str:
-    """Return the shapes of nested data as a text."""
+    """Format the shapes of nested data."""
     shapes = map_nested(lambda tensor: tuple(tensor.shape), batch, lambda leaf: tuple(np.shape(leaf)))
     return f"of shape {shapes}" if isinstance(batch, (torch.Tensor, np.ndarray)) else f"{shapes}"
 
 
 class RepeatedNumbers(KeptBatches):
-    """Numbers that stand for several samples each (a batch's mean loss), kept once and repeated at the end.
+    """Numbers that count for several samples each (a batch's mean loss), kept once and repeated at the end.
 
-    A small tensor of each batch between large ones keeps the allocator from using their memory again; numbers do not.
+    A small tensor between the large ones of each batch would keep the allocator from reusing their memory.
     """
 
     def __init__(self) -> None:
@@ -142,11 +142,11 @@ class RepeatedNumbers(KeptBatches):
         self._dtype: torch.dtype | None = None
 
     def add_number(self, number: torch.Tensor, times: int) -> None:
-        """Keep a number of the CPU; on another device, reading it would wait for all that is under way there.
+        """Keep a CPU tensor's number. Reading it from another device would wait for the device's work.
 
         Args:
             number: A tensor without dimensions.
-            times: For how many samples it stands.
+            times: Number of samples that it counts for.
         """
         if number.dtype is not self._dtype:
             self._take_numbers()
@@ -155,12 +155,12 @@ class RepeatedNumbers(KeptBatches):
         self._times.append(times)
 
     def add(self, batch: Nested) -> None:
-        """Keep one batch that is repeated already."""
+        """Keep one batch that already holds a value per sample."""
         self._take_numbers()
         super().add(batch)
 
     def _take_numbers(self) -> None:
-        """Keep the numbers there are as one batch, and the next ones beside it."""
+        """Turn the kept numbers into one batch."""
         if self._numbers:
             numbers = torch.tensor(self._numbers, dtype=self._dtype)
             self.on_device.append(numbers.repeat_interleave(torch.tensor(self._times)))
@@ -172,19 +172,19 @@ class RepeatedNumbers(KeptBatches):
         super().to_cpu()
 
     def result(self, join: bool) -> Arrays | None:
-        """Return everything as arrays; None where nothing was kept."""
+        """Return everything as arrays. None if nothing was kept."""
         self._take_numbers()
         return super().result(join)
 
 
 class RunningMean(KeptBatches):
-    """The mean of what batches that are vectors of numbers hold, in one block of memory.
+    """The mean of one-dimensional batches, computed within one block of memory.
 
-    A small tensor of each batch between large ones that come and go would keep the allocator from using their memory
-    again: memory would grow as if the large ones had been kept.
+    A small tensor between the large, short-lived ones of each batch would keep the allocator from reusing their memory.
+    Memory would grow as if the large ones had been kept.
 
     Args:
-        skip_non_finite: Leave NaN and infinite numbers out, as long as there are others.
+        skip_non_finite: Leave out NaN and infinite numbers, unless there are no others.
     """
 
     def __init__(self, skip_non_finite: bool) -> None:
@@ -196,7 +196,7 @@ class RunningMean(KeptBatches):
         self._bad: list[tuple[float, int]] = []
 
     def add(self, batch: torch.Tensor) -> None:
-        """Copy one batch into the block; where it does not fit, the block's mean is taken first."""
+        """Copy one batch into the block. A full block is reduced to its mean first."""
         if self._block is None or self._used + len(batch) > len(self._block):
             self._take_block()
             self._block = batch.new_empty(max(_BLOCK, len(batch)))
@@ -214,7 +214,7 @@ class RunningMean(KeptBatches):
         self._used = 0
 
     def mean(self) -> float | None:
-        """Return the mean; None where there was no batch."""
+        """Return the mean, or None without any batch."""
         self._take_block()
         means = self._means or self._bad
         if len(means) <= 1:

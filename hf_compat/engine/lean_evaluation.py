@@ -1,7 +1,7 @@
-"""Lightning's evaluation loop without the work that nobody listens to. Private attributes of Lightning 2.6.
+"""Lightning's evaluation loop without its unused work. Uses private attributes of Lightning 2.6.
 
-As `lean_loop.py` for training: who listens is found once an evaluation, and again when the callbacks change. Batches
-that are not ours, profilers, hooks of the strategy and overridden transfers are left to Lightning's own code.
+As in `lean_loop.py`, overridden hooks are looked up once an evaluation and again when the callbacks change. Lightning's
+own code runs for other batches than ours, for profilers, strategy hooks and overridden transfers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import DirectStepsStrategy
 
-# What tells callbacks that an evaluation begins, and that it ends.
+# Methods of Lightning's loop that call callbacks at the start and at the end of an evaluation.
 _BEGIN = ("_on_evaluation_start", "_on_evaluation_epoch_start")
 _END = ("_on_evaluation_epoch_end", "_on_evaluation_end")
 _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -47,12 +47,12 @@ _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationPart:
-    """Which part of an evaluation one run of Lightning's loop is: HF evaluates each data set by itself.
+    """The part of an evaluation that one run of Lightning's loop covers. HF evaluates each data set separately.
 
     Args:
-        is_first: Callbacks are told that a validation begins.
-        is_last: Callbacks are told that it ends.
-        earlier: Metrics of the parts before this one.
+        is_first: Call the callbacks' hooks for the start of a validation.
+        is_last: Call their hooks for its end.
+        earlier: Metrics of the previous parts.
     """
 
     is_first: bool = True
@@ -65,16 +65,16 @@ WHOLE = EvaluationPart()
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationListeners:
-    """Who listens to what happens in a batch of an evaluation.
+    """The hooks to call for each batch of an evaluation.
 
     Args:
-        callbacks: The trainer's callbacks when this was found.
-        module: What is evaluated.
-        step: The module's step, or the strategy's where that does something around it.
-        step_takes_index: Whether the module's step takes the batch's number.
-        names: Lightning's names of the two hooks around a batch.
-        before: Of callbacks, then of the module.
-        after: As before.
+        callbacks: The trainer's callbacks at the time of the look-up.
+        module: The evaluated module.
+        step: The module's step, or the strategy's if that adds something.
+        step_takes_index: Whether the module's step accepts `batch_idx`.
+        names: Lightning's names of the hook before a batch, the step, and the hook after it.
+        before: Hooks of the callbacks, then of the module.
+        after: Likewise, after the batch.
     """
 
     callbacks: list[pl.Callback]
@@ -87,7 +87,7 @@ class EvaluationListeners:
 
 
 def find_evaluation_listeners(trainer: pl.Trainer) -> EvaluationListeners | None:
-    """Find out who listens in a trainer that is evaluating; None where Lightning's own code is to run."""
+    """Look up the hooks of an evaluating trainer. None if Lightning's own code has to run."""
     module, strategy = trainer.lightning_module, trainer.strategy
     callbacks: list[pl.Callback] = list(trainer.callbacks)  # type: ignore[attr-defined]  # set by a connector
     if not isinstance(module, WindowModule) or not is_plain_run(trainer):
@@ -103,7 +103,7 @@ def find_evaluation_listeners(trainer: pl.Trainer) -> EvaluationListeners | None
     is_direct = type(trainer.precision_plugin) is ForwardPrecision
     is_direct = is_direct and not overrides(strategy, DirectStepsStrategy, names[1])
     own_step: Hook = getattr(module, names[1])
-    # The module's hook after a batch; none where it is the package's own, and has nothing to do
+    # The package's own hook after a batch is left out if it has no work
     name = names[2]
     run = module.evaluation
     is_own = name not in vars(module) and getattr(type(module), name) in module.own_ends_of_batches
@@ -126,10 +126,10 @@ def _of_module(module: pl.LightningModule, name: str) -> list[Hook]:
 
 
 class _OneLoaderFetcher(_PrefetchDataFetcher):
-    """Reads the batches of one loader that has a length, without the walk over several loaders.
+    """Reads the batches of one loader with a length, without Lightning's iteration over several loaders.
 
     Args:
-        fetcher: Lightning's own, which has begun.
+        fetcher: Lightning's own fetcher, already started.
     """
 
     def __init__(self, fetcher: _PrefetchDataFetcher) -> None:
@@ -148,37 +148,37 @@ class _OneLoaderFetcher(_PrefetchDataFetcher):
             raise
         index, self._index = self._index, self._index + 1
         self.fetched += 1
-        self.done = self.fetched >= self.length  # type: ignore[operator]  # whoever makes this has looked
+        self.done = self.fetched >= self.length  # type: ignore[operator]  # `_has_one_known_loader` has checked it
         return batch, index, 0
 
     def teardown(self) -> None:
-        """Let go of the loader, too: its workers end with it."""
+        """Also release the loader, which ends its workers."""
         super().teardown()
         self._batches = iter(())
 
 
 class LeanEvaluationLoop(_EvaluationLoop):
-    """An evaluation of a `WindowModule`: a batch is an `EvaluationBatch`, which stays where it is."""
+    """Evaluates a `WindowModule`, whose steps move each `EvaluationBatch` to the device themselves."""
 
     _listeners: EvaluationListeners | None = None
     _earlier: Mapping[str, object] = {}
 
     @classmethod
-    def in_place_of(cls, loop: _EvaluationLoop) -> LeanEvaluationLoop:
-        """Return a loop for what a loop of Lightning's, which has not run yet, was made for."""
+    def replacing(cls, loop: _EvaluationLoop) -> LeanEvaluationLoop:
+        """Make a loop with the settings of one of Lightning's that has not run yet."""
         return cls(loop.trainer, loop._trainer_fn, loop._stage, loop.verbose, loop.inference_mode)
 
     @contextlib.contextmanager
     def as_part(self, part: EvaluationPart) -> Iterator[None]:
-        """Let all parts of an evaluation be one to callbacks: it begins with the first and ends with the last part.
+        """Present the parts of an evaluation to callbacks as one, from the start of the first to the end of the last.
 
-        Lightning's loops run over all loaders at once, and HF's methods, which users override, over one. Remove it when
-        a loop can be suspended between two loaders.
+        Lightning's loops run over all loaders at once. HF's methods, which users override, run over one. Remove it when
+        a loop can pause between two loaders.
         """
         left_out = (*(() if part.is_first else _BEGIN), *(() if part.is_last else _END))
         fields = vars(self)
-        before = {name: fields.pop(name) for name in (*_BEGIN, *_END) if name in fields}  # of the evaluation around it
-        # Callbacks read the metrics at the end: noted in each part, they would cost the square of the number of parts
+        before = {name: fields.pop(name) for name in (*_BEGIN, *_END) if name in fields}  # of an outer evaluation
+        # Callbacks read the metrics at the end. Noting them in each part would take quadratic time.
         before["_earlier"], self._earlier = self._earlier, part.earlier if part.is_last else {}
         for name in left_out:
             fields[name] = functools.partial(self._without_callbacks, getattr(self, name))
@@ -256,7 +256,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
         name: str,
         *args: object,
     ) -> None:
-        """Call the callbacks' hooks, then the module's; what is logged in them is theirs."""
+        """Call the hooks of the callbacks, then of the module, under the hook's name for logged metrics."""
         of_callbacks, of_module = hooks
         if not of_callbacks and not of_module:
             return

@@ -1,11 +1,10 @@
-"""Lightning's training epoch without the work that nobody listens to. Private attributes of Lightning 2.6.
+"""Lightning's training epoch without its unused work. Uses private attributes of Lightning 2.6.
 
-Lightning's own loop enters profiler contexts, walks over callbacks, moves batches and collects metrics at every batch,
-whether a callback, hook, profiler or logger needs it or not; on a small model that is half of a step. Here each is
-looked for once an epoch, and again when the callbacks change, and left out where nobody overrides it. Hooks that
-somebody overrides are called as in Lightning, in the same order, with the same arguments and progress counters.
+For every batch Lightning's own loop enters profiler contexts, calls empty hooks, moves batches and collects metrics.
+With a small model that is half of a training step. This loop looks up overridden hooks once an epoch, and again when
+the callbacks change. It calls only those, in Lightning's order, with the same arguments and progress counters.
 
-Where something is set that this loop does not know (a profiler, a hook of the strategy), Lightning's own code runs.
+Lightning's own code runs if the trainer uses something this loop does not support, such as a profiler.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import DirectStepsStrategy
 from hf_compat.engine.windows import Windows
 
-# Whether this is the Lightning that these loops were written for. Under another one its own code runs at every batch.
+# Whether these loops support the installed Lightning. If not, its own code runs for every batch.
 IS_KNOWN = lightning.__version__.split(".")[:2] == WRITTEN_FOR.split(".")[:2]
-# Lightning tells this logger of every hook that it calls.
+# Lightning logs every hook call here, at level DEBUG.
 _CALLS = logging.getLogger("lightning.pytorch.trainer.call")
 
-Hook = Callable[..., object]  # of anybody's callback
+Hook = Callable[..., object]  # of any callback
 Given = ParamSpec("Given")
-# Hooks around a batch that belong to the module, the strategy or the precision plugin: one that is overridden leaves
-# the batch to Lightning's own loop.
+# Hooks of the module around a batch. If one is overridden, or one of the strategy or precision plugin, Lightning's own
+# loop handles the batch.
 _OF_BATCH: tuple[tuple[type, tuple[str, ...]], ...] = (
     (pl.LightningModule, ("on_train_batch_start", "on_train_batch_end")),
     (DataHooks, ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")),
@@ -57,18 +56,18 @@ _OF_BACKWARD = ("on_before_backward", "on_after_backward")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Listeners:
-    """Who listens to what happens in a batch.
+    """The hooks to call for each training batch.
 
     Args:
-        callbacks: The trainer's callbacks when this was found.
-        module: What is trained.
+        callbacks: The trainer's callbacks at the time of the look-up.
+        module: The trained module.
         batch_start: Callbacks' `on_train_batch_start`.
         batch_end: Callbacks' `on_train_batch_end`.
         before_step: Callbacks' `on_before_optimizer_step`.
-        batch_is_plain: Whether nothing else is to be called around a batch.
-        backward_is_plain: Whether nothing is to be called around a backward pass.
-        call_is_plain: Whether the strategy does nothing around the module's step.
-        step_is_plain: Whether only callbacks are to be called before the optimizer's step.
+        batch_is_plain: Whether a batch has no other hooks.
+        backward_is_plain: Whether a backward pass has no hooks.
+        call_is_plain: Whether the strategy adds nothing to the module's step.
+        step_is_plain: Whether only callbacks have hooks before the optimizer's step.
     """
 
     callbacks: list[pl.Callback]
@@ -83,7 +82,7 @@ class Listeners:
 
 
 def find_listeners(trainer: pl.Trainer) -> Listeners:
-    """Find out who listens in a trainer that is fitting."""
+    """Look up the hooks of a fitting trainer."""
     callbacks: list[pl.Callback] = list(trainer.callbacks)  # type: ignore[attr-defined]  # set by a connector
     module = trainer.lightning_module
     if not isinstance(module, WindowModule) or not is_plain_run(trainer):
@@ -128,7 +127,7 @@ def _is_plain_precision(precision: Precision) -> bool:
 
 
 def is_plain_run(trainer: pl.Trainer) -> bool:
-    """Return whether these loops know a trainer's Lightning, and it measures and debugs nothing, and has loaders."""
+    """Whether these loops support a trainer: its Lightning, no profiler, no debugging, loaders for data."""
     return (
         IS_KNOWN
         and isinstance(trainer.profiler, PassThroughProfiler)  # type: ignore[attr-defined]  # set by a connector
@@ -140,24 +139,24 @@ def is_plain_run(trainer: pl.Trainer) -> bool:
 
 
 def overrides(owner: object, base: type, name: str) -> bool:
-    """Return whether a class, or an object by itself, overrides a method of a base class."""
+    """Whether a class, or the instance itself, overrides a method of a base class."""
     return name in vars(owner) or getattr(type(owner), name, None) is not getattr(base, name)
 
 
 def hooks_of(callbacks: list[pl.Callback], name: str) -> list[Hook]:
-    """Return a hook of every callback that overrides it."""
+    """Return one hook of every callback that overrides it."""
     return [getattr(callback, name) for callback in callbacks if overrides(callback, pl.Callback, name)]
 
 
 def begin_batch(trainer: pl.Trainer, results: _ResultCollection, batch: object) -> None:
-    """Let metrics that are logged know the batch."""
+    """Set the batch that logged metrics belong to."""
     connector = trainer._logger_connector
     connector._first_loop_iter = connector._first_loop_iter is None
     results.batch, results.batch_size, results.dataloader_idx = batch, None, None
 
 
 def end_batch(trainer: pl.Trainer, results: _ResultCollection) -> None:
-    """Hand metrics that were logged to the callbacks, and forget the batch."""
+    """Pass logged metrics to the callbacks, and release the batch."""
     if results:
         trainer._logger_connector.on_batch_end()
     else:
@@ -165,10 +164,10 @@ def end_batch(trainer: pl.Trainer, results: _ResultCollection) -> None:
 
 
 class CarriedStop(Exception):
-    """Brings a `StopIteration` of the user's code past Lightning's loops.
+    """Carries a `StopIteration` of user code through Lightning's loops.
 
     Args:
-        error: What the user's code has raised.
+        error: The user code's exception.
     """
 
     def __init__(self, error: StopIteration) -> None:
@@ -177,10 +176,10 @@ class CarriedStop(Exception):
 
 
 def carrying_stops(method: Callable[Given, None]) -> Callable[Given, None]:
-    """Let a `StopIteration` of a model, loss, optimizer or callback be an error of a loop's method.
+    """Turn a `StopIteration` from a model, loss, optimizer or callback into an error.
 
-    Lightning's loops take it for the end of their data, and leave the update or the rest of the epoch out, in silence.
-    Remove it when they catch what their data fetcher raises only.
+    Lightning's loops would take it for the end of the data, and silently skip the update or the rest of the epoch.
+    Remove it when they catch only the exceptions of their data fetcher.
     """
 
     @functools.wraps(method)
@@ -196,16 +195,16 @@ def carrying_stops(method: Callable[Given, None]) -> Callable[Given, None]:
 
 
 class LeanEpochLoop(_TrainingEpochLoop):
-    """The epochs of a `WindowModule`, which optimizes by itself: a batch is a window, and an update."""
+    """The epochs of a `WindowModule`, which optimizes manually. One batch is one window and one update."""
 
     _listeners: Listeners | None = None
 
     def _broadcast_sigterm_tensor(self) -> None:
-        """Exchange nothing: no signal is Lightning's here."""
+        """Skip the exchange between ranks, as Lightning handles no signal here."""
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         super().on_run_start(data_fetcher)
-        self._listeners = None  # a callback may have been given a hook since
+        self._listeners = None  # a callback may have gained a hook since
         if isinstance(self.trainer.profiler, PassThroughProfiler):
             data_fetcher._start_profiler = data_fetcher._stop_profiler = do_nothing_closure
 
@@ -261,7 +260,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
             trainer._logger_connector.update_train_step_metrics()
 
     def _call(self, hooks: Sequence[Hook], name: str, module: pl.LightningModule, *args: object) -> None:
-        """Call the callbacks' hooks; what is logged in them is theirs."""
+        """Call the callbacks' hooks, under the hook's name for logged metrics."""
         if not hooks:
             return
         fields = module.__dict__  # `nn.Module` searches for a parameter of that name first
@@ -287,7 +286,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
         return ManualResult.from_training_step_output(outputs).asdict()
 
     def _step_directly(self) -> None:
-        """Step, as `LightningOptimizer.step` does in the end."""
+        """Step the optimizer as `LightningOptimizer.step` ends up doing."""
         listeners, optimizer = self._listeners, self.trainer.strategy._lightning_optimizers[0]._optimizer
         assert listeners is not None  # a batch is under way
         progress = self.manual_optimization.optim_step_progress
@@ -298,7 +297,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
         total.completed, current.completed = total.completed + 1, current.completed + 1
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
-        """Count the batch; validate where Lightning's own intervals ask for it."""
+        """Count the batch, and validate if Lightning's own intervals say so."""
         listeners = self._listeners
         is_usual = listeners is not None and listeners.batch_is_plain and not self._skip_next_val
         if not is_usual or self._should_check_val_fx(data_fetcher):

@@ -31,7 +31,7 @@ from hf_compat.engine.internals import (
     BOOKKEEPING_FIELDS,
     HooksOfPlainBatches,
     batch_under_way,
-    before_zero_grad,
+    call_before_zero_grad,
     is_training_batch,
     keep_loaded_data,
     load_waiting_data_states,
@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 STEP_PARAMETERS = ("model", "inputs", "num_items_in_batch")
 
 
-# What methods that were written for HF's Trainer read of it, besides the model.
+# Attributes of HF's Trainer, besides the model, that methods written for it read.
 _OF_STEPS = frozenset(
     {
         "accelerator", "args", "can_return_loss", "compute_loss_func", "data_collator", "label_names", "label_smoother",
@@ -79,21 +79,21 @@ class WindowModule(HooksOfPlainBatches):
     Args:
         model: Any module whose forward returns a loss first (tuple, mapping or object with `.loss`).
         steps: The owner of the overridable steps: a Trainer, or `NativeSteps`.
-        compute_metrics: Metrics of validation and test where no Trainer brings an evaluation: a torchmetrics object, a
+        compute_metrics: Metrics of validation and test if no Trainer runs the evaluation. A torchmetrics object, a
             function that makes one, or a function of an `EvalPrediction`.
     """
 
-    # whether the metrics of an evaluation go to Lightning's loggers from here; a Trainer logs them itself
+    # whether the module logs the metrics of an evaluation to Lightning's loggers, as without a Trainer
     logs_to_lightning = False
-    # chosen when a fit starts; and the steps' optimizer and schedule that it works with
+    # set at the start of a fit, with the steps' optimizer and schedule at that time
     _mechanics: UpdateMechanics
     _in_force: tuple[object, object]
-    # set by `LeanEpochLoop`: whether a backward pass is the loss's own, and what makes a step in Lightning's place
+    # set by `LeanEpochLoop`: whether a backward pass has no hooks, and a faster optimizer step than Lightning's
     backward_is_plain = False
     take_step: Callable[[], None] | None = None
-    # the package's own hooks after a batch of an evaluation, which most evaluations have no need of
+    # the package's own hooks after a batch of an evaluation, which most evaluations can skip
     own_ends_of_batches: ClassVar[frozenset[Callable[..., None]]] = frozenset()
-    _held: HeldOptimizer | None = None  # the steps' optimizer, for a fit with several micro-batches an update
+    _held: HeldOptimizer | None = None  # the steps' optimizer, in a fit that accumulates gradients
 
     def __init__(
         self,
@@ -125,26 +125,26 @@ class WindowModule(HooksOfPlainBatches):
             super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
-        """Return an attribute of HF's Trainer, for methods that were written for one."""
+        """Return an attribute of the steps that methods written for HF's Trainer read."""
         if name in _OF_STEPS and "steps" in self.__dict__:
             return cast(torch.Tensor, getattr(self.__dict__["steps"], name))  # of any type
         return super().__getattr__(name)
 
     def _take_model(self, model: nn.Module) -> None:
-        """Work with the model that is about to be set; a Trainer of ours knows its own."""
+        """Prepare for a model that is about to be set. Our Trainer's module has nothing to prepare."""
 
     def log(self, name: str, value: object, *args: object, **kwargs: object) -> None:
-        """Log a value as any LightningModule; its weight in a mean is the number of samples in the batch."""
+        """Log a value as any LightningModule does. In means it is weighted by the samples of the batch."""
         if kwargs.get("batch_size") is None:
             kwargs["batch_size"] = _samples_of(batch_under_way(self))
-        super().log(name, value, *args, **kwargs)  # type: ignore[arg-type]  # handed on as they are
+        super().log(name, value, *args, **kwargs)  # type: ignore[arg-type]  # passed on unchanged
 
     def forward(self, *args: object, **kwargs: object) -> Nested:
         """Call the model."""
         return self.model(*args, **kwargs)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Let the steps make optimizer and schedule; the schedule is stepped by the update, not by Lightning."""
+        """Make the optimizer and the schedule. Updates step the schedule, not Lightning."""
         self.steps.create_optimizer_and_scheduler(self._planned_updates())
         optimizer, scheduler = self.steps.optimizer, self.steps.lr_scheduler
         is_known = getattr(scheduler, "optimizer", None) is optimizer and hasattr(scheduler, "state_dict")
@@ -153,26 +153,26 @@ class WindowModule(HooksOfPlainBatches):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _planned_updates(self) -> int:
-        """Return the updates that the schedule is made for."""
+        """Return the number of updates to make the schedule for."""
         updates = self.num_training_updates
         return int(self.trainer.estimated_stepping_batches) if updates is None else updates
 
     def setup(self, stage: str) -> None:
-        """Let this trainer read HF folders as checkpoints."""
+        """Enable this trainer to load HF folders as checkpoints."""
         strategy = self.trainer.strategy
         if not isinstance(strategy.checkpoint_io, HFCheckpointIO):
             strategy.checkpoint_io = HFCheckpointIO(strategy.checkpoint_io)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add where the data stands: Lightning itself keeps it within epochs only."""
+        """Add the position in the data. Lightning itself saves it within epochs only."""
         self.stepping.tell_of_saving()
         windows = self.trainer.train_dataloader
         if not isinstance(windows, Windows):
             return
-        # in a trainer of the user's own an epoch may be over before its data are
+        # in a plain `lightning.Trainer` an epoch may end before its data
         is_over = self.logs_to_lightning and self.trainer.is_last_batch
         data = windows.position_of_checkpoint(is_training_batch(self.trainer), is_over)
-        if self.trainer.world_size > 1:  # one process writes for all, and each has read other batches ahead
+        if self.trainer.world_size > 1:  # one rank writes for all, and each has read different batches ahead
             data = dataclasses.replace(data, lookahead=None, source=None)
         checkpoint[OWN_KEY] = {
             "windows": data.to_plain(),
@@ -181,21 +181,21 @@ class WindowModule(HooksOfPlainBatches):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what an HF folder says about the progress of its run; name weights as the model, compiled or not."""
-        self.stepping.to_evaluation()  # what is loaded is not to be averaged with what an earlier fit has trained
+        """Keep the progress stored in an HF folder, and rename its weights to match the model, compiled or not."""
+        self.stepping.to_evaluation()  # the loaded weights must not be averaged with those of an earlier fit
         self._resume = checkpoint.get(OWN_KEY)
         self._lightning_resumes = "loops" in checkpoint
         weights = self._as_held(plain_names(checkpoint["state_dict"]))
         try:
             trainer = self.trainer
-        except RuntimeError:  # a module is made of a checkpoint, without a trainer
+        except RuntimeError:  # a module is loaded without a trainer
             trainer = None
-        if trainer is None or trainer.world_size == 1:  # else each process may hold a part of each weight
+        if trainer is None or trainer.world_size == 1:  # otherwise each rank may hold a part of each weight
             where = str((trainer.ckpt_path if trainer is not None else None) or "The checkpoint")
             own = {name.replace(COMPILED, ""): tensor for name, tensor in self.state_dict().items()}
             check_weights(where, weights, self)
             if trainer is not None and weights and (self._lightning_resumes or self._resume is None):
-                # Warn of weights that a checkpoint lacks; a tied one may stand there once, under any of its names
+                # Warn of missing weights. A tied weight may be stored once, under any of its names
                 tied: dict[int, set[str]] = {}
                 for name, parameter in self.named_parameters(remove_duplicate=False):
                     tied.setdefault(id(parameter), set()).add(name.replace(COMPILED, ""))
@@ -213,14 +213,14 @@ class WindowModule(HooksOfPlainBatches):
                 logger.warning("%s has no optimizer and schedule: both start anew.", path)
 
     def _as_held(self, weights: Weights) -> Weights:
-        """Return weights as the model holds them: an HF folder may have other names for them."""
+        """Rename weights as the model does, since an HF folder may use other names."""
         if not all(name.startswith(PREFIX) for name in weights):
             return weights
         held = as_held(self.model, {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()})
         return {PREFIX + name: tensor for name, tensor in held.items()}
 
     def on_train_start(self) -> None:
-        """Continue where the run of a Lightning checkpoint, or of an HF folder, ended."""
+        """Continue where a Lightning checkpoint or an HF folder ended."""
         load_waiting_data_states(self.trainer)
         self._check_what_was_taken_over()
         resume, self._resume = self._resume, None
@@ -229,8 +229,8 @@ class WindowModule(HooksOfPlainBatches):
             return
         if not isinstance(windows, Windows):
             if not self._lightning_resumes:
-                # Count on from an HF folder with a loader that cannot be moved: Lightning warns where that is in an
-                # epoch
+                # A plain loader cannot be moved to a position, so only the counts are set. Lightning warns if it is
+                # within an epoch.
                 position = DataPosition.from_plain(resume["windows"])
                 updates = int(resume["updates"])
                 in_epoch = (
@@ -251,13 +251,13 @@ class WindowModule(HooksOfPlainBatches):
                 updates = int(resume["updates"])
                 start_within_epoch(self.trainer, updates, windows.updates_to_skip, updates)
         elif self.trainer.current_epoch > windows.next_epoch:
-            windows.finish_epoch()  # behind an epoch's last update Lightning goes on with the next one
+            windows.finish_epoch()  # after an epoch's last update Lightning continues with the next epoch
         if self._lightning_resumes and resume.get("validates_next"):
-            with windows.drawing_before():  # what the interrupted run was about to do
+            with windows.resumed_rng():  # the interrupted run was about to validate
                 run_own_validation(self.trainer)
 
     def _check_what_was_taken_over(self) -> None:
-        """Look at what Lightning has handed the states of a checkpoint to: a step would fail, or go wrong, on less."""
+        """Check that optimizer and schedule have loaded a checkpoint's state completely. A step would fail later."""
         path = self.trainer.ckpt_path
         if path is None:
             return
@@ -268,7 +268,7 @@ class WindowModule(HooksOfPlainBatches):
             check_schedule_took_over(str(path), config.scheduler)
 
     def on_fit_start(self) -> None:
-        """Let the forward and backward passes of the steps go through Lightning's strategy."""
+        """Connect the steps' forward and backward passes to Lightning's strategy."""
         steps = self.steps
         steps.model_wrapped = self._called_model()
         wrapper = self.trainer.strategy.model
@@ -287,22 +287,22 @@ class WindowModule(HooksOfPlainBatches):
         self._schedule_epoch = -1
 
     def _called_model(self) -> nn.Module:
-        """Return what forward passes go through: the model, as the strategy has wrapped it."""
+        """Return the model that forward passes call, wrapped by the strategy."""
         return wrapped_model(self.trainer.strategy, self.steps.model)
 
     @property
     def _optimized_module(self) -> nn.Module:
-        """Whose gradients an update clips and zeroes."""
+        """The module whose gradients an update clips and zeroes."""
         return self.steps.model_wrapped
 
     @property
     def stepping(self) -> Stepping:
-        """How the optimizers of the fit step, or those of the last one."""
+        """How the optimizers of the current or the last fit step."""
         mechanics: UpdateMechanics | None = self.__dict__.get("_mechanics")
         return UpdateMechanics.stepping if mechanics is None else mechanics.stepping
 
     def leave_fit(self) -> None:
-        """Take back what a fit has put on the parameters; called when it has ended, well or not."""
+        """Remove the fit's hooks from the parameters, after it has ended or failed."""
         mechanics = self.__dict__.get("_mechanics")
         if mechanics is not None:
             mechanics.end(self)
@@ -311,26 +311,26 @@ class WindowModule(HooksOfPlainBatches):
             self._held = None
 
     def _hold_optimizer(self) -> None:
-        """Let a script's own calls of `optimizer.step()` wait for an update's last micro-batch, as under upstream."""
+        """Make a script's own `optimizer.step()` calls wait for an update's last micro-batch, as upstream does."""
         optimizer: object = self.steps.optimizer
         if self._held is not None:
             self._held.release()
             self._held = None
         if not isinstance(optimizer, Optimizer):
             return
-        vars(optimizer)["step_was_skipped"] = False  # where Accelerate's wrapper has it
+        vars(optimizer)["step_was_skipped"] = False  # an attribute of Accelerate's wrapper
         if self.steps.args.gradient_accumulation_steps > 1:
             self._held = HeldOptimizer(optimizer, self.steps.accelerator)
 
     def run_backward(self, loss: torch.Tensor, **options: object) -> None:
-        """Run a backward pass, through Lightning where somebody listens to it; the options are torch's."""
+        """Run a backward pass, through Lightning if it has hooks there. The options are torch's."""
         if self.backward_is_plain:
             loss.backward(**options)  # type: ignore[no-untyped-call]  # torch's
         else:
             self.manual_backward(loss, **options)
 
     def training_step(self, window: Window, batch_idx: int) -> torch.Tensor | None:
-        """Do one update: every micro-batch forward and backward, then clip, step, schedule, zero.
+        """Make one update: forward and backward of each micro-batch, then clip, step, schedule and zero.
 
         Returns:
             The window's loss, detached.
@@ -368,7 +368,7 @@ class WindowModule(HooksOfPlainBatches):
         window.is_trained = True
         observer.optimizer_stepped(grad_norm)
         replaced = self._replaced_schedule()
-        # DeepSpeed's engine steps a schedule of its own with the optimizer: the rate of the next update is logged
+        # DeepSpeed's engine steps its own schedule with the optimizer, so upstream logs the rate of the next update
         is_of_deepspeed = isinstance(steps.lr_scheduler, DeepSpeedSchedule)
         if is_of_deepspeed and not mechanics.step_was_skipped:
             self._step_schedule("step", replaced)
@@ -378,11 +378,11 @@ class WindowModule(HooksOfPlainBatches):
         if not is_of_deepspeed and not mechanics.step_was_skipped:
             self._step_schedule("step", replaced)
         if self._calls_before_zero_grad:
-            before_zero_grad(self.trainer, steps.optimizer)
+            call_before_zero_grad(self.trainer, steps.optimizer)
         forget_gradients(model)
 
     def _take_over_replaced(self) -> None:
-        """Go on with the optimizer, or the schedule, that a callback has put in the place of the steps' own."""
+        """Switch to an optimizer or schedule that a callback has assigned to the steps."""
         (optimizer, schedule), steps = self._in_force, self.steps
         self._in_force = steps.optimizer, steps.lr_scheduler
         if steps.optimizer is not optimizer:
@@ -395,20 +395,20 @@ class WindowModule(HooksOfPlainBatches):
                 config.scheduler = steps.lr_scheduler
 
     def _rate_of_update(self) -> float:
-        """Return the learning rate, for an optimizer that has to know it in the backward pass."""
+        """Return the learning rate, for an optimizer that needs it in the backward pass."""
         optimizer = self.trainer.optimizers[0]
         if optimizer is self.steps.optimizer and self._replaced_schedule() is None:
             return self.steps._get_learning_rate()
         return float(optimizer.param_groups[0]["lr"])
 
     def _step_through_lightning(self) -> None:
-        """Step the optimizer by way of Lightning's strategy, which calls the hooks before the step."""
+        """Step the optimizer through Lightning's strategy, which calls the hooks before the step."""
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)  # configure_optimizers returns one
         optimizer.step()
 
     def _step_schedule(self, moment: Literal["step", "epoch"], replaced: LRSchedulerConfig | None) -> None:
-        """Step the schedule if it is due: the steps' own, or the one that a callback has put in its place."""
+        """Step the schedule if it is due. A schedule that a callback has installed replaces the steps' own."""
         scheduler = self.steps.lr_scheduler
         if replaced is not None:
             count = self.trainer.global_step if moment == "step" else self.trainer.current_epoch + 1
@@ -416,15 +416,14 @@ class WindowModule(HooksOfPlainBatches):
                 replaced.scheduler.step()  # type: ignore[call-arg]  # it follows no metric
         elif moment == "step" and scheduler is not None and not follows_metric(scheduler):
             assert not isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric
-            # Step a schedule for the parameter groups that it was made for; one that a callback has added has its own
-            # rate
+            # Step the schedule for its own parameter groups only. A group that a callback has added keeps its rate
             groups, known = (
                 self.steps.optimizer.param_groups,
                 len(getattr(scheduler, "base_lrs", self.steps.optimizer.param_groups)),
             )
             added = groups[known:]
             for group in added:
-                group.setdefault("initial_lr", group["lr"])  # as the others, of which a checkpoint holds it
+                group.setdefault("initial_lr", group["lr"])  # the other groups have it, so checkpoints expect it
             del groups[known:]
             try:
                 scheduler.step()
@@ -432,30 +431,30 @@ class WindowModule(HooksOfPlainBatches):
                 groups.extend(added)
 
     def _replaced_schedule(self) -> LRSchedulerConfig | None:
-        """Return Lightning's entry of a schedule that a callback has put in place of the steps' one, else None."""
+        """Return Lightning's entry of a schedule that a callback has installed, or None."""
         configs = self.trainer.lr_scheduler_configs
         return configs[0] if configs and configs[0].scheduler is not self.steps.lr_scheduler else None
 
     def on_train_epoch_end(self) -> None:
-        """Finish the epoch's data; step a schedule of epochs, which callbacks that average weights put in place."""
+        """Finish the epoch's data. Step a per-epoch schedule, which weight-averaging callbacks install."""
         windows = self.trainer.train_dataloader
         if isinstance(windows, Windows):
             windows.finish_epoch()
         self.step_schedule_of_epochs()
 
     def step_schedule_of_epochs(self) -> None:
-        """Step a schedule of epochs, once an epoch: a checkpoint of its end holds the rate of the next."""
+        """Step a per-epoch schedule, once an epoch. A checkpoint at its end stores the next epoch's rate."""
         if self._schedule_epoch != self.trainer.current_epoch:
             self._schedule_epoch = self.trainer.current_epoch
             self._step_schedule("epoch", self._replaced_schedule())
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out what a fit under way works with, its trainer among it: a copy, or a pickle, belongs to none."""
+        """Leave out the state of a running fit, including its trainer. A copy or a pickle has no fit."""
         state: dict[str, object] = super().__getstate__()
         return {name: value for name, value in state.items() if name not in ("_mechanics", "_in_force", "_held")}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowModule:
-        """Copy the model, which callbacks that average weights do; a Trainer, and with it the data, is not copied."""
+        """Copy the model for weight-averaging callbacks. The Trainer and its data are shared."""
         return self._copied(memo | {id(shared): shared for shared in (self.steps, self.observer, self.evaluation)})
 
     def _copied(self, memo: dict[int, Any]) -> Self:
@@ -467,11 +466,11 @@ class WindowModule(HooksOfPlainBatches):
     def validation_step(
         self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0
     ) -> torch.Tensor | None:
-        """Predict one batch and keep what the metrics need; returns its loss."""
+        """Predict one batch, keep its results for the metrics, and return its loss."""
         run = self._running_evaluation(dataloader_idx)
-        if not isinstance(batch, EvaluationBatch):  # of a plain loader, in a trainer of the user's own
+        if not isinstance(batch, EvaluationBatch):  # from a plain loader in a plain `lightning.Trainer`
             batch = EvaluationBatch(batch, False, -1)
-        # Lightning evaluates without gradients; the prediction step decides whether it needs them
+        # Lightning disables gradients, and the prediction step may need them
         with torch.enable_grad():
             return run.step(batch)
 
@@ -488,18 +487,18 @@ class WindowModule(HooksOfPlainBatches):
         self._running_evaluation(dataloader_idx).end_batch()
 
     def on_validation_epoch_end(self) -> None:
-        """Compute the metrics and log them, so that `callback_metrics` holds them in `on_validation_end`."""
+        """Compute the metrics and log them, so that `on_validation_end` finds them in `callback_metrics`."""
         numbers = self.evaluated_numbers()
         for name, value in () if self.trainer.barebones else numbers.items():
             if self.logs_to_lightning:
                 self.log(name, value, batch_size=1, sync_dist=True, reduce_fx="max")
-            else:  # beside a Trainer the trackers have it from HF's own log
+            else:  # with a Trainer, HF's own log goes to the trackers
                 note_for_callbacks(self.trainer, name, value)
 
     on_test_epoch_end = on_validation_epoch_end
 
     def evaluated_numbers(self) -> dict[str, float]:
-        """Return the metrics of the evaluation that is ending, those that are numbers."""
+        """Return the numeric metrics of the evaluation that is ending."""
         metrics = self._evaluated_metrics().items()
         return {name: float(v) for name, v in metrics if isinstance(v, (int, float)) and not isinstance(v, bool)}
 
@@ -508,13 +507,13 @@ class WindowModule(HooksOfPlainBatches):
         return (run.output or run.finish()).metrics or {}
 
     def _running_evaluation(self, dataloader_idx: int = 0) -> EvaluationRun:
-        """Return what collects the batches of a validation loader."""
+        """Return the evaluation that a validation loader belongs to."""
         assert self.evaluation is not None  # the Trainer validates within `evaluating`
         return self.evaluation
 
     @contextlib.contextmanager
     def evaluating(self, run: EvaluationRun) -> Iterator[None]:
-        """Collect into `run` what is validated within the context."""
+        """Collect the batches validated within the context in `run`."""
         previous, self.evaluation = self.evaluation, run
         try:
             yield
@@ -526,7 +525,7 @@ WindowModule.own_ends_of_batches = frozenset({WindowModule.on_validation_batch_e
 
 
 def _samples_of(batch: object) -> int | None:
-    """Return the samples of a window or of an evaluation's batch; None where Lightning finds them itself."""
+    """Return the number of samples in a window or an evaluation batch. None if Lightning has to find it."""
     if not isinstance(batch, (Window, EvaluationBatch)):
         return None
     return sum(find_batch_size(inputs) or 0 for inputs in batch) or None

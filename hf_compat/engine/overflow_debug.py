@@ -19,25 +19,25 @@ _HEAD = f"{'abs min':8} {'abs max':8} metadata"
 
 
 class DebugUnderflowOverflow:
-    """Look at weights, inputs and outputs of every module that runs, and stop where one holds NaN or infinity.
+    """Check weights, inputs and outputs of every called module, and stop at the first NaN or infinity.
 
-    The last frames are printed then: the module's name and class, and the smallest and largest absolute value of each
-    of its weights, inputs and outputs. Each forward pass takes much longer.
+    Then the last frames are printed. A frame names a module and its class, and shows the smallest and largest absolute
+    value of each weight, input and output. Forward passes become much slower.
 
     Args:
         model: The model.
-        max_frames_to_save: Frames that are kept and printed.
-        trace_batch_nums: Batches, counted from 0, that are printed whole; nothing stops in them.
+        max_frames_to_save: Number of frames to keep and print.
+        trace_batch_nums: Batches to print completely, counted from 0. They never stop the run.
         abort_after_batch_num: Stop after this batch.
 
     Raises:
-        NonFiniteNumber: In the model's forward: at the first NaN or infinity, or after `abort_after_batch_num`.
+        NonFiniteNumber: In the model's forward, at the first NaN or infinity, or after `abort_after_batch_num`.
 
     Mirrors:
-        `transformers.debug_utils.DebugUnderflowOverflow`, 5.23: what is printed.
+        `transformers.debug_utils.DebugUnderflowOverflow`, 5.23, including the printed text.
 
     Differs:
-        `remove` takes the hooks off the model. Truth values and empty tensors are shown, too.
+        `remove` removes the hooks from the model. Booleans and empty tensors are shown, too.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class DebugUnderflowOverflow:
         self._handles.append(module.register_forward_hook(self.forward_hook))
 
     def remove(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def forward_hook(self, module: nn.Module, inputs: object, output: object) -> None:
-        """Note one module's call; the model's own is a batch's last."""
+        """Record one module's call. The model's own call is the last of a batch."""
         is_traced = self.batch_number in self.trace_batch_nums
         if is_traced:
             self.frames.clear()
@@ -125,28 +125,28 @@ class DebugUnderflowOverflow:
         )
 
     def _show(self, text: str) -> None:
-        print(text)  # noqa: T201 - what the user has asked to see
+        print(text)  # noqa: T201 - the user asked for it
         self.frames.clear()
 
 
 def detect_overflow(value: torch.Tensor, place: str) -> bool:
-    """Return whether a tensor holds NaN or infinity, and print which.
+    """Whether a tensor holds NaN or infinity. Print which.
 
     Args:
         value: The tensor, of any shape.
-        place: What it is called.
+        place: The tensor's name in the output.
 
     Mirrors:
         `transformers.debug_utils.detect_overflow`, 5.23.
     """
     found = [what for what, holds in (("nans", torch.isnan), ("infs", torch.isinf)) if bool(holds(value).any().item())]
     for what in found:
-        print(f"{place} has {what}")  # noqa: T201 - what the user has asked to see
+        print(f"{place} has {what}")  # noqa: T201 - the user asked for it
     return bool(found)
 
 
 def _named(place: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield the members of a tuple with their places, or the value itself."""
+    """Yield the items of a tuple with their indices, or the value itself."""
     if isinstance(value, tuple):
         yield from ((f"{place}[{i}]", member) for i, member in enumerate(value))
     else:
@@ -160,15 +160,15 @@ def _extent(value: torch.Tensor) -> str:
     return f"{absolute.min():8.2e} {absolute.max():8.2e}"
 
 
-def watch_where_asked(model: nn.Module, debug: Container[object]) -> DebugUnderflowOverflow | None:
-    """Put the hooks on a model where the arguments ask for them."""
+def watch_if_enabled(model: nn.Module, debug: Container[object]) -> DebugUnderflowOverflow | None:
+    """Add the hooks to a model if the `debug` argument asks for them."""
     return DebugUnderflowOverflow(model) if DebugOption.UNDERFLOW_OVERFLOW in debug else None
 
 
 @contextlib.contextmanager
 def watching_for_overflow(model: nn.Module, debug: Container[object]) -> Iterator[None]:
-    """Look for overflow while a model is trained, where the arguments ask for it; the hooks go with the training."""
-    watch = watch_where_asked(model, debug)
+    """Check for overflow within the context if the `debug` argument asks for it."""
+    watch = watch_if_enabled(model, debug)
     try:
         yield
     finally:

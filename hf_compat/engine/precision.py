@@ -1,7 +1,7 @@
-"""Mixed precision around the model's forward only, which is where HF has it.
+"""Mixed precision around the model's forward only, as in HF.
 
-Lightning's own mixed precision is around the whole training step: a loss computed from logits outside the model would
-be computed in half precision. It also refuses to clip with fused optimizers; here clipping is the module's own.
+Lightning's own mixed precision covers the whole training step, including a loss computed outside the model. It also
+refuses to clip with fused optimizers, while here the module itself clips.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from hf_compat.runtime.nested import Nested, map_nested
 
 DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _HALF = (torch.float16, torch.bfloat16)
-_NO_CONTEXT = contextlib.nullcontext()  # may be entered again, and within itself
+_NO_CONTEXT = contextlib.nullcontext()  # reusable and reentrant
 
 ModelOutput = Any  # what the user's model returns
 
 
 def outputs_in_float32(data: Nested) -> Nested:
-    """Turn the half-precision tensors of nested outputs into float32."""
+    """Convert the half-precision tensors in nested outputs to float32."""
     return map_nested(_in_float32, data)
 
 
@@ -37,7 +37,7 @@ def _in_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class AutocastForward:
-    """A model's forward under autocast, its outputs in float32. A class, so that the model still pickles and copies.
+    """A model's forward under autocast, with outputs in float32. As a class it can be pickled and copied.
 
     Args:
         forward: The model's own forward.
@@ -47,7 +47,7 @@ class AutocastForward:
 
     def __init__(self, forward: Callable[..., ModelOutput], device_type: str, dtype: torch.dtype) -> None:
         self.forward = forward
-        self.__wrapped__ = forward  # whoever reads the signature finds the model's own
+        self.__wrapped__ = forward  # `inspect.signature` finds the model's own
         self.device_type = device_type
         self.dtype = dtype
 
@@ -58,9 +58,9 @@ class AutocastForward:
 
 
 def wrap_forward(model: nn.Module, precision: str, device_type: str) -> None:
-    """Put a model's forward under autocast, once; for full precision nothing is done.
+    """Put a model's forward under autocast, once. Do nothing for full precision.
 
-    As with Accelerate, the forward stays so after training: what is evaluated later gives the numbers of training.
+    As with Accelerate it stays so after training, so that later evaluations give the same numbers.
     """
     dtype = DTYPES.get(precision)
     if dtype is None or isinstance(model.__dict__.get("forward"), AutocastForward):
@@ -69,16 +69,16 @@ def wrap_forward(model: nn.Module, precision: str, device_type: str) -> None:
 
 
 def unwrap_forward(model: nn.Module) -> None:
-    """Give a model its own forward back."""
+    """Restore a model's own forward."""
     if isinstance(model.__dict__.get("forward"), AutocastForward):
         del model.forward
 
 
 class ForwardPrecision(Precision):
-    """A Lightning precision plugin that leaves the steps alone: autocast is around the model's forward.
+    """A Lightning precision plugin without autocast around the steps, as the model's forward has it.
 
     Args:
-        precision: Lightning's name of the precision.
+        precision: Lightning's name for the precision.
         scaler: Gradient scaler, for `16-mixed`.
     """
 
@@ -87,7 +87,7 @@ class ForwardPrecision(Precision):
         self.scaler = scaler
         self.step_was_skipped = False
         self._is_unscaled = False
-        # what the steps run under that are the user's own, by Lightning's name of the step
+        # the context for each user-defined step, by Lightning's name of the step
         self.of_own_steps: Mapping[str, contextlib.AbstractContextManager[None]] = {}
 
     def train_step_context(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
@@ -107,7 +107,7 @@ class ForwardPrecision(Precision):
         return super().pre_backward(scaled, module)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take the scale out of the gradients before they are clipped, once an update: a script may have done so."""
+        """Unscale the gradients before they are clipped, once an update, as a script may have done it."""
         if self.scaler is not None and not self._is_unscaled:
             self.scaler.unscale_(optimizer)
             self._is_unscaled = True
@@ -115,13 +115,13 @@ class ForwardPrecision(Precision):
     def optimizer_step(  # type: ignore[override]  # Lightning's parameter types differ from its base's as well
         self, optimizer: torch.optim.Optimizer, model: LightningModule, closure: Callable[[], object], **kwargs: Any
     ) -> float | None:
-        """Call the hooks that come before a step, then step. The gradients are there: no closure is handed on."""
+        """Call the hooks before a step, then step. The gradients exist already, so the closure is not passed on."""
         closure()
         call_hooks_before_step(self, model, optimizer)
         if self.scaler is None:
             return optimizer.step(**kwargs)
-        # As in Accelerate, a step counts as skipped that the scaler does not call. A fused optimizer is always called,
-        # and looks at the gradients on the device: to ask the scale would wait for it.
+        # As in Accelerate, a step is skipped if the scaler does not call it. The scaler always calls a fused optimizer,
+        # which checks the gradients on the device. Reading the scale would wait for the device.
         called: list[bool] = []
         handle = optimizer.register_step_pre_hook(lambda *_: called.append(True))
         try:
@@ -142,26 +142,26 @@ class ForwardPrecision(Precision):
 
 
 def autocast_of(plugin: Precision, device_type: str) -> contextlib.AbstractContextManager[None]:
-    """Return the autocast of a precision plugin; nothing for full and true precision."""
+    """Return the autocast of a precision plugin. A null context for full and true precision."""
     dtype = DTYPES.get(plugin.precision) if isinstance(plugin, ForwardPrecision) else None
     return _NO_CONTEXT if dtype is None else torch.autocast(device_type, dtype=dtype)
 
 
-def leave_autocast_to_forward(
+def move_autocast_to_forward(
     strategy: Strategy, model: nn.Module, device_type: str, own_steps: Iterable[str] = ()
 ) -> None:
-    """Replace Lightning's mixed precision, where a strategy has it, by autocast around a model's forward.
+    """Replace a strategy's mixed precision by autocast around a model's forward.
 
     Args:
-        strategy: Of a trainer that has not set it up yet.
+        strategy: The strategy of a trainer that has not set it up yet.
         model: The model.
         device_type: `cpu`, `cuda` …
-        own_steps: Steps of a user's own, which run under autocast as in any LightningModule.
+        own_steps: User-defined steps, which run under autocast as in any LightningModule.
     """
     plugin = strategy.precision_plugin
     if type(plugin) is MixedPrecision:
         precision: PrecisionName = "bf16-mixed" if plugin.precision == "bf16-mixed" else "16-mixed"
         strategy.precision_plugin = plugin = ForwardPrecision(precision, plugin.scaler)
-    if isinstance(plugin, ForwardPrecision):  # of an earlier call on the same trainer, maybe
+    if isinstance(plugin, ForwardPrecision):  # possibly from an earlier call on the same trainer
         wrap_forward(model, plugin.precision, device_type)
         plugin.of_own_steps = {name: autocast_of(plugin, device_type) for name in own_steps}

@@ -1,4 +1,4 @@
-"""What the engine asks of the object that owns the steps, and what it reports to an observer. Protocols only.
+"""Protocols between the engine, the owner of the steps, and the observer of updates.
 
 `Trainer` and `NativeSteps` satisfy `TrainingSteps`; `HFBridge` satisfies `UpdateObserver`.
 """
@@ -17,16 +17,16 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.runtime.nested import Nested
 
 GradNorm = torch.Tensor | float | None
-Items = torch.Tensor | int | None  # of a window: what its loss is divided by
+Items = torch.Tensor | int | None  # the number that divides a window's loss
 Schedule = LRScheduler | ReduceLROnPlateau
 
 
 class Gatherer(Protocol):
-    """What an evaluation asks of the object that HF's steps know as `accelerator`."""
+    """What an evaluation needs of the object that HF's steps call `accelerator`."""
 
     @property
     def num_processes(self) -> int:
-        """Processes that train together."""
+        """The number of ranks that train together."""
 
     @property
     def process_index(self) -> int:
@@ -34,24 +34,24 @@ class Gatherer(Protocol):
 
     @property
     def is_alone(self) -> bool:
-        """Whether `gather` and `pad_across_processes` give what they get: one process, and nobody replaced them."""
+        """Whether `gather` and `pad_across_processes` return their input: one process, and neither is replaced."""
 
     def gather(self, tensor: Nested) -> Nested:
-        """Return what all processes hold, joined along the first dimension."""
+        """Join the data of all ranks along the first dimension."""
 
     def pad_across_processes(self, tensor: Nested, dim: int = 0, pad_index: int = 0) -> Nested:
-        """Pad to the longest of all processes."""
+        """Pad to the longest of all ranks."""
 
 
 class Accelerator(Gatherer, Protocol):
-    """What a fit sets on it besides."""
+    """A `Gatherer` with the attributes that a fit sets."""
 
-    run_backward: Callable[..., None] | None  # of a loss, with options of torch's
+    run_backward: Callable[..., None] | None  # takes the loss and torch's options
     sync_gradients: bool
 
 
 class PredictionSteps(Protocol):
-    """What an evaluation asks of the owner of the steps: a Trainer, or `NativeSteps`."""
+    """What an evaluation needs of the owner of the steps, a Trainer or `NativeSteps`."""
 
     model: nn.Module
 
@@ -61,12 +61,12 @@ class PredictionSteps(Protocol):
 
     @property
     def accelerator(self) -> Gatherer:
-        """What exchanges results between the processes."""
+        """Exchanges results between the ranks."""
 
     def prediction_step(
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[torch.Tensor | None, Nested | None, Nested | None]:
-        """One evaluation batch; returns loss, logits, labels."""
+        """Predict one evaluation batch. Return loss, logits and labels."""
 
     def _prepare_input(self, data: Batch) -> Batch: ...
 
@@ -79,26 +79,26 @@ class TrainingSteps(PredictionSteps, Protocol):
 
     @property
     def accelerator(self) -> Accelerator:
-        """How the processes of the run work together."""
+        """Describes how the ranks work together."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer, from `create_optimizer_and_scheduler` on."""
+        """The optimizer, once `create_optimizer_and_scheduler` has run."""
 
     @property
     def lr_scheduler(self) -> Schedule | None:
-        """The schedule of the learning rate."""
+        """The learning-rate schedule."""
 
     def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Items = None) -> torch.Tensor:
-        """Forward and backward of one micro-batch; returns the detached loss."""
+        """Run forward and backward of one micro-batch. Return the detached loss."""
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], Items]:
-        """The micro-batches of one window and the number of items in them."""
+        """Return the micro-batches of one window and their number of items."""
 
     def compiled(self, model: nn.Module) -> nn.Module:
-        """The model as steps call it, compiled where the arguments say so."""
+        """Compile the model that the steps call if the arguments ask for it."""
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Set `optimizer` and `lr_scheduler`."""
@@ -111,26 +111,26 @@ class TrainingSteps(PredictionSteps, Protocol):
 
 
 class UpdateObserver(Protocol):
-    """What the engine calls within an update, where Lightning has no hook."""
+    """Events within an update for which Lightning has no hook."""
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
-        """A micro-batch's backward pass is done."""
+        """Note that a micro-batch's backward pass is done."""
 
     def substep_ended(self) -> None:
-        """A micro-batch that was not the last of its update has ended."""
+        """Note the end of a micro-batch that was not the last of its update."""
 
     def optimizer_stepped(self, grad_norm: GradNorm) -> None:
-        """The optimizer has stepped; gradients are still there."""
+        """Note that the optimizer has stepped. The gradients still exist."""
 
     def learning_rate_read(self, learning_rate: float) -> None:
-        """The learning rate of the update that was just made, read before the schedule moves on."""
+        """Take the update's learning rate, read before the schedule steps."""
 
     def should_break(self) -> bool:
-        """Whether the rest of the window is left out."""
+        """Whether to skip the rest of the window."""
 
 
 class SilentObserver:
-    """An observer that does nothing: `HFModule` in a trainer without `HFBridge`."""
+    """An observer that does nothing, for an `HFModule` in a trainer without `HFBridge`."""
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None: ...
 

@@ -1,8 +1,8 @@
-"""Lightning strategies as this engine needs them.
+"""Lightning strategies for this engine.
 
-Two things differ from Lightning's own. The model stays on its device when a fit ends, because a Trainer evaluates,
-predicts and trains again. And steps are called directly: each micro-batch makes its own forward pass through the
-wrapped model, so the step itself must not run inside one.
+They differ from Lightning's own in two ways. The model stays on its device after a fit, because a Trainer evaluates,
+predicts and trains again. Steps are called directly, because each micro-batch makes its own forward pass through the
+wrapped model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hf_compat.runtime.text import need
 
 
 class DirectStepsStrategy(Strategy):
-    """Calls the module's steps as they are, not within a forward pass of the wrapped model."""
+    """Calls the module's steps directly, not within a forward pass of the wrapped model."""
 
     def training_step(self, *args: object, **kwargs: object) -> STEP_OUTPUT:
         module = self.lightning_module
@@ -53,15 +53,15 @@ class DirectStepsStrategy(Strategy):
 
 
 class HFSingleDeviceStrategy(DirectStepsStrategy, SingleDeviceStrategy):
-    """One device, on which the model stays.
+    """One device. The model stays on it.
 
-    Lightning's own moves model and optimizer to the CPU when a fit ends.
+    Lightning's own strategy moves model and optimizer to the CPU after a fit.
     """
 
     def model_to_device(self) -> None:
         module = self.lightning_module
         spread = getattr(getattr(module, "model", None), "hf_device_map", None)
-        if spread is None:  # a model spread over devices at load time owns its placement
+        if spread is None:  # `device_map` has placed such a model already
             super().model_to_device()
 
     def teardown(self) -> None:
@@ -69,10 +69,10 @@ class HFSingleDeviceStrategy(DirectStepsStrategy, SingleDeviceStrategy):
 
 
 class LaunchedEnvironment(ClusterEnvironment):
-    """Processes that somebody has launched: torchrun, accelerate, deepspeed, SLURM, MPI.
+    """The ranks of a launcher: torchrun, accelerate, deepspeed, SLURM or MPI.
 
     Args:
-        launch: The place of this process among them.
+        launch: This process's rank.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -113,26 +113,26 @@ class LaunchedEnvironment(ClusterEnvironment):
 
 
 class HFDDPStrategy(DirectStepsStrategy, InnerModelDDPStrategy):
-    """DDP around the model itself: what HF calls `model_wrapped`, with the model as its `module`."""
+    """DDP around the model itself. HF calls the wrapper `model_wrapped`, and the model is its `module`."""
 
     def setup(self, trainer: pl.Trainer) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
             super().setup(trainer)
             return
-        # the weights are the same everywhere already: nothing is sent to evaluate
+        # an evaluation needs no broadcast, as all ranks have the same weights
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
         self.model_to_device()
         self.setup_precision_plugin()
 
     def pre_backward(self, closure_loss: torch.Tensor) -> None:
-        """Nothing: DDP's own forward prepares each backward pass."""
+        """Do nothing, as DDP's own forward prepares each backward pass."""
 
     def post_backward(self, closure_loss: torch.Tensor) -> None:
-        """Nothing, as above."""
+        """Do nothing, as DDP's own forward prepares each backward pass."""
 
     def setup_distributed(self) -> None:
-        """Join the process group, without Lightning's re-seeding."""
+        """Join the process group without Lightning's seeding."""
         self.set_world_ranks()
 
     def teardown(self) -> None:
@@ -144,10 +144,10 @@ class HFFSDP2Strategy(DirectStepsStrategy, ModelParallelStrategy):
     """FSDP 2 around the model's own modules; `FSDP2Module.configure_model` shards them.
 
     Args:
-        launch: The place of this process among several.
-        precision_plugin: The plugin; FSDP 2 itself casts parameters.
-        plan: What is sharded, and how.
-        precision: Lightning's name of the precision.
+        launch: This process's rank.
+        precision_plugin: The precision plugin. FSDP 2 itself casts parameters.
+        plan: What to shard, and how.
+        precision: Lightning's name for the precision.
     """
 
     def __init__(self, launch: Launch, precision_plugin: ForwardPrecision, plan: FsdpPlan, precision: str) -> None:
@@ -164,7 +164,7 @@ class HFFSDP2Strategy(DirectStepsStrategy, ModelParallelStrategy):
         self.set_world_ranks()
 
     def shard(self, model: nn.Module) -> None:
-        """Shard the model, where it is not sharded yet."""
+        """Shard the model unless it is sharded."""
         launch = self.launch
         per_copy = self.plan.shard_size or launch.local_world_size
         mesh = shard_mesh(self.root_device.type, launch.world_size, per_copy, self.plan.hybrid)
@@ -179,7 +179,7 @@ class HFFSDP2Strategy(DirectStepsStrategy, ModelParallelStrategy):
 
 
 def tear_down_in_place(strategy: Strategy) -> None:
-    """End a strategy's work, and leave the model where it is."""
+    """Tear a strategy down without moving the model."""
     strategy.precision_plugin.teardown()
     if strategy.accelerator is not None:
         strategy.accelerator.teardown()
@@ -187,20 +187,20 @@ def tear_down_in_place(strategy: Strategy) -> None:
 
 
 def wrapped_model(strategy: Strategy, model: nn.Module) -> nn.Module:
-    """Return the model that forwards go through: the strategy's wrapper around it where there is one."""
+    """Return the model that forward passes call: the strategy's wrapper, or the model itself."""
     wrapped = strategy.model
     is_around = isinstance(wrapped, DistributedDataParallel) and wrapped.module is model
     return wrapped if wrapped is not None and (is_around or is_deepspeed_engine(wrapped)) else model
 
 
 def model_state_of(strategy: Strategy, model: nn.Module) -> ModelState:
-    """Return what reads and writes the state of a model that a strategy holds."""
+    """Return a reader and writer for the state of a strategy's model."""
     writes_shards = isinstance(strategy, HFFSDP2Strategy) and strategy.plan.state_dict_type == "SHARDED_STATE_DICT"
     return make_model_state(model, wrapped_model(strategy, model), writes_shards)
 
 
 class DeepSpeedPrecision(ForwardPrecision):
-    """Lets the engine make the optimizer's step: it clips, and distributes what each process has updated."""
+    """Steps through DeepSpeed's engine, which also clips and distributes the updated parameters."""
 
     engine: DeepSpeedEngine | None = None
 
@@ -218,11 +218,11 @@ class DeepSpeedPrecision(ForwardPrecision):
 
 
 class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
-    """ZeRO 0 to 3 around the model itself: what HF calls `model_wrapped` is DeepSpeed's engine.
+    """ZeRO 0 to 3 around the model itself. DeepSpeed's engine is HF's `model_wrapped`.
 
     Args:
-        launch: The place of this process among several.
-        precision_plugin: The plugin that lets the engine step.
+        launch: This process's rank.
+        precision_plugin: The plugin that steps through the engine.
         config: The resolved configuration.
 
     Raises:
@@ -230,7 +230,7 @@ class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
     """
 
     def __init__(self, launch: Launch, precision_plugin: DeepSpeedPrecision, config: dict[str, Any]) -> None:
-        need("deepspeed", "deepspeed", "`deepspeed=…`")  # before Lightning asks for it, in other words
+        need("deepspeed", "deepspeed", "`deepspeed=…`")  # before Lightning raises its own error
         super().__init__(config=config)
         self.cluster_environment = LaunchedEnvironment(launch)
         self.precision_plugin = precision_plugin
@@ -239,7 +239,7 @@ class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
     @property
     def root_device(self) -> torch.device:
         device = super().root_device
-        return torch.device("cpu", self.local_rank) if device.type == "cpu" else device  # DeepSpeed asks for an index
+        return torch.device("cpu", self.local_rank) if device.type == "cpu" else device  # DeepSpeed needs an index
 
     def setup_environment(self) -> None:
         import deepspeed
@@ -248,7 +248,7 @@ class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
         self.accelerator.setup_device(super().root_device)
         self.set_world_ranks()
         backend = "nccl" if super().root_device.type == "cuda" else "gloo"
-        deepspeed.init_distributed(backend, auto_mpi_discovery=False)  # takes the group that is there
+        deepspeed.init_distributed(backend, auto_mpi_discovery=False)  # reuses an existing group
 
     def setup(self, trainer: pl.Trainer) -> None:
         assert self.accelerator is not None and self.lightning_module is not None

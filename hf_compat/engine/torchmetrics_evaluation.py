@@ -1,6 +1,6 @@
-"""torchmetrics as `compute_metrics`: updated batch by batch, so that memory does not grow.
+"""torchmetrics as `compute_metrics`, updated batch by batch, so that memory does not grow.
 
-Ranks exchange the metrics' states, not logits: torchmetrics does so when it computes.
+torchmetrics exchanges the metrics' states between ranks when it computes. Logits are not exchanged.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hf_compat.errors import ArgumentError
 from hf_compat.runtime.collectives import is_distributed
 from hf_compat.runtime.nested import Nested
 
-Metrics = dict[str, Any]  # by name: numbers, mostly; what the user's function gives
-# A function from an `EvalPrediction` (and `compute_result`) to metrics; or torchmetrics, or what makes them.
+Metrics = dict[str, Any]  # mostly numbers, by name, as the user's function returns them
+# A function of an `EvalPrediction` (and `compute_result`), torchmetrics, or a function that makes torchmetrics.
 ComputeMetrics = Callable[..., Any] | Metric | MetricCollection
 
 
@@ -25,8 +25,8 @@ class TorchMetrics:
     """The torchmetrics of one evaluation, updated batch by batch.
 
     Args:
-        metrics: The metrics; they are reset.
-        device: Where their states are kept.
+        metrics: The metrics, which are reset first.
+        device: The device of their states.
     """
 
     def __init__(self, metrics: MetricCollection, device: torch.device) -> None:
@@ -35,14 +35,14 @@ class TorchMetrics:
         self._updated = False
 
     def update(self, predictions: Nested, labels: Nested) -> None:
-        """Take a batch into account.
+        """Update the metrics with a batch.
 
         Args:
-            predictions: The model's output (after `preprocess_logits_for_metrics`), as the metrics' first argument.
-            labels: The labels, as their second.
+            predictions: The model's output (after `preprocess_logits_for_metrics`), the metrics' first argument.
+            labels: The labels, their second argument.
 
         Raises:
-            ArgumentError: The model gives several outputs, or there are several labels.
+            ArgumentError: Outputs or labels are not one tensor.
         """
         for name, value in (("outputs", predictions), ("labels", labels)):
             if not isinstance(value, torch.Tensor):
@@ -55,8 +55,8 @@ class TorchMetrics:
         self._updated = True
 
     def compute(self) -> Metrics:
-        """Return the metrics by name, as numbers or lists of numbers; nothing where no batch had labels."""
-        if not self._updated and not is_distributed():  # one of several may have had no sample; all have to compute
+        """Return the metrics by name, as numbers or lists of numbers. Empty if no batch had labels."""
+        if not self._updated and not is_distributed():  # every rank must compute, even one without samples
             return {}
         computed = self.metrics.compute()
         self.metrics.reset()
@@ -68,7 +68,7 @@ def _plain(value: object) -> object:
 
 
 def is_metric_source(candidate: object) -> bool:
-    """Return whether `compute_metrics` is a torchmetrics object, or something that makes one."""
+    """Whether `compute_metrics` is a torchmetrics object or makes one."""
     if isinstance(candidate, (Metric, MetricCollection)):
         return True
     if isinstance(candidate, type):
@@ -79,19 +79,19 @@ def is_metric_source(candidate: object) -> bool:
         parameters = inspect.signature(candidate).parameters.values()
     except (TypeError, ValueError):
         return False
-    # a function of metrics needs the predictions; what needs nothing makes the metrics
+    # a function without required parameters makes the metrics, as one of metrics needs the predictions
     return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
 def torch_metrics(source: ComputeMetrics | None, device: torch.device) -> TorchMetrics | None:
-    """Return the torchmetrics of one evaluation; None where `compute_metrics` is a function of predictions.
+    """Return the torchmetrics of one evaluation. None if `compute_metrics` is a function of predictions.
 
     Args:
-        source: A `Metric`, a `MetricCollection`, a class of these, or a function without arguments that makes one.
-        device: Where their states are kept.
+        source: A `Metric`, a `MetricCollection`, one of these classes, or a function without arguments that makes one.
+        device: The device of their states.
 
     Raises:
-        ArgumentError: The function makes something else.
+        ArgumentError: The function returns something else.
     """
     if source is None or not is_metric_source(source):
         return None
@@ -107,15 +107,15 @@ def torch_metrics(source: ComputeMetrics | None, device: torch.device) -> TorchM
 def check_metrics(
     compute_metrics: ComputeMetrics | Mapping[str, ComputeMetrics] | None, eval_dataset: object, by_batch: bool
 ) -> None:
-    """Refuse metrics that could not be computed.
+    """Refuse metrics that cannot be computed.
 
     Args:
-        compute_metrics: A function, a torchmetrics object, something that makes one, or a dict of these.
-        eval_dataset: The evaluation data, or a dict of it.
+        compute_metrics: A function, a torchmetrics object, a function that makes one, or a dict of these.
+        eval_dataset: The evaluation data, or a dict of data sets.
         by_batch: `batch_eval_metrics`.
 
     Raises:
-        ArgumentError: No callable, a dict that names no data set, or a function that lacks a parameter.
+        ArgumentError: A value is not callable, a dict names an unknown data set, or a function lacks a parameter.
     """
     if not isinstance(compute_metrics, Mapping):
         _check_one(compute_metrics, by_batch)

@@ -1,7 +1,7 @@
-"""What an update does differently under each strategy and optimizer: chosen once a fit, asked at every update.
+"""How an update differs between strategies and optimizers. `make_update_mechanics` chooses once a fit.
 
-When gradients are exchanged, how the backward pass runs, who clips, where the gradient norm comes from; and, as
-`optim/stepping.py` says of each optimizer, what is put on the parameters for a fit.
+This covers gradient exchange, the backward pass, clipping and the gradient norm. `optim/stepping.py` describes each
+optimizer's hooks on the parameters.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hf_compat.interop.deepspeed import DeepSpeedEngine, is_deepspeed_engine
 from hf_compat.optim.stepping import Stepping
 from hf_compat.plan.translate import exchanges_every_micro_batch
 
-Backward = Callable[..., None]  # of a loss, with options of torch's backward pass
+Backward = Callable[..., None]  # takes the loss and torch's options
 
 
 class UpdateMechanics:
-    """One device, or gradients that are exchanged in every backward pass: the steps clip, then the optimizer steps.
+    """Updates on one device, or with gradients exchanged in every backward pass. The steps clip, the optimizer steps.
 
     Args:
         steps: The owner of the overridable steps.
@@ -34,9 +34,9 @@ class UpdateMechanics:
         precision: The trainer's precision plugin.
     """
 
-    # whether `begin_micro_batch` does anything: one device leaves the call out
+    # whether `begin_micro_batch` does anything, so that one device can skip the call
     exchanges_at_the_end = False
-    # how the optimizer steps, which no strategy changes
+    # how the optimizer steps, under any strategy
     stepping = Stepping()
 
     def __init__(self, steps: TrainingSteps, backward: Backward, precision: Precision) -> None:
@@ -45,16 +45,17 @@ class UpdateMechanics:
         self._scaling = precision if isinstance(precision, ForwardPrecision) and precision.scaler else None
 
     def begin(self, module: pl.LightningModule, stepping: Stepping, rate: Callable[[], float]) -> None:
-        """Make ready for a fit with an optimizer.
+        """Prepare a fit with an optimizer.
 
         Args:
-            module: What is trained; where the optimizer runs the backward pass, the module sends losses to it.
+            module: The trained module. If the optimizer runs the backward pass, the module passes losses to it.
             stepping: How the optimizer steps.
-            rate: Gives the learning rate of the update that is under way.
+            rate: Returns the learning rate of the current update.
 
         Raises:
-            OverrideError: The optimizer runs the backward pass, and the module has one of its own.
-            UnsupportedArgument: It updates parameters there, and gradients are to be scaled or exchanged.
+            OverrideError: The optimizer runs the backward pass, and the module overrides `backward`.
+            UnsupportedArgument: The optimizer updates parameters in the backward pass, and gradients have to be scaled
+                or exchanged.
         """
         if stepping.steps_in_backward:
             self._refuse_later_gradients(stepping)
@@ -68,7 +69,7 @@ class UpdateMechanics:
                 f"{type(module).__name__} overrides `backward`, and {type(stepping.optimizer).__name__} runs the "
                 "backward pass itself.\n\nHint: leave the override out, or choose another optimizer."
             )
-        # found by Lightning's own backward pass, so that every hook around it is called
+        # Lightning's own backward pass finds it here, so all its hooks run
         module.__dict__["backward"] = lambda loss, *args, **kwargs: send(loss, rate())
 
     def _refuse_later_gradients(self, stepping: Stepping) -> None:
@@ -81,19 +82,19 @@ class UpdateMechanics:
             )
 
     def end(self, module: pl.LightningModule) -> None:
-        """Take back what `begin` has done."""
+        """Undo `begin`."""
         self.stepping.detach()
         module.__dict__.pop("backward", None)
 
     def begin_micro_batch(self, is_last: bool) -> None:
-        """Have gradients exchanged in the coming backward pass, or not."""
+        """Set whether the coming backward pass exchanges gradients."""
 
     def step(self, model: nn.Module, take_step: Callable[[], None]) -> GradNorm:
-        """Clip the gradients and step; returns their norm before clipping.
+        """Clip the gradients, step, and return the norm before clipping.
 
         Args:
-            model: The model, as it is wrapped.
-            take_step: Steps the optimizer, and calls the hooks before it.
+            model: The wrapped model.
+            take_step: Calls the hooks before the step, and steps the optimizer.
         """
         steps = self.steps
         if self._scaling is not None:
@@ -105,18 +106,18 @@ class UpdateMechanics:
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the gradient scaler has skipped the last step, its gradients not being finite."""
+        """Whether the gradient scaler skipped the last step because of non-finite gradients."""
         return self._scaling is not None and self._scaling.step_was_skipped
 
 
 class DDPMechanics(UpdateMechanics):
-    """Several processes under DDP: gradients are exchanged in a window's last backward pass.
+    """Several ranks under DDP. They exchange gradients in a window's last backward pass.
 
     Args:
         steps: The owner of the overridable steps.
         backward: Lightning's backward pass.
         precision: The trainer's precision plugin.
-        wrapper: DDP around the model, or around the module that has it.
+        wrapper: DDP around the model, or around the LightningModule.
     """
 
     exchanges_at_the_end = True
@@ -128,18 +129,18 @@ class DDPMechanics(UpdateMechanics):
         self._wrapper = wrapper
 
     def begin_micro_batch(self, is_last: bool) -> None:
-        # what `no_sync` sets, without a context manager a micro-batch
+        # what `no_sync` sets, without a context manager for each micro-batch
         self._wrapper.require_backward_grad_sync = is_last
 
 
 class FSDP2Mechanics(UpdateMechanics):
-    """Several processes under FSDP 2: gradients are reduced in a window's last backward pass.
+    """Several ranks under FSDP 2. They reduce gradients in a window's last backward pass.
 
     Args:
         steps: The owner of the overridable steps.
         backward: Lightning's backward pass.
         precision: The trainer's precision plugin.
-        sharded: The model.
+        sharded: The sharded model.
     """
 
     exchanges_at_the_end = True
@@ -153,7 +154,7 @@ class FSDP2Mechanics(UpdateMechanics):
 
 
 class DeepSpeedMechanics(UpdateMechanics):
-    """DeepSpeed's engine: it runs the backward pass, clips when it steps, and knows the norm afterwards.
+    """DeepSpeed's engine, which runs the backward pass, clips when it steps, and has the norm afterwards.
 
     Args:
         steps: The owner of the overridable steps.
@@ -169,7 +170,7 @@ class DeepSpeedMechanics(UpdateMechanics):
         self._engine = engine
 
     def _run_backward(self, loss: torch.Tensor, **options: bool) -> None:
-        self._engine.backward(loss, scale_wrt_gas=False, **options)  # the loss is divided by the window already
+        self._engine.backward(loss, scale_wrt_gas=False, **options)  # the loss is already divided by the window
 
     def begin_micro_batch(self, is_last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(is_last)
@@ -182,13 +183,13 @@ class DeepSpeedMechanics(UpdateMechanics):
 def make_update_mechanics(
     steps: TrainingSteps, backward: Backward, precision: Precision, of_strategy: object = None
 ) -> UpdateMechanics:
-    """Return what goes with the way in which the model is wrapped, in a strategy of ours or of Lightning's own.
+    """Make the mechanics for the model's wrapper, in our strategies or Lightning's own.
 
     Args:
-        steps: The owner of the overridable steps; its `model_wrapped` is what forward passes go through.
+        steps: The owner of the overridable steps. Forward passes call its `model_wrapped`.
         backward: Lightning's backward pass.
         precision: The trainer's precision plugin.
-        of_strategy: What the strategy has wrapped; Lightning's own DDP is around the whole module.
+        of_strategy: The strategy's wrapper. Lightning's own DDP wraps the whole module.
     """
     wrapped: object = steps.model_wrapped
     if is_deepspeed_engine(wrapped):
@@ -198,7 +199,7 @@ def make_update_mechanics(
         if at_the_end and isinstance(wrapper, DistributedDataParallel):
             return DDPMechanics(steps, backward, precision, wrapper)
     if isinstance(wrapped, FSDPModule):
-        wrapped.set_requires_gradient_sync(True)  # a fit that ended within a window has left it off
+        wrapped.set_requires_gradient_sync(True)  # a fit that ended within a window may have switched it off
         if at_the_end:
             return FSDP2Mechanics(steps, backward, precision, wrapped)
     return UpdateMechanics(steps, backward, precision)

@@ -1,7 +1,7 @@
-"""`WindowTrainer`: the `lightning.Trainer` that runs a `WindowModule`. Private attributes of Lightning 2.6.
+"""`WindowTrainer`: the `lightning.Trainer` for a `WindowModule`. Uses private attributes of Lightning 2.6.
 
-Lightning's own trainer installs signal handlers, ends the process on Ctrl-C and announces devices. Scripts written for
-HF's Trainer expect none of this.
+Lightning's own trainer installs signal handlers, exits on Ctrl-C and announces devices. Scripts written for HF's
+Trainer expect none of this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
 
 from hf_compat.engine import lean_loop
-from hf_compat.engine.internals import do_nothing, leave_validation_to_flags
+from hf_compat.engine.internals import do_nothing, switch_off_own_validation
 from hf_compat.engine.lean_evaluation import EvaluationPart, LeanEvaluationLoop
 from hf_compat.engine.lean_loop import CarriedStop, LeanEpochLoop, carrying_stops
 from hf_compat.engine.precision import ForwardPrecision
@@ -34,34 +34,34 @@ from hf_compat.runtime.launch import Launch
 
 logger = logging.getLogger(__name__)
 
-# Callbacks that Lightning would add by itself, and its switch for each.
+# Callbacks that Lightning would add by default, with the switch for each.
 _SWITCHED_ON: dict[type[pl.Callback], str] = {
     ProgressBar: "enable_progress_bar",
     ModelSummary: "enable_model_summary",
     Checkpoint: "enable_checkpointing",
 }
-# Loggers that announce devices and tips each time a trainer is made.
+# Loggers that announce devices and tips for each new trainer.
 _CHATTY = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda")
 
-# Warnings of Lightning about its own code, or about what HF does on purpose; patterns of the messages.
+# Patterns of Lightning's warnings about its own code, or about intended behaviour of HF.
 EXPECTED = (
     # lightning 2.6.6 under torch 2.13; remove when lightning calls `is_leaf` itself
     r".*isinstance\(treespec, LeafSpec\).*",
-    # the state after the update is what a checkpoint of ours, as of HF, holds
+    # like HF, our checkpoints hold the state after the update
     ".*no pre-optimization state was saved.*",
-    # what is logged is gathered already, and the same on every process
+    # logged values are already gathered and equal on every rank
     ".*sync_dist=True.*",
-    # HF's logging interval counts updates over epochs
+    # HF's logging interval counts updates across epochs
     ".*smaller than the logging interval.*",
-    # the module steps whatever schedule is in force, averaged weights' own too
+    # the module steps the active schedule, including that of averaged weights
     ".*SWA is currently only supported every epoch.*",
-    # sentence-transformers evaluates by its evaluators alone, over a loader that gives nothing
+    # sentence-transformers runs its own evaluators and passes an empty loader
     ".*Total length of `EvaluationBatches` across ranks is zero.*",
 )
 
 
 class _WarningsOnly(logging.Filter):
-    """Leave out what is less than a warning; a changed level would empty what all loggers know of their levels."""
+    """Drop records below warnings. Changing a logger's level would clear the level caches of all loggers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return record.levelno >= logging.WARNING
@@ -69,7 +69,7 @@ class _WarningsOnly(logging.Filter):
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Leave out Lightning's announcements, and the warnings that are expected; not its other warnings."""
+    """Silence Lightning's announcements and expected warnings. Its other warnings remain."""
     warnings_only = _WarningsOnly()
     for name in _CHATTY:
         logging.getLogger(name).addFilter(warnings_only)
@@ -84,7 +84,7 @@ def quietly() -> Iterator[None]:
 
 
 class _NoProfiler(PassThroughProfiler):
-    """Measure nothing, and spend nothing on it: Lightning enters some fifteen of these contexts a step."""
+    """Skip profiling without any cost. Lightning enters about fifteen of these contexts a step."""
 
     _nothing = contextlib.nullcontext()
 
@@ -93,14 +93,14 @@ class _NoProfiler(PassThroughProfiler):
 
 
 class WindowTrainer(pl.Trainer):
-    """The trainer that a plan describes.
+    """The trainer for a plan.
 
     Args:
-        plan: What `plan.translate` made of the arguments.
-        callbacks: Lightning callbacks; bars, summaries and checkpoints among them are switched on.
-        loggers: What callbacks log to.
-        launch: The place of this process among several.
-        options: Further settings of `lightning.Trainer` that the plan leaves open.
+        plan: The result of `plan.translate`.
+        callbacks: Lightning callbacks. Progress bars, summaries and checkpoints among them are switched on.
+        loggers: Loggers for callbacks.
+        launch: This process's rank.
+        options: Other settings of `lightning.Trainer` that the plan does not set.
     """
 
     def __init__(
@@ -117,47 +117,47 @@ class WindowTrainer(pl.Trainer):
             "logger": list(loggers) or False,
             "strategy": make_strategy(plan, launch),
             "profiler": _NoProfiler(),
-            # switched on with the seed; Lightning would give cuBLAS another workspace than upstream does
+            # the seed sets it already, and Lightning would choose another cuBLAS workspace than upstream
             "deterministic": None,
         }
         for kind, switch in _SWITCHED_ON.items():
             settings[switch] = any(isinstance(callback, kind) for callback in callbacks)
         with quietly():
-            # a GPU may be left out on purpose
+            # the user may choose the CPU on purpose
             warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
             super().__init__(**{**settings, **options})
         if not lean_loop.IS_KNOWN:
             installed = lightning.__version__
-            logger.info("hf_compat does not know the loops of Lightning %s: a step costs more.", installed)
+            logger.info("hf_compat does not support the loops of Lightning %s, so steps are slower.", installed)
         self._sigint_handler: Any = None  # what Python calls on Ctrl-C, as `signal.getsignal` returns it
-        # Lightning's handler of SIGTERM exits with status 0, and every update exchanges whether it was called.
-        # Remove it when a trainer takes a setting for it.
+        # Lightning's SIGTERM handler exits with status 0, and every update exchanges whether it was called.
+        # Remove it when a trainer has a setting for it.
         self._signal_connector.register_signal_handlers = do_nothing  # type: ignore[method-assign]
-        # A fit looks for no checkpoint by itself: not beside an OnExceptionCheckpoint, not in a SLURM job. Remove it
-        # when `fit` takes a word for "none".
+        # Don't search for checkpoints beside an OnExceptionCheckpoint or in a SLURM job. Remove it when `fit` accepts a
+        # value for "none".
         self._checkpoint_connector._parse_ckpt_path = do_nothing  # type: ignore[method-assign]
-        # Every training step sets the model's mode. Remove it when a module can say so.
+        # Every training step sets the model's mode. Remove it when a module can declare this.
         self.fit_loop._warn_if_modules_in_eval_mode = do_nothing  # type: ignore[method-assign]
         theirs = self.fit_loop.epoch_loop
         self.fit_loop.epoch_loop = LeanEpochLoop(self, theirs.min_steps, theirs.max_steps)
-        self.fit_loop.epoch_loop.val_loop = LeanEvaluationLoop.in_place_of(theirs.val_loop)
-        self.validate_loop = LeanEvaluationLoop.in_place_of(self.validate_loop)
-        self.test_loop = LeanEvaluationLoop.in_place_of(self.test_loop)
+        self.fit_loop.epoch_loop.val_loop = LeanEvaluationLoop.replacing(theirs.val_loop)
+        self.validate_loop = LeanEvaluationLoop.replacing(self.validate_loop)
+        self.test_loop = LeanEvaluationLoop.replacing(self.test_loop)
         carrying = (self.fit_loop.epoch_loop.manual_optimization, "advance"), (self.fit_loop, "on_advance_start")
         for owner, name in (*carrying, (self.fit_loop, "on_advance_end")):
             setattr(owner, name, carrying_stops(getattr(owner, name)))
-        leave_validation_to_flags(self)
+        switch_off_own_validation(self)
 
-    def undisturbed(self, command: Callable[..., object], module: pl.LightningModule, **data: object) -> None:
-        """Run a command of this trainer (`fit`, `validate`, `test`), whose errors come out as they were raised.
+    def run_command(self, command: Callable[..., object], module: pl.LightningModule, **data: object) -> None:
+        """Run a command of this trainer (`fit`, `validate`, `test`), and raise its errors unchanged.
 
-        After Ctrl-C, Lightning ignores the signal and ends the process with status 1. Scripts and notebooks written
-        for HF catch KeyboardInterrupt and go on. Remove it when a trainer raises it.
+        After Ctrl-C Lightning ignores the signal and exits with status 1. Scripts and notebooks written for HF catch
+        KeyboardInterrupt and continue. Remove it when a trainer raises it.
 
         Args:
             command: The command.
-            module: What is trained or evaluated.
-            data: The command's loaders, and its other keywords.
+            module: The module to train or evaluate.
+            data: The command's loaders and other keywords.
         """
         self._sigint_handler = signal.getsignal(signal.SIGINT)
         try:
@@ -172,14 +172,14 @@ class WindowTrainer(pl.Trainer):
                 signal.signal(signal.SIGINT, self._sigint_handler)
             raise ended.__context__ from None
         finally:
-            # An error has left the batch among the results: loader workers share its memory. Remove it when Lightning
-            # lets go of it when it tears a trainer down.
+            # After an error the results still hold the batch, whose memory belongs to loader workers. Remove it when
+            # Lightning releases it at teardown.
             training = self.fit_loop.epoch_loop
             for loop in (training, training.val_loop, self.validate_loop, self.test_loop):
                 loop._results.batch = None
 
     def as_part(self, part: EvaluationPart) -> contextlib.AbstractContextManager[None]:
-        """Let the next evaluation, within a fit or not, be a part of one to callbacks."""
+        """Make the next evaluation, within a fit or not, one part of an evaluation for callbacks."""
         loop = self.fit_loop.epoch_loop.val_loop if self.state.fn == "fit" else self.validate_loop
         assert isinstance(loop, LeanEvaluationLoop)  # the constructor made them
         return loop.as_part(part)
@@ -189,7 +189,7 @@ class WindowTrainer(pl.Trainer):
             return super()._run(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
             self._sigint_handler = signal.getsignal(signal.SIGINT)  # a callback may have installed another one
-            # Lightning's own way out sets a handler, which only the main thread can
+            # Lightning's own handling sets a signal handler, which only the main thread may do
             if threading.current_thread() is not threading.main_thread():
                 call._interrupt(self, interrupt)
                 self._teardown()
@@ -216,7 +216,7 @@ def make_strategy(plan: LightningPlan, launch: Launch | None) -> Strategy:
 
 
 class _NoBatches:
-    """Validation data of a fit whose evaluations bring their own; without any, Lightning would not validate at all."""
+    """Validation data for a fit whose evaluations use their own. Without any, Lightning would never validate."""
 
     def __iter__(self) -> Iterator[object]:
         return iter(())

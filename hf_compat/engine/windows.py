@@ -1,4 +1,4 @@
-"""Windows: the micro-batches of one update, which are one batch to Lightning."""
+"""Windows. A window holds the micro-batches of one update and is one Lightning batch."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ NumItems = torch.Tensor | int | None
 class Window:
     """The micro-batches of one update.
 
-    To callbacks that know batches as mappings it is its last micro-batch: `window["input_ids"]`. Iterating over it, its
-    length and numbers as keys give the micro-batches.
+    Callbacks that expect a mapping read its last micro-batch: `window["input_ids"]`. Iteration, `len` and integer keys
+    cover the micro-batches.
 
     Args:
-        micro_batches: What the loader gave, at most as many as an update takes.
-        num_items: Items (tokens, mostly) in them, by which the loss is divided; None where it is not.
-        is_complete: Whether an update follows. Data without a length may end in the middle of a window: its gradients
-            stay for the next epoch's first window, as in HF.
-        epoch_progress: Share of the epoch that is done after this window.
+        micro_batches: Batches of the loader, at most `gradient_accumulation_steps`.
+        num_items: Number of items (mostly tokens) that divides the loss. None if it is not divided.
+        is_complete: Whether an update follows. Data without a length may end within a window. Its gradients then
+            accumulate into the next epoch's first window, as in HF.
+        epoch_progress: Completed fraction of the epoch after this window.
 
     Attributes:
-        is_trained: Whether the optimizer has made its step.
-        poses_as_batch: Whether names give entries of the last micro-batch. A `training_step` of the user's own would
-            train that one alone.
+        is_trained: Whether the optimizer has stepped.
+        poses_as_batch: Whether names return entries of the last micro-batch. A user-defined `training_step` would train
+            on that one only.
     """
 
     __slots__ = ("epoch_progress", "is_complete", "is_trained", "micro_batches", "num_items", "poses_as_batch")
@@ -64,49 +64,49 @@ class Window:
         return iter(self.micro_batches)
 
     def __getitem__(self, key: object) -> Batch:
-        """Return a micro-batch by its number, or an entry of the last micro-batch by its name."""
+        """Return a micro-batch by index, or an entry of the last micro-batch by name."""
         return self.micro_batches[key] if isinstance(key, (int, slice)) else self._as_batch()[key]
 
     def __contains__(self, key: object) -> bool:
         return key in self._as_batch()
 
     def change_batches(self, change: Callable[[Batch], Batch]) -> None:
-        """Put something in the place of each micro-batch."""
+        """Replace each micro-batch."""
         self.micro_batches = [change(batch) for batch in self.micro_batches]
 
     def keys(self) -> Iterable[object]:
-        """Return the names in the last micro-batch."""
+        """Return the keys of the last micro-batch."""
         return self._as_batch().keys()
 
     def _as_batch(self) -> Batch:
         if not self.poses_as_batch and len(self.micro_batches) > 1:
             raise OverrideError(
-                f"`training_step` reads its batch by names, and the batch is a window of {len(self.micro_batches)} "
-                "micro-batches (`gradient_accumulation_steps`). Only the last one would be trained.\n\n"
+                f"`training_step` reads its batch by name, and the batch is a window of {len(self.micro_batches)} "
+                "micro-batches (`gradient_accumulation_steps`). Only the last one would be trained on.\n\n"
                 "Hint: `for inputs in batch:` gives each micro-batch, `batch[-1]` the last one."
             )
         return self.micro_batches[-1]
 
 
 class Windows:
-    """An epoch's windows, again and again: what Lightning's fit loop iterates over.
+    """The windows of each epoch, as Lightning's fit loop iterates over them.
 
-    Stateful in Lightning's sense: `state_dict` says where the data stands, random states included, so that a run that
-    is resumed from it reads and draws what the uninterrupted one would have.
+    It is stateful in Lightning's sense. `state_dict` holds the position in the data and the random states. A resumed
+    run reads the same data and draws the same random numbers as an uninterrupted one.
 
     Args:
         loader: The training loader.
-        read_window: Reads up to so many micro-batches and counts their items (`get_batch_samples`).
-        window_size: Micro-batches of an update.
-        counts: The run's counts: the windows and micro-batches of an epoch.
-        device: Where counts of items go.
-        start: Where the run begins.
-        restore_rng: Sets the random states to those of the position where the run goes on. A checkpoint may know no
-            position: then it is given None, and loads those of the checkpoint's own file, as HF does. That is once the
-            first window after a skip is read, or before an epoch that starts at its beginning.
+        read_window: Reads up to a number of micro-batches and counts their items (`get_batch_samples`).
+        window_size: Micro-batches in an update.
+        counts: The run's counts of windows and micro-batches in an epoch.
+        device: The device for counts of items.
+        start: The point at which the run starts.
+        restore_rng: Sets the random states stored with a position. A checkpoint without a position passes None, which
+            loads those of the checkpoint's own file, as HF does. This happens once the first window after a skip is
+            read, or before an epoch that starts at its beginning.
     """
 
-    gives_windows: ClassVar[bool] = True  # of which each is one batch to Lightning
+    gives_windows: ClassVar[bool] = True  # each is one Lightning batch
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Windows:
         self.saw_data = self._has_warned = False
         self._last: Window | None = None
         self._restore_rng = restore_rng or _write_known_rng
-        self._folder_rng: PlainState | None = None  # of a checkpoint of transformers that Lightning restores
+        self._folder_rng: PlainState | None = None  # from a transformers checkpoint that Lightning loads
         self._pass: Iterator[Batch] | None = None
         self.start_at(start or ResumePoint())
 
@@ -136,12 +136,12 @@ class Windows:
 
     @property
     def is_new(self) -> bool:
-        """Whether no pass has begun, and the first one is to begin with the first epoch."""
+        """Whether the run starts at its beginning and has read nothing."""
         return self._start is not None and self._start.epoch == 0 and self._start.position is None
 
     @property
     def updates_to_skip(self) -> int:
-        """Updates of the first epoch that are done already, where more of it are to come."""
+        """Completed updates of the first epoch. 0 if that epoch is over."""
         start = self._start
         if start is None or start.epoch_is_over:
             return 0
@@ -150,7 +150,7 @@ class Windows:
         return done // self.window_size
 
     def start_at(self, start: ResumePoint) -> None:
-        """Begin the next pass at a point of a run."""
+        """Start the next pass at a point of a run."""
         self._start: ResumePoint | None = start
         self._is_exact = start.position is not None
         if start.shuffle_seed is not None and isinstance(self.loader, PreparedDataLoader):
@@ -161,8 +161,8 @@ class Windows:
         self._epoch_rng: PlainState | None = None
 
     @contextlib.contextmanager
-    def drawing_before(self) -> Iterator[None]:
-        """Let what is done within the context draw random numbers from where the run goes on, before it does."""
+    def resumed_rng(self) -> Iterator[None]:
+        """Draw random numbers within the context from the resumed states, before the run itself continues."""
         start = self._start
         if start is None or start.position is None or start.position.rng is None:
             yield
@@ -176,29 +176,29 @@ class Windows:
         """End the pass before its next window.
 
         Args:
-            is_over: The epoch itself is over (a callback has ended it); else training stops within it.
+            is_over: Whether the epoch is over, as a callback has ended it. Otherwise training stops within it.
         """
         self._is_leaving = True
         self._is_over |= is_over
 
     def rewind(self, window: Window) -> None:
-        """Take the last window for not trained: its update was never made."""
+        """Mark the last window as not trained, since its update was never made."""
         self._done -= len(window)
         self._is_rewound = True
 
     def position_of_checkpoint(self, is_in_update: bool, epoch_is_over: bool = False) -> DataPosition:
-        """Return where the data stands for a checkpoint that may be written in the middle of an update.
+        """Return the position for a checkpoint that may be written within an update.
 
         Args:
-            is_in_update: The last window is being trained; where its optimizer step is still to come, it is to be
-                trained again.
-            epoch_is_over: With the last window, though there may be more data.
+            is_in_update: The last window is being trained on. Until its optimizer step, a resumed run must train on it
+                again.
+            epoch_is_over: The epoch ends with the last window, even if data are left.
         """
         is_to_come = is_in_update and self._last is not None and not self._last.is_trained
         return self.position_before_last() if is_to_come else self.position(epoch_is_over)
 
     def position_before_last(self) -> DataPosition:
-        """Return where the data stood before the last window, which is to be trained again."""
+        """Return the position before the last window, so that a resumed run trains on it again."""
         if self._last is None:
             return self.position()
         done, is_rewound = self._done, self._is_rewound
@@ -209,10 +209,10 @@ class Windows:
             self._done, self._is_rewound = done, is_rewound
 
     def finish_epoch(self) -> None:
-        """Let a position that is asked for from now on begin with the next epoch, where this one is over."""
+        """Move the position to the next epoch if this one is over."""
         start = self._start
         if start is not None and start.epoch_is_over and start.position is not None:
-            # whoever drives has ended the epoch without asking for a window
+            # the trainer has ended the epoch without asking for a window
             following = dataclasses.replace(start.position, epoch=start.epoch + 1, is_open=False)
             self.start_at(ResumePoint(epoch=start.epoch + 1, position=following))
         elif self._is_over or self._is_at_end_of_data:
@@ -225,12 +225,12 @@ class Windows:
         return not self.counts.is_endless and self._done >= self.counts.micro_batches_per_epoch
 
     def position(self, epoch_is_over: bool = False) -> DataPosition:
-        """Return where the data stands.
+        """Return the position in the data.
 
         Args:
             epoch_is_over: A callback is ending the epoch.
         """
-        if self._start is not None and self._start.position is not None:  # the first pass has not begun
+        if self._start is not None and self._start.position is not None:  # the first pass has not started
             return self._start.position
         cut = DataPosition(
             epoch=self.next_epoch,
@@ -255,19 +255,19 @@ class Windows:
         )
 
     def _read_ahead(self) -> tuple[PlainState | None, PlainState | None]:
-        """Return the batch that was read ahead, and the state of a source that knows its own position."""
+        """Return the batch that was read ahead, and the state of a stateful source."""
         if isinstance(self.loader, PreparedDataLoader):
             return as_plain(self.loader.lookahead), as_plain(self.loader.source_state())
         return None, as_plain(_state_of(self.loader))
 
     def state_dict(self) -> PlainState:
-        """Return where the data stands, for Lightning's own checkpoints."""
+        """Return the position in the data, for Lightning's own checkpoints."""
         return self.position().to_plain()
 
     def load_state_dict(self, state_dict: PlainState) -> None:
-        """Begin where a state of Lightning's own checkpoint says."""
+        """Start at the position in a Lightning checkpoint."""
         data = DataPosition.from_plain(state_dict)
-        if data.updates_done:  # of transformers, which writes no more than that
+        if data.updates_done:  # from transformers, which stores nothing else
             skip, rng = data.updates_done * self.window_size, data.rng
             self._folder_rng = rng
             self.start_at(ResumePoint(epoch=data.epoch, skip_micro_batches=skip, restores_folder_rng=True))
@@ -278,7 +278,7 @@ class Windows:
         self.start_at(point)
 
     def __iter__(self) -> Iterator[Window]:
-        # A generator, so that nothing is read, and no random number drawn, before Lightning asks for the first window.
+        # A generator, so that Lightning's first request starts the reading and the drawing of random numbers.
         start, self._start = self._start or ResumePoint(epoch=self.next_epoch), None
         self._is_leaving = self._is_over = self._is_rewound = False
         self._epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
@@ -309,7 +309,7 @@ class Windows:
         self._epoch_rng, self._done, self.saw_data = position.epoch_rng, position.micro_batches_done, True
 
     def _rest_of_epoch(self, position: DataPosition) -> Iterator[Window]:
-        # the order of the epoch is drawn again from the states that it was drawn from
+        # draw the epoch's order again, from the same random states
         if position.epoch_rng is not None:
             write_rng(position.epoch_rng)
         done = position.micro_batches_done
@@ -336,7 +336,7 @@ class Windows:
         yield from self._windows(micro_batches, position.micro_batches_done, None)
 
     def _restores(self, rng: PlainState | None) -> Callable[[], None]:
-        """Return what sets the random states to those of the run's beginning; nothing where none were kept."""
+        """Return a function that sets the stored random states, if there are any."""
         return lambda: None if rng is None else self._restore_rng(rng)
 
     def _begin(self, loader: Loader) -> Iterator[Batch]:
@@ -354,7 +354,7 @@ class Windows:
         self.saw_data = done > 0
         made = False
         for update in range(done // self.window_size, self.counts.updates_per_epoch):
-            batches, num_items = _two_parts(self.read_window(micro_batches, self._size_of(update), self.device))
+            batches, num_items = _unpacked(self.read_window(micro_batches, self._size_of(update), self.device))
             if restore is not None:
                 restore()
                 restore = None
@@ -387,8 +387,8 @@ class Windows:
             return
         self._has_warned = True
         logger.warning(
-            "The training data says that an epoch has %d micro-batches (%d samples), and this one gave %d: training "
-            "will make fewer updates than the %d that the learning-rate schedule counts on.",
+            "The training data announces %d micro-batches (%d samples) an epoch, and this one had %d. Training "
+            "will make fewer updates than the %d that the learning-rate schedule is made for.",
             counts.micro_batches_per_epoch,
             counts.num_examples,
             self._done,
@@ -396,12 +396,12 @@ class Windows:
         )
 
     def close(self) -> None:
-        """End the pass and its workers, and let go of the batches that it has read: nothing more is trained."""
+        """End the pass and its workers, and release its batches. No training follows."""
         self._last = None
         under_way, self._pass = self._pass, None
         if isinstance(self.loader, PreparedDataLoader):
             self.loader.lookahead = None
-            if isinstance(under_way, Generator):  # an error's traceback would keep it, and its workers, alive
+            if isinstance(under_way, Generator):  # an error's traceback would keep it and its workers alive
                 under_way.close()
 
     def _size_of(self, update: int) -> int:
@@ -415,7 +415,7 @@ def _write_known_rng(states: PlainState | None) -> None:
         write_rng(states)
 
 
-def _two_parts(window: tuple[list[Batch], NumItems]) -> tuple[list[Batch], NumItems]:
+def _unpacked(window: tuple[list[Batch], NumItems]) -> tuple[list[Batch], NumItems]:
     try:
         batches, num_items = window  # a subclass may return anything
     except (TypeError, ValueError) as error:
@@ -427,10 +427,10 @@ def _two_parts(window: tuple[list[Batch], NumItems]) -> tuple[list[Batch], NumIt
 
 
 class WindowsWithoutLength(Windows):
-    """Windows of data without a length, for a Lightning trainer that ends the run by itself.
+    """Windows of data without a length, for a Lightning trainer that ends the run itself.
 
     Attributes:
-        is_held: Nothing is read yet, whoever asks: a fit that is being set up asks for a window ahead of its time.
+        is_held: Read nothing yet, as the set-up of a fit asks for a window too early.
     """
 
     is_held = False
@@ -442,18 +442,18 @@ class WindowsWithoutLength(Windows):
         return iter((Window([], None, False, 0.0),)) if self.is_held else super().__iter__()
 
     def is_at_end(self) -> bool:
-        """Whether the window that was given last is the last of its epoch."""
+        """Whether the last returned window is the last of its epoch."""
         return self._is_at_end_of_data
 
 
 def _state_of(loader: Any) -> Any:
-    """Return the state of a loader that knows its own position (torchdata's StatefulDataLoader)."""
+    """Return the state of a stateful loader (torchdata's StatefulDataLoader), or None."""
     stateful = callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
     return loader.state_dict() if stateful else None
 
 
 def as_plain(data: Nested) -> Nested:
-    """Return nested data as dicts, lists, numbers, strings and tensors; None where something else is in it."""
+    """Convert nested data to dicts, lists, numbers, strings and tensors. None if something else is in it."""
     try:
         return map_nested(_itself, data, on_other=_plain_leaf, rebuild=as_plain_type)
     except TypeError:

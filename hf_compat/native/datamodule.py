@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from hf_compat.data.types import Batch, Collator, Loader
 from hf_compat.engine.evaluation import EvaluationBatches
-from hf_compat.engine.internals import known_batches, place_of
+from hf_compat.engine.internals import ranks_of, sample_indices_wrapper
 from hf_compat.engine.windows import Windows, WindowsWithoutLength
 from hf_compat.errors import DataError
 from hf_compat.hf.arguments import TrainingArguments
@@ -42,7 +42,7 @@ class PredictionBatches(EvaluationBatches):
         batches = self.loader.batch_sampler if isinstance(self.loader, DataLoader) else None
         if batches is None or not isinstance(getattr(batches, "sampler", None), SequentialSampler):
             return None
-        return known_batches([list(indices) for indices in batches])
+        return sample_indices_wrapper([list(indices) for indices in batches])
 
 
 class PlainEvaluationBatches(PredictionBatches):
@@ -137,7 +137,7 @@ class HFDataModule(pl.LightningDataModule):
         if isinstance(module, HFModule) and isinstance(module.steps, NativeSteps):
             share_arguments(module.steps, steps)
         if trainer is not None:
-            steps.take_place(*place_of(trainer))
+            steps.take_place(*ranks_of(trainer))
         model = getattr(module, "model", None)
         if model is not None and model is not getattr(steps, "model", None):
             steps.compute_loss_func = getattr(getattr(module, "steps", None), "compute_loss_func", None)

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 
 from hf_compat.checkpoint.run_state import ResumePoint
-from hf_compat.engine.internals import fetch_when_due
+from hf_compat.engine.internals import fetch_without_prefetch
 from hf_compat.engine.windows import Windows, WindowsWithoutLength
 from hf_compat.errors import ArgumentError, UnsupportedArgument
 
@@ -84,7 +84,7 @@ def read_when_due(trainer: pl.Trainer) -> None:
     data = trainer.train_dataloader
     if isinstance(data, WindowsWithoutLength) and data.is_held:
         data.is_held = False
-        fetch_when_due(trainer, data.is_at_end)
+        fetch_without_prefetch(trainer, data.is_at_end)
 
 
 def leave_epoch(data: object) -> None:

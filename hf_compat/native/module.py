@@ -23,9 +23,9 @@ from hf_compat.data.tree import find_batch_size
 from hf_compat.data.types import Batch
 from hf_compat.engine.embedding_noise import begin_noise, end_noise
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
-from hf_compat.engine.internals import compile_model_only, leave_out_step_metrics, place_of
-from hf_compat.engine.overflow_debug import DebugUnderflowOverflow, watch_where_asked
-from hf_compat.engine.precision import ForwardPrecision, leave_autocast_to_forward, unwrap_forward
+from hf_compat.engine.internals import compile_model_only, ranks_of, skip_step_metrics
+from hf_compat.engine.overflow_debug import DebugUnderflowOverflow, watch_if_enabled
+from hf_compat.engine.precision import ForwardPrecision, move_autocast_to_forward, unwrap_forward
 from hf_compat.engine.torchmetrics_evaluation import check_metrics
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.errors import ArgumentError, OverrideError
@@ -281,7 +281,7 @@ class HFModule(OverridePoints, LoadableModule):
             share_arguments(steps, data)
             if steps.processing_class is None:
                 steps.processing_class = data.processing_class
-        steps.take_place(*place_of(self.trainer))
+        steps.take_place(*ranks_of(self.trainer))
         steps.take_device(self.trainer.strategy.root_device)
         if not self.automatic_optimization:
             compile_model_only(self, self.model)
@@ -290,7 +290,7 @@ class HFModule(OverridePoints, LoadableModule):
         if self._returns_loss_for_updates:
             own.remove("training_step")  # an update of HF's calls it
         called = steps.model_wrapped = self._called_model()
-        leave_autocast_to_forward(self.trainer.strategy, called, steps.args.device.type, own)
+        move_autocast_to_forward(self.trainer.strategy, called, steps.args.device.type, own)
         call_overrides(self, steps)
         self._is_set_up = True
 
@@ -302,7 +302,7 @@ class HFModule(OverridePoints, LoadableModule):
         self._compare_with_trainer()
         keep_monitor(self)
         self._stop_watching()  # of a fit that has failed
-        self._watch = watch_where_asked(self.model, steps.args.debug)
+        self._watch = watch_if_enabled(self.model, steps.args.debug)
         if self.automatic_optimization:
             check_accumulation(self.trainer, steps.args.gradient_accumulation_steps)
         else:
@@ -431,7 +431,7 @@ class HFModule(OverridePoints, LoadableModule):
         if not isinstance(window, Window):
             gathered = self._plain_batches.add(window, self.trainer.is_last_batch)
             if gathered is None:
-                leave_out_step_metrics(self.trainer)
+                skip_step_metrics(self.trainer)
                 return None
             window, first = gathered, batch_idx + 1 - len(gathered)
         if author is not None:

@@ -245,7 +245,7 @@ class Evaluator:
         try:
             with naming_absent_ranks(), module.evaluating(run), self._taking_part(trainer):
                 command = trainer.test if run.settings.is_prediction else trainer.validate
-                trainer.undisturbed(command, module, dataloaders=batches, verbose=False)
+                trainer.run_command(command, module, dataloaders=batches, verbose=False)
         finally:
             callbacks.watch_outputs(False)
         self._alone = kept  # not after an error, which may have left it anyhow

@@ -101,7 +101,7 @@ class Fit:
                 args = host.args
                 is_requeued = slurm_job_id() is not None
                 with host.stop_signals.watched(args.enable_jit_checkpoint, is_requeued, args.ddp_timeout):
-                    trainer.undisturbed(trainer.fit, module, train_dataloaders=run.windows, val_dataloaders=NO_BATCHES)
+                    trainer.run_command(trainer.fit, module, train_dataloaders=run.windows, val_dataloaders=NO_BATCHES)
             finally:
                 self._leave(module)
 

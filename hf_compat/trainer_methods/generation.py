@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from hf_compat.engine.fsdp2 import is_sharded, whole_in
+from hf_compat.engine.fsdp2 import gathering_method, is_sharded
 from hf_compat.errors import ArgumentError, InertArgumentWarning
 from hf_compat.interop.deepspeed import is_partitioned
 from hf_compat.interop.generation import (
@@ -127,7 +127,7 @@ class GenerationSteps(StepMethods):
                 del keywords[name]
         # every process has to take part in each forward pass of a model that is spread over them
         keywords.setdefault("synced_gpus", is_sharded(self.model) or is_partitioned(self.model))
-        with whole_in(self.model, "generate") as generate:
+        with gathering_method(self.model, "generate") as generate:
             tokens: torch.Tensor = generate(**_without_decoder_labels(inputs), **keywords)
         lengths = self._lengths_of_generations()
         tokens = self._filled_up(tokens, lengths)

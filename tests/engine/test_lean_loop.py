@@ -196,4 +196,4 @@ def test_another_release_of_lightning_keeps_its_own_loop(make_args, monkeypatch,
         trainer = Trainer(toy.Classifier(), make_args(max_steps=2), train_dataset=toy.rows(20))
         trainer.train()
     assert not trainer.lightning_trainer.fit_loop.epoch_loop._listeners.batch_is_plain
-    assert "does not know the loops of Lightning" in caplog.text
+    assert "does not support the loops of Lightning" in caplog.text
