@@ -209,10 +209,7 @@ def talked_to(monkeypatch, hub, pauses=False):
     if not pauses:
         import types
 
-        from hf_compat.hub import client
-
         monkeypatch.setattr(_http, "time", types.SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None}))
-        monkeypatch.setattr(client, "LONGEST_PAUSE_SECONDS", 0.0)
     huggingface_hub.utils.close_session()
     try:
         yield

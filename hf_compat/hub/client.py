@@ -1,70 +1,39 @@
-"""What is asked of the Hub, through huggingface_hub; asked again where a failure may pass. No HF arguments here."""
+"""Commits to the Hub by huggingface_hub, beside training; what they are made of is set aside first. No HF arguments."""
 
 from __future__ import annotations
 
+import atexit
+import concurrent.futures.thread  # its own exit handler has to stand before the one below
 import contextlib
 import functools
-import json
 import logging
+import math
+import os
 import re
+import shutil
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import Protocol, TypeVar
+from pathlib import Path
 
+from hf_compat.checkpoint.hidden_folders import OWN_PREFIX, hidden_folders, make_hidden, remove_hidden
+from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.errors import HubError
-from hf_compat.runtime.text import is_installed, need
+from hf_compat.runtime.text import need
 
 logger = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
 Token = str | bool | None
 
-ATTEMPTS = 10
-ATTEMPTS_OF_LARGE_FILES = 4  # of each of its requests huggingface_hub makes six
-LONGEST_PAUSE_SECONDS = 30.0
-LONGEST_PAUSE_OF_CREATION_SECONDS = 4.0  # somebody waits for it
-FILES_AT_ONCE = 5
+STAGE_PREFIX = "_hub_push-"  # a push leaves out what begins with an underscore
+PROGRESS_SECONDS = 15.0
+# A wait ends when a server has had so long for what there is to send.
+PATIENCE_SECONDS = 600.0
+SLOWEST_BYTES_PER_SECOND = 250_000.0
 _LINK = re.compile(r"For more information check: \S+")
-# Answers after which the same request may succeed: timeout, conflict with another commit, too many requests.
-_PASSING = frozenset({408, 409, 412, 425, 429})
-# Files that the Hub keeps in git as they are, where they are small; the others go to its storage for large files.
-_PLAIN_TEXT = (".json", ".jsonl", ".md", ".txt", ".jinja", ".yaml", ".yml", ".py", ".csv", ".log")
-_PLAIN_TEXT_BYTES = 1_000_000
-
-
-class Upload(Protocol):
-    """One file of a commit: huggingface_hub's `CommitOperationAdd`."""
-
-    path_in_repo: str
-    path_or_fileobj: str
-    upload_info: _UploadInfo
-
-
-class _UploadInfo(Protocol):
-    size: int
-
-
-class HubApi(Protocol):
-    """What is used of huggingface_hub's `HfApi`."""
-
-    def create_repo(self, repo_id: str, *, token: Token, private: bool | None, exist_ok: bool) -> object: ...
-
-    def preupload_lfs_files(
-        self, repo_id: str, additions: list[Upload], *, token: Token, revision: str | None, free_memory: bool
-    ) -> None: ...
-
-    def create_commit(
-        self, repo_id: str, operations: list[Upload], *, commit_message: str, token: Token, revision: str | None
-    ) -> object: ...
-
-
-class _Validating(Protocol):
-    """An `HfApi` that remembers the model card that it has checked last."""
-
-    _valid: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +43,9 @@ class Commit:
     Args:
         repo_id: The repository, `owner/name`.
         message: The commit's message.
-        files: Paths in the repository, each with the file that goes there.
+        source: The folder on this disk whose files it brings.
+        ignored: Patterns of files that it leaves out.
+        is_stage: `source` is removed when it is sent.
         folder: The folder in the repository that the commit is about; empty for its top.
         token: What the Hub knows the user by; None for the one that is stored on this machine.
         revision: The branch; None for the main one.
@@ -82,14 +53,16 @@ class Commit:
 
     repo_id: str
     message: str
-    files: Mapping[str, str]
+    source: str = ""
+    ignored: tuple[str, ...] = ()
+    is_stage: bool = False
     folder: str = ""
     token: Token = field(default=None, repr=False)
     revision: str | None = None
 
 
 class HubClient:
-    """The Hub, as one user of it sees it.
+    """The Hub, as one user of it sees it, and the commits that are on their way there.
 
     Args:
         for_what: What needs huggingface_hub; an error about its absence begins with it.
@@ -100,7 +73,13 @@ class HubClient:
 
     def __init__(self, for_what: str) -> None:
         self._hub = need("huggingface_hub", "'hf-compat[hub]'", for_what)
-        self._api = _api_class(self._hub)(library_name="hf_compat")
+        self._api = self._hub.HfApi(library_name="hf_compat")
+        self._jobs: list[tuple[Commit, Future[object]]] = []
+        self.missing: dict[str, str] = {}  # by folder in the repository: the message of the commit that it lacks
+        self._told: set[str] = set()
+        if not _OPEN:  # after the exit handler of `concurrent.futures`: it runs before that one
+            getattr(threading, "_register_atexit", atexit.register)(functools.partial(_wait_at_exit, os.getpid()))
+        _OPEN.add(self)
 
     def create_repo(self, name: str, token: Token, private: bool | None) -> str:
         """Make a repository where there is none, and return its whole name.
@@ -108,55 +87,39 @@ class HubClient:
         Raises:
             HubError: The user may not, or the Hub cannot be reached.
         """
-
-        def create(_: int) -> object:
-            return self._api.create_repo(name, token=token, private=private, exist_ok=True)
-
         try:
-            longest = min(LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_OF_CREATION_SECONDS)
-            made = attempted(create, threading.Event(), longest)
-            return str(getattr(made, "repo_id"))  # noqa: B009 - huggingface_hub's
+            made = self._api.create_repo(name, token=token, private=private, exist_ok=True)
+            return str(made.repo_id)
         except Exception as error:
             raise hub_error(f"The Hub gives no repository {name!r} to push to", error, token) from error
 
-    def commit(self, commit: Commit, stop: threading.Event) -> object:
-        """Send a commit; what is there already is not sent again.
+    def submit(self, commit: Commit) -> Future[object]:
+        """Send a commit when those before it are sent; return what will be huggingface_hub's `CommitInfo`."""
+        future: Future[object] = self._api.run_as_future(self._send, commit)
+        self._jobs = [job for job in self._jobs if not job[1].done()]
+        self._jobs.append((commit, future))
+        return future
 
-        Args:
-            commit: What to send.
-            stop: Once set, nothing is tried again.
-
-        Returns:
-            The `CommitInfo`.
-
-        Raises:
-            Exception: Whatever huggingface_hub raises, after the last attempt.
-        """
-        uploads: list[Upload] = [
-            self._hub.CommitOperationAdd(path_in_repo=path, path_or_fileobj=file)
-            for path, file in sorted(commit.files.items())
-        ]
-
-        was_lost = False
-
-        def send(attempt: int) -> object:
-            nonlocal was_lost
-            # A commit whose answer was lost may have arrived: every other attempt asks what is there. Those between do
-            # not: where each second request is lost, the commit has to be the very next one.
-            if was_lost and attempt % 2 == 1:
-                uploads[:] = map(self._renewed, uploads)
-                self._send_large_files(commit, uploads, stop)
-            try:
-                return self._api.create_commit(
-                    commit.repo_id, uploads, commit_message=commit.message, token=commit.token, revision=commit.revision
+    def _send(self, commit: Commit) -> object:
+        try:
+            with self._without_bars():
+                info: object = self._api.upload_folder(
+                    repo_id=commit.repo_id,
+                    folder_path=commit.source,
+                    path_in_repo=commit.folder or None,
+                    commit_message=commit.message,
+                    token=commit.token,
+                    revision=commit.revision,
+                    ignore_patterns=[*commit.ignored, f"{OWN_PREFIX}*"],
                 )
-            except Exception as error:
-                was_lost = _status_of(error) in (None, 408, 502, 504)
-                raise
-
-        with self._without_bars():
-            self._send_large_files(commit, uploads, stop)
-            return attempted(send, stop)
+        except Exception as error:
+            self.note_failure(commit, error)
+            raise
+        finally:
+            if commit.is_stage:
+                shutil.rmtree(commit.source, ignore_errors=True)
+        self.missing.pop(commit.folder, None)
+        return info
 
     @contextlib.contextmanager
     def _without_bars(self) -> Iterator[None]:
@@ -171,30 +134,55 @@ class HubClient:
             if shows_bars:
                 utils.enable_progress_bars()
 
-    def _renewed(self, upload: Upload) -> Upload:
-        """Return an upload of which nothing was sent yet; the file's hash is kept."""
-        path, file = upload.path_in_repo, upload.path_or_fileobj
-        renewed: Upload = self._hub.CommitOperationAdd(path_in_repo=path, path_or_fileobj=file)
-        renewed.upload_info = upload.upload_info
-        return renewed
+    def note_failure(self, commit: Commit, error: BaseException) -> None:
+        """Remember that a commit has not arrived, and say why; the same reason is told once."""
+        self.missing[commit.folder] = commit.message
+        reason = reason_of(error, commit.token)
+        level = logging.INFO if reason in self._told else logging.WARNING
+        self._told.add(reason)
+        text = "The push %r to %s has failed: %s. No training ends by that."
+        logger.log(level, text, commit.message, commit.repo_id, reason.rstrip("."))
 
-    def _send_large_files(self, commit: Commit, uploads: list[Upload], stop: threading.Event) -> None:
-        """Send large files one by one, where huggingface_hub would start threads that nobody can end.
+    def wait(self) -> None:
+        """Wait until everything is sent or has failed; say every 15 seconds what is awaited.
 
-        A process waits for these threads at its end, and a server that has gone silent keeps them for ever.
+        The wait ends by itself after 10 minutes and the time that a slow line takes. Ctrl-C ends it at once.
         """
-        if is_installed("hf_xet") and not self._hub.constants.HF_HUB_DISABLE_XET:
-            return
+        started = time.monotonic()
+        jobs = [job for job in self._jobs if not job[1].done()]
+        megabytes = sum(_size_of(commit.source) for commit, _ in jobs) / 1e6
+        patience = PATIENCE_SECONDS + megabytes * 1e6 / SLOWEST_BYTES_PER_SECOND
+        try:
+            while jobs := [job for job in jobs if not job[1].done()]:
+                waited = time.monotonic() - started
+                if waited > patience:
+                    self._give_up(jobs, TimeoutError(f"the Hub has not taken it in {waited:.0f} seconds"))
+                    return
+                text = "Waiting for the push %r to %s (%d to go, %.1f MB; %.0f s so far). Ctrl-C ends the wait."
+                logger.info(text, jobs[0][0].message, jobs[0][0].repo_id, len(jobs), megabytes, waited)
+                concurrent.futures.wait([future for _, future in jobs], timeout=PROGRESS_SECONDS)
+        except KeyboardInterrupt:
+            self._give_up(jobs, InterruptedError("you have stopped it"))
+            raise
 
-        def send(upload: Upload) -> None:
-            self._api.preupload_lfs_files(
-                commit.repo_id, [upload], token=commit.token, revision=commit.revision, free_memory=False
-            )
+    def _give_up(self, jobs: Iterable[tuple[Commit, Future[object]]], why: OSError) -> None:
+        """Wait no longer for commits, and send none that was not begun."""
+        self._jobs = []
+        for commit, future in jobs:
+            if future.cancel() and commit.is_stage:
+                shutil.rmtree(commit.source, ignore_errors=True)
+            self.note_failure(commit, why)
 
-        def send_surely(upload: Upload) -> None:
-            attempted(lambda _: send(upload), stop, attempts=ATTEMPTS_OF_LARGE_FILES)
+    def tell_what_is_missing(self, how: str) -> None:
+        """Say once, after training, what has not arrived.
 
-        for_each(send_surely, [upload for upload in uploads if not _is_plain_text(upload)])
+        Args:
+            how: How to push it later.
+        """
+        missing, self.missing = self.missing, {}
+        if missing:
+            told = ", ".join(map(repr, missing.values()))
+            logger.warning("The Hub has not got what was to be pushed: %s.\n\nHint: %s.", told, how)
 
     def kept(self, paths: list[str], ignored: list[str]) -> list[str]:
         """Return the paths that a push of their folder sends: no git folder, no cache, nothing ignored."""
@@ -202,91 +190,113 @@ class HubClient:
         return list(self._hub.utils.filter_repo_objects(paths, ignore_patterns=[*ignored, *defaults]))
 
 
-def _is_plain_text(upload: Upload) -> bool:
-    return upload.path_in_repo.endswith(_PLAIN_TEXT) and upload.upload_info.size < _PLAIN_TEXT_BYTES
+# Those whose commits a process waits for at its end: huggingface_hub starts threads for a commit, too late by then.
+_OPEN: weakref.WeakSet[HubClient] = weakref.WeakSet()
 
 
-@functools.cache
-def _api_class(hub: ModuleType) -> Callable[..., HubApi]:
-    """Return huggingface_hub's `HfApi`, which checks a model card before each commit, without asking twice.
-
-    Where each second request is lost, a card that is checked before every attempt keeps the commit from arriving.
-    """
-    return type("Api", (hub.HfApi,), {"_validate_yaml": _validate_once, "_valid": None})
-
-
-def _validate_once(api: _Validating, content: str, **options: object) -> None:
-    if content != api._valid:
-        validate = super(type(api), api)._validate_yaml  # type: ignore[misc]  # of huggingface_hub's class
-        attempted(lambda _: validate(content, **options), threading.Event())
-        api._valid = content
+def _wait_at_exit(process: int) -> None:
+    if os.getpid() != process:  # a forked one, such as a loader's worker: the threads are its parent's
+        return
+    for client in list(_OPEN):
+        with contextlib.suppress(KeyboardInterrupt):  # what was given up is told
+            client.wait()
 
 
-def for_each(do: Callable[[Upload], None], uploads: list[Upload]) -> None:
-    """Do something for every upload, for a few at once, in threads that no process waits for at its end.
-
-    Raises:
-        Exception: What has failed first; the others were done.
-    """
-    left, failed = deque(uploads), deque[Exception]()
-
-    def work() -> None:
-        with contextlib.suppress(IndexError):  # nothing is left
-            while True:
-                upload = left.popleft()
-                try:
-                    do(upload)
-                except Exception as error:
-                    failed.append(error)
-
-    threads = [threading.Thread(target=work, name="hf_compat-hub-file", daemon=True) for _ in uploads[:FILES_AT_ONCE]]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-
-
-def attempted(
-    ask: Callable[[int], Answer],
-    stop: threading.Event,
-    longest_pause_seconds: float | None = None,
-    attempts: int = ATTEMPTS,
-) -> Answer:
-    """Ask again and again, until there is an answer or no hope, with pauses of 1, 2, 4 … 30 seconds.
+class PushInProgress:
+    """Pushes that began together.
 
     Args:
-        ask: Gets the number of the attempt, from 0.
-        stop: Once set, nothing is tried again.
-        longest_pause_seconds: Where 30 seconds are too long.
-        attempts: How often to ask.
+        jobs: What `Future` each of them has.
+
+    Mirrors:
+        `transformers.utils.PushInProgress`, 5.23.
     """
-    longest = LONGEST_PAUSE_SECONDS if longest_pause_seconds is None else longest_pause_seconds
-    for attempt in range(attempts - 1):
-        try:
-            return ask(attempt)
-        except Exception as error:
-            pause = min(2.0**attempt, longest)
-            if not may_pass(error):
-                raise
-            logger.info("The Hub has not done what was asked: %s. Asking again in %g s.", reason_of(error, None), pause)
-            if stop.wait(pause):
-                raise
-    return ask(attempts - 1)
+
+    def __init__(self, jobs: Iterable[Future[object]] | None = None) -> None:
+        self.jobs = list(jobs or ())
+
+    def is_done(self) -> bool:
+        """Return whether all have arrived or failed."""
+        return all(job.done() for job in self.jobs)
+
+    def wait_until_done(self) -> None:
+        """Wait for all of them."""
+        concurrent.futures.wait(self.jobs)
+
+    def cancel(self) -> None:
+        """Cancel those that have not begun."""
+        self.jobs = [job for job in self.jobs if not (job.cancel() or job.done())]
 
 
-def may_pass(error: BaseException) -> bool:
-    """Return whether the same request may succeed later: the server or the line has failed, not the request."""
-    status = _status_of(error)
-    if status is not None:
-        return status in _PASSING or status >= 500
-    if isinstance(error, RuntimeError):  # huggingface_hub's around what kept a large file from arriving
-        return error.__cause__ is None or may_pass(error.__cause__)
-    if _is_offline(error):
-        return False
-    is_lost = isinstance(error, (ConnectionError, TimeoutError, json.JSONDecodeError))
-    return is_lost or any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
+def files_below(folder: str, choose: Callable[[list[str]], list[str]]) -> dict[str, str]:
+    """Return the files of a folder that are to be pushed: their paths within it, with `/`, and their places.
+
+    Args:
+        folder: The folder.
+        choose: Returns those paths of a list that are pushed.
+    """
+    root = Path(folder)
+    within = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    return {path: str(root / path) for path in choose(within)}
+
+
+def set_aside(
+    files: Mapping[str, str], output_dir: str, unchanging: Mapping[str, str], link_from_bytes: float = math.inf
+) -> str:
+    """Keep files as they are now, whatever becomes of them while they are sent: rotation, the next save, a growing log.
+
+    Args:
+        files: Paths in the repository, each with its file.
+        output_dir: Where to keep them.
+        unchanging: Files that are removed but never written to, by the path of the same content: they are linked.
+        link_from_bytes: Other files of this size are linked, too; copies would take too long.
+
+    Returns:
+        The folder that holds them under these paths.
+
+    Raises:
+        OSError: There is no room, or something cannot be read.
+    """
+    remove_left_over(output_dir)
+    os.makedirs(output_dir, exist_ok=True)
+    stage = make_hidden(output_dir, STAGE_PREFIX, Owner())
+    try:
+        for path, file in files.items():
+            source, place = unchanging.get(path, file), os.path.join(stage, path)
+            try:
+                is_linked = path in unchanging or os.path.getsize(source) >= link_from_bytes
+                os.makedirs(os.path.dirname(place), exist_ok=True)
+                _link_or_copy(source, place) if is_linked else shutil.copyfile(source, place)
+            except FileNotFoundError:  # else a short-lived file of somebody else's
+                if path in unchanging:
+                    raise
+    except BaseException:
+        shutil.rmtree(stage, ignore_errors=True)
+        raise
+    return stage
+
+
+def _link_or_copy(source: str, place: str) -> None:
+    try:
+        os.link(os.path.realpath(source), place)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, place)
+
+
+def remove_left_over(output_dir: str) -> None:
+    """Remove what processes that have ended had set aside."""
+    for path, owner in hidden_folders(output_dir, STAGE_PREFIX):
+        if not owner.is_of_this_process and owner.is_alive() is False:
+            remove_hidden(path)
+
+
+def _size_of(folder: str) -> int:
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # it is sent by now, and gone
+                size += os.path.getsize(os.path.join(place, name))
+    return size
 
 
 def _status_of(error: BaseException) -> int | None:

@@ -1,4 +1,4 @@
-"""`Pushes`: what a Trainer sends to the Hub, and when. `uploads.py` sends it, `client.py` talks to the Hub."""
+"""`Pushes`: what a Trainer sends to the Hub, and when. `client.py` sends it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from hf_compat.errors import HubError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import HubStrategy, SaveStrategy
 from hf_compat.hf.state import TrainerState
-from hf_compat.hub.client import Commit, HubClient, hub_error
-from hf_compat.hub.uploads import Uploads, files_below, set_aside
+from hf_compat.hub.client import Commit, HubClient, files_below, hub_error, set_aside
 from hf_compat.runtime.collectives import agree
 
 logger = logging.getLogger(__name__)
@@ -73,17 +72,17 @@ class Pushes:
         self._unpushed: str | None = None  # a checkpoint written in the background, and pushed when it is whole
 
     @cached_property
-    def uploads(self) -> Uploads:
-        """Commits under way.
+    def client(self) -> HubClient:
+        """The Hub, and the commits under way.
 
         Raises:
             MissingPackage: huggingface_hub is not installed.
         """
-        return Uploads(HubClient("Pushing to the Hub"))
+        return HubClient("Pushing to the Hub")
 
     @property
-    def _has_uploads(self) -> bool:
-        return "uploads" in self.__dict__
+    def _has_client(self) -> bool:
+        return "client" in self.__dict__
 
     # The repository
 
@@ -114,7 +113,7 @@ class Pushes:
         name = args.hub_model_id if args.hub_model_id is not None else Path(str(args.output_dir)).absolute().name
         token = token if token is not None else args.hub_token
         private = private if private is not None else args.hub_private_repo
-        return self.uploads.client.create_repo(name, token, private)
+        return self.client.create_repo(name, token, private)
 
     def create_for_push(self, token: str | None, private: bool | None) -> None:
         """Make the repository of a push that the arguments do not ask for; within a training a failure is a warning."""
@@ -144,20 +143,23 @@ class Pushes:
             HubError: It has not arrived, and nothing is training.
         """
         output_dir = str(self._host.args.output_dir)
-        files, stage = self._files_of_output(), None
-        if not blocking:
-            files, stage = set_aside(files, output_dir, unchanging={})
         commit = Commit(
-            repo_id=str(self._host.hub_model_id), message=message, files=files, token=token, revision=revision
+            repo_id=str(self._host.hub_model_id),
+            message=message,
+            source=output_dir if blocking else set_aside(self._files_of_output(), output_dir, unchanging={}),
+            ignored=tuple(IGNORED) if blocking else (),
+            is_stage=not blocking,
+            token=token,
+            revision=revision,
         )
-        future = self.uploads.submit(commit, stage)
+        future = self.client.submit(commit)
         if not blocking:
             return future
-        self.uploads.wait()
-        error = future.exception()
+        self.client.wait()
+        error = future.exception() if future.done() else TimeoutError("the Hub has not taken it")
         if not isinstance(error, Exception) or self._host.is_in_train:
             return None if error is not None else future.result()
-        self.uploads.missing.pop(commit.folder, None)  # the error tells it
+        self.client.missing.pop(commit.folder, None)  # the error tells it
         raise hub_error(
             f"The push {commit.message!r} to {commit.repo_id} has failed", error, commit.token, self._push_later()
         ) from error
@@ -178,8 +180,8 @@ class Pushes:
         try:
             self._host._push_from_checkpoint(folder)
         except OSError as error:
-            commit = Commit(repo_id=str(self._host.hub_model_id), message=self._progress(folder), files={})
-            self.uploads.note_failure(commit, error)
+            commit = Commit(repo_id=str(self._host.hub_model_id), message=self._progress(folder))
+            self.client.note_failure(commit, error)
 
     def push_when_written(self, folder: str) -> None:
         """Note a checkpoint that was written in the background: what is overridden runs in the main thread alone."""
@@ -208,35 +210,34 @@ class Pushes:
         if host.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
             is_last = host.args.hub_strategy == HubStrategy.CHECKPOINT
             folder = "last-checkpoint" if is_last else Path(checkpoint).name
-            files = files_below(checkpoint, lambda paths: self.uploads.client.kept(paths, []))
-            placed = {f"{folder}/{path}": file for path, file in files.items()}
-            jobs.append(self._submit(placed, placed, f"{message}, checkpoint", folder))
+            files = files_below(checkpoint, lambda paths: self.client.kept(paths, []))
+            jobs.append(self._submit(files, files, f"{message}, checkpoint", folder))
         return jobs
 
     # The end
 
     def wait(self) -> None:
         """Wait until what is under way has arrived or failed."""
-        if self._has_uploads:
-            self.uploads.wait()
+        if self._has_client:
+            self.client.wait()
 
     def tell_what_has_not_arrived(self) -> None:
         """Say at the end of a training which pushes have failed, and how to push later."""
-        if self._has_uploads:
-            self.uploads.tell_what_is_missing(self._push_later())
+        if self._has_client:
+            self.client.tell_what_is_missing(self._push_later())
 
     def _submit(self, files: dict[str, str], unchanging: dict[str, str], message: str, folder: str) -> Future[object]:
         args = self._host.args
-        kept, stage = set_aside(files, str(args.output_dir), unchanging, _LINK_FROM_BYTES)
         commit = Commit(
             repo_id=str(self._host.hub_model_id),
             message=message,
-            files=kept,
+            source=set_aside(files, str(args.output_dir), unchanging, _LINK_FROM_BYTES),
+            is_stage=True,
             folder=folder,
             token=args.hub_token,
             revision=args.hub_revision,
         )
-        return self.uploads.submit(commit, stage)
+        return self.client.submit(commit)
 
     def _progress(self, checkpoint: str) -> str:
         """Return the message of a commit within training; the state may be ahead of a checkpoint by now."""
@@ -249,7 +250,7 @@ class Pushes:
         return f"Training in progress, epoch {int(epoch or 0)}"
 
     def _files_of_output(self) -> dict[str, str]:
-        return files_below(str(self._host.args.output_dir), lambda paths: self.uploads.client.kept(paths, IGNORED))
+        return files_below(str(self._host.args.output_dir), lambda paths: self.client.kept(paths, IGNORED))
 
     def _push_later(self) -> str:
         folder, excluded = self._host.args.output_dir, f"{names.PREFIX_CHECKPOINT_DIR}-*"

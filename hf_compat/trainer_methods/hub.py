@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from hf_compat.hf.enums import HubStrategy
+from hf_compat.hub.client import PushInProgress
 from hf_compat.hub.model_card import Facts, card_of, keep_written_card, listed, read_tags
-from hf_compat.hub.uploads import PushInProgress
 from hf_compat.trainer_methods.base import TrainerBase
 
 
@@ -113,7 +113,7 @@ class HubMethods(TrainerBase):
             `transformers.Trainer.push_to_hub`, 5.23.
 
         Differs:
-            What fails and may pass is tried again. Within a training a failure is a warning.
+            Within a training a failure is a warning.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         token = token if token is not None else self.args.hub_token

@@ -14,7 +14,7 @@ from hf_compat.checkpoint.conversion_paths import writing
 from hf_compat.checkpoint.hidden_folders import CONVERTING, DELETED, REPLACED, SAVING, hidden_folder, make_hidden
 from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner, RunLock
 from hf_compat.checkpoint.saving_place import SavingPlace
-from hf_compat.hub.uploads import STAGE_PREFIX, remove_left_over
+from hf_compat.hub.client import STAGE_PREFIX, remove_left_over
 
 ENDED = Owner(pid=2**22 + 7)  # no process has such a number
 ELSEWHERE = Owner(host="elsewhere", pid=1)

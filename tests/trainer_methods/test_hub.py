@@ -10,11 +10,10 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-import torch
 import toy
 import transformers
 from hub_runs import TOKEN, make, pushed_by
-from hub_server import every_second, running_hub, talked_to
+from hub_server import running_hub, talked_to
 
 import hf_compat
 from hf_compat import Trainer
@@ -95,29 +94,6 @@ def test_saving_a_model_pushes_it(tmp_path, hub):
     trainer.save_model(str(tmp_path / "elsewhere"))
     assert hub.messages() == ["Model save"]
     assert (tmp_path / "elsewhere" / "model.safetensors").read_bytes() == hub.tree("me/run")["model.safetensors"]
-
-
-@pytest.mark.parametrize("fate", [500, 429, "drop", "lose"])
-def test_a_server_that_fails_every_second_request(tmp_path, hub, fate, recwarn, caplog):
-    hub.fail = lambda number, method, path: fate if every_second(number, method, path) else None
-    trainer = make(tmp_path, hub_strategy="checkpoint", hub_always_push=True)
-    trainer.train()
-    trainer.push_to_hub()
-    expected = ["Training in progress, step 2", "Training in progress, step 4", "End of training"]
-    assert [m for m in dict.fromkeys(hub.messages()) if "checkpoint" not in m] == expected
-    assert_whole(hub.tree("me/run"), "last-checkpoint")
-    assert "has failed" not in caplog.text and not [w for w in recwarn if "Hub" in str(w.message)]
-
-
-def test_a_server_that_fails_half_of_the_requests(tmp_path, hub):
-    generator = torch.Generator().manual_seed(1)
-    hub.fail = lambda *request: 503 if torch.rand((), generator=generator) < 0.5 else None
-    trainer = make(tmp_path, hub_strategy="all_checkpoints", hub_always_push=True)
-    trainer.train()
-    trainer.push_to_hub()
-    assert {"checkpoint-2", "checkpoint-4"} == {path.split("/")[0] for path in hub.tree("me/run") if "/" in path}
-    for folder in ("checkpoint-2", "checkpoint-4"):
-        assert_whole(hub.tree("me/run"), folder)
 
 
 def assert_whole(tree, folder):
