@@ -122,6 +122,7 @@ class Changed:
                 self.concerned.add(path)
                 waiting += importers[path]
         self.of_package = any(PACKAGE in path.parents for path in files)
+        self.of_docs = any(path.parent == ROOT / "docs" for path in files)
         self.rooms = {_room(path) for path in self.concerned if PACKAGE in path.parents}
 
     def concerns(self, test: Path) -> bool:
@@ -131,6 +132,7 @@ class Changed:
         return (
             self.everything
             or is_of_room
+            or (self.of_docs and folder == "docs")
             or (test in self.concerned and folder in ("", *self.rooms))
             or (test in self.concerned and not self.of_package)
         )

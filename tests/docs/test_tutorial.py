@@ -56,7 +56,7 @@ def test_the_tutorial_runs(tmp_path, monkeypatch):
             apply(text, Path(title))
         else:
             Path(title).write_text(text)
-    assert commands == 11, "the pattern finds every command"
+    assert commands == 12, "the pattern finds every command"
     upstream, unchanged, imported, two, native = results.values()
     assert upstream == unchanged == imported == native
     assert two != upstream, "two processes draw other samples for a micro-batch"
