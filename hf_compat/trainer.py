@@ -1,4 +1,4 @@
-"""`Trainer`: HF's constructor and `train`. The rest of its methods stand by subject in `trainer_methods/`."""
+"""`Trainer`: HF's constructor and `train`. `trainer_methods/` has the other methods by subject."""
 
 from __future__ import annotations
 
@@ -78,34 +78,34 @@ class Trainer(
     Args:
         model: Any `torch.nn.Module` whose forward returns a loss first (tuple, mapping or object with `.loss`).
         args: The training arguments.
-        data_collator: From a list of samples to a batch; by default tensors are stacked, or padded by the processor.
+        data_collator: Makes a batch from a list of samples. By default it stacks tensors, or the processor pads them.
         train_dataset: Samples to train on.
         eval_dataset: Samples to evaluate on, or a dict of such sets.
-        processing_class: Tokenizer or processor; pads by default, and is saved with the model.
-        model_init: Makes the model, again at each `train()`; in place of `model`.
-        compute_loss_func: From outputs, labels and `num_items_in_batch` to the loss.
-        compute_metrics: From an `EvalPrediction` to a dict of metrics; or a torchmetrics `Metric` or `MetricCollection`
-            (or a function that makes one), updated batch by batch; or a dict of these, by evaluation data set.
+        processing_class: Tokenizer or processor. It pads by default, and is saved with the model.
+        model_init: Makes the model, again for each `train()`. It replaces `model`.
+        compute_loss_func: Computes the loss from outputs, labels and `num_items_in_batch`.
+        compute_metrics: Computes a dict of metrics from an `EvalPrediction`. It may also be a torchmetrics `Metric` or
+            `MetricCollection` (or a function that makes one), updated batch by batch, or a dict of these by data set.
         callbacks: HF callbacks and Lightning callbacks, in any mix.
         optimizers: An optimizer and a schedule to use.
-        optimizer_cls_and_kwargs: An optimizer's class and keywords, in place of `args.optim`.
+        optimizer_cls_and_kwargs: An optimizer's class and keywords, instead of `args.optim`.
         preprocess_logits_for_metrics: Applied to logits before they are kept.
-        lightning_options: Options of `lightning.Trainer` that the arguments have no word for: `LightningOptions` lists
-            them. They can be set later, too: `trainer.lightning_options["profiler"] = "simple"`.
+        lightning_options: Options of `lightning.Trainer` without a training argument. `LightningOptions` lists them.
+            They can also be set later: `trainer.lightning_options["profiler"] = "simple"`.
         old_names: `tokenizer`, the name of `processing_class` before 4.46.
 
     Raises:
-        UnknownArgument: A keyword that no release has had (a `TypeError`).
+        UnknownArgument: A keyword that no release has (a `TypeError`).
         ArgumentError: Arguments that contradict each other (a `ValueError`).
-        UnsupportedArgument: Something that is not here yet.
+        UnsupportedArgument: A feature that is not supported yet.
         OutputFolderError: `output_dir` cannot be written to, and the run would save there.
-        HubError: `push_to_hub=True`, and the Hub gives no repository to push to.
+        HubError: `push_to_hub=True`, but the repository cannot be created.
 
     Mirrors:
         `transformers.Trainer`, 5.23.
 
     Differs:
-        `lightning_trainer` is the Lightning trainer of the last call. Checkpoints are whole or not there.
+        `lightning_trainer` is the Lightning trainer of the last call. A checkpoint is either complete or absent.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Trainer(
         compute_loss_func: Callable[..., torch.Tensor] | None = None,
         compute_metrics: MetricSource = None,
         callbacks: Sequence[AnyCallback] | None = None,
-        optimizers: tuple[Any, Any] = (None, None),  # anybody's optimizer and schedule
+        optimizers: tuple[Any, Any] = (None, None),  # any optimizer and schedule
         optimizer_cls_and_kwargs: tuple[type, dict[str, Any]] | None = None,
         preprocess_logits_for_metrics: Callable[[ModelOutput, ModelOutput], ModelOutput] | None = None,
         *,
@@ -139,7 +139,9 @@ class Trainer(
                     f"Trainer got an unknown argument `{shown(name, old_names[name])}`.\n\nHint: {hint}"
                 )
             if tokenizer is not None and processing_class is not None:
-                raise ArgumentError("`tokenizer` is the old name of `processing_class`: pass one of them.")
+                raise ArgumentError(
+                    "`tokenizer` is the old name of `processing_class`.\n\nHint: pass only one of them."
+                )
             processing_class = processing_class if processing_class is not None else tokenizer
             self.lightning_options = {} if lightning_options is None else lightning_options
             if args is None:
@@ -163,7 +165,7 @@ class Trainer(
             self._set_up_counters()
             self.state.is_local_process_zero = self.is_local_process_zero()
             self.state.is_world_process_zero = self.is_world_process_zero()
-            # Begin with a run in which nothing was trained, and with what outlives a run
+            # Start with an empty run, and set the attributes that outlive a run
             self.hp_name = self.hp_search_backend = self._trial = None
             self.deepspeed = None
             self.neftune_noise_alpha = self.args.neftune_noise_alpha
@@ -181,10 +183,10 @@ class Trainer(
             self._memory_tracker.stop_and_update_metrics()
 
     def _set_up_process(self, args: TrainingArguments) -> None:
-        """Take the arguments; join the other processes, show logs and seed as they say."""
+        """Set the arguments, then join the other ranks, set up logging and seed accordingly."""
         self.args = args
         self._plan = CurrentPlan()
-        if uses_deepspeed(args, launcher_variables()):  # its configuration follows the model, which is not known yet
+        if uses_deepspeed(args, launcher_variables()):  # its configuration depends on the model, which is not set yet
             check_supported(args)
             parallel_sizes(args, launcher_variables())
         else:
@@ -202,7 +204,7 @@ class Trainer(
 
     @property
     def lightning_options(self) -> CheckedOptions:
-        """Options of `lightning.Trainer` that are set beside the arguments; assigning checks them."""
+        """Options of `lightning.Trainer` beside the arguments, checked on assignment."""
         return self._lightning_options
 
     @lightning_options.setter
@@ -211,7 +213,7 @@ class Trainer(
 
     @property
     def tokenizer(self) -> ProcessingClass:
-        """The processing class, under the name it had before 4.46."""
+        """The processing class, under its name before 4.46."""
         return self.processing_class
 
     @tokenizer.setter
@@ -219,16 +221,16 @@ class Trainer(
         self.processing_class = processing_class
 
     def add_callback(self, callback: AnyCallback) -> None:
-        """Add an HF callback, a Lightning callback or a Lightning logger; a class is instantiated.
+        """Add an HF callback, a Lightning callback or a Lightning logger. A class is instantiated.
 
         Raises:
-            CallbackError: It is none of these, or a Lightning callback that cannot work here.
+            CallbackError: It is none of these, or is a Lightning callback that cannot work here.
         """
         self._callbacks.add(callback)
 
     def pop_callback(self, callback: AnyCallback) -> AnyCallback:
-        """Remove a callback and return it; None where it is not there."""
-        return self._callbacks.give_up(callback)
+        """Remove a callback and return it. None if it is not among the callbacks."""
+        return self._callbacks.remove_callback(callback)
 
     def remove_callback(self, callback: AnyCallback) -> None:
         """Remove a callback.
@@ -236,7 +238,7 @@ class Trainer(
         Raises:
             ValueError: It is not among the callbacks.
         """
-        if self._callbacks.give_up(callback) is None and not isinstance(callback, type):
+        if self._callbacks.remove_callback(callback) is None and not isinstance(callback, type):
             raise ValueError(f"{callback!r} is not among the callbacks")
 
     @brief
@@ -250,16 +252,16 @@ class Trainer(
         """Train.
 
         Args:
-            resume_from_checkpoint: A checkpoint folder; True takes the last one of the output folder.
+            resume_from_checkpoint: A checkpoint folder. True uses the last one in the output folder.
             trial: The hyperparameter search's trial.
             ignore_keys_for_eval: Outputs that evaluations within training leave out.
             model_path: The name of `resume_from_checkpoint` before 4.3.
 
         Returns:
-            Updates made, mean loss, and the run's metrics.
+            The number of updates, the mean loss, and the run's metrics.
 
         Raises:
-            CheckpointError: There is no such checkpoint.
+            CheckpointError: The checkpoint does not exist.
             OutputFolderError: Another run saves into the output folder.
 
         Mirrors:
@@ -271,11 +273,11 @@ class Trainer(
         try:
             with naming_absent_ranks():
                 wanted = model_path if resume_from_checkpoint is None else resume_from_checkpoint
-                if trial is None:  # a trial never goes on from what another one has left
+                if trial is None:  # a trial never resumes from another one's checkpoint
                     wanted = self._callbacks.checkpoint_of_exception(wanted)
                 return self._train_from(wanted, trial, ignore_keys_for_eval)
         except BaseException as error:
-            self._memory_tracker.peak_monitoring, self._memory_tracker.cur_stage = False, None  # nothing else ends it
+            self._memory_tracker.peak_monitoring, self._memory_tracker.cur_stage = False, None  # ends its thread
             close_bars(self.callback_handler)
             if self.is_world_process_zero():
                 end_as_failed(self.callback_handler.callbacks, error)
@@ -287,29 +289,29 @@ class Trainer(
     def preflight(
         self, resume_from_checkpoint: str | bool | None = None, output_dir: str | None = None
     ) -> PreflightReport:
-        """Check a run before it begins, on a copy of its state, and return everything that is wrong with it.
+        """Check a run before it starts, on a copy of its state, and report everything that is wrong with it.
 
-        One update is made of the training data (collator, forward, backward, optimizer), saved into a scratch folder
-        and loaded from there; one batch is evaluated. What the run needs besides is looked up: the followed metric,
-        room on the disk, keys of trackers. Then all is as it was, random states included: a `train()` after it gives
-        the numbers that it gives without.
+        It makes one update with the training data (collator, forward, backward, optimizer), saves into a temporary
+        folder and loads from it. It evaluates one batch. It also checks the tracked metric, the free space on the disk
+        and the keys of trackers. Then it restores everything, including random states, so a later `train()` gives
+        the same numbers as without it.
 
-        Callbacks are not called, and nothing is logged. Where several processes train, all of them call this.
+        It calls no callbacks and logs nothing. With several ranks, all of them have to call it.
 
         Args:
-            resume_from_checkpoint: What `train` will be given.
-            output_dir: Where the run will save, if that is not the folder of the arguments.
+            resume_from_checkpoint: The same argument as for `train`.
+            output_dir: The folder that the run will save to, if it is not that of the arguments.
 
         Differs:
             `transformers.Trainer` has no such method.
         """
-        from hf_compat.tools.preflight.checking import check  # a tool: nobody pays for it who does not ask
+        from hf_compat.tools.preflight.checking import check  # a tool, so import it only here
 
         folder = str(self.args.output_dir) if output_dir is None else output_dir
         return check(self, self._train_on_a_copy, resume_from_checkpoint, folder)
 
     def _train_on_a_copy(self, checkpoint: str | None) -> TrainOutput:
-        """Train as `train` does, whatever stands in the place of that method."""
+        """Train like `train`, even if that method is replaced."""
         self.is_in_train = True
         try:
             with naming_absent_ranks():
@@ -337,7 +339,7 @@ class Trainer(
         self._refuse_late_overrides()
         compare_arguments(self.args, wanted)
         is_of_search = trial is not None and self.hp_search_backend is not None
-        with self._saver.taking_folder(at_once=not is_of_search):  # a trial's folder is another one
+        with self._saver.taking_folder(at_once=not is_of_search):  # a trial has its own folder
             return self._resumer.train_from(wanted, train)
 
     def _make_module(self, plan: LightningPlan) -> WindowModule:

@@ -1,4 +1,4 @@
-"""The names of `transformers.trainer_callback`: ours where there are any, transformers' own otherwise."""
+"""The names of `transformers.trainer_callback`, from this package where it has them, otherwise from transformers."""
 
 from __future__ import annotations
 

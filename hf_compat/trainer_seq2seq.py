@@ -32,26 +32,26 @@ __getattr__, __dir__ = mirror(__name__, "transformers.trainer_seq2seq", {"Traine
 class Seq2SeqTrainer(GenerationSteps, Trainer):
     """Train, evaluate and predict as `transformers.Seq2SeqTrainer` does, on Lightning's engine.
 
-    With `predict_with_generate`, evaluations and predictions give the tokens that `model.generate` makes.
+    With `predict_with_generate`, evaluations and predictions return the tokens of `model.generate`.
 
     Args:
         model: A model with a method `generate`.
-        args: The training arguments: `Seq2SeqTrainingArguments`.
-        data_collator: As of a Trainer, like all that follow.
+        args: The training arguments, `Seq2SeqTrainingArguments`.
+        data_collator: As for a Trainer.
         train_dataset: Samples to train on.
         eval_dataset: Samples to evaluate on, or a dict of such sets.
-        processing_class: Tokenizer or processor; its padding token fills generations up.
-        model_init: Makes the model, in place of `model`.
-        compute_loss_func: From outputs, labels and `num_items_in_batch` to the loss.
-        compute_metrics: From an `EvalPrediction` to a dict of metrics; its predictions are tokens.
+        processing_class: Tokenizer or processor. Its padding token pads generated tokens.
+        model_init: Makes the model, instead of `model`.
+        compute_loss_func: Computes the loss from outputs, labels and `num_items_in_batch`.
+        compute_metrics: Computes a dict of metrics from an `EvalPrediction`, whose predictions are tokens.
         callbacks: HF callbacks and Lightning callbacks, in any mix.
         optimizers: An optimizer and a schedule to use.
         preprocess_logits_for_metrics: Applied to the generated tokens before they are kept.
-        lightning_options: Options of `lightning.Trainer` that the arguments have no word for.
+        lightning_options: Options of `lightning.Trainer` without a training argument.
         old_names: `tokenizer`, the name of `processing_class` before 4.46.
 
     Raises:
-        ArgumentError: The arguments lack those of generation, the model does not generate, or `generation_config`
+        ArgumentError: The arguments lack generation's fields, the model does not generate, or `generation_config`
             cannot be read.
 
     Mirrors:
@@ -70,7 +70,7 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
         compute_loss_func: Callable[..., torch.Tensor] | None = None,
         compute_metrics: MetricSource = None,
         callbacks: Sequence[AnyCallback] | None = None,
-        optimizers: tuple[Any, Any] = (None, None),  # anybody's optimizer and schedule
+        optimizers: tuple[Any, Any] = (None, None),  # any optimizer and schedule
         preprocess_logits_for_metrics: Callable[[ModelOutput, ModelOutput], ModelOutput] | None = None,
         *,
         lightning_options: LightningOptions | None = None,
@@ -104,19 +104,19 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
         """Evaluate and return the metrics.
 
         Args:
-            eval_dataset: A data set, or a dict of them, in place of the trainer's.
+            eval_dataset: A data set, or a dict of them. By default the Trainer's.
             ignore_keys: Outputs of the model to leave out.
-            metric_key_prefix: Prefix of the metrics, added where it is missing.
+            metric_key_prefix: Prefix of the metrics, added if missing.
             gen_kwargs: Keywords of `generate`: `max_length`, `num_beams`, `do_sample` …
 
         Mirrors:
-            `transformers.Seq2SeqTrainer.evaluate`, 5.23: a last batch that is short counts as a full one in the loss,
-            and samples that fill up the processes' last round are kept.
+            `transformers.Seq2SeqTrainer.evaluate`, 5.23. A short last batch counts as a full one in the loss, and
+            samples that fill up the last round of ranks are kept.
         """
         if gen_kwargs and isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict):
             warn_once(
-                f"`evaluate({', '.join(gen_kwargs)}=…)` over several data sets generates by the arguments alone, as in "
-                "transformers: set `generation_max_length`, `generation_num_beams` or `generation_config`, or evaluate "
+                f"`evaluate({', '.join(gen_kwargs)}=…)` over several data sets uses the arguments only, as in "
+                "transformers. Set `generation_max_length`, `generation_num_beams` or `generation_config`, or evaluate "
                 "one set at a time."
             )
         self._begin_generating(gen_kwargs)
@@ -129,16 +129,16 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
         metric_key_prefix: str = "test",
         **gen_kwargs: object,
     ) -> PredictionOutput:
-        """Predict a data set, and compute metrics where it has labels.
+        """Predict a data set, and compute metrics if it has labels.
 
         Args:
             test_dataset: The data set.
             ignore_keys: Outputs of the model to leave out.
-            metric_key_prefix: Prefix of the metrics, added where it is missing.
+            metric_key_prefix: Prefix of the metrics, added if missing.
             gen_kwargs: Keywords of `generate`: `max_length`, `num_beams`, `do_sample` …
 
         Returns:
-            Tokens and labels (filled up with the padding token), and the metrics.
+            Tokens and labels (padded with the padding token), and the metrics.
 
         Mirrors:
             `transformers.Seq2SeqTrainer.predict`, 5.23.
@@ -147,15 +147,15 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
         return super().predict(test_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 
     def _begin_generating(self, given: dict[str, object]) -> None:
-        """Set what the steps of one evaluation read."""
+        """Set the keywords and the gathering for the steps of one evaluation."""
         self._gen_kwargs = self._generation_keywords(given)
-        # all samples, as upstream: none is dropped
+        # as upstream, keep all samples
         self.gather_function = self.accelerator.gather
 
     def _init_model_again(self, trial: Trial) -> None:
         super()._init_model_again(trial)
         if self._option("generation_config") is not None:
             warn_once(
-                "`generation_config` is not in force for a model that `model_init` has made for training, as in "
+                "`generation_config` has no effect on a model that `model_init` makes for training, as in "
                 "transformers. Set it in `model_init`."
             )

@@ -181,7 +181,7 @@ PLANTED = {
         model=lambda: Broken(lambda loss, logits, own: loss.detach() + 0 * logits.sum()), severity="warning",
     ),
     "loss of a wrong shape": Planted(
-        "update", ("no scalar",), "take its mean", model=lambda: Broken(lambda loss, logits, own: logits.sum(-1))
+        "update", ("not a scalar",), "take its mean", model=lambda: Broken(lambda loss, logits, own: logits.sum(-1))
     ),
     "parameters without gradient": Planted(
         "update", ("unused.weight", "2 parameters"), "freeze them", model=HalfUsed, severity="note"

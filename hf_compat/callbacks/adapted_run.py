@@ -1,7 +1,7 @@
 """The run that all `HFCallbackAdapter`s of one Lightning trainer share.
 
-`AdaptedRun` fills HF's state from Lightning's progress and keeps what lies between two events. The run logic itself is
-the Trainer's: `hf_compat.training_run`.
+`AdaptedRun` fills HF's state from Lightning's progress and keeps values between two events. The run logic is shared
+with the Trainer (`hf_compat.training_run`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from hf_compat.training_run.run import run_summary
 logger = logging.getLogger(__name__)
 
 _CHECKPOINT = re.compile(r"^checkpoint-(\d+)\.ckpt$")
-# What a resumed run takes over from the saved state; the rest follows from the arguments and Lightning's progress.
+# State fields that a resumed run restores. The others follow from the arguments and Lightning's progress.
 _RESTORED = (
     "log_history",
     "best_metric",
@@ -53,12 +53,12 @@ _RESTORED = (
 
 
 class AdapterState(TypedDict, total=False):
-    """What an adapter puts into Lightning's checkpoints, in plain values.
+    """An adapter's entry in Lightning's checkpoints, in plain values.
 
     Attributes:
-        state: HF's state; None before a run.
+        state: HF's state, or None before a run.
         callbacks: States of the callbacks, by class name.
-        losses: The loss log. Checkpoints of the first versions have `loss_sum` and `last_logged` in its place.
+        losses: The loss log. Checkpoints of the first versions hold `loss_sum` and `last_logged` instead.
     """
 
     state: dict[str, object] | None
@@ -69,24 +69,23 @@ class AdapterState(TypedDict, total=False):
 
 
 class AdaptedRun:
-    """Arguments, state, control and loss log of a Lightning trainer's run, in HF's words.
+    """HF arguments, state, control and loss log of a Lightning trainer's run.
 
     Args:
         args: The arguments that callbacks see.
-        has_own_arguments: Whether the user gave them; made ones name a metric that nobody has asked for.
+        has_own_arguments: Whether the user passed them. Default arguments name a metric that may not exist.
 
     Attributes:
-        updates_done: Updates that callbacks were told of.
-        in_update: Whether an update has begun and is not yet over.
-        grad_norm: Norm of the last update's gradients, where it was measured.
+        updates_done: Updates that callbacks have been notified of.
+        in_update: Whether an update is running.
+        grad_norm: Gradient norm of the last update, if measured.
         learning_rate: Learning rate of the last update.
-        flags: Makes the flags the same on all processes, where a callback may set one.
-        flags_decide: Whether the flags alone say when to evaluate; else Lightning's intervals do.
-        evaluation_cause: What the evaluation that is running was asked for by: Lightning's own interval, a flag, or
-            `eval_on_start`.
-        is_best: Whether the last evaluation of the run is the best so far.
-        evaluated: The last evaluation as it was logged.
-        summary: The summary of the run as it was logged.
+        flags: Synchronizes the flags between ranks if a callback may set one.
+        flags_decide: Whether only flags trigger evaluations. Otherwise Lightning's intervals do.
+        evaluation_cause: Trigger of the running evaluation: Lightning's own interval, a flag, or `eval_on_start`.
+        is_best: Whether the last evaluation is the best of the run so far.
+        evaluated: The logged metrics of the last evaluation.
+        summary: The logged summary of the run.
     """
 
     def __init__(self, args: TrainingArguments, has_own_arguments: bool) -> None:
@@ -111,7 +110,7 @@ class AdaptedRun:
         self._evaluation_batches = 0
 
     def begin(self, trainer: pl.Trainer) -> None:
-        """Begin a fit: fill the state from Lightning's progress."""
+        """Start a fit, and fill the state from Lightning's progress."""
         updates = trainer.estimated_stepping_batches
         state = self.state = TrainerState()
         state.max_steps = int(updates) if updates != float("inf") and updates > 0 else sys.maxsize
@@ -125,36 +124,36 @@ class AdaptedRun:
         if self.args.eval_strategy != IntervalStrategy.NO and not trainer.enable_validation:
             asked = IntervalStrategy(self.args.eval_strategy).value
             warn_once(
-                f"HFCallbackAdapter: `eval_strategy={asked!r}`, and the Lightning trainer "
-                "validates nothing: callbacks that follow evaluations, as EarlyStoppingCallback, hear of none."
+                f"HFCallbackAdapter: `eval_strategy={asked!r}`, but the Lightning trainer does not validate. "
+                "Callbacks that follow evaluations, like EarlyStoppingCallback, are never called."
             )
         device = trainer.strategy.root_device
         self.losses = LossLog(device, trainer.global_step, self.args.logging_nan_inf_filter)
         self._start_time, self._micro_batches = time.time(), 0
         if self.args.load_best_model_at_end:
             warn_once(
-                "HFCallbackAdapter: `load_best_model_at_end=True` has no effect in a Lightning trainer; "
-                "ModelCheckpoint keeps the best model."
+                "HFCallbackAdapter: `load_best_model_at_end=True` has no effect in a Lightning trainer. "
+                "Use ModelCheckpoint to keep the best model."
             )
 
     def agree_on_flags(self, sources: FlagSources) -> None:
-        """Let all processes act on the same flags from now on, as the callbacks that may set one make it necessary."""
+        """Synchronize flags between ranks from now on, as far as a callback may set one."""
         self.flags = FlagAgreement(self.args.ddp_timeout, sources)
 
     def ask_for_log(self, trainer: pl.Trainer) -> None:
-        """Ask for a log at Lightning's own interval, where no callback decides about flags."""
+        """Request a log at Lightning's own interval, unless a callback decides about flags."""
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector
         if not self.flags_decide and interval and self.state.global_step % interval == 0:
             self.control.should_log = True
 
     def restore(self, saved: AdapterState) -> None:
-        """Go on where a checkpoint's run stood."""
+        """Restore the state of a checkpoint's run."""
         state = saved["state"]
         if state is None:
             return
         for name in _RESTORED:
             setattr(self.state, name, state[name])
-        if state["global_step"] == self.state.global_step:  # Lightning counts whole epochs
+        if state["global_step"] == self.state.global_step:  # Lightning counts whole epochs only
             self.state.epoch = state["epoch"]  # type: ignore[assignment]  # a number
         if "losses" in saved:
             self.losses.load_state_dict(saved["losses"])
@@ -163,55 +162,56 @@ class AdaptedRun:
             self.losses.last_logged = saved["last_logged"]
 
     def add_loss(self, outputs: STEP_OUTPUT) -> None:
-        """Add a micro-batch's loss, which Lightning has divided by the accumulation."""
+        """Add a micro-batch's loss, which Lightning has divided by `accumulate_grad_batches`."""
         self._micro_batches += 1
         loss = loss_of(outputs)
         if loss is not None:
             self.losses.add(loss.detach(), self.updates_done)
 
     def count_update(self, trainer: pl.Trainer, batch_idx: int) -> None:
-        """Count an update, and say how far the epoch is."""
+        """Count an update and set the epoch's progress."""
         batches = trainer.num_training_batches
         self.losses.end_update()
         self.state.global_step = trainer.global_step
         self.state.epoch = trainer.current_epoch + ((batch_idx + 1) / batches if batches != float("inf") else 0.0)
 
     def note_update(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Keep the numbers of the update that is about to be made."""
+        """Record learning rate and gradient norm of the update that is about to be made."""
         if isinstance(module, WindowModule):
-            return  # it has clipped already, and says after the update what it measured
+            return  # it has clipped already and reports its numbers after the update
         self.learning_rate = float(optimizer.param_groups[0]["lr"])
         if self.flags_decide:
             gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
             self.grad_norm = torch.nn.utils.get_total_norm(gradients)
 
     def take_measured(self, module: nn.Module) -> None:
-        """Keep what a module of ours has measured in the update that was made: the norm before it has clipped."""
+        """Record the numbers that a `WindowModule` measured in the last update, such as the norm before clipping."""
         measured = getattr(module.observer, "measured", dict) if isinstance(module, WindowModule) else dict
         numbers: dict[str, torch.Tensor | float] = measured()
         if numbers:
             self.grad_norm, self.learning_rate = numbers.get("grad_norm"), float(numbers["learning_rate"])
 
     def take_logs(self) -> dict[str, float]:
-        """Return the entries of a log, which goes into the history; none where no update was made since the last."""
+        """Add a log to the history and return its entries. Empty if no update was made since the last log."""
         if self.state.global_step <= self.losses.last_logged:
             return {}
         return self.log(self.losses.take(self.state.global_step, self.grad_norm, self.learning_rate, gather))
 
     def log(self, logs: dict[str, float]) -> dict[str, float]:
-        """Put a log into the history, and return it with its epoch."""
+        """Add a log to the history, and return it with its epoch."""
         logs = {**logs, "epoch": self.state.epoch}
         self.state.log_history.append({**logs, "step": self.state.global_step})
         return logs
 
     def evaluate(self, trainer: pl.Trainer, cause: Literal["flag", "start"]) -> bool:
-        """Run Lightning's own validation loop, and return whether the evaluation is the best of the run so far."""
+        """Run Lightning's own validation loop. Return whether the evaluation is the best of the run so far."""
         self.is_best = False
         self.evaluation_cause = cause
         try:
             if not run_own_validation(trainer):
                 warn_once(
-                    "HFCallbackAdapter: a callback asks to evaluate, but the Lightning trainer has no validation data."
+                    "HFCallbackAdapter: a callback requests an evaluation, but the Lightning trainer has no validation "
+                    "data."
                 )
         finally:
             self.evaluation_cause = "interval"
@@ -219,23 +219,23 @@ class AdaptedRun:
         return self.is_best
 
     def begin_evaluation(self) -> None:
-        """Begin to measure an evaluation."""
+        """Start the time of an evaluation."""
         self._evaluation_start, self._evaluation_batches = time.time(), 0
 
     def count_evaluation_batch(self) -> None:
-        """Count a batch of the evaluation that is running."""
+        """Count a batch of the running evaluation."""
         self._evaluation_batches += 1
 
     def evaluation_speeds(self, prefix: str, loaders: object, world_size: int) -> dict[str, float]:
-        """Return the speeds of the evaluation that is ending."""
+        """Return the speed metrics of the ending evaluation."""
         samples = _samples(loaders, self._evaluation_batches, world_size)
         return speed_metrics(prefix, self._evaluation_start, samples, self._evaluation_batches)
 
     def note_evaluation(self, metrics: dict[str, float]) -> None:
-        """Compare an evaluation with the best one, and ask for a checkpoint where the strategy is to save the best.
+        """Compare an evaluation with the best one, and request a checkpoint if `save_strategy="best"` asks for it.
 
         Raises:
-            MissingMetric: The tracked metric, which the user's arguments name, is not among the metrics.
+            MissingMetric: The metric that the user's arguments name is not among the metrics.
         """
         if not self.has_own_arguments and "eval_loss" not in metrics:
             self.is_best = False
@@ -245,23 +245,23 @@ class AdaptedRun:
             self.control.should_save = self.is_best
 
     def checkpoint_path(self, updates: int) -> str:
-        """Return the path of the checkpoint that is written after so many updates."""
+        """Return the path of the checkpoint after a number of updates."""
         return os.path.join(str(self.args.output_dir), f"checkpoint-{updates}.ckpt")
 
     def save(self, trainer: pl.Trainer) -> None:
-        """Write `checkpoint-<updates>.ckpt`, and keep as many as the arguments allow."""
+        """Write `checkpoint-<updates>.ckpt`, and delete old ones beyond `save_total_limit`."""
         path = self.checkpoint_path(self.state.global_step)
         note_best_checkpoint(self.state, self.checkpoint_path, path)
         trainer.save_checkpoint(path)
         kept, now = [path, self.state.best_model_checkpoint], self.state.global_step
         found = {self.checkpoint_path(update): update for update in self._updates_of_checkpoints()}
-        # what lies beyond the update did not lead to it: an earlier run left it in the folder
+        # a checkpoint with more updates belongs to an earlier run in this folder
         ordered = in_order_of_rotation(found, now, lambda old: found[old] <= now)
         for old in checkpoints_to_delete(ordered, self.args.save_total_limit, kept):
             _remove(trainer, old)
 
     def rotate_at_end(self, trainer: pl.Trainer) -> None:
-        """With a limit of one checkpoint, keep the best alone."""
+        """With a limit of one checkpoint, keep only the best."""
         best = self.state.best_model_checkpoint
         found = [self.checkpoint_path(update) for update in self._updates_of_checkpoints()]
         for old in checkpoints_to_delete_at_end(found, self.args.save_total_limit, best):
@@ -283,25 +283,25 @@ class AdaptedRun:
 
 
 def _remove(trainer: pl.Trainer, checkpoint: str) -> None:
-    """Remove a checkpoint; one that cannot be removed is no reason to end a training that saves."""
+    """Remove a checkpoint. A failure must not end the training."""
     try:
         trainer.strategy.remove_checkpoint(checkpoint)
     except OSError as error:
-        logger.warning("The old checkpoint %s could not be removed: %s. Training goes on.", checkpoint, error)
+        logger.warning("The old checkpoint %s could not be removed: %s. Training continues.", checkpoint, error)
 
 
 def loss_of(outputs: STEP_OUTPUT) -> torch.Tensor | None:
-    """Return the loss among what a training step gave."""
+    """Return the loss in a training step's output, or None."""
     loss = outputs if outputs is None or isinstance(outputs, torch.Tensor) else outputs.get("loss")
     return loss if isinstance(loss, torch.Tensor) else None
 
 
-# Epochs of a run that updates or a time limit end: as many as arguments take.
+# Number of epochs for a run limited by updates or time: the most that the arguments accept.
 _NO_END = 10**6
 
 
 def arguments_of(trainer: pl.Trainer) -> TrainingArguments:
-    """Make HF arguments that say what a Lightning trainer does."""
+    """Make HF arguments that describe a Lightning trainer's settings."""
     epochs = trainer.max_epochs or -1
     by_epoch = trainer.check_val_every_n_epoch is not None
     interval = trainer.val_check_interval
@@ -323,11 +323,11 @@ def arguments_of(trainer: pl.Trainer) -> TrainingArguments:
 
 
 def _samples(loaders: object, batches: int, world_size: int) -> float | None:
-    """Return how many samples some batches of loaders hold; None where that is not known.
+    """Return the number of samples in some batches of loaders, or None if it is unknown.
 
-    The last batch of an epoch may be a short one: whole epochs count as the data sets' length.
+    The last batch of an epoch may be short, so whole epochs count as the length of their data sets.
     """
-    if isinstance(loaders, Windows):  # as the Trainer's summary has it
+    if isinstance(loaders, Windows):  # as in the Trainer's summary
         return loaders.counts.num_train_samples * batches / max(loaders.counts.max_updates, 1)
     parts = list(loaders.values()) if isinstance(loaders, Mapping) else loaders
     found = [_Part.of(loader) for loader in (parts if isinstance(parts, (list, tuple)) else [parts])]
@@ -343,7 +343,7 @@ def _samples(loaders: object, batches: int, world_size: int) -> float | None:
 
 
 class _Part(NamedTuple):
-    """A loader's batches, samples and samples of a batch, each None where it does not say."""
+    """A loader's number of batches, number of samples, and batch size. None where unknown."""
 
     batches: int | None
     samples: int | None

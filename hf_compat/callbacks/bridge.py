@@ -1,6 +1,6 @@
 """`HFBridge`: the one Lightning callback that turns hooks into HF events, and flags into actions.
 
-Lightning things are prefixed `pl_`, HF things `hf_` where both are in scope.
+Where both are in scope, Lightning names start with `pl_` and HF names with `hf_`.
 
     Lightning hook                 HF event
     on_train_start                 on_train_begin (then the evaluation of eval_on_start)
@@ -42,7 +42,7 @@ from hf_compat.training_run.saver import BackgroundWriter, Saver
 
 logger = logging.getLogger(__name__)
 
-# What upstream passes to `_maybe_log_save_evaluate`: all but the last positionally.
+# Parameters of upstream's call of `_maybe_log_save_evaluate`, all but the last positional.
 LOG_SAVE_EVALUATE_PARAMETERS = (
     "tr_loss",
     "grad_norm",
@@ -54,13 +54,13 @@ LOG_SAVE_EVALUATE_PARAMETERS = (
     "learning_rate",
 )
 
-# Observes what a step returns: Lightning's own type is as wide.
+# A step's output. Lightning's own type is as wide.
 StepOutput = Any
 StepBatch = Any  # a window, or a batch of an evaluation
 
 
 class BridgedTrainer(Protocol):
-    """What the bridge asks of the Trainer: state, control, callbacks, and the override points around an update."""
+    """What the bridge needs of the Trainer: state, control, callbacks, and the overridable methods around an update."""
 
     args: TrainingArguments
     model: nn.Module
@@ -101,10 +101,10 @@ class HFBridge(HFEvents):
     """Fire the HF events of a run and obey the flags that its callbacks set.
 
     Args:
-        hf_trainer: Whose events they are.
-        run: The run that is trained; where nothing is, the last one.
-        writer: Writes checkpoints in the background; its errors come out at the next update.
-        optimizer_made: Takes up optimizer and schedule in a fit, when Lightning has had them made.
+        hf_trainer: The owner of the events.
+        run: The running training. Between trainings, the last one.
+        writer: Writes checkpoints in the background. The next update raises its errors.
+        optimizer_made: Called once Lightning has made optimizer and schedule.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class HFBridge(HFEvents):
         writer: BackgroundWriter | None = None,
         optimizer_made: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(self, 0)  # the last segment; `lightning_callback_list` counts them
+        super().__init__(self, 0)  # `lightning_callback_list` sets the segment, always the last
         self.hf_trainer = hf_trainer
         self.run = run
         self.epoch = run.start.epoch - 1
@@ -126,7 +126,7 @@ class HFBridge(HFEvents):
         self._requested_kwargs: set[str] = set()
         self._order: CallbackOrder | None = None
 
-    # Events are fired through here, so that a callback may replace the control.
+    # Every event is fired here, as a callback may replace the control.
     def _fire(self, event: str) -> None:
         trainer = self.hf_trainer
         fire = getattr(trainer.callback_handler, event)
@@ -135,19 +135,19 @@ class HFBridge(HFEvents):
     def lightning_callback_list(
         self, lightning_callbacks: list[pl.Callback], order: CallbackOrder
     ) -> list[pl.Callback]:
-        """Return the callbacks of a Lightning trainer: the user's, HF's events between them, this bridge last."""
+        """Return a Lightning trainer's callbacks: the user's, HF's events between them, and this bridge last."""
         self._order = order if lightning_callbacks else None
         self.segment = len(lightning_callbacks)
         return order.arrange(lightning_callbacks, self, lambda segment: HFEvents(self, segment))
 
     def fire_for_hook(self, hook: str, segment: int, batch: StepBatch = None, outputs: StepOutput = None) -> None:
-        """Fire the event that goes with a hook for one segment of the HF callbacks; the first one prepares it.
+        """Fire a hook's event for one segment of the HF callbacks. The first segment also prepares it.
 
         Args:
             hook: Lightning's hook.
-            segment: Which segment of the HF callbacks: 0 stands before the first Lightning callback.
-            batch: The batch, where the hook has one: a window, or a batch of an evaluation.
-            outputs: What the step returned, where the hook has it.
+            segment: Index of the segment. Segment 0 precedes the first Lightning callback.
+            batch: The hook's batch, if it has one: a window, or a batch of an evaluation.
+            outputs: The step's output, if the hook has it.
         """
         if segment == 0:
             self._prepare(hook, batch, outputs)
@@ -162,13 +162,13 @@ class HFBridge(HFEvents):
             try:
                 if segment == 0:
                     self._fire(PAIRS[hook])
-                else:  # the flags are reset once, by the handler's own method
+                else:  # the handler's own method resets the flags, so call it only once
                     trainer.control = handler.call_event(PAIRS[hook], trainer.args, trainer.state, trainer.control)
             finally:
                 handler.active_ids = None
 
     def _prepare(self, hook: str, batch: StepBatch, outputs: StepOutput) -> None:
-        """Do what comes before an event's first callback."""
+        """Prepare an event before its first callback."""
         trainer = self.hf_trainer
         if hook == "on_train_start":
             self.find_requested_kwargs()
@@ -178,7 +178,7 @@ class HFBridge(HFEvents):
             is_first = self.epoch == start.epoch
             self.run.begin_epoch(is_first)
             if is_first and start.epoch_is_over:
-                # what restored flags ask for was done before the checkpoint was whole, and no update will reset them
+                # restored flags were acted on before the checkpoint was complete, and no update resets them
                 control = self.hf_trainer.control
                 control.should_log = control.should_evaluate = control.should_save = False
             self.find_requested_kwargs()
@@ -193,49 +193,49 @@ class HFBridge(HFEvents):
             hf_trainer, run = self.hf_trainer, self.run
             if run.windows is not None and not run.windows.saw_data:
                 logger.warning(
-                    "The training data gave no sample in epoch %d; training stops at update %d of %d.",
+                    "The training data had no samples in epoch %d. Training stops at update %d of %d.",
                     self.epoch,
                     hf_trainer.state.global_step,
                     hf_trainer.state.max_steps,
                 )
                 hf_trainer.control.should_training_stop = True
             if run.lightning_trainer is not None:
-                # the control says it too; an HF callback of this event may take it back
+                # the control has this flag, too, and an HF callback of this event may clear it
                 run.lightning_trainer.should_stop = False
         elif hook == "on_validation_batch_end" and self._requested_kwargs:
             trainer.callback_handler.requestable_kwargs.update(loss=outputs, inputs=getattr(batch, "inputs", batch))
 
     def find_requested_kwargs(self) -> None:
-        """Find out whether a callback asks for losses, inputs or outputs; keeping them costs memory."""
+        """Find out which losses, inputs or outputs callbacks ask for, as keeping them costs memory."""
         self._requested_kwargs = self.hf_trainer.callback_handler.requested_kwargs() - {"trainer"}
         self.hf_trainer._callbacks.watch_outputs("outputs" in self._requested_kwargs)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give Lightning callbacks, all of which are set up, their states back before a fit starts."""
+        """Restore the states of Lightning callbacks once all are set up, before a fit starts."""
         if stage == "fit":
             self.hf_trainer._resumer.restore_together(ResumeAt.CALLBACKS_SET_UP, self.run.checkpoint)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Let the run take up optimizer and schedule, which Lightning has just had made."""
+        """Notify the run that Lightning has made optimizer and schedule."""
         if self._optimizer_made is not None:
             self._optimizer_made()
-        if trainer.should_stop:  # a callback's time is up already: Lightning would leave out the run's beginning
+        if trainer.should_stop:  # a callback's time limit is over, and Lightning would skip the start of the run
             self._stops_at_start, trainer.should_stop = True, False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin the run."""
+        """Start the run."""
         hf_trainer, run = self.hf_trainer, self.run
         self.fire_for_hook("on_train_start", self.segment)
-        hf_trainer._refuse_late_overrides()  # a callback may have put one in place
+        hf_trainer._refuse_late_overrides()  # a callback may have replaced a method
         if hf_trainer.args.eval_on_start:
             hf_trainer._evaluate(run.trial, run.ignore_keys_for_eval, skip_scheduler=True)
         if run.start.is_finished or self._stops_at_start:
             trainer.should_stop = True
-        elif hf_trainer.state.global_step >= hf_trainer.state.max_steps:  # resumed before the end of its last epoch
+        elif hf_trainer.state.global_step >= hf_trainer.state.max_steps:  # resumed at the last update of its epoch
             hf_trainer.control.should_training_stop = True
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None:
-        """Take a micro-batch's loss, operations and tokens into account."""
+        """Add a micro-batch's loss, floating-point operations and tokens."""
         trainer = self.hf_trainer
         self.run.losses.add(loss, trainer.state.global_step)
         if self._requested_kwargs:
@@ -244,7 +244,7 @@ class HFBridge(HFEvents):
         trainer._track_num_input_tokens(inputs)
 
     def substep_ended(self) -> None:
-        """Fire `on_substep_end`: a micro-batch other than the last has ended."""
+        """Fire `on_substep_end` after a micro-batch that is not the last of its update."""
         self._fire("on_substep_end")
 
     def should_break(self) -> bool:
@@ -261,17 +261,17 @@ class HFBridge(HFEvents):
         self._fire("on_optimizer_step")
 
     def learning_rate_read(self, learning_rate: float) -> None:
-        """Keep the learning rate of the update that was just made."""
+        """Record the learning rate of the last update."""
         self.run.learning_rate = learning_rate
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: StepOutput, batch: Window, batch_idx: int
     ) -> None:
-        """End an update: count it, then log, evaluate and save as the flags say."""
+        """End an update: count it, then log, evaluate and save according to the flags."""
         control = self.hf_trainer.control
         if self._writer is not None:
             self._writer.check()
-        if trainer.should_stop:  # a Lightning callback asks to stop
+        if trainer.should_stop:  # set by a Lightning callback
             control.should_training_stop = True
         self.fire_for_hook("on_train_batch_end", self.segment, batch)
         if self._stepped:
@@ -282,20 +282,20 @@ class HFBridge(HFEvents):
             self._leave_epoch(trainer, batch)
 
     def _leave_epoch(self, trainer: pl.Trainer, window: Window) -> None:
-        """Let no further window begin."""
+        """Start no further window."""
         control, windows = self.hf_trainer.control, self.run.windows
         trainer.should_stop = control.should_training_stop
         if windows is None:
             return
         if window.is_complete and not self._stepped and not control.should_epoch_stop:
-            windows.rewind(window)  # a run that goes on from here makes this update
+            windows.rewind(window)  # a resumed run makes this update
         windows.leave_epoch(is_over=control.should_epoch_stop)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """End an epoch: then log, evaluate and save as the flags say."""
+        """End an epoch, then log, evaluate and save according to the flags."""
         hf_trainer, run = self.hf_trainer, self.run
         self.fire_for_hook("on_train_epoch_end", self.segment)
-        if trainer.should_stop:  # a Lightning callback asks to stop, at the end of this epoch
+        if trainer.should_stop:  # set by a Lightning callback for the end of this epoch
             hf_trainer.control.should_training_stop = True
         run.moment = Moment.EPOCH_END
         if run.windows is not None:
@@ -306,7 +306,7 @@ class HFBridge(HFEvents):
         trainer.should_stop = hf_trainer.control.should_training_stop
 
     def _obey_signals(self) -> None:
-        """Write a checkpoint where a signal has asked to stop, then stop."""
+        """If a signal asks to stop, write a checkpoint and stop."""
         trainer = self.hf_trainer
         signals = trainer.stop_signals
         signals.agree()
@@ -321,14 +321,14 @@ class HFBridge(HFEvents):
         if signals.asks_for_requeue and trainer.state.is_world_process_zero:
             requeue(str(trainer.args.output_dir))
         signals.obey()
-        trainer.control.should_training_stop = True  # a handler of the user's own has returned
+        trainer.control.should_training_stop = True  # after a user-defined handler has returned
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Obey a signal that has come after the last update's end."""
+        """Obey a signal that arrived after the last update."""
         self._obey_signals()
 
     def _act_on_flags(self, trainer: pl.Trainer, may_differ: bool) -> None:
-        """Log, evaluate and save as the flags say; where processes may have set different ones, they agree first."""
+        """Log, evaluate and save according to the flags. Ranks with different flags agree first."""
         hf_trainer, run = self.hf_trainer, self.run
         if may_differ:
             run.flags.agree(hf_trainer.control)
@@ -345,7 +345,7 @@ class HFBridge(HFEvents):
             run.learning_rate,
         )
         call_by_place(hf_trainer._maybe_log_save_evaluate, LOG_SAVE_EVALUATE_PARAMETERS, values, last_by_keyword=1)
-        if trainer.should_stop:  # a Lightning callback asks to stop after the evaluation
+        if trainer.should_stop:  # set by a Lightning callback after the evaluation
             hf_trainer.control.should_training_stop = True
 
     def on_validation_batch_end(
@@ -357,8 +357,8 @@ class HFBridge(HFEvents):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Fire `on_prediction_step`: a batch was predicted."""
-        if self._order is None and not self._requested_kwargs:  # as `fire_for_hook`, at every batch
+        """Fire `on_prediction_step` after a predicted batch."""
+        if self._order is None and not self._requested_kwargs:  # a shortcut, as this runs for every batch
             self._fire("on_prediction_step")
         else:
             self.fire_for_hook("on_validation_batch_end", self.segment, batch, outputs)
@@ -366,12 +366,12 @@ class HFBridge(HFEvents):
     on_test_batch_end = on_validation_batch_end
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Close progress bars, so that the error stands on a line of its own."""
+        """Close progress bars, so that the error message starts on its own line."""
         close_bars(self.hf_trainer.callback_handler)
 
 
 def close_bars(handler: CallbackHandler) -> None:
-    """Close the progress bars, and the files of trackers, of a run that an error has ended."""
+    """Close the progress bars and the trackers' files after an error."""
     for callback in handler.callbacks:
         close = getattr(callback, "close", None)
         if callable(close) and (hasattr(callback, "training_bar") or isinstance(callback, TensorBoardCallback)):

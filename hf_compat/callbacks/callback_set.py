@@ -1,4 +1,4 @@
-"""`CallbackSet`: the callbacks of a Trainer, HF's and Lightning's in one order, and what they log to."""
+"""`CallbackSet`: a Trainer's callbacks of both kinds in one order, and their loggers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class CallbackHost(Protocol):
-    """What a `CallbackSet` asks of its Trainer."""
+    """What a `CallbackSet` needs of its Trainer."""
 
     args: TrainingArguments
     state: TrainerState
@@ -50,14 +50,14 @@ class CallbackHost(Protocol):
 
 
 class CallbackSet:
-    """Keep the Lightning callbacks of a Trainer beside the HF ones, which its `callback_handler` has.
+    """Holds a Trainer's Lightning callbacks. Its `callback_handler` holds the HF callbacks.
 
     Args:
         host: The Trainer.
 
     Attributes:
         lightning: The Lightning callbacks.
-        order: In which order callbacks of both kinds were added.
+        order: The order in which callbacks of both kinds were added.
     """
 
     def __init__(self, host: CallbackHost) -> None:
@@ -71,10 +71,10 @@ class CallbackSet:
 
         Raises:
             ArgumentError: `callbacks` is not a list.
-            CallbackError: One of them is no callback, or a Lightning callback that cannot work here.
+            CallbackError: An entry is not a callback, or is a Lightning callback that cannot work here.
         """
         if callbacks is not None and not isinstance(callbacks, (list, tuple)):
-            raise ArgumentError(f"`callbacks={callbacks!r}` is no list.\n\nHint: write `callbacks=[…]`.")
+            raise ArgumentError(f"`callbacks` must be a list, got {callbacks!r}.\n\nHint: write `callbacks=[…]`.")
         host = self._host
         given = [callback() if isinstance(callback, type) else callback for callback in callbacks or []]
         kinds = {callback_kind(callback) for callback in given if not isinstance(callback, LoggerCallback)}
@@ -96,17 +96,17 @@ class CallbackSet:
         if host.args.disable_tqdm:
             host.add_callback(known_to_transformers(PrinterCallback))
         elif not any(isinstance(callback, pl.callbacks.ProgressBar) for callback in self.lightning):
-            # Ours, or what a script has put in the place of transformers'
+            # Ours, or a script's replacement of transformers' default
             own = global_of_trainer("DEFAULT_PROGRESS_CALLBACK")
             host.add_callback(own or notebooks_callback() or known_to_transformers(ProgressCallback))
         stateful = [c for c in [*host.callback_handler.callbacks, host.control] if is_exportable(c)]
         host.state.stateful_callbacks = TrainerState(stateful_callbacks=stateful).stateful_callbacks
 
     def add(self, callback: Callback) -> None:
-        """Add an HF callback, a Lightning callback or a Lightning logger; a class is instantiated.
+        """Add an HF callback, a Lightning callback or a Lightning logger. A class is instantiated.
 
         Raises:
-            CallbackError: It is none of these, or a Lightning callback that cannot work here.
+            CallbackError: It is none of these, or is a Lightning callback that cannot work here.
         """
         candidate = _adopted(callback)
         if not isinstance(candidate, pl.Callback):
@@ -114,19 +114,19 @@ class CallbackSet:
         self._note(candidate)
 
     def _note(self, candidate: Callback) -> None:
-        """Keep a Lightning callback, and the place of any callback in the order."""
+        """Keep a Lightning callback, and note any callback's position in the order."""
         if isinstance(candidate, pl.Callback):
             check_lightning_callback(candidate, self._host.model)
             check_state_keys([*self.lightning, candidate])
             self.lightning.append(candidate)
         self.order.add(candidate)
         if isinstance(candidate, pl.callbacks.ProgressBar):
-            for other in (ProgressCallback, notebooks_callback()):  # one bar
+            for other in (ProgressCallback, notebooks_callback()):  # one bar only
                 if other is not None:
-                    self.give_up(other)
+                    self.remove_callback(other)
 
-    def give_up(self, callback: Callback) -> Callback:
-        """Remove a callback, or the first of a class, and return it; None where it is not there."""
+    def remove_callback(self, callback: Callback) -> Callback:
+        """Remove and return a callback, or the first of a class. None if there is none."""
         for candidate in self.lightning:
             if candidate is callback or (isinstance(callback, type) and isinstance(candidate, callback)):
                 self.lightning.remove(candidate)
@@ -137,20 +137,20 @@ class CallbackSet:
         return popped
 
     def checkpoint_of_exception(self, wanted: str | bool | None) -> str | bool | None:
-        """Return what to resume from: where nothing was asked for, what an OnExceptionCheckpoint has left."""
+        """Return the checkpoint to resume from. By default the one that an OnExceptionCheckpoint has written."""
         callbacks = [c for c in self.lightning if isinstance(c, pl.callbacks.OnExceptionCheckpoint)]
         found = [callback.ckpt_path for callback in callbacks if os.path.exists(callback.ckpt_path)]
         if wanted is not None or not found:
             return wanted
         logger.warning(
-            "Training goes on from %s, which OnExceptionCheckpoint has written. To begin anew, remove it or pass "
-            "`resume_from_checkpoint=False`.",
+            "Training resumes from %s, which OnExceptionCheckpoint has written. To start from the beginning, remove it "
+            "or pass `resume_from_checkpoint=False`.",
             found[0],
         )
         return found[0]
 
     def watch_outputs(self, wanted: bool) -> None:
-        """Keep what the model returns for callbacks that ask for `outputs`, or stop keeping it."""
+        """Start or stop keeping the model's outputs for callbacks that ask for `outputs`."""
         requestable = self._host.callback_handler.requestable_kwargs
 
         def keep(module: object, args: object, outputs: ModelOutput) -> None:
@@ -165,7 +165,7 @@ class CallbackSet:
             requestable.update(outputs=None)
 
     def loggers(self) -> list[Logger]:
-        """Return what Lightning callbacks find to log to: the user's Lightning loggers, and HF's own logs."""
+        """Return the loggers for Lightning callbacks: the user's own, and one for HF's logs."""
         if not self.lightning:
             return []
         host = self._host
@@ -178,13 +178,13 @@ class CallbackSet:
 
 
 def _adopted(callback: Callback) -> Callback:
-    """Return the object that is called: of a class one of its, of a Lightning logger a callback that logs to it."""
+    """Instantiate a class, and wrap a Lightning logger in a callback that logs to it."""
     candidate = adopt(callback() if isinstance(callback, type) else callback)
     return LoggerCallback(candidate) if isinstance(candidate, Logger) else candidate
 
 
 def _default_callbacks() -> list[Callback]:
-    """Return what every Trainer has first: ours, or what a script has made of transformers' list of them."""
+    """Return the default callbacks of every Trainer: ours, or a script's replacement of transformers' list."""
     wanted = global_of_trainer("DEFAULT_CALLBACKS")
     kinds: list[Callback] = list(wanted) if isinstance(wanted, (list, tuple)) else [DefaultFlowCallback]
     return [known_to_transformers(DefaultFlowCallback) if kind is DefaultFlowCallback else kind for kind in kinds]

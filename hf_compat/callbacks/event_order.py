@@ -1,7 +1,7 @@
 """Lightning callbacks in a Trainer's list: which can work there, and the order of both kinds.
 
-HF's events and Lightning's hooks meet in pairs (`PAIRS`); in each pair the callbacks are called in the order of the
-list, whichever kind they are. Every run of HF callbacks between Lightning ones has an `HFEvents` there.
+`PAIRS` maps Lightning's hooks to HF's events. Within a pair, callbacks of both kinds are called in the order of the
+list. Each group of HF callbacks between two Lightning ones is represented by an `HFEvents`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hf_compat.data.types import Batch
 from hf_compat.errors import CallbackError, HfCompatWarning
 from hf_compat.hf.callbacks import Callback, TrainerCallback
 
-# Lightning hook → HF event that is fired in it. `HFEvents` and the bridge have their hooks from here.
+# Lightning hook → the HF event that it fires. `HFEvents` and the bridge get their hooks from this table.
 PAIRS = {
     "on_train_start": "on_train_begin",
     "on_train_epoch_start": "on_epoch_begin",
@@ -34,7 +34,7 @@ PAIRS = {
     "on_test_batch_end": "on_prediction_step",
 }
 
-# Hooks that are never called: HF has no sanity check, and `predict` is Lightning's test loop.
+# Hooks that are never called. HF has no sanity check, and `predict` runs Lightning's test loop.
 _NEVER = (
     "on_sanity_check_start",
     "on_sanity_check_end",
@@ -46,43 +46,42 @@ _NEVER = (
     "on_predict_batch_end",
 )
 
-# Lightning callbacks that work on what is HF's here, and what to write in their place.
+# Lightning callbacks that would change what HF's arguments decide, and the alternative for each.
 _REFUSED: tuple[tuple[str, str, str], ...] = (
     (
         "GradientAccumulationScheduler",
-        "an update is one window of `gradient_accumulation_steps` micro-batches, the whole run through",
+        "an update always takes one window of `gradient_accumulation_steps` micro-batches",
         "set `gradient_accumulation_steps` in the arguments",
     ),
     (
         "BatchSizeFinder",
-        "the batch size is the arguments'",
+        "the arguments set the batch size",
         "set `auto_find_batch_size=True` in the arguments, which starts again with less when memory runs out",
     ),
     (
         "LearningRateFinder",
-        "the learning rate and its schedule are the arguments'",
-        "set `learning_rate`; short runs with `max_steps=100` compare several",
+        "the arguments set the learning rate and its schedule",
+        "set `learning_rate`, and compare several in short runs with `max_steps=100`",
     ),
-    ("BasePredictionWriter", "`predict` returns its predictions", "write what `trainer.predict(…)` returns"),
+    ("BasePredictionWriter", "`predict` returns its predictions", "write the result of `trainer.predict(…)`"),
 )
 
 
 def check_lightning_callback(callback: pl.Callback, model: nn.Module) -> None:
-    """Refuse a Lightning callback that cannot work here; warn where a hook of it will never be called.
+    """Refuse a Lightning callback that cannot work here. Warn about hooks that are never called.
 
     Raises:
-        CallbackError: It would be inert, or wrong; the message holds the way out.
+        CallbackError: It would have no effect or a wrong one. The message names an alternative.
     """
     _refuse(callback, model)
-    # The hooks of a callback that are never called here
-    # those that Lightning ships do without these hooks
+    # Lightning's own callbacks work without the hooks that are never called here
     is_users = not type(callback).__module__.startswith(("lightning.", "pytorch_lightning."))
     overridden = [hook for hook in _NEVER if getattr(type(callback), hook) is not getattr(pl.Callback, hook)]
-    # a LambdaCallback keeps its functions as attributes of the instance
+    # a LambdaCallback has its functions as instance attributes
     uncalled = [*(overridden if is_users else []), *(hook for hook in _NEVER if hook in vars(callback))]
     if uncalled:
         warnings.warn(
-            f"{type(callback).__name__}: {', '.join(uncalled)} will not be called: HF has no sanity check, and "
+            f"{type(callback).__name__}: {', '.join(uncalled)} will not be called. HF has no sanity check, and "
             "`predict` runs Lightning's test loop (`on_test_*`).",
             HfCompatWarning,
             stacklevel=5,
@@ -90,10 +89,10 @@ def check_lightning_callback(callback: pl.Callback, model: nn.Module) -> None:
 
 
 def check_state_keys(callbacks: Iterable[pl.Callback]) -> None:
-    """Refuse callbacks whose states would stand under one name in a checkpoint.
+    """Refuse callbacks whose states would have the same key in a checkpoint.
 
     Raises:
-        CallbackError: There are two.
+        CallbackError: Two callbacks have the same key.
     """
     known: set[str] = set()
     for callback in callbacks:
@@ -101,7 +100,7 @@ def check_state_keys(callbacks: Iterable[pl.Callback]) -> None:
             continue
         if callback.state_key in known:
             raise CallbackError(
-                f"There are two {type(callback).__name__} callbacks with the `state_key` {callback.state_key!r}: a "
+                f"There are two {type(callback).__name__} callbacks with the `state_key` {callback.state_key!r}. A "
                 "checkpoint would keep the state of one.\n\nHint: set them up differently, or override `state_key`."
             )
         known.add(callback.state_key)
@@ -111,8 +110,8 @@ def _refuse(callback: pl.Callback, model: nn.Module) -> None:
     name = type(callback).__name__
     if isinstance(callback, TrainerCallback):
         raise CallbackError(
-            f"{name} is a Lightning and an HF callback at once, and `on_train_end` means two things.\n\n"
-            "Hint: make it two classes and pass both."
+            f"{name} is both a Lightning and an HF callback, and `on_train_end` has two meanings.\n\n"
+            "Hint: split it into two classes and pass both."
         )
     for refused, why, hint in _REFUSED:
         if isinstance(callback, getattr(lightning_callbacks, refused)):
@@ -128,17 +127,17 @@ def _refuse(callback: pl.Callback, model: nn.Module) -> None:
 
 
 class EventSource(Protocol):
-    """Fires an event for one segment of the HF callbacks: the bridge."""
+    """Fires an event for one segment of the HF callbacks, as the bridge does."""
 
     def fire_for_hook(self, hook: str, segment: int, batch: Batch = None, outputs: STEP_OUTPUT = None) -> None: ...
 
 
 class HFEvents(pl.Callback):
-    """One segment of the HF callbacks, called between two Lightning callbacks.
+    """One segment of the HF callbacks, between two Lightning callbacks.
 
     Args:
         bridge: Fires the events.
-        segment: Which of the segments that Lightning callbacks divide the list of HF callbacks into; 0 is the first.
+        segment: Index of the segment. Lightning callbacks divide the HF callbacks into segments, starting with 0.
     """
 
     def __init__(self, bridge: EventSource, segment: int) -> None:
@@ -147,7 +146,7 @@ class HFEvents(pl.Callback):
 
 
 def _firing(hook: str) -> Callable[..., None]:
-    """Return the method of `HFEvents` for a hook: it hands on the batch and the outputs, where the hook has them."""
+    """Make the method of `HFEvents` for a hook. It passes the hook's batch and outputs on."""
     names = tuple(inspect.signature(getattr(pl.Callback, hook)).parameters)[3:]
 
     def fire(self: HFEvents, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Batch) -> None:
@@ -162,23 +161,23 @@ for _hook in PAIRS:
 
 
 class CallbackOrder:
-    """The order in which callbacks of both kinds were given."""
+    """The order in which callbacks of both kinds were added."""
 
     def __init__(self) -> None:
         self.entries: list[pl.Callback | Callback] = []
 
     def add(self, callback: pl.Callback | Callback) -> None:
-        """Append a callback that was given now."""
+        """Append a callback."""
         self.entries.append(callback)
 
     def remove(self, callback: pl.Callback | Callback) -> None:
-        """Forget a callback."""
+        """Remove a callback."""
         self.entries = [entry for entry in self.entries if entry is not callback]
 
     def segments(self, hf_callbacks: Iterable[Callback]) -> list[frozenset[int]]:
         """Return the HF callbacks before, between and after the Lightning ones, as sets of `id`.
 
-        Callbacks that were put into the handler behind the Trainer's back come last.
+        Callbacks that were added to the handler directly come last.
         """
         segments: list[set[int]] = [set()]
         segment_of: dict[int, int] = {}
@@ -194,7 +193,7 @@ class CallbackOrder:
     def arrange(
         self, lightning_callbacks: list[pl.Callback], bridge: pl.Callback, make: Callable[[int], pl.Callback]
     ) -> list[pl.Callback]:
-        """Return what Lightning gets: before each of its callbacks a segment of the HF ones, at the end the bridge."""
+        """Return the list for Lightning: HF segments, each before one of its callbacks, then the bridge."""
         if not lightning_callbacks:
             return [bridge]
         arranged: list[pl.Callback] = [make(0)]

@@ -1,4 +1,4 @@
-"""Lightning callbacks as they were before a search: each trial begins with them."""
+"""Restore Lightning callbacks to their state before a search, so that each trial starts fresh."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 _CONTAINERS = (dict, list, set)
 
 
-class FreshStates:
-    """Remembers what Lightning callbacks hold now, and gives it back.
+class SavedCallbackStates:
+    """A copy of Lightning callbacks' states, and the means to restore them.
 
-    Of a callback of Lightning's, or of a subclass of one, every attribute goes back; of anybody else's, what its
-    `state_dict` declares. Lists and dicts that a script shares with its callback stay the script's.
+    For a callback of Lightning's, or of a subclass, all attributes are restored. For any other, the content of its
+    `state_dict` is. A script's list or dict that a callback shares is left alone.
 
     Args:
         callbacks: The callbacks.
@@ -29,8 +29,8 @@ class FreshStates:
             _attributes(callback, declared) for callback, declared in zip(self._callbacks, self._declared, strict=True)
         ]
 
-    def give_back(self) -> None:
-        """Put every callback back to where it was."""
+    def restore(self) -> None:
+        """Restore the state of every callback."""
         for callback, declared, attributes in zip(self._callbacks, self._declared, self._attributes, strict=True):
             if attributes:
                 vars(callback).update({name: _copied(value) for name, value in attributes.items()})
@@ -39,7 +39,7 @@ class FreshStates:
 
 
 def _attributes(callback: pl.Callback, declared: dict[str, object]) -> dict[str, object]:
-    """Return a copy of the attributes that go back."""
+    """Copy the attributes to restore."""
     if not any(_is_lightnings(kind) for kind in type(callback).__mro__ if kind not in _BASES):
         return {}
     is_own = _is_lightnings(type(callback))
@@ -58,7 +58,7 @@ def _is_lightnings(kind: type) -> bool:
 
 
 def _copied(value: object) -> object:
-    """Copy what a callback counts and collects in; anything else is held as it is."""
+    """Copy tensors and containers, in which a callback may count or collect. Return other values as they are."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, _CONTAINERS) and not isinstance(value, Enum):

@@ -1,16 +1,16 @@
-"""`HFCallbackAdapter`: HF callbacks inside anybody's `lightning.Trainer`, with any LightningModule.
+"""`HFCallbackAdapter`: HF callbacks inside any `lightning.Trainer`, with any LightningModule.
 
 Lightning hook                      HF event
 on_train_start                      on_train_begin (on_init_end before the first)
 on_train_epoch_start                on_epoch_begin
 on_train_batch_start                on_step_begin, at the first batch of an update
-on_before_optimizer_step            on_pre_optimizer_step: Lightning clips after it, HF before
-on_train_batch_end                  on_substep_end within an update; at its end on_optimizer_step, on_step_end,
-then log → evaluate → save as the flags say
+on_before_optimizer_step            on_pre_optimizer_step (Lightning clips after it, HF before)
+on_train_batch_end                  on_substep_end within an update, else on_optimizer_step and on_step_end, then
+                                    log → evaluate → save according to the flags
 on_validation_batch_end, on_test_…  on_prediction_step
 on_validation_end                   on_log, on_evaluate
 on_test_end                         on_predict
-on_train_epoch_end                  on_epoch_end, then log → evaluate → save as the flags say
+on_train_epoch_end                  on_epoch_end, then log → evaluate → save according to the flags
 on_train_end                        on_log (the summary), on_train_end
 """
 
@@ -36,15 +36,15 @@ from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_e
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.training_run.flags import flag_sources, log_evaluate_save
 
-# An HF callback, instance or class: ours, transformers' own, or of the same shape.
+# An HF callback, instance or class. It may be ours, one of transformers, or any object with its methods.
 AnyCallback = Any
 
-# Prefixes under which Lightning modules log validation metrics; HF's is `eval_`.
+# Prefixes of validation metrics in Lightning modules. HF's prefix is `eval_`.
 _VALIDATION_PREFIXES = ("validation_", "validation/", "valid_", "valid/", "val_", "val/", "eval/")
 
 
 def hf_metric_name(name: str, prefix: str = "eval") -> str:
-    """Give a metric that a Lightning module logs its HF name: `val_loss`, `val/loss` and `loss` are `eval_loss`."""
+    """Convert a metric name of a Lightning module to HF's: `val_loss`, `val/loss` and `loss` become `eval_loss`."""
     if name.startswith(f"{prefix}_"):
         return name
     known = _VALIDATION_PREFIXES if prefix == "eval" else (f"{prefix}/",)
@@ -55,30 +55,31 @@ def hf_metric_name(name: str, prefix: str = "eval") -> str:
 
 
 class HFCallbackAdapter(pl.Callback):
-    """Call HF callbacks in a Lightning trainer that knows nothing of HF.
+    """Call HF callbacks in a Lightning trainer.
 
-    `TrainerState` is filled from Lightning's progress. The flags of `TrainerControl` are obeyed: stop, stop the epoch,
-    log, evaluate (Lightning's own validation loop on its own loaders) and save (`checkpoint-<updates>.ckpt`). Several
-    adapters in one trainer share state and control.
+    `TrainerState` is filled from Lightning's progress. The adapter obeys the flags of `TrainerControl`. It stops the
+    run or the epoch, logs, runs Lightning's validation loop on its own loaders, and saves `checkpoint-<updates>.ckpt`.
+    Several adapters in one trainer share state and control.
 
-    With a `DefaultFlowCallback` among the callbacks, the arguments say when to log, evaluate and save, and Lightning's
-    own validation interval is off. Without one, Lightning's intervals count and the events follow them. Logs, the best
-    metric, `save_strategy="best"`, rotation and the summary are the Trainer's.
+    With a `DefaultFlowCallback` among the callbacks, the arguments decide when to log, evaluate and save. Lightning's
+    own validation interval is then off. Without one, Lightning's intervals apply and the events follow them. Logs, the
+    best metric, `save_strategy="best"`, rotation and the summary work as in the Trainer.
 
     Args:
-        callbacks: HF callbacks (instances or classes): ours, `transformers`' own, or of the same shape; one or a list.
-        more: Further ones.
-        args: Arguments that the callbacks see; made from the Lightning trainer where none are given.
-        processing_class: What callbacks get as `processing_class`.
+        callbacks: One HF callback or a list of them, as instances or classes. They may be ours, those of transformers,
+            or any object with their methods.
+        more: Further callbacks.
+        args: Arguments that the callbacks see. By default they are made from the Lightning trainer's settings.
+        processing_class: Passed to callbacks as `processing_class`.
 
     Raises:
-        ArgumentError: There is no callback.
-        CallbackError: One of them is a Lightning callback.
+        ArgumentError: No callback is given.
+        CallbackError: A callback is a Lightning callback.
 
-    Not given, and why:
-        `on_substep_end` in manual optimization (Lightning does not tell micro-batches apart there); clipped gradients
-        in `on_pre_optimizer_step` (Lightning clips after its hook); `total_flos` and `num_input_tokens_seen`, which
-        stay 0; `load_best_model_at_end` (Lightning's ModelCheckpoint keeps the best; a warning says so).
+    Not provided:
+        `on_substep_end` in manual optimization, as Lightning cannot tell micro-batches apart there. Clipped gradients
+        in `on_pre_optimizer_step`, as Lightning clips after its hook. `total_flos` and `num_input_tokens_seen`, which
+        stay 0. `load_best_model_at_end`, for which ModelCheckpoint exists (a warning says so).
 
     Examples:
         `lightning.Trainer(callbacks=[HFCallbackAdapter(EarlyStoppingCallback(2))])`
@@ -121,16 +122,16 @@ class HFCallbackAdapter(pl.Callback):
 
     @property
     def state_key(self) -> str:
-        """Key of this callback's state: its HF callbacks' names."""
+        """Key of this callback's state, made of its HF callbacks' names."""
         return f"HFCallbackAdapter[{','.join(type(c).__name__ for c in self.handler.callbacks)}]"
 
     @property
     def _adapted_run(self) -> AdaptedRun:
-        assert self._shared_run is not None  # setup came first
+        assert self._shared_run is not None  # `setup` has set it
         return self._shared_run
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Join the other adapters of this trainer; the first one brings the run that all share."""
+        """Join the other adapters of this trainer. The first one makes the shared run."""
         adapters = _adapters(trainer)
         self._is_first, self._is_last = adapters[0] is self, adapters[-1] is self
         if self._is_first:
@@ -143,10 +144,10 @@ class HFCallbackAdapter(pl.Callback):
         self.handler.model = pl_module
         self.handler.requestable_kwargs["trainer"] = trainer
         if trainer.progress_bar_callback is not None:
-            self.handler.pop_callback(ProgressCallback)  # one bar
+            self.handler.pop_callback(ProgressCallback)  # one bar only
 
     def _fire(self, event: str, **extra: object) -> None:
-        """Fire an event for this adapter's callbacks; the first adapter's handler also resets the flags."""
+        """Fire an event for this adapter's callbacks. The first adapter's handler also resets the flags."""
         run = self._adapted_run
         fire = getattr(self.handler, event) if self._is_first else None
         if fire is not None:
@@ -155,7 +156,7 @@ class HFCallbackAdapter(pl.Callback):
             run.control = self.handler.call_event(event, run.args, run.state, run.control, **extra)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin the run."""
+        """Start the run."""
         run = self._adapted_run
         if self._is_first:
             run.begin(trainer)
@@ -172,21 +173,21 @@ class HFCallbackAdapter(pl.Callback):
             run.evaluate(trainer, "start")
 
     def _show(self, trainer: pl.Trainer) -> None:
-        """Give the callbacks what Lightning has made for the fit."""
+        """Pass the fit's optimizer, schedule and loader to the callbacks."""
         optimizers, schedules = trainer.optimizers, trainer.lr_scheduler_configs
         self.handler.optimizer = optimizers[0] if optimizers else None
         self.handler.lr_scheduler = schedules[0].scheduler if schedules else None
         self.handler.train_dataloader = trainer.train_dataloader
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin an epoch."""
+        """Start an epoch."""
         self._adapted_run.in_update = False
         self._fire("on_epoch_begin")
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
     ) -> None:
-        """Begin an update, at its first micro-batch."""
+        """Start an update at its first micro-batch."""
         if not self._adapted_run.in_update:
             self._fire("on_step_begin")
         if self._is_last:
@@ -195,7 +196,7 @@ class HFCallbackAdapter(pl.Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Keep the learning rate and the norm of the gradients for the log."""
+        """Record learning rate and gradient norm for the log."""
         if self._is_first:
             self._adapted_run.note_update(pl_module, optimizer)
         self._fire("on_pre_optimizer_step")
@@ -203,7 +204,7 @@ class HFCallbackAdapter(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
-        """End a micro-batch; where Lightning has made an update, end that."""
+        """End a micro-batch, and the update if Lightning has made one."""
         run = self._adapted_run
         if self._is_first:
             run.add_loss(outputs)
@@ -229,16 +230,16 @@ class HFCallbackAdapter(pl.Callback):
             self._act_on_flags(trainer, run.flags.sources.in_updates)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """End an epoch: then log, evaluate and save as the flags say."""
+        """End an epoch, then log, evaluate and save according to the flags."""
         if self._is_first and self._adapted_run.flags_decide:
-            trainer.should_stop = False  # the control says it too; a callback of this event may take it back
+            trainer.should_stop = False  # the control has this flag, too, and a callback of this event may clear it
         self._fire("on_epoch_end")
         if self._is_last:
             self._act_on_flags(trainer, self._adapted_run.flags.sources.in_epochs)
             self._obey(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin an evaluation."""
+        """Start an evaluation."""
         self._adapted_run.begin_evaluation()
 
     on_test_start = on_validation_start
@@ -274,14 +275,14 @@ class HFCallbackAdapter(pl.Callback):
         self._fire("on_evaluate", metrics=run.evaluated)
         if self._is_last and trainer.state.fn == "fit" and run.evaluation_cause != "start":
             run.note_evaluation(run.evaluated)
-            run.flags.agree(run.control)  # metrics may differ, and with them what stops early
+            run.flags.agree(run.control)  # metrics may differ between ranks, and so may early stopping
             if run.evaluation_cause == "interval" and run.control.should_save:
                 self._save(trainer)
             self._obey(trainer)
 
     def _metrics(self, trainer: pl.Trainer, prefix: str) -> dict[str, float]:
         logged, module = metrics_of_running_loop(trainer), trainer.lightning_module
-        if isinstance(module, WindowModule) and not module.logs_to_lightning:  # of a Trainer of ours, which logs itself
+        if isinstance(module, WindowModule) and not module.logs_to_lightning:  # of our Trainer, which logs itself
             logged |= module.evaluated_numbers()
         metrics = {hf_metric_name(name, prefix): value for name, value in logged.items()}
         loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
@@ -302,7 +303,7 @@ class HFCallbackAdapter(pl.Callback):
         self._fire("on_train_end")
 
     def _act_on_flags(self, trainer: pl.Trainer, may_differ: bool) -> None:
-        """Log, evaluate and save as the flags say; where processes may have set different ones, they agree first."""
+        """Log, evaluate and save according to the flags. Ranks with different flags agree first."""
         run = self._adapted_run
         if may_differ:
             run.flags.agree(run.control)
@@ -328,7 +329,7 @@ class HFCallbackAdapter(pl.Callback):
             adapter._fire("on_save")
 
     def _obey(self, trainer: pl.Trainer) -> None:
-        """Stop the run or the epoch where a flag says so."""
+        """Stop the run or the epoch if a flag asks for it."""
         control = self._adapted_run.control
         if control.should_training_stop:
             trainer.should_stop = True
@@ -336,7 +337,7 @@ class HFCallbackAdapter(pl.Callback):
             end_epoch_after_this_batch(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return HF's state and the states of callbacks that have one, in plain values."""
+        """Return HF's state and the states of stateful callbacks, in plain values."""
         run = self._shared_run
         stateful = [callback for callback in self.handler.callbacks if is_exportable(callback)]
         saved: AdapterState = {
@@ -369,12 +370,12 @@ def _agreed_arguments(adapters: list[HFCallbackAdapter]) -> TrainingArguments | 
     """Return the arguments that the adapters were given, if any.
 
     Raises:
-        ArgumentError: They were given different ones.
+        ArgumentError: Two adapters have different ones.
     """
     given = [adapter._given_args for adapter in adapters if adapter._given_args is not None]
     if any(args is not given[0] and args.to_dict() != given[0].to_dict() for args in given):
         raise ArgumentError(
             "Several HFCallbackAdapters of one Lightning trainer have different `args`.\n\n"
-            "Hint: give them to one; all share its state."
+            "Hint: pass them to one adapter only, as all share its state."
         )
     return given[0] if given else None

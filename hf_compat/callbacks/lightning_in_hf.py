@@ -1,7 +1,7 @@
 """`LightningCallbackAdapter`: a Lightning callback inside a real `transformers.Trainer`.
 
-A real Lightning trainer stands beside the HF one: it never runs, its progress is set from HF's state, and the callback
-gets its hooks from HF's events.
+An idle Lightning trainer accompanies the HF one. Its progress is set from HF's state, and HF's events call the
+callback's hooks.
 
     HF event                 Lightning hook
     on_train_begin           setup("fit"), on_fit_start, on_train_start
@@ -9,7 +9,7 @@ gets its hooks from HF's events.
     on_step_begin            on_train_batch_start
     on_pre_optimizer_step    on_before_optimizer_step
     on_step_end              on_train_batch_end
-    on_evaluate              on_validation_start, …_epoch_start, …_epoch_end, …_end: all after the evaluation
+    on_evaluate              on_validation_start, …_epoch_start, …_epoch_end, …_end, all after the evaluation
     on_predict               on_test_start, …_epoch_start, …_epoch_end, on_test_end
     on_epoch_end             on_train_epoch_end
     on_train_end             on_train_end, on_fit_end, teardown("fit")
@@ -41,7 +41,7 @@ from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.state import ExportableState, TrainerControl, TrainerState
 from hf_compat.interop.callback_classes import exportable_of_transformers
 
-# Hooks within a step, and of single evaluation batches: HF has no event for them.
+# Hooks within a step or for single evaluation batches, for which HF has no event.
 _WITHOUT_EVENT = (
     "on_before_backward",
     "on_after_backward",
@@ -56,11 +56,11 @@ _WITHOUT_EVENT = (
 )
 
 
-# Callbacks of Lightning's that cannot do their work here: why, and the way out. The first kind that fits counts.
+# Lightning's callbacks that cannot work here, with the reason and an alternative. The first matching row applies.
 _REFUSED: tuple[tuple[tuple[type[pl.Callback], ...], str, str], ...] = (
     (
         (lightning_callbacks.WeightAveraging, lightning_callbacks.StochasticWeightAveraging),
-        "puts its weights or its schedule in place inside the loops, for which transformers.Trainer has no event",
+        "changes weights or schedule inside the loops, for which transformers.Trainer has no event",
         "pass it to hf_compat.Trainer, which runs Lightning's loops",
     ),
     (
@@ -70,7 +70,7 @@ _REFUSED: tuple[tuple[tuple[type[pl.Callback], ...], str, str], ...] = (
     ),
     (
         (lightning_callbacks.SpikeDetection, lightning_callbacks.ThroughputMonitor),
-        "reads batches and what a step returns, which transformers.Trainer does not pass to callbacks",
+        "reads batches and step outputs, which transformers.Trainer does not pass to callbacks",
         "pass it to hf_compat.Trainer",
     ),
     (
@@ -80,15 +80,15 @@ _REFUSED: tuple[tuple[tuple[type[pl.Callback], ...], str, str], ...] = (
     ),
     (
         (lightning_callbacks.BackboneFinetuning,),
-        "trains the backbone at a rate of its own, and transformers.Trainer has made one optimizer of all parameters "
+        "trains the backbone at its own learning rate, but transformers.Trainer makes one optimizer for all parameters "
         "before its first event",
-        "give `optimizers=(…)` with a group for the backbone, or pass it to hf_compat.Trainer",
+        "pass `optimizers=(…)` with a group for the backbone, or pass the callback to hf_compat.Trainer",
     ),
 )
 
 
 class _Beside(pl.LightningModule):
-    """The HF model, for callbacks that look at a module."""
+    """The HF model as a LightningModule, for callbacks that read one."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -108,33 +108,33 @@ def _overrides(kind: type[pl.Callback], hook: str) -> bool:
 class LightningCallbackAdapter(TrainerCallback, ExportableState):
     """Call a Lightning callback in a `transformers.Trainer`, as far as HF has events for its hooks.
 
-    It sees a Lightning trainer with HF's progress (`global_step`, `current_epoch`), HF's logs as `callback_metrics`,
-    and the real optimizer. `should_stop` ends the training. What it logs goes into HF's `log_history`. `batch` and
-    `outputs` of its hooks are None: HF does not pass them to callbacks. Its `state_dict` is in HF's checkpoints, and is
-    given back with `restore_callback_states_from_checkpoint=True`.
+    The callback sees a Lightning trainer with HF's progress (`global_step`, `current_epoch`), HF's logs as
+    `callback_metrics`, and the real optimizer. `should_stop` ends the training. Values that it logs go into HF's
+    `log_history`. `batch` and `outputs` of its hooks are None, as HF does not pass them to callbacks. Its `state_dict`
+    is part of HF's checkpoints. `restore_callback_states_from_checkpoint=True` restores it.
 
     Args:
-        callback: The Lightning callback. HF makes an adapter again by its class when it restores states: the class of
-            each adapter knows its own.
+        callback: The Lightning callback. HF restores states by calling an adapter's class, so each adapter has its own
+            class, which holds the callback.
 
     Raises:
-        CallbackError: It cannot work here: it needs hooks inside the evaluation (averaged weights), say.
+        CallbackError: It cannot work here, for instance because it needs hooks inside the evaluation.
 
     Examples:
         `transformers.Trainer(…, callbacks=[LightningCallbackAdapter(Timer("00:08:00:00"))])`
     """
 
-    _held: pl.Callback | None = None  # of the class of one adapter
-    _saved: Mapping[str, object] | None = None  # to be given back when training begins
+    _held: pl.Callback | None = None  # set on each adapter's own class
+    _saved: Mapping[str, object] | None = None  # loaded when training starts
 
     def __new__(cls, callback: pl.Callback | None = None) -> Self:
-        """Make an adapter of a class of its own, which is transformers' `ExportableState`, too."""
+        """Make an adapter with its own class, which also inherits from transformers' `ExportableState`."""
         if cls._held is None and callback is not None:
             theirs = exportable_of_transformers()
             bases = (cls,) if theirs is None else (cls, theirs)
             content = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
             held = adopt(callback)
-            # HF keeps states by the name of the class, and mixes up those of several of one name
+            # HF stores states by class name and confuses callbacks whose classes share one
             cls = type(f"{cls.__name__}[{getattr(held, 'state_key', '')}]", bases, {**content, "_held": held})
         return super().__new__(cls)
 
@@ -144,16 +144,16 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
     def __init__(self, callback: pl.Callback | None = None) -> None:
         callback = adopt(callback) if self._held is None else self._held
         if not isinstance(callback, pl.Callback):
-            raise CallbackError(f"{callback!r} is no Lightning callback.\n\nHint: pass HF callbacks as they are.")
+            raise CallbackError(f"{callback!r} is not a Lightning callback.\n\nHint: pass HF callbacks directly.")
         self._refuse(callback)
         check_lightning_callback(callback, nn.Module())
         is_lightnings = type(callback).__module__.startswith(("lightning.", "pytorch_lightning."))
         own = () if is_lightnings else (h for h in _WITHOUT_EVENT if _overrides(type(callback), h))
-        missing = [*own, *(h for h in _WITHOUT_EVENT if h in vars(callback))]  # a LambdaCallback has them itself
+        missing = [*own, *(h for h in _WITHOUT_EVENT if h in vars(callback))]  # instance attributes of a LambdaCallback
         if missing:
             warnings.warn(
-                f"{type(callback).__name__}: {', '.join(missing)} will not be called: "
-                "transformers.Trainer has no event for them.",
+                f"{type(callback).__name__}: {', '.join(missing)} will not be called, as transformers.Trainer has no "
+                "event for them.",
                 HfCompatWarning,
                 stacklevel=2,
             )
@@ -176,27 +176,27 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
 
     @property
     def saved(self) -> str:
-        """The state that HF has read from a checkpoint, as `state` gives it; assigning it restores the callback."""
+        """The state in HF's checkpoints, as returned by `state`. Assigning it restores the callback."""
         return str(self.state()["attributes"]["saved"])
 
     @saved.setter
     def saved(self, text: str) -> None:
         try:
             self._saved = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)[self.callback.state_key]
-        except Exception as error:  # base64, zipfile and torch raise what they like
+        except Exception as error:  # base64, zipfile and torch raise various types
             raise CheckpointError(f"The state of {type(self.callback).__name__} cannot be read: {error}") from error
 
     def _hook(self, name: str, *arguments: object) -> None:
-        assert self.trainer is not None  # made when training began
+        assert self.trainer is not None  # made at the start of training
         getattr(self.callback, name)(self.trainer, self._module, *arguments)
 
     def _place(self, state: TrainerState) -> pl.Trainer:
-        assert self.trainer is not None  # made when training began
+        assert self.trainer is not None  # made at the start of training
         set_progress(self.trainer, self._epoch, state.global_step)
         return self.trainer
 
     def _enter_epoch(self, state: TrainerState) -> None:
-        # HF's epoch is a fraction, whole again with an epoch's last step; Lightning's counts when the next one starts
+        # HF's epoch is fractional, and whole after an epoch's last step. Lightning counts when the next epoch starts.
         self._epoch = int(state.epoch or 0)
         self._place(state)
 
@@ -218,7 +218,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
                 max_epochs=math.ceil(state.num_train_epochs or -1),
                 default_root_dir=str(args.output_dir),
                 log_every_n_steps=max(int(state.logging_steps or 1), 1),
-                # an interval in batches, so that callbacks which monitor a metric look at it after evaluations
+                # an interval in batches, so that callbacks with a monitored metric check it after evaluations
                 val_check_interval=max(int(state.eval_steps), 1) if evaluates else None,
                 check_val_every_n_epoch=None if evaluates else 1,
                 enable_progress_bar=False,
@@ -303,7 +303,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         return self._answer(control)
 
     def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
-        self._enter_epoch(state)  # past the last one, as Lightning's is
+        self._enter_epoch(state)  # after the last one, as in Lightning
         self._hook("on_train_end")
         self._hook("on_fit_end")
         self._hook("teardown", "fit")

@@ -1,4 +1,4 @@
-"""Lightning loggers as HF callbacks, and the logs of Lightning callbacks in HF's history."""
+"""Lightning loggers as HF callbacks, and a Lightning logger that writes to HF's history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hf_compat.interop.callback_classes import known_to_transformers
 from hf_compat.interop.transformers_models import reporting_callback
 from hf_compat.runtime.text import is_installed, missing_package
 
-# Written here with HF's keys; the others are transformers' own integrations, or Lightning's loggers without it.
+# Trackers implemented here with HF's keys. The others use transformers' integrations, or Lightning's loggers.
 _OWN = {"tensorboard": TensorBoardCallback, "wandb": WandbCallback}
 _LIGHTNING = {"mlflow": "MLFlowLogger", "comet_ml": "CometLogger", "neptune": "NeptuneLogger"}
 
@@ -28,7 +28,7 @@ def reporting_callbacks(args: Args) -> list[Callback]:
 
     Raises:
         MissingPackage: A tracker's package is not installed.
-        ArgumentError: It names something that is not a tracker.
+        ArgumentError: An entry is not a tracker.
     """
     return [_reporting_callback(wanted, args) for wanted in args.report_to or []]
 
@@ -49,14 +49,14 @@ def _reporting_callback(wanted: str | Logger, args: Args) -> Callback:
 
 
 def _lightning_logger(wanted: str, args: Args) -> LoggerCallback:
-    """Return Lightning's logger for a tracker, which does without transformers.
+    """Return Lightning's logger for a tracker, for use without transformers.
 
     Raises:
-        MissingPackage: Lightning has none.
+        MissingPackage: Lightning has no logger for it.
     """
     if wanted not in _LIGHTNING:
         raise MissingPackage(
-            f"`report_to={wanted!r}` runs the integration of transformers, which is not installed.\n\n"
+            f"`report_to={wanted!r}` needs the integration of transformers, which is not installed.\n\n"
             "Hint: pip install 'hf-compat[transformers]', or pass a Lightning logger."
         )
     from lightning.pytorch import loggers
@@ -99,16 +99,16 @@ class LoggerCallback(TrainerCallback):
 
 
 def end_as_failed(callbacks: Iterable[Callback], error: BaseException) -> None:
-    """Tell the loggers among callbacks that a training has failed, as Lightning does: MLflow's run ends as such."""
+    """Mark the loggers' runs as failed, as Lightning does. MLflow shows this status."""
     for logger in [callback.logger for callback in callbacks if isinstance(callback, LoggerCallback)]:
         try:
             logger.finalize("failed")
-        except Exception as other:  # of any tracker's client; the training's own error is the one to be seen
+        except Exception as other:  # from any tracker's client. The training's own error is raised instead
             error.add_note(f"{type(logger).__name__} could not end its run: {type(other).__name__}: {other}")
 
 
 def experiment_of(callbacks: Iterable[Callback], args: Args, state: TrainerState) -> object:
-    """Return what the first tracker among the callbacks writes with, None where there is none."""
+    """Return the writer of the first tracker among the callbacks, or None."""
     found = [callback for callback in callbacks if hasattr(callback, "experiment")]
     if found and not state.is_world_process_zero:
         return DummyExperiment()
@@ -116,11 +116,11 @@ def experiment_of(callbacks: Iterable[Callback], args: Args, state: TrainerState
 
 
 class HistoryLogger(Logger):
-    """Pass what Lightning callbacks log (learning rates, device statistics) on to HF's logs.
+    """A Lightning logger that passes logged values (learning rates, device statistics) to HF's logs.
 
     Args:
         log: Called with the numbers and the step.
-        experiment: Returns what the first tracker of the run writes with: TensorBoard's writer, wandb's run.
+        experiment: Returns the writer of the run's first tracker: TensorBoard's writer or wandb's run.
     """
 
     def __init__(
@@ -131,22 +131,22 @@ class HistoryLogger(Logger):
 
     @property
     def experiment(self) -> object:
-        """What the first tracker of the run writes with; None where there is none, on other ranks what takes all."""
+        """The writer of the run's first tracker, or None. On other ranks a dummy that ignores all calls."""
         return None if self._experiment is None else self._experiment()
 
     @property
     def name(self) -> str:
-        """Name of the logger: none, so that ModelCheckpoint's default folder is `checkpoints` in the output folder."""
+        """The logger's name, empty so that ModelCheckpoint's default folder is `checkpoints` in the output folder."""
         return ""
 
     @property
     def version(self) -> str:
-        """Version of the run: none, as the name."""
+        """The run's version, empty like the name."""
         return ""
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Pass numbers on."""
+        """Pass numbers on to HF's logs."""
         self._log(metrics, step)
 
     def log_hyperparams(self, params: dict[str, object] | Namespace, *args: object, **kwargs: object) -> None:
-        """Do nothing: the arguments are in HF's own files."""
+        """Do nothing, as HF's own files hold the arguments."""

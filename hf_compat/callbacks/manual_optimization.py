@@ -1,7 +1,7 @@
-"""What Lightning's own callbacks need of a module whose updates are made in manual optimization.
+"""Make Lightning's own callbacks work with a module in manual optimization.
 
-Lightning's callbacks are written for automatic optimization, where one batch is one backward pass. Here those that
-would be inert, or wrong, are refused before training, and the others get what they ask for.
+Lightning's callbacks are written for automatic optimization, where one batch is one backward pass. Callbacks that would
+have no effect, or a wrong one, are refused before training. The others get the attributes they need.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from hf_compat.data.types import Batch
 from hf_compat.engine.internals import reset_weight_averaging
 from hf_compat.errors import CallbackError
 
-# Callbacks that change what the arguments of a native module decide, and what to write in their place.
+# Callbacks that would change what a native module's arguments decide, and the alternative for each.
 _REFUSED_NATIVELY = (
     (
         "GradientAccumulationScheduler",
-        "an update is one window of `gradient_accumulation_steps` micro-batches, the whole run through",
+        "an update always takes one window of `gradient_accumulation_steps` micro-batches",
         "set `gradient_accumulation_steps` in the arguments",
     ),
     (
         "BatchSizeFinder",
-        "the batch size is the arguments'",
-        "set `per_device_train_batch_size` in the arguments; `auto_find_batch_size=True` of `hf_compat.Trainer` finds "
-        "one that fits",
+        "the arguments set the batch size",
+        "set `per_device_train_batch_size` in the arguments, or let `auto_find_batch_size=True` of "
+        "`hf_compat.Trainer` find one that fits",
     ),
     (
         "LearningRateFinder",
-        "the learning rate and its schedule are the arguments'",
-        "set `learning_rate`; short fits with `max_steps=100` compare several, `hyperparameter_search` of "
-        "`hf_compat.Trainer` does so by itself",
+        "the arguments set the learning rate and its schedule",
+        "set `learning_rate` and compare several in short fits with `max_steps=100`, or use `hyperparameter_search` of "
+        "`hf_compat.Trainer`",
     ),
 )
 
 
 def refuse_native(callbacks: list[pl.Callback], model: nn.Module) -> None:
-    """Refuse callbacks of a Lightning trainer of the user's own that cannot work with an HFModule.
+    """Refuse a `lightning.Trainer`'s callbacks that cannot work with an HFModule.
 
-    One that a `Tuner` has put there is taken away: the trainer fits again after the refusal.
+    A callback added by a `Tuner` is removed first, as the trainer may fit again after the refusal.
 
     Raises:
-        CallbackError: The message holds the way out.
+        CallbackError: A callback is refused. The message names an alternative.
     """
     for callback in list(callbacks):
         for refused, why, hint in _REFUSED_NATIVELY:
@@ -60,20 +60,20 @@ def refuse_native(callbacks: list[pl.Callback], model: nn.Module) -> None:
 
 
 def check_backbone(callback: pl.Callback, model: nn.Module) -> None:
-    """Refuse to finetune a backbone that is not there.
+    """Refuse BackboneFinetuning for a model without a backbone.
 
     Raises:
         CallbackError: The model has none.
     """
     if isinstance(callback, lightning_callbacks.BackboneFinetuning) and backbone_of(model) is None:
         raise CallbackError(
-            f"BackboneFinetuning thaws the model's `backbone`, and {type(model).__name__} has none.\n\n"
+            f"BackboneFinetuning unfreezes the model's `backbone`, and {type(model).__name__} has none.\n\n"
             "Hint: name the part `backbone`, or write a BaseFinetuning that freezes parts of `pl_module.model`."
         )
 
 
 def backbone_of(model: nn.Module) -> nn.Module | None:
-    """Return the part of a model that its head stands on: its `backbone`, or the base of a transformers model."""
+    """Return a model's `backbone`, or the base of a transformers model. None if it has neither."""
     for name in ("backbone", "base_model"):
         part = getattr(model, name, None)
         if isinstance(part, nn.Module) and part is not model:
@@ -82,21 +82,21 @@ def backbone_of(model: nn.Module) -> nn.Module | None:
 
 
 def serve_callbacks(trainer: pl.Trainer, module: pl.LightningModule, model: nn.Module) -> None:
-    """Give Lightning's own callbacks what they ask for, before they are set up."""
+    """Prepare module and callbacks for Lightning's own callbacks, before these are set up."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
     for callback in callbacks:
         if trainer.state.fn == "fit":
             reset_weight_averaging(callback)
         if isinstance(callback, lightning_callbacks.BackboneFinetuning) and not hasattr(module, "backbone"):
-            module.__dict__["backbone"] = backbone_of(model)  # no submodule: its weights have names already
+            module.__dict__["backbone"] = backbone_of(model)  # not as a submodule, which would duplicate its weights
         if isinstance(callback, ModelCheckpoint) and not module.automatic_optimization:
             _save_as_in_automatic_optimization(callback)
 
 
 def thaw_optimized(trainer: pl.Trainer) -> None:
-    """Let parameters that a resumed BaseFinetuning has given back to the optimizer be trained: it thaws them once only.
+    """Unfreeze parameters that a resumed BaseFinetuning has returned to the optimizer. It unfreezes them only once.
 
-    (lightning 2.6.6 freezes them again in `setup`; remove it when a resumed callback thaws them.)
+    (lightning 2.6.6 freezes them again in `setup`. Remove it when a resumed callback unfreezes them.)
     """
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
     if not any(isinstance(callback, lightning_callbacks.BaseFinetuning) for callback in callbacks):
@@ -108,19 +108,19 @@ def thaw_optimized(trainer: pl.Trainer) -> None:
 
 
 class _Automatic:
-    """Stands for the module where a callback asks only how it is optimized."""
+    """Replaces the module where a callback only reads how it is optimized."""
 
     automatic_optimization = True
 
 
 def _save_as_in_automatic_optimization(callback: ModelCheckpoint) -> None:
-    """Let a ModelCheckpoint look at every batch's end as in automatic optimization.
+    """Make a ModelCheckpoint treat the end of a batch as in automatic optimization.
 
-    In manual optimization it leaves `train_time_interval` out and warns that a checkpoint holds the weights after the
-    update, which is what a checkpoint of HF's holds. (lightning 2.6.6; remove it when both are gone.)
+    In manual optimization it ignores `train_time_interval`. It also warns that a checkpoint holds the weights after the
+    update, which is intended here as in HF. (lightning 2.6.6. Remove it when both are gone.)
     """
     if type(callback).on_train_batch_end is not ModelCheckpoint.on_train_batch_end:
-        return  # a subclass has its own
+        return  # leave a subclass's own method alone
 
     def on_train_batch_end(
         self: ModelCheckpoint,

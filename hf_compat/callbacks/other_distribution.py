@@ -1,7 +1,7 @@
-"""Objects of `pytorch_lightning`, the other distribution of the classes of `lightning.pytorch`.
+"""Convert objects of `pytorch_lightning`, the other distribution of `lightning.pytorch`.
 
-The two packages hold the same code under two names, and neither knows the other's classes. Whatever enters this package
-from outside goes through `adopt`, so that every other file asks for classes of `lightning.pytorch` alone.
+Both packages hold the same code under two names, and neither recognises the other's classes. Objects from outside pass
+through `adopt`, so that all other files only handle classes of `lightning.pytorch`.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ Candidate = TypeVar("Candidate")
 
 _OTHER, _OWN = "pytorch_lightning", "lightning.pytorch"
 _ADOPTED = (pl.Callback, Logger, pl.LightningDataModule)
-# Their inherited code asks for modules or plugins of its own distribution.
+# Their inherited code needs modules or plugins of its own distribution.
 _BOUND_TO_THEIR_OWN = (WeightAveraging, EMAWeightAveraging, ThroughputMonitor)
-# Callbacks that Lightning adds by itself where it recognises none.
+# Callbacks that Lightning adds by default if it recognises none.
 _ADDED_BY_DEFAULT = (Checkpoint, ProgressBar, ModelSummary)
 
 
 def is_of_other_distribution(candidate: object) -> bool:
-    """Return whether an object's class is one of `pytorch_lightning`, or inherits from one."""
+    """Whether an object's class is one of `pytorch_lightning` or inherits from one."""
     return loaded(_OTHER) is not None and _shipped_class(type(candidate)) is not None
 
 
 def adopt(candidate: Candidate) -> Candidate:
-    """Let an object of `pytorch_lightning` be one of `lightning.pytorch`, too; return anything else as it is.
+    """Make an object of `pytorch_lightning` an instance of `lightning.pytorch`, too. Return others unchanged.
 
-    Callbacks, loggers and data modules get a class that inherits from their own and from the one of the same name here:
-    they keep their identity, and both distributions recognise them.
+    Callbacks, loggers and data modules get a class that inherits from their own and from its namesake here. They keep
+    their identity, and both distributions recognise them.
 
     Raises:
-        CallbackError: The two distributions are different releases, so that hooks may differ; or it inherits code that
-            works in its own distribution only.
+        CallbackError: The distributions have different versions, so that hooks may differ. Or the object inherits code
+            that works in its own distribution only.
     """
     kind: type = type(candidate)
     if (
@@ -62,28 +62,28 @@ def adopt(candidate: Candidate) -> Candidate:
     theirs, ours = getattr(loaded(_OTHER), "__version__", "?"), lightning.__version__
     if theirs.split(".")[:2] != ours.split(".")[:2]:
         raise CallbackError(
-            f"{kind.__name__} is of {_OTHER} {theirs}, and lightning {ours} trains.\n\n"
+            f"{kind.__name__} is from {_OTHER} {theirs}, but the Trainer uses lightning {ours}.\n\n"
             f"Hint: import it from `{_OWN}`, which has the same classes."
         )
     twin = _twin_of(kind)
     if twin in _BOUND_TO_THEIR_OWN and _shipped_class(kind) is not kind:
         raise CallbackError(
-            f"{kind.__name__} inherits from `{_OTHER}`'s {twin.__name__}, whose code knows modules and plugins of "
-            f"{_OTHER} only.\n\nHint: let it inherit from `{_OWN}.callbacks.{twin.__name__}`."
+            f"{kind.__name__} inherits from `{_OTHER}`'s {twin.__name__}, whose code needs modules and plugins of "
+            f"{_OTHER}.\n\nHint: inherit from `{_OWN}.callbacks.{twin.__name__}` instead."
         )
     candidate.__class__ = _joined(kind)
     return candidate
 
 
 def _shipped_class(kind: type) -> type | None:
-    """Return the nearest class among a class and its bases that `pytorch_lightning` ships."""
+    """Return the nearest class in the inheritance chain that `pytorch_lightning` ships."""
     return next((base for base in kind.__mro__ if f"{base.__module__}.".startswith(f"{_OTHER}.")), None)
 
 
 def _twin_of(kind: type) -> type:
-    """Return the class of `lightning.pytorch` that stands where the nearest shipped base of a class stands."""
+    """Return the `lightning.pytorch` namesake of a class's nearest shipped base."""
     shipped = _shipped_class(kind)
-    assert shipped is not None  # asked before
+    assert shipped is not None  # callers have checked it
     home = importlib.import_module(shipped.__module__.replace(_OTHER, _OWN, 1))
     twin: type = getattr(home, shipped.__name__)
     return twin
@@ -91,19 +91,19 @@ def _twin_of(kind: type) -> type:
 
 @functools.cache
 def _joined(kind: type) -> type:
-    """Return a class that is both; methods that nobody overrides are those of `lightning.pytorch`, which compares."""
+    """Make a class of both. Methods without an override come from `lightning.pytorch`, which compares them."""
     twin = _twin_of(kind)
     root = next(base for base in _ADOPTED if issubclass(twin, base))
     empty = getattr(importlib.import_module(root.__module__.replace(_OWN, _OTHER, 1)), root.__name__)
     methods = {name: method for name, method in inspect.getmembers(root, inspect.isfunction) if name[0] != "_"}
     inherited = {name: method for name, method in methods.items() if getattr(kind, name) is getattr(empty, name)}
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    bases = (twin, kind) if kind is _shipped_class(kind) else (kind, twin)  # what is shipped runs the code of its twin
+    bases = (twin, kind) if kind is _shipped_class(kind) else (kind, twin)  # a shipped class runs its namesake's code
     return type(kind)(kind.__name__, bases, {**names, **(inherited if bases[0] is kind else {})})
 
 
 def adopt_callbacks_of(trainer: pl.Trainer) -> None:
-    """Let a Lightning trainer of the user's own recognise its callbacks; what it added for want of them goes."""
+    """Convert the callbacks of a plain `lightning.Trainer`, and remove the defaults that they replace."""
     given: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
     foreign = [callback for callback in given if is_of_other_distribution(callback)]
     new = [adopt(callback) for callback in foreign if not isinstance(callback, pl.Callback)]
@@ -114,7 +114,7 @@ def adopt_callbacks_of(trainer: pl.Trainer) -> None:
 
 
 def adopt_data_of(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Let a Lightning trainer of the user's own work with a data module, which it has taken for a loader."""
+    """Attach a foreign data module, which a plain `lightning.Trainer` has mistaken for a loader."""
     given = given_data(trainer)
     data = adopt(given) if is_of_other_distribution(given) else None
     if isinstance(data, pl.LightningDataModule):

@@ -1,7 +1,7 @@
-"""`trackers.json`: which run of a tracker an output folder belongs to, so that a resumed training continues it.
+"""`trackers.json`: the tracker run of an output folder, so that a resumed training continues it.
 
-What the file holds is advice: a damaged one costs a warning and a new run of the tracker, never the training, and no
-path in it is followed out of the output folder.
+The file is only advice. A damaged one costs a warning and a new tracker run, never the training. Its paths are ignored
+if they lead outside the output folder.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ logger = logging.getLogger(__name__)
 
 TRACKERS_NAME = "trackers.json"
 _FILE_BYTES = 2**20  # a record takes about 100
-_RUN_ID = re.compile(r"[^/\\#?%:\x00-\x1f\ud800-\udfff]{1,128}")  # what wandb takes
+_RUN_ID = re.compile(r"[^/\\#?%:\x00-\x1f\ud800-\udfff]{1,128}")  # the ids that wandb accepts
 
 
 class RunRecord(TypedDict, total=False):
-    """What is remembered of a tracker's run.
+    """The record of a tracker's run.
 
     Attributes:
         logdir: Folder of a TensorBoard run.
-        id: Identity of a wandb run.
+        id: Id of a wandb run.
         step: Update of the last log.
         logs: Logs of that update.
     """
@@ -62,7 +62,7 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
 
 
 class RunMemory:
-    """The run of a tracker that an output folder belongs to.
+    """The tracker run that an output folder belongs to.
 
     Args:
         folder: The output folder.
@@ -73,33 +73,33 @@ class RunMemory:
         self.folder = folder
         self.path = os.path.join(folder, TRACKERS_NAME)
         self.tracker = tracker
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def read(self) -> RunRecord:
-        """Return the record of the run, without fields that cannot be right; a warning names those."""
+        """Return the run's record, without invalid fields. A warning names these."""
         return cast(RunRecord, self._record(self._records().get(self.tracker, {})))
 
     def logdir(self) -> str | None:
-        """Return the folder of the run, made where it is gone; None, with a warning, for one outside the output folder.
+        """Return the run's folder, created if missing. None, with a warning, for one outside the output folder.
 
-        The output folder may come from somebody else: only arguments and variables lead out of it.
+        The output folder may have another author. Only arguments and variables may name folders outside it.
         """
         named = self.read().get("logdir")
         if named is None:
             return None
         path = os.path.expanduser(named)
         if not _is_below(path, self.folder):
-            self._tell(f"`logdir` of {self.path} is {named[:200]!r}, outside {self.folder}, and is not followed.")
+            self._warn_once(f"`logdir` of {self.path} is {named[:200]!r}, outside {self.folder}, and is ignored.")
             return None
         try:
             os.makedirs(path, exist_ok=True)
         except OSError as error:
-            self._tell(f"`logdir` of {self.path} is {named[:200]!r}, which cannot be used: {error.strerror}.")
+            self._warn_once(f"`logdir` of {self.path} is {named[:200]!r}, which cannot be used: {error.strerror}.")
             return None
         return path
 
     def write(self, **values: Unpack[RunRecord]) -> None:
-        """Add to the record. A kill in the middle leaves the old one; a file that cannot be written costs a warning."""
+        """Add to the record. A kill leaves the old record. A file that cannot be written costs a warning."""
         known = self._records()
         known[self.tracker] = {**self._record(known.get(self.tracker, {})), **values}
         partial = f"{self.path}.tmp"
@@ -107,46 +107,48 @@ class RunMemory:
             os.makedirs(self.folder or ".", exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(partial)
-            with open(partial, "x", encoding="utf-8") as file:  # never through a link that somebody has put there
+            with open(partial, "x", encoding="utf-8") as file:  # never follow an existing link
                 json.dump(known, file, indent=2)
             os.replace(partial, self.path)
         except OSError as error:
-            self._tell(f"{self.path} cannot be written ({error.strerror}): a resumed training will begin new runs.")
+            self._warn_once(
+                f"{self.path} cannot be written ({error.strerror}). A resumed training will start new runs."
+            )
 
     def _records(self) -> dict[str, object]:
-        """Return the records of all trackers, whatever they are."""
+        """Return the records of all trackers, unchecked."""
         if not os.path.lexists(self.path):
             return {}
         try:
             known = read_json(self.path, _FILE_BYTES)
         except CheckpointError as error:
-            self._tell(f"{first_line(error)} Trackers begin new runs.")
+            self._warn_once(f"{first_line(error)} Trackers start new runs.")
             return {}
         if not isinstance(known, dict):
-            self._tell(f"{self.path} holds no records of trackers: they begin new runs.")
+            self._warn_once(f"{self.path} holds no records of trackers, so they start new runs.")
             return {}
         return known
 
     def _record(self, values: object) -> dict[str, object]:
-        """Return the fields of a record that can be right, and those that are not known."""
+        """Return a record's valid and unknown fields."""
         if not isinstance(values, dict):
-            self._tell(f"`{self.tracker}` in {self.path} holds no fields: the tracker begins a new run.")
+            self._warn_once(f"`{self.tracker}` in {self.path} holds no fields, so the tracker starts a new run.")
             return {}
         wrong = [name for name, fits in _FIELDS.items() if name in values and not fits(values[name])]
         for name in wrong:
-            self._tell(f"`{name}` of `{self.tracker}` in {self.path} is no value of a run and is left out.")
+            self._warn_once(f"`{name}` of `{self.tracker}` in {self.path} is not valid and is left out.")
         return {name: value for name, value in values.items() if name not in wrong}
 
-    def _tell(self, message: str) -> None:
-        """Warn once: a run writes its record at every log."""
-        if message not in self._told:
-            self._told.add(message)
+    def _warn_once(self, message: str) -> None:
+        """Warn once, as a run writes its record at every log."""
+        if message not in self._warned:
+            self._warned.add(message)
             logger.warning(message)
 
 
 def _is_below(path: str, folder: str) -> bool:
-    """Return whether a path leads, links followed, to a place in a folder."""
+    """Whether a path, with links followed, lies in a folder."""
     try:
         return Path(path).resolve().is_relative_to(Path(folder).resolve())
-    except (OSError, RuntimeError, ValueError):  # RuntimeError: links in a circle
+    except (OSError, RuntimeError, ValueError):  # RuntimeError: circular links
         return False

@@ -1,4 +1,4 @@
-"""What a person reads when a run begins, and where it appears."""
+"""The log lines at the start of a run, and their handler."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _PACKAGE = "hf_compat"
 
 
 def show_logs(level: int | None) -> None:
-    """Set the package's log level, and show its lines on stderr where the program has set up no logging.
+    """Set the package's log level, and log to stderr if the program has not set up logging.
 
     Args:
-        level: The level that the arguments ask for. None keeps the level that the program has set, or shows the lines
-            of a run's start (`INFO`).
+        level: The level from the arguments. None keeps the program's level, or sets `INFO`, which shows the lines at
+            the start of a run.
     """
     logger = logging.getLogger(_PACKAGE)
     if not logger.handlers and not logging.getLogger().handlers:
@@ -34,7 +34,7 @@ def show_logs(level: int | None) -> None:
 
 
 class _BesideBars(logging.StreamHandler[TextIO]):
-    """Writes lines above the progress bars, which are drawn anew below them."""
+    """Writes lines above the progress bars and redraws the bars below them."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with tqdm.external_write_mode(self.stream):
@@ -44,14 +44,14 @@ class _BesideBars(logging.StreamHandler[TextIO]):
 def opening_lines(
     plan: LightningPlan, schedule: RunCounts, parameters: int, updates_done: int, in_detail: bool
 ) -> list[str]:
-    """Return what opens a run: one line.
+    """Return the line that opens a run, or the lines below those of transformers' Trainer.
 
     Args:
-        plan: What Lightning is told.
+        plan: The settings of the Lightning trainer.
         schedule: Counts of the run.
-        parameters: Trainable parameters.
-        updates_done: Updates of the checkpoint that the run goes on from.
-        in_detail: Whether the lines of transformers' Trainer stand above: then what these do not say.
+        parameters: Number of trainable parameters.
+        updates_done: Updates of the checkpoint that the run resumes from.
+        in_detail: Whether the lines of transformers' Trainer were logged before. Then only add what they lack.
     """
     if in_detail:
         clip = "no clipping" if plan.gradient_clip_norm is None else f"clipping at {plan.gradient_clip_norm:g}"
@@ -75,13 +75,13 @@ def _process_lines(plan: LightningPlan) -> list[str]:
 
 
 def unused_devices(plan: LightningPlan, schedule: RunCounts) -> str | None:
-    """Return a warning where one process trains on one of several GPUs: transformers' updates would be larger."""
+    """Return a warning if one process trains on one of several GPUs. transformers would use larger updates."""
     count = torch.cuda.device_count() if plan.world_size == 1 and plan.device.startswith("cuda") else 1
     if count == 1:
         return None
     samples = schedule.total_train_batch_size
     return (
-        f"Training uses one of {count} GPUs, with {samples} samples an update; transformers would use all in one "
+        f"Training uses one of {count} GPUs, with {samples} samples an update. transformers would use all in one "
         f"process (DataParallel), with {samples * count}. "
-        "`hf-compat run script.py …`, or torchrun, starts a process on each."
+        "`hf-compat run script.py …` or torchrun starts a process on each."
     )

@@ -1,6 +1,6 @@
-"""TensorBoard and Weights & Biases as HF callbacks: HF's keys, and a resumed training goes on in its run.
+"""TensorBoard and Weights & Biases as HF callbacks, with HF's keys. A resumed training continues its tracker run.
 
-The packages are imported when a run reports to them.
+Their packages are imported once a run reports to them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class TensorBoardCallback(TrainerCallback):
     """Report to TensorBoard: scalars under HF's keys, the arguments and the model's configuration as text.
 
     Args:
-        tb_writer: The `SummaryWriter` to use; one is made where none is given.
-        histograms: Updates between histograms of weights and gradients; None writes none.
-        images: Makes named images ([C, H, W] tensors) of the model, and of inputs and outputs of the last micro-batch.
+        tb_writer: The `SummaryWriter` to use. By default one is made.
+        histograms: Updates between histograms of weights and gradients. None writes none.
+        images: Makes named images ([C, H, W] tensors) from the model and the last micro-batch's inputs and outputs.
         image_steps: Updates between images.
 
     Mirrors:
@@ -44,7 +44,7 @@ class TensorBoardCallback(TrainerCallback):
         argument `logging_dir`, to the variable `TENSORBOARD_LOGGING_DIR`, or to `runs/…` in the output folder.
 
     Differs:
-        A resumed training goes on in the folder of its run; points after the checkpoint are replaced.
+        A resumed training continues in the folder of its run. Points after the checkpoint are replaced.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TensorBoardCallback(TrainerCallback):
         return self.tb_writer
 
     def experiment(self, args: Args, state: TrainerState) -> SummaryWriter:
-        """Return TensorBoard's writer: what Lightning callbacks find as `trainer.logger.experiment`."""
+        """Return TensorBoard's writer, which Lightning callbacks read as `trainer.logger.experiment`."""
         return self._writer(args, state)
 
     def _open(self, args: Args, state: TrainerState) -> SummaryWriter:
@@ -83,7 +83,7 @@ class TensorBoardCallback(TrainerCallback):
         if chosen is None:
             chosen = os.path.join(str(args.output_dir), default_logdir())
         if state.is_hyper_param_search and state.trial_name and os.path.basename(chosen) != state.trial_name:
-            chosen = os.path.join(chosen, state.trial_name)  # a run of its own
+            chosen = os.path.join(chosen, state.trial_name)  # one run for each trial
         self.logging_dir = os.path.expanduser(chosen)
         purge = state.global_step + 1 if state.global_step > 0 else None
         memory.write(logdir=self.logging_dir)
@@ -133,17 +133,17 @@ class TensorBoardCallback(TrainerCallback):
             elif isinstance(value, str):
                 writer.add_text(name, value, state.global_step)
             else:
-                logger.warning("TensorBoard takes numbers and text; %s=%r was left out.", name, value)
+                logger.warning("TensorBoard accepts numbers and text. %s=%r was left out.", name, value)
         if self._is_training or not self._is_own:
             writer.flush()
-        else:  # nobody says when the last evaluation is over, and an open file has a thread; the next log opens another
+        else:  # this may be the last evaluation, and an open file has a thread. The next log opens another file
             writer.close()
 
     def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         self.close()
 
     def close(self) -> None:
-        """Close the files and end their thread, at the end of training; the trainer calls this after an error, too."""
+        """Close the files and end their thread, after training or after an error."""
         self._is_training = False
         if self.tb_writer is not None:
             self.tb_writer.close()
@@ -154,13 +154,13 @@ class WandbCallback(TrainerCallback):
     """Report to Weights & Biases, under HF's keys.
 
     The variables `WANDB_PROJECT` (`huggingface` by default), `WANDB_WATCH` (`gradients`, `parameters`, `all`) and
-    `WANDB_LOG_MODEL` (`end`, `checkpoint`) are read here; all others (`WANDB_MODE` …) by wandb itself.
+    `WANDB_LOG_MODEL` (`end`, `checkpoint`) are read here. wandb itself reads all others (`WANDB_MODE` …).
 
     Mirrors:
         `transformers.integrations.WandbCallback`, 5.23: the same keys, configuration, summary and run name.
 
     Differs:
-        A resumed training goes on in its run; what that run has already is not logged again, so no step goes backwards.
+        A resumed training continues its run. Logs that the run already has are skipped, so steps never go backwards.
     """
 
     def __init__(self) -> None:
@@ -168,11 +168,11 @@ class WandbCallback(TrainerCallback):
         self._is_set_up = self._began = False
         self._log_model = _log_model(variable("WANDB_LOG_MODEL", "false"))
         self._memory: RunMemory | None = None
-        self._skip_to = (-1, 0)  # step, and logs of that step, which a resumed run has already
+        self._skip_to = (-1, 0)  # the last step that a resumed run already has, and its number of logs
         self._logged = (-1, 0)
 
     def setup(self, args: Args, state: TrainerState, model: nn.Module | None, **kwargs: Kwarg) -> None:
-        """Begin a run, or continue the one of the checkpoint. A run that the program has begun is used as it is."""
+        """Start a run, or continue the checkpoint's run. A run that the program has started is used unchanged."""
         self._is_set_up = True
         if not state.is_world_process_zero:
             return
@@ -199,7 +199,7 @@ class WandbCallback(TrainerCallback):
             self._log_architecture(args, model)
 
     def experiment(self, args: Args, state: TrainerState) -> object:
-        """Return wandb's run, begun where it is not: what Lightning callbacks find as `trainer.logger.experiment`."""
+        """Return wandb's run, started if needed. Lightning callbacks read it as `trainer.logger.experiment`."""
         if self._wandb.run is None:
             self._begin(args, state)
         return self._wandb.run
@@ -210,7 +210,7 @@ class WandbCallback(TrainerCallback):
         options: dict[str, Any] = {}
         if state.trial_name is not None:
             options = {"name": state.trial_name, "group": args.run_name or args.output_dir}
-        elif args.run_name is not None and not state.is_hyper_param_search:  # wandb names a search's runs apart
+        elif args.run_name is not None and not state.is_hyper_param_search:  # wandb itself names the runs of a search
             options = {"name": args.run_name}
         known = self._memory.read() if state.global_step > 0 else {}
         if "id" in known:
@@ -234,7 +234,7 @@ class WandbCallback(TrainerCallback):
     def _artifact_name(self, args: Args) -> str:
         run = self._wandb.run
         name = run.id if args.run_name in (None, args.output_dir) else run.name
-        return f"model-{re.sub(r'[^A-Za-z0-9_.-]', '-', name)}"  # wandb refuses anything else
+        return f"model-{re.sub(r'[^A-Za-z0-9_.-]', '-', name)}"  # the characters that wandb accepts
 
     def on_train_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         if state.is_hyper_param_search:
@@ -258,13 +258,13 @@ class WandbCallback(TrainerCallback):
             self._memory.write(step=self._logged[0], logs=self._logged[1])
 
     def _has_it(self, step: int) -> bool:
-        """Count a log, and return whether the resumed run has it from before it was interrupted."""
+        """Count a log. Return whether the resumed run already had it before the interruption."""
         self._logged = (step, self._logged[1] + 1 if step == self._logged[0] else 1)
         return self._logged <= self._skip_to
 
     @property
     def reads_checkpoints(self) -> bool:
-        """Whether it reads the files of a checkpoint that was saved: the Trainer has them ready before that."""
+        """Whether this callback reads a saved checkpoint's files, so that the Trainer must finish them first."""
         return self._log_model == "checkpoint" or is_replaced(self, "on_save", WandbCallback)
 
     def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
@@ -307,9 +307,9 @@ class WandbCallback(TrainerCallback):
 
 
 def _log_model(wanted: str) -> str:
-    """Read `WANDB_LOG_MODEL`; a value that is not known switches it off, with a warning."""
+    """Read `WANDB_LOG_MODEL`. An unknown value switches it off, with a warning."""
     if wanted.lower() in ("end", "checkpoint"):
         return wanted.lower()
     if wanted.lower() != "false":
-        logger.warning("WANDB_LOG_MODEL=%s is not known (end, checkpoint, false): no model is logged.", wanted)
+        logger.warning("WANDB_LOG_MODEL=%s is unknown (end, checkpoint, false), so no model is logged.", wanted)
     return "false"

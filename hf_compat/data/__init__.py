@@ -1,6 +1,6 @@
-"""Collators, samplers and the training loader; how ranks divide the data; nested batches. No Lightning.
+"""Collators, samplers, the training loader, the division of data between ranks, and nested batches.
 
-The names of `transformers.data` are here, too: ours where there are any, transformers' own otherwise.
+Also the names of `transformers.data`, from this package where it has them, otherwise from transformers.
 """
 
 from hf_compat.interop.mirrors import mirror

@@ -1,4 +1,4 @@
-"""Batches of several sizes and one cost: each rank and each micro-batch of an update gets the same work."""
+"""Batches of different sizes and similar cost, so that each micro-batch of an update is the same work."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from hf_compat.errors import UnmetRequirement
 from hf_compat.interop.transformers_models import is_upstream_rebalance_sampler
 
 Indices = list[int]
-# How much the square of a length weighs beside the length itself: attention beside everything else.
+# Weight of a length's square relative to the length itself, as attention relative to everything else.
 SQUARE_WEIGHT = 0.001
 
 
 class BatchRebalanceSampler(Sampler[Indices]):
-    """Divide an update's samples into micro-batches of similar cost: few long samples in one, many short in another.
+    """Divides an update's samples into micro-batches of similar cost, some with few long samples, some with many short.
 
-    Every rank divides the whole update alike and yields its own micro-batches, so nothing is exchanged.
+    Every rank divides the whole update in the same way and yields its own micro-batches, without communication.
 
     Args:
         lengths: Tokens of each sample of the data set.
-        effective_batch_size: Samples of an update, of all ranks together.
-        dp_size: Ranks.
-        grad_accum: Micro-batches of an update and rank.
-        shuffle: Shuffle each epoch, by `seed + epoch`.
+        effective_batch_size: Samples in an update, over all ranks.
+        dp_size: Number of ranks.
+        grad_accum: Micro-batches in an update, per rank.
+        shuffle: Shuffle each epoch with the seed `seed + epoch`.
         seed: Seed of epoch 0.
         rank: This rank.
-        drop_last: Leave the samples out that do not fill an update.
+        drop_last: Leave out samples that do not fill an update.
 
     Raises:
         UnmetRequirement: A size is below one, or an update has fewer samples than micro-batches.
@@ -61,7 +61,7 @@ class BatchRebalanceSampler(Sampler[Indices]):
         self.shuffle, self.seed, self.epoch = shuffle, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch whose order comes next."""
+        """Set the epoch of the next pass."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -72,13 +72,13 @@ class BatchRebalanceSampler(Sampler[Indices]):
         order = self._order()
         for start in range(0, len(self) // self.grad_accum * self.effective_batch_size, self.effective_batch_size):
             update = order[start : start + self.effective_batch_size]
-            # a short last update begins again with the epoch's first samples: each micro-batch needs one
+            # repeat the epoch's first samples in a short last update, as each micro-batch needs one
             missing = max(self.dp_size * self.grad_accum - len(update), 0)
             update += (order * math.ceil(missing / len(order)))[:missing]
             longest_first = sorted(update, key=self.lengths.__getitem__, reverse=True)
             division = _Division([self.lengths[index] for index in longest_first], self.dp_size, self.grad_accum)
             division.balance(max(30 * len(division.counts), self.effective_batch_size))
-            # this rank's micro-batches: the dearest of all ranks come first, side by side
+            # this rank's micro-batches. The most expensive ones of all ranks come first, at the same time
             ranking, ends = division.dearest_first(), list(accumulate(division.counts))
             for place in range(self.rank, len(ranking), self.dp_size):
                 end = ends[ranking[place]]
@@ -93,12 +93,12 @@ class BatchRebalanceSampler(Sampler[Indices]):
 
 
 class _Division:
-    """One update's samples, the longest first, cut into groups that follow each other.
+    """The samples of one update, longest first, cut into consecutive groups.
 
     Args:
-        lengths: The samples' lengths, the longest first.
-        ranks: Groups that are trained on at the same time: those side by side in the order of their cost.
-        turns: Groups of each rank.
+        lengths: The samples' lengths, longest first.
+        ranks: Number of groups that are trained on at the same time. Sorted by cost, these are neighbours.
+        turns: Number of groups for each rank.
     """
 
     def __init__(self, lengths: Sequence[int], ranks: int, turns: int) -> None:
@@ -109,7 +109,7 @@ class _Division:
         self._fixed: set[int] = set()
 
     def balance(self, moves: int) -> None:
-        """Move a sample at a time from the dearest group to the cheapest, and keep the most even division met."""
+        """Move samples one by one from the most to the least expensive group. Keep the most even division found."""
         best, smallest = list(self.counts), math.inf
         met: set[tuple[int, ...]] = set()
         for _ in range(moves):
@@ -127,10 +127,10 @@ class _Division:
             if self.counts[dearest] > 1:
                 self._move(dearest, cheapest)
             else:
-                # Fill up the groups that are trained beside one of a single sample, and change none of them any more
+                # Fill the groups that run beside a single-sample group up to its cost, then fix them all
                 ranking = _dearest_first(costs)
                 first = ranking.index(dearest) // self.ranks * self.ranks
-                beside = set(ranking[first : first + self.ranks])  # a set, whose order upstream goes by
+                beside = set(ranking[first : first + self.ranks])  # a set, as upstream iterates in a set's order
                 for group in beside:
                     if group not in self._fixed and group != dearest:
                         self._fill(group, costs[dearest], beside)
@@ -138,12 +138,12 @@ class _Division:
         self.counts = best
 
     def costs(self) -> list[float]:
-        """Return what each group costs: it is padded to its first, longest sample."""
+        """Return the cost of each group, which is padded to its first and longest sample."""
         starts = accumulate(self.counts[:-1], initial=0)
         return [_cost(count, self.lengths[start]) for count, start in zip(self.counts, starts, strict=True)]
 
     def dearest_first(self) -> list[int]:
-        """Return the groups in the order of their cost."""
+        """Return the groups, the most expensive one first."""
         return _dearest_first(self.costs())
 
     def _move(self, giver: int, taker: int) -> None:
@@ -151,7 +151,7 @@ class _Division:
         self.counts[taker] += 1
 
     def _fill(self, group: int, limit: float, beside: set[int]) -> None:
-        """Give a group samples of cheap ones as long as it costs no more than the limit."""
+        """Move samples from cheap groups into one group until its cost would exceed the limit."""
         while _cost(self.counts[group] + 1, self.lengths[sum(self.counts[:group])]) <= limit:
             taken = self._fixed | beside
             givers = [other for other, count in enumerate(self.counts) if other not in taken and count > 1]
@@ -169,5 +169,5 @@ def _dearest_first(costs: list[float]) -> list[int]:
 
 
 def knows_its_rank(sampler: object) -> bool:
-    """Return whether a sampler yields whole batches, of its own rank only: ours, or transformers' own."""
+    """Whether a sampler yields only this rank's batches, as our rebalancing sampler and transformers' own do."""
     return isinstance(sampler, BatchRebalanceSampler) or is_upstream_rebalance_sampler(sampler)

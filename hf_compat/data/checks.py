@@ -1,6 +1,6 @@
-"""What is wrong with data that cannot be read: sets that are none, samples and batches of a wrong shape.
+"""Explain why data cannot be read: objects that are not data sets, and malformed samples or batches.
 
-Nothing here runs at every batch: a set is looked at once before it is read, samples and batches after an error.
+Nothing here runs for every batch. A data set is checked once before reading, samples and batches after an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LONGEST = 80
 
 
 def shown_value(value: object) -> str:
-    """Return a value's type, and what it looks like where that is short."""
+    """Format a value as its type, with its shape or a short representation."""
     if value is None:
         return "None"
     form = f" of shape {tuple(value.shape)}" if isinstance(value, (torch.Tensor, np.ndarray)) else ""
@@ -29,14 +29,14 @@ def shown_value(value: object) -> str:
 
 
 def check_dataset(name: str, dataset: DataSource) -> None:
-    """Refuse what no loader can read.
+    """Refuse an object that no loader can read.
 
     Args:
-        name: The argument that it was given as.
-        dataset: Not None.
+        name: The argument's name.
+        dataset: The data set, not None.
 
     Raises:
-        DataError: It is no data set.
+        DataError: It is not a data set.
     """
     wrong = _why_unreadable(dataset)
     if wrong is not None:
@@ -45,60 +45,63 @@ def check_dataset(name: str, dataset: DataSource) -> None:
 
 
 def _why_unreadable(dataset: DataSource) -> tuple[str, str] | None:
-    """Return what a data set is that no loader can read, with the way out; None for one that can be read."""
+    """Describe an object that no loader can read, and suggest an alternative. None for a readable data set."""
     kind = type(dataset).__name__
     if isinstance(dataset, type):
         return f"is the class {dataset.__name__}, not an object of it", f"pass `{dataset.__name__}(…)`"
     if isinstance(dataset, (str, bytes, int, float)):
-        return f"is {shown_value(dataset)}, not data", "load it first, with `datasets.load_dataset`, say"
+        return f"is {shown_value(dataset)}, not data", "load it first, for example with `datasets.load_dataset`"
     if isinstance(dataset, DataLoader):
-        return "is a DataLoader: the Trainer makes its own", "pass its `dataset`, or override `get_train_dataloader`"
+        return (
+            "is a DataLoader, but the Trainer makes its own",
+            "pass its `dataset`, or override `get_train_dataloader`",
+        )
     if isinstance(dataset, Mapping) and 0 not in dataset:
         keys = ", ".join(repr(key) for key in list(dataset)[:5])
         return (
             f"is a {kind} with the keys {keys}, not a sequence of samples",
-            "pass one of its values, where they are data sets; make a list of samples, where they are columns",
+            "pass one of its values if these are data sets, or make a list of samples if these are columns",
         )
     if isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"):
         return None
     once = "can be read once only and has" if isinstance(dataset, Iterator) else "has"
     return (
         f"is a {kind}, which {once} no `__getitem__`",
-        "make a list of it; or, where it does not fit into memory, subclass `torch.utils.data.IterableDataset`, or use "
+        "make a list of it. If it does not fit into memory, subclass `torch.utils.data.IterableDataset`, or use "
         "`datasets.IterableDataset.from_generator`",
     )
 
 
 def check_length(name: str, dataset: DataSource) -> None:
-    """Refuse a data set whose `__len__` gives what is no length. One without a length is fine.
+    """Refuse a data set whose `__len__` returns an invalid length. One without a length is accepted.
 
     Raises:
-        DataError: The length is no whole number, or negative.
+        DataError: The length is not a whole number, or is negative.
     """
     count = getattr(type(dataset), "__len__", None)
     if count is None:
         return
     try:
         length = count(dataset)
-    except (TypeError, AttributeError, NotImplementedError):  # its way to say that it has none
+    except (TypeError, AttributeError, NotImplementedError):  # `__len__` raises these if there is no length
         return
     if not isinstance(length, SupportsIndex) or length.__index__() < 0:
         raise DataError(
-            f"`{name}`: `{type(dataset).__name__}.__len__` returned {shown_value(length)}, which is no length.\n\n"
+            f"`{name}`: `{type(dataset).__name__}.__len__` returned {shown_value(length)}, not a length.\n\n"
             "Hint: return the number of samples, a whole number."
         )
 
 
 def check_iterable(method: str, returned: object, wanted: str) -> None:
-    """Refuse what a subclass's method returns where it cannot be iterated over.
+    """Refuse the result of an overridden method if it is not iterable.
 
     Args:
-        method: The method.
-        returned: What it has returned.
-        wanted: What it should return.
+        method: The method's name.
+        returned: Its result.
+        wanted: The expected result, for the message.
 
     Raises:
-        OverrideError: It is no iterable.
+        OverrideError: It is not iterable.
     """
     if not hasattr(returned, "__iter__") and not hasattr(returned, "__getitem__"):
         raise OverrideError(
@@ -107,14 +110,14 @@ def check_iterable(method: str, returned: object, wanted: str) -> None:
 
 
 def name_bad_samples(samples: Sequence[Sample], error: Exception) -> None:
-    """Raise an error that names what is wrong with samples that could not be joined; return where nothing is known.
+    """Explain why samples could not be joined. Return if no cause is found.
 
     Args:
         samples: The samples of a batch.
-        error: What joining them has raised.
+        error: The error raised by the join.
 
     Raises:
-        DataError: A sample is not made of names and values, lacks one, or has one that does not fit the others'.
+        DataError: A sample has no named values, lacks one, or has one that does not fit the others.
     """
     name_samples_without_names(samples, error)
     rows = [sample if isinstance(sample, Mapping) else vars(sample) for sample in samples]
@@ -133,14 +136,14 @@ def name_bad_samples(samples: Sequence[Sample], error: Exception) -> None:
 
 
 def name_samples_without_names(samples: Sequence[Sample], error: Exception) -> None:
-    """Raise an error where a sample is not made of names and values; return where all are.
+    """Explain the error if a sample has no named values. Return if all have them.
 
     Args:
         samples: The samples of a batch.
-        error: What joining them has raised.
+        error: The error raised by the join.
 
     Raises:
-        DataError: A sample is no mapping, and no object with attributes.
+        DataError: A sample is neither a mapping nor an object with attributes.
     """
     for place, sample in enumerate(samples, start=1):
         has_names = isinstance(sample, Mapping) or (
@@ -168,18 +171,18 @@ def _shape_of(value: Sample) -> str:
     try:
         return f"of shape {tuple(np.shape(value))}"
     except (ValueError, TypeError, RuntimeError):
-        return "of no one shape"
+        return "of varying shapes"
 
 
 def name_bad_batch(batch: Batch, taker: str) -> None:
-    """Raise an error where a batch is not made of names and values; return where it is.
+    """Raise an error if a batch is not a mapping of names to values. Return otherwise.
 
     Args:
-        batch: What the collator has made.
-        taker: Who needs names.
+        batch: The collator's result.
+        taker: Who needs the names, for the message.
 
     Raises:
-        DataError: It is no mapping, or has keys that are no names.
+        DataError: It is not a mapping, or has keys that are not strings.
     """
     if isinstance(batch, Mapping):
         odd = [key for key in batch if not isinstance(key, str)]
@@ -193,32 +196,33 @@ def name_bad_batch(batch: Batch, taker: str) -> None:
             else f"that is a {type(batch).__name__}"
         )
     raise DataError(
-        f"The collator made a batch {found}; {taker} takes a mapping of names to tensors.\n\nHint: let `data_collator` "
-        "return a dict with the names of the forward's parameters, or override the method in a subclass."
+        f"The collator made a batch {found}, but {taker} needs a mapping of names to tensors.\n\n"
+        "Hint: let `data_collator` return a dict with the names of the forward's parameters, or override the method in "
+        "a subclass."
     )
 
 
 def stopped_by_code(error: StopIteration, is_map_style: bool, auto_collates: bool) -> bool:
-    """Return whether the user's code, and not the end of the data, has ended a pass over torch's loader.
+    """Whether user code, rather than the end of the data, ended a pass over torch's loader.
 
-    A `StopIteration` out of `__getitem__` or a collator looks like the end; where it was raised tells them apart.
+    A `StopIteration` from `__getitem__` or a collator looks like the end of the data. Its traceback shows the origin.
 
     Args:
-        error: What torch's loader has raised.
+        error: The error raised by torch's loader.
         is_map_style: Whether the data is read by index.
-        auto_collates: Whether the loader makes batches of samples; it then keeps the stream's own end to itself.
+        auto_collates: Whether the loader makes batches of samples. It then handles the end of a stream itself.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     modules = [frame.f_globals.get("__name__") for frame, _ in frames]
-    if "torch._utils" in modules:  # a worker has sent it
+    if "torch._utils" in modules:  # sent by a worker
         return True
     within_fetch = "torch.utils.data._utils.fetch" in modules
     return within_fetch and (is_map_style or (auto_collates and modules[-1] != "torch.utils.data._utils.fetch"))
 
 
 def end_in_silence() -> DataError:
-    """Return the error for a `StopIteration` of the user's code, which would end an epoch in silence."""
+    """Make the error for a `StopIteration` of user code, which would silently end an epoch."""
     return DataError(
-        "The data set's `__getitem__`, or the collator, raised StopIteration: training or evaluation would take it for "
-        "the end of the data, and leave the rest out.\n\nHint: raise another error, or call `next(…)` with a default."
+        "The data set's `__getitem__`, or the collator, raised StopIteration. Training or evaluation would take it for "
+        "the end of the data, and skip the rest.\n\nHint: raise another error, or call `next(…)` with a default."
     )

@@ -1,4 +1,4 @@
-"""From samples to batches: collation, padding, columns that the model does not take."""
+"""Make batches from samples: collate, pad, and remove columns that the model does not accept."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
     """Join samples into a batch of tensors, key by key.
 
     `label` (a number, or a list, which becomes floats) and `label_ids` (a list) become `labels`. Strings and missing
-    values are left out. What one sample lacks is taken from the first sample's keys.
+    values are left out. The first sample's keys decide which values a batch has.
 
     Args:
         features: Mappings, or objects with attributes.
         return_tensors: `pt` for torch tensors, `np` for NumPy arrays.
 
     Raises:
-        ValueError: Another value of `return_tensors`.
-        DataError: A sample has no names, lacks a value that the first one has, or has one that does not fit.
+        ValueError: `return_tensors` has another value.
+        DataError: A sample has no named values, lacks one of the first sample's, or has one that does not fit.
 
     Mirrors:
         `transformers.default_data_collator`, 5.23.
@@ -52,7 +52,7 @@ def _joined(
     join: Callable[[list[Sample]], Batch],
     join_labels: Callable[[str, list[Sample]], Batch],
 ) -> dict[str, Batch]:
-    # a dict is known by its type: a question to `Mapping` costs a call a sample
+    # the type check avoids `Mapping`'s slow one for each sample
     rows = [row if type(row) is dict or isinstance(row, Mapping) else vars(row) for row in features]
     first = rows[0]
     batch: dict[str, Batch] = {}
@@ -95,23 +95,23 @@ def _join_label_arrays(key: str, values: list[Sample]) -> np.ndarray:
 
 
 def _is_whole(key: str, label: Sample) -> bool:
-    """Return whether labels are whole numbers, as upstream does: a list under `label` (several labels) is of floats."""
+    """Whether labels are whole numbers. As upstream, a list under `label` (several labels) is one of floats."""
     first = label[0] if key == "label_ids" and np.ndim(label) else label
     return isinstance(first, (int, np.integer))
 
 
 class Padder(Protocol):
-    """A tokenizer or feature extractor."""
+    """A tokenizer or feature extractor with a `pad` method."""
 
     def pad(self, features: list[Sample], *, padding: bool, return_tensors: str) -> Batch:
-        """Join samples into a batch, padded to the longest of them."""
+        """Join samples into a batch, padded to the longest sample."""
 
 
 class PaddingCollator:
-    """Pad samples with a tokenizer's (or feature extractor's) own `pad`, and name the labels `labels`.
+    """Pads samples with a tokenizer's (or feature extractor's) own `pad`, and renames the labels to `labels`.
 
     Args:
-        processing_class: Whose `pad` is called.
+        processing_class: The object with the `pad` method.
 
     Mirrors:
         `transformers.DataCollatorWithPadding`, 5.23.
@@ -122,7 +122,7 @@ class PaddingCollator:
 
     def __call__(self, features: list[Sample]) -> Batch:
         warnings = getattr(self.tokenizer, "deprecation_warnings", None)
-        if warnings is not None:  # fast tokenizers advise against `pad` once; here it is the point
+        if warnings is not None:  # fast tokenizers warn once against `pad`, which is intended here
             warnings["Asking-to-pad-a-fast-tokenizer"] = True
         try:
             batch = self.tokenizer.pad(features, padding=True, return_tensors="pt")
@@ -136,13 +136,13 @@ class PaddingCollator:
 
 
 class RemoveColumnsCollator:
-    """Drop the keys that the model does not take before collating.
+    """Drops keys that the model does not accept before collating.
 
     Args:
-        data_collator: The collator behind.
+        data_collator: The collator to call.
         signature_columns: Keys to keep.
-        model_name: For the log line that lists what was dropped.
-        description: Which data set it is.
+        model_name: The model's name in the log line that lists dropped keys.
+        description: The data set's name in that line.
 
     Mirrors:
         `transformers.trainer_utils.RemoveColumnsCollator`, 5.23.
@@ -163,7 +163,7 @@ class RemoveColumnsCollator:
 
     def __call__(self, features: list[Sample]) -> Batch:
         columns = frozenset(self.signature_columns)
-        # a copy in both cases: a collator may change what it is given, and the data set keeps its samples
+        # always a copy, as a collator may change its input and the data set's samples must stay unchanged
         kept = [
             feature.copy() if type(feature) is dict and columns.issuperset(feature) else self._keep(feature)
             for feature in features
@@ -188,7 +188,7 @@ class RemoveColumnsCollator:
 def raise_no_columns(
     columns: Sequence[str], signature: Sequence[str], description: str | None, model_name: str | None
 ) -> NoReturn:
-    """Raise the error for a data set of which no column is left."""
+    """Raise the error for a data set without any accepted column."""
     raise DataError(
         f"No columns in the {description or 'given'} data set match what `{model_name}.forward` takes "
         f"({', '.join(signature)}). The following columns have been ignored: [{', '.join(sorted(columns))}].\n\n"

@@ -1,7 +1,7 @@
-"""The data loader that a Trainer hands out: torch's, one batch ahead, with epochs, devices and skipping.
+"""The Trainer's data loader: torch's, which also reads one batch ahead, and handles epochs, devices and skipping.
 
-Being one batch ahead is what Accelerate's loaders do, and it shows: a collator that draws random numbers (masking,
-say) draws those of the next batch before this one is trained on.
+Accelerate's loaders read one batch ahead, too, and this affects results. A collator that draws random numbers (for
+masking, say) draws those of the next batch before this one is trained on.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from hf_compat.runtime.progress import progress_bar
 
 
 class OpenPasses:
-    """The loaders whose passes have begun and are not read to their end, the innermost last.
+    """The loaders whose passes have started and have not reached their end, the innermost last.
 
     Mirrors:
-        `dataloader_references` of `accelerate.state.GradientState`, 1.15: a pass that is left before its end stays
-        until its loader is gone, and so does one whose last batch was given and nobody asked for more.
+        `dataloader_references` of `accelerate.state.GradientState`, 1.15. A pass that is left early stays until its
+        loader is deleted, and so does one whose last batch was read without asking for another.
     """
 
     def __init__(self) -> None:
         self._loaders: list[Callable[[], Iterable[Batch] | None]] = []
 
     def begin(self, loader: Iterable[Batch]) -> None:
-        """Note that a pass over a loader begins."""
+        """Add a loader whose pass starts."""
         self._loaders.append(weakref.ref(loader))
 
     def end(self, loader: Iterable[Batch]) -> None:
-        """Note that a loader is read to its end."""
+        """Remove a loader that was read to its end."""
         self._loaders = [held for held in self._loaders if held() is not loader]
 
     @contextlib.contextmanager
     def reading(self, loader: Iterable[Batch]) -> Iterator[None]:
-        """Let any iterable be the innermost loader meanwhile; it may be one that tells nobody of its passes."""
+        """Make an iterable the innermost loader within the context, even if it never reports its passes."""
 
         def held() -> Iterable[Batch]:
             return loader
@@ -65,7 +65,7 @@ class OpenPasses:
 
     @property
     def innermost(self) -> Iterable[Batch] | None:
-        """The loader that is read now; None where none is."""
+        """The loader that is being read, or None."""
         self._loaders = [held for held in self._loaders if held() is not None]
         return self._loaders[-1]() if self._loaders else None
 
@@ -74,10 +74,10 @@ _TORCHS = "torch.utils.data.dataloader"
 
 
 def reader_of(batches: Iterator[Batch]) -> Callable[[], Batch]:
-    """Return what reads the next batch of a pass over map-style data: `next`, without a profiler's mark if none runs.
+    """Return a function that reads the next batch of a map-style pass, faster than `next` if no profiler runs.
 
-    Torch marks each read for its profiler, whether one runs or not. The mark costs as much as a small collator. While
-    a profiler runs, and with iterators that are not torch's own, this is `next`.
+    Torch marks each read for its profiler, whether one runs or not. The mark takes as long as a small collator. With a
+    running profiler, or an iterator that is not torch's own, the function is `next`.
 
     Args:
         batches: A pass over a torch loader.
@@ -100,25 +100,25 @@ def reader_of(batches: Iterator[Batch]) -> Callable[[], Batch]:
 
 
 def draw_seed() -> int:
-    """Draw a seed from torch's generator in force, as Accelerate does for a sampler without a generator."""
+    """Draw a seed from torch's current generator, as Accelerate does for a sampler without a generator."""
     return int(torch.empty((), dtype=torch.int64).random_().item())
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """How a `torch.utils.data.DataLoader` reads batches, whichever samples are in them: its keywords of the same names.
+    """The options of a `torch.utils.data.DataLoader` that do not choose samples, named like its keywords.
 
     Args:
-        num_workers: Processes that read; 0 reads in this one.
-        collate_fn: Makes a batch of samples.
-        pin_memory: Put batches in page-locked memory.
-        timeout: Seconds to wait for a worker; 0 waits for ever.
+        num_workers: Number of reader processes. 0 reads in this process.
+        collate_fn: Makes a batch from samples.
+        pin_memory: Copy batches to page-locked memory.
+        timeout: Seconds to wait for a worker. 0 waits forever.
         worker_init_fn: Called in each worker with its number.
         multiprocessing_context: How workers are started.
-        generator: Random generator of samplers, and of the workers' seeds.
+        generator: Random generator for samplers and for the workers' seeds.
         prefetch_factor: Batches that a worker reads ahead.
         persistent_workers: Keep workers between epochs.
-        in_order: Yield batches in the sampler's order, though workers finish in another.
+        in_order: Yield batches in the sampler's order, even if workers finish in another.
     """
 
     num_workers: int = 0
@@ -134,7 +134,7 @@ class LoaderOptions:
 
     @classmethod
     def of(cls, loader: DataLoader[Batch]) -> LoaderOptions:
-        """Return the options that a loader was made with."""
+        """Return the options of a loader."""
         return cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
 
     def keywords(self) -> dict[str, Any]:
@@ -144,13 +144,13 @@ class LoaderOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resume:
-    """Where a pass over a loader begins.
+    """The point at which a pass over a loader starts.
 
     Args:
-        skip: Batches that are trained already.
-        lookahead: The batch after those, where it had been read ahead.
-        source: The state of an iterable data set that knows its own position.
-        after_start: Called once the pass has begun, before anything is read: random states are set there.
+        skip: Number of batches that were trained on already.
+        lookahead: The next batch, if it had been read ahead.
+        source: The state of a stateful iterable data set.
+        after_start: Called after the pass has started and before it reads. It restores random states.
     """
 
     skip: int
@@ -160,29 +160,29 @@ class Resume:
 
 
 def read_and_drop(batches: Iterator[Batch], skip: int) -> None:
-    """Read batches that are trained already, where there is no other way past them."""
+    """Read and drop batches that were trained on, if they cannot be skipped."""
     for _ in progress_bar(islice(batches, skip), total=skip, desc="skipping trained batches", leave=False):
         pass
 
 
 class _End:
-    """What a pass gives after its last batch."""
+    """The value after the last batch of a pass."""
 
 
 _END = _End()
 
 
 class PreparedDataLoader(DataLoader[Batch]):
-    """A torch `DataLoader` that reads one batch ahead, puts batches on the device and knows its epoch and its end.
+    """A torch `DataLoader` that reads one batch ahead, moves batches to the device, and knows its epoch and its end.
 
     Args:
-        dataset: Map-style or iterable.
-        device: Where batches go; None leaves them.
+        dataset: A map-style or iterable data set.
+        device: The device for batches. None leaves them where they are.
         non_blocking: Copy without waiting.
-        seed: Seed of shuffling; None takes torch's seed in force.
-        use_seedable_sampler: Give a random sampler a generator of its own.
-        rank_slice: Which part of the data this rank gets; None gives all of it.
-        passes: Is told when a pass begins, and when it is read to its end.
+        seed: Seed for shuffling. None uses torch's current seed.
+        use_seedable_sampler: Give a random sampler its own generator.
+        rank_slice: The options that choose this rank's data. None uses all of it.
+        passes: Records the start of a pass, and its end.
         options: Keywords of `torch.utils.data.DataLoader`.
 
     Mirrors:
@@ -215,7 +215,7 @@ class PreparedDataLoader(DataLoader[Batch]):
         self.iteration = 0
         self.lookahead: Batch | None = None
         self._resume: Resume | None = None
-        # A run that was interrupted had begun with persistent workers: new ones take their place unseen
+        # The interrupted run already had persistent workers, so new ones must start as if they were those
         self.replaces_workers = False
         self._skipping: SkipFirstBatches | None = None
         self.end_of_dataloader = False
@@ -224,7 +224,7 @@ class PreparedDataLoader(DataLoader[Batch]):
         super().__init__(dataset, **options)
 
     def _sliced(self, dataset: DataSource, options: dict[str, Any]) -> tuple[DataSource, dict[str, Any]]:
-        """Return data and options of torch's loader for this rank's slice."""
+        """Return data and options for torch's loader of this rank's slice."""
         if isinstance(dataset, IterableDataset):
             ranks, size = self.rank_slice, self.samples_of_a_batch
             if size is None:  # the data set makes its own batches
@@ -244,7 +244,7 @@ class PreparedDataLoader(DataLoader[Batch]):
         return dataset, {**kept, "batch_sampler": slices}
 
     def _batches(self, dataset: DataSource, options: dict[str, Any]) -> Sampler[list[int]]:
-        """Return the batch sampler of all ranks' batches, in the same order on every rank."""
+        """Return the batch sampler for all ranks, with the same order on every rank."""
         batches: Sampler[list[int]] | None = options.get("batch_sampler")
         if _reads_whole_batches(options):
             batches = options["sampler"]
@@ -259,34 +259,34 @@ class PreparedDataLoader(DataLoader[Batch]):
 
     @property
     def samples_of_a_round(self) -> int | None:
-        """Samples that all ranks together get at a time; None where batches have no fixed size."""
+        """Samples that all ranks together get at a time, or None if batch sizes vary."""
         size = self.samples_of_a_batch
         return size if size is None or self.rank_slice.split_batches else size * self.rank_slice.world_size
 
-    # Accelerate's names, for scripts that ask a prepared loader
+    # Accelerate's names, for scripts that read them from a prepared loader
     @property
     def total_batch_size(self) -> int | None:
-        """Samples that all ranks together get at a time; None where batches have no fixed size."""
+        """Samples that all ranks together get at a time, or None if batch sizes vary."""
         return self.samples_of_a_round
 
     @property
     def total_dataset_length(self) -> int:
-        """Samples of all ranks."""
+        """Number of samples of all ranks."""
         whole: DataSource = self.dataset.dataset if isinstance(self.dataset, IterableDatasetSlice) else self.dataset
         return len(whole)
 
     @property
     def base_dataloader(self) -> DataLoader[Batch]:
-        """Torch's loader, which this one is."""
+        """Torch's loader, which is this object itself."""
         return self
 
     @property
     def device(self) -> torch.device | None:
-        """Where batches go; None leaves them."""
+        """The device for batches. None leaves them where they are."""
         return self.target_device
 
     def get_sampler(self) -> Sampler[int] | None:
-        """Return what orders the samples."""
+        """Return the sampler of single samples."""
         found: Sampler[int] | None = getattr(self.batch_sampler or self.sampler, "sampler", None)
         return found
 
@@ -298,7 +298,7 @@ class PreparedDataLoader(DataLoader[Batch]):
 
     @property
     def _index_sampler(self) -> Any:  # torch's property, whose type depends on the data set
-        # torch reads its indices from here; skipping them costs no sample.
+        # torch reads its indices from here, so skipped batches cost nothing
         indices = super()._index_sampler
         if not self.skip_batches or not self._is_map_style:
             return indices
@@ -308,7 +308,7 @@ class PreparedDataLoader(DataLoader[Batch]):
 
     @property
     def shuffle_seed(self) -> int | None:
-        """Torch's seed that the shuffling goes by; None where a seed was given, or none is needed."""
+        """Torch's seed used for shuffling. None if a seed was given, or none is needed."""
         shuffler = self._shuffler
         return shuffler.initial_seed if shuffler is not None and shuffler.is_torchs_seed else None
 
@@ -318,7 +318,7 @@ class PreparedDataLoader(DataLoader[Batch]):
             self._shuffler.initial_seed = seed
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that comes next, also of the samplers and of a data set that has epochs."""
+        """Set the epoch of the next pass, and of samplers and data sets that have epochs."""
         self.iteration = epoch
         behind = (getattr(sampler, "sampler", None) for sampler in (self.batch_sampler, self.sampler))
         set_epoch_of((self.batch_sampler, self.sampler, *behind, self.dataset), epoch)
@@ -329,17 +329,17 @@ class PreparedDataLoader(DataLoader[Batch]):
         self.passes.begin(self)
         self.set_epoch(self.iteration)
         resume, self._resume = self._resume, None
-        if self._iterator is not None:  # of workers that are kept: it holds the indices of the pass it began with
+        if self._iterator is not None:  # the iterator of persistent workers holds its first pass's indices
             self._iterator._index_sampler = self._index_sampler
         with HeldChildSignals() as signals, self._replacing_workers():
-            batches = super().__iter__()  # on every rank: torch draws a seed here
-        # a generator: nothing above happens before the first batch is asked for, as in Accelerate
+            batches = super().__iter__()  # on every rank, as torch draws a seed here
+        # this is a generator, so as in Accelerate nothing above runs before the first batch is requested
         try:
             signals.deliver()
             yield from self._dispatched(batches, resume) if self.dispatches else self._read_ahead(batches, resume)
             self.passes.end(self)
         except BaseException as error:
-            # End the worker processes of a pass that is left: an error's traceback would keep them alive with it
+            # End the workers of a pass that is left early, as an error's traceback would keep them alive
             if not (self.persistent_workers and isinstance(error, GeneratorExit)):
                 self._iterator = None
                 end = getattr(batches, "_shutdown_workers", None)  # torch has no public name for it
@@ -349,7 +349,7 @@ class PreparedDataLoader(DataLoader[Batch]):
 
     @contextlib.contextmanager
     def _replacing_workers(self) -> Iterator[None]:
-        """Let workers that take the place of kept ones begin as those did: no seed drawn, the data in epoch 0."""
+        """Start replacements of persistent workers as the originals: no seed drawn, data in epoch 0."""
         if not (self.replaces_workers and self.persistent_workers and self._iterator is None):
             yield
             return
@@ -362,20 +362,20 @@ class PreparedDataLoader(DataLoader[Batch]):
             set_epoch_of((self.dataset,), self.iteration)
 
     def _read_ahead(self, batches: Iterator[Batch], resume: Resume | None) -> Iterator[Batch]:
-        """Yield this rank's batches, the next one having been read."""
+        """Yield this rank's batches, each after the next one has been read."""
         read = reader_of(batches) if self._is_map_style else batches.__next__
         current = self._first_batch(batches, read, resume)
         if current is _END:
             return
         ahead = self._copies_ahead()
         current = self._on_device(current)
-        fields = self.__dict__  # torch's `__setattr__` asks at every batch whether the attribute may still change
+        fields = self.__dict__  # torch's `__setattr__` checks each attribute, which is slow for every batch
         while True:
             following = self._next_batch(batches, read)
             fields["lookahead"] = None if following is _END else following
             if following is _END:
                 self.end_of_dataloader = True
-                self.iteration += 1  # now: Lightning counts batches, and never asks for one after the last
+                self.iteration += 1  # here, as Lightning counts batches and never requests one after the last
                 if not self._is_map_style and self.rank_slice.world_size == 1:
                     self.remainder = find_batch_size(current) or -1
             if following is _END:
@@ -386,7 +386,7 @@ class PreparedDataLoader(DataLoader[Batch]):
             current = self._on_device(coming) if ahead is None else ahead.take(coming)
 
     def _copies_ahead(self) -> CopiesAhead | None:
-        """Return what copies a batch while the one before is trained on, where memory and device allow it."""
+        """Return a copier for the next batch while the current one is trained on, if memory and device allow it."""
         device = self.target_device
         if device is None or not (self.non_blocking and self.pin_memory and copies_beside(device)):
             return None
@@ -411,9 +411,9 @@ class PreparedDataLoader(DataLoader[Batch]):
                 raise end_in_silence() from error
             return _END
         except (FileNotFoundError, ConnectionError, EOFError) as error:
-            if not self.num_workers or "in DataLoader worker process" in str(error):  # the user's own, out of a worker
+            if not self.num_workers or "in DataLoader worker process" in str(error):  # user code's error in a worker
                 raise
-            # A batch of it that is still under way ends in a lost connection
+            # A dead worker's unfinished batch shows up as a lost connection
             dead = dead_among(getattr(batches, "_workers", ()))  # torch has no public name for it
             if dead:
                 pids = ", ".join(str(worker.pid) for worker in dead)
@@ -421,7 +421,7 @@ class PreparedDataLoader(DataLoader[Batch]):
             raise
 
     def _dispatched(self, batches: Iterator[Batch], resume: Resume | None) -> Iterator[Batch]:
-        """Yield this rank's part of what the first one reads."""
+        """Yield this rank's part of the batches that rank 0 reads."""
         own = batches if self.rank_slice.rank == 0 else None
         rounds = dispatched(own, self.rank_slice, self.drops_last)
         if self.skip_batches:
@@ -438,7 +438,7 @@ class PreparedDataLoader(DataLoader[Batch]):
         return batch if self.target_device is None else move_to_device(batch, self.target_device, self.non_blocking)
 
     def resume_at(self, resume: Resume) -> None:
-        """Let the next pass begin after batches that are trained already."""
+        """Start the next pass after batches that were trained on already."""
         self._resume = resume
         self.skip_batches = resume.skip + (resume.lookahead is not None)
         load = getattr(self.dataset, "load_state_dict", None)
@@ -447,13 +447,13 @@ class PreparedDataLoader(DataLoader[Batch]):
             self.skip_batches = 0
 
     def source_state(self) -> PositionState | None:
-        """Return the position of an iterable data set that knows its own, else None."""
+        """Return the position of a stateful iterable data set, or None."""
         read = getattr(self.dataset, "state_dict", None)
         alone = self.rank_slice.world_size == 1
         return read() if callable(read) and not self._is_map_style and not self.num_workers and alone else None
 
     def _remainder(self) -> int:
-        """Samples of the last batch, or -1 where that is not known (0 where it is full)."""
+        """Return the number of samples in the last batch, 0 if it is full, or -1 if it is unknown."""
         size = self.samples_of_a_round
         if self.drops_last or not has_length(self.dataset) or size is None:
             return -1
@@ -463,12 +463,12 @@ class PreparedDataLoader(DataLoader[Batch]):
 
 
 def _reads_whole_batches(options: Mapping[str, object]) -> bool:
-    """Return whether the data set is asked for a batch at a time: torch's loader with `batch_size=None`."""
+    """Whether the data set is asked for whole batches, by torch's loader with `batch_size=None`."""
     return isinstance(options.get("sampler"), BatchSampler)
 
 
 def _seed_shuffling(options: dict[str, object], seed: int | None) -> SeededRandomSampler | None:
-    """Give a random sampler, or the one in a batch sampler, a generator of its own that each epoch seeds; return it."""
+    """Give a random sampler, possibly within a batch sampler, its own generator, seeded in each epoch. Return it."""
     sampler = options.get("sampler")
     if type(sampler) is RandomSampler:
         options["sampler"] = shuffler = SeededRandomSampler(sampler, seed)
@@ -483,11 +483,11 @@ def _seed_shuffling(options: dict[str, object], seed: int | None) -> SeededRando
 
 
 def skip_first_batches(loader: Iterable[Batch], skip: int) -> Iterable[Batch]:
-    """Return a loader that starts after `skip` batches, without reading their samples where that is possible.
+    """Return a loader that starts after `skip` batches. It avoids reading their samples if possible.
 
     Args:
         loader: A `PreparedDataLoader`, a torch `DataLoader`, or any iterable of batches.
-        skip: Batches to leave out.
+        skip: Number of batches to skip.
     """
     if isinstance(loader, PreparedDataLoader):
         loader.skip_batches = skip
@@ -499,7 +499,7 @@ def skip_first_batches(loader: Iterable[Batch], skip: int) -> Iterable[Batch]:
 
 
 class _ReadAndDrop:
-    """Any iterable of batches without its first ones: they are read and thrown away."""
+    """An iterable of batches without its first ones, which are read and dropped."""
 
     def __init__(self, loader: Iterable[Batch], skip: int) -> None:
         self.loader = loader

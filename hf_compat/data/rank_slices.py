@@ -1,4 +1,4 @@
-"""Which slice of the data a rank trains on, as Accelerate divides it."""
+"""The slice of the data that each rank trains on, divided as in Accelerate."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Indices = list[int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSlice:
-    """Which part of the data a rank gets. Mirrors the options of `accelerate.utils.DataLoaderConfiguration`.
+    """The options that divide the data. Mirrors those of `accelerate.utils.DataLoaderConfiguration`.
 
     Args:
-        rank: This process.
-        world_size: Processes.
-        split_batches: A batch is for all ranks together; each gets its part of it.
-        even_batches: Fill the last round up with the first samples.
-        dispatch_batches: The first rank reads for all; None decides: iterable data is dispatched.
+        rank: This rank.
+        world_size: Number of ranks.
+        split_batches: Divide each batch between the ranks, instead of giving each rank whole batches.
+        even_batches: Fill the last round with the first samples.
+        dispatch_batches: Rank 0 reads for all ranks. None means so for iterable data only.
     """
 
     rank: int = 0
@@ -37,17 +37,17 @@ class RankSlice:
     dispatch_batches: bool | None = None
 
     def dispatches(self, is_iterable: bool) -> bool:
-        """Return whether the first rank reads for all.
+        """Whether rank 0 reads for all ranks.
 
         Args:
-            is_iterable: Whether the data set is one without indices.
+            is_iterable: Whether the data set is iterable, without indices.
         """
         chosen = is_iterable if self.dispatch_batches is None else self.dispatch_batches
         return self.world_size > 1 and chosen
 
 
 def set_epoch_of(parts: Iterable[object], epoch: int) -> None:
-    """Set the epoch of those samplers and data sets that have one."""
+    """Set the epoch of all samplers and data sets that have one."""
     for part in parts:
         set_epoch = getattr(part, "set_epoch", None)
         if callable(set_epoch):
@@ -55,11 +55,11 @@ def set_epoch_of(parts: Iterable[object], epoch: int) -> None:
 
 
 class BatchSamplerSlice(Sampler[Indices]):
-    """A batch sampler's batches for one rank: every `world_size`-th, or its part of every one.
+    """One rank's share of a batch sampler: every `world_size`-th batch, or a part of every batch.
 
     Args:
-        batches: The batch sampler that yields what all ranks train on.
-        ranks: Which slice this rank gets.
+        batches: The batch sampler for all ranks.
+        ranks: The options that choose this rank's share.
 
     Raises:
         ArgumentError: A batch cannot be cut into equal parts.
@@ -76,17 +76,17 @@ class BatchSamplerSlice(Sampler[Indices]):
         self.sampler = getattr(batches, "sampler", None)
         if ranks.split_batches and (self.batch_size is None or self.batch_size % ranks.world_size):
             raise ArgumentError(
-                f"`accelerator_config={{'split_batches': True}}` cuts a batch of {self.batch_size} into "
-                f"{ranks.world_size} parts, which does not come out even.\n\n"
-                "Hint: make the batch size a multiple of it."
+                f"`accelerator_config={{'split_batches': True}}` cannot cut a batch of {self.batch_size} into "
+                f"{ranks.world_size} equal parts.\n\n"
+                "Hint: make the batch size a multiple of the number of processes."
             )
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the batch sampler behind, and of its sampler."""
+        """Set the epoch of the batch sampler and of its sampler."""
         set_epoch_of((self.batch_sampler, self.sampler), epoch)
 
     def __len__(self) -> int:
-        total = len(self.batch_sampler)  # type: ignore[arg-type]  # of whoever asks for a length
+        total = len(self.batch_sampler)  # type: ignore[arg-type]  # callers know that it has a length
         if self.ranks.split_batches:
             return total
         rounds, rest = divmod(total, self.ranks.world_size)
@@ -116,7 +116,7 @@ class BatchSamplerSlice(Sampler[Indices]):
         if not self.ranks.even_batches:
             if rank < len(current):
                 yield current[rank]
-        elif size is None:  # batches of any length are repeated whole
+        elif size is None:  # repeat whole batches if their lengths vary
             yield list(islice(chain(current, cycle(first)), self.ranks.world_size))[rank]
         else:
             samples = chain(chain.from_iterable(current), cycle(chain.from_iterable(first)))
@@ -138,13 +138,13 @@ class BatchSamplerSlice(Sampler[Indices]):
 
 
 class IterableDatasetSlice(IterableDataset[Sample]):
-    """An iterable data set's samples for one rank: its batch of every `world_size` consecutive ones.
+    """One rank's samples of an iterable data set: one of every `world_size` consecutive batches.
 
     Args:
-        dataset: What all ranks read.
-        batch_size: Samples of one rank's batch.
-        ranks: Which slice this rank gets.
-        drop_last: Leave a last round out that is not full; else it is filled up with the first samples.
+        dataset: The data set that all ranks read.
+        batch_size: Samples in one rank's batch.
+        ranks: The options that choose this rank's samples.
+        drop_last: Leave out an incomplete last round. Otherwise it is filled with the first samples.
 
     Mirrors:
         `accelerate.data_loader.IterableDatasetShard`, 1.15.
@@ -159,7 +159,7 @@ class IterableDatasetSlice(IterableDataset[Sample]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, also of the data set."""
+        """Set the epoch, and that of the data set."""
         self.epoch = epoch
         set_epoch_of((self.dataset,), epoch)
 
@@ -183,12 +183,12 @@ class IterableDatasetSlice(IterableDataset[Sample]):
 
 
 def dispatched(batches: Iterable[Batch] | None, ranks: RankSlice, drop_last: bool) -> Iterator[tuple[Batch, int, bool]]:
-    """Yield one rank's part of batches that only the first rank reads: (batch, samples of all, is the last).
+    """Yield one rank's part of batches that only rank 0 reads: (batch, samples of all ranks, is the last).
 
     Args:
-        batches: The first rank's batches; None on the others.
-        ranks: Which part this rank gets: of each batch with `split_batches`, else of `world_size` joined batches.
-        drop_last: Leave a last round out that is not full.
+        batches: Rank 0's batches, or None on other ranks.
+        ranks: The options. With `split_batches` a rank gets a part of each batch, else one of `world_size` joined ones.
+        drop_last: Leave out an incomplete last round.
 
     Mirrors:
         `accelerate.data_loader.DataLoaderDispatcher`, 1.15.
@@ -211,7 +211,7 @@ def dispatched(batches: Iterable[Batch] | None, ranks: RankSlice, drop_last: boo
 
 
 def _next_round(source: Iterator[Batch], rank: int, count: int, drop_last: bool) -> Batch | None:
-    """Read and send the batches of one round; None at the end. An error of the reader is raised on every rank."""
+    """Read and broadcast the batches of one round, or return None at the end. All ranks raise a reader's error."""
     message: tuple[Literal["batch", "end", "error"], Batch | str] = ("end", None)
     failed: BaseException | None = None
     if rank == 0:
@@ -219,11 +219,11 @@ def _next_round(source: Iterator[Batch], rank: int, count: int, drop_last: bool)
             read = list(islice(source, count))
             if read and not (drop_last and len(read) < count):
                 message = ("batch", concatenate(read) if len(read) > 1 else read[0])
-        except Exception as error:  # whatever the user's data raises; the others wait for an answer
+        except Exception as error:  # the user's data may raise anything, and the other ranks wait for a message
             failed, message = error, ("error", f"{type(error).__name__}: {error}")
     kind, content = broadcast_object(message)
     if failed is not None:
         raise failed
     if kind == "error":
-        raise RuntimeError(f"Rank 0, which reads the data for all, has failed: {content}")
+        raise RuntimeError(f"Rank 0, which reads the data for all ranks, has failed: {content}")
     return content if kind == "batch" else None

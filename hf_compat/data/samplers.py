@@ -1,4 +1,4 @@
-"""Orders of samples: HF's seeded shuffle, grouping by length, and skipping ahead."""
+"""Orders of samples: HF's seeded shuffle, grouping by length, and skipping of batches."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hf_compat.errors import DataError
 
 
 class SeededRandomSampler(RandomSampler):
-    """Shuffle by a generator of its own that is seeded with `seed + epoch`, so each epoch's order is known.
+    """Shuffles with its own generator, seeded with `seed + epoch`, so that each epoch's order is reproducible.
 
     Args:
-        base: The sampler whose data, replacement and length it takes over.
-        seed: Seed of epoch 0; None takes torch's seed in force.
+        base: The sampler whose data, replacement and length it uses.
+        seed: Seed of epoch 0. None uses torch's current seed.
 
     Mirrors:
         `accelerate.data_loader.SeedableRandomSampler`, 1.15.
@@ -34,12 +34,12 @@ class SeededRandomSampler(RandomSampler):
 
     def __iter__(self) -> Iterator[int]:
         self.generator.manual_seed(self.epoch + self.initial_seed)
-        if len(self.data_source) > 0:  # a set may have been emptied since; torch's sampler divides by its length
+        if len(self.data_source) > 0:  # torch's sampler divides by the length, which may be 0 by now
             yield from super().__iter__()
         self.epoch += 1
 
     def rest(self, skip: int) -> Iterator[int]:
-        """Iterate from an index of the epoch's order on, at a cost that does not grow with it."""
+        """Iterate over the epoch's order from an index on, in a time that does not depend on the index."""
         if self.replacement or self.num_samples != len(self.data_source):
             return islice(iter(self), skip, None)
         self.generator.manual_seed(self.epoch + self.initial_seed)
@@ -47,22 +47,22 @@ class SeededRandomSampler(RandomSampler):
         return iter(order[skip:].tolist())
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch whose order comes next."""
+        """Set the epoch of the next pass."""
         self.epoch = epoch
 
 
 class LengthGroupedSampler(Sampler[int]):
-    """Shuffle, then sort by length within mega-batches, the longest sample first of all (memory runs out early).
+    """Shuffles, then sorts by length within mega-batches. The longest sample comes first, to run out of memory early.
 
     Args:
-        batch_size: Samples that should be of similar length.
-        dataset: Read for lengths where `lengths` is not given.
+        batch_size: Number of samples that should have similar length.
+        dataset: Read for lengths if `lengths` is None.
         lengths: Length of each sample.
-        model_input_name: Key whose length counts; `input_ids` by default.
-        generator: Random generator; None draws from torch's global one.
+        model_input_name: Key whose length counts. `input_ids` by default.
+        generator: Random generator. None uses torch's global one.
 
     Raises:
-        DataError: Lengths that cannot be found out.
+        DataError: The lengths are not given and cannot be measured.
 
     Mirrors:
         `transformers.trainer_pt_utils.LengthGroupedSampler`, 5.23.
@@ -89,7 +89,7 @@ class LengthGroupedSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         order: list[int] = torch.randperm(len(self.lengths), generator=self.generator).tolist()
-        # At most 50 batches are sorted together, fewer where that leaves less than four groups.
+        # At most 50 batches are sorted together, fewer if that would leave less than four groups.
         batches_together = max(min(len(self.lengths) // (self.batch_size * 4), 50), 1)
         size = batches_together * self.batch_size
         groups = [
@@ -103,23 +103,23 @@ class LengthGroupedSampler(Sampler[int]):
 
 
 def measure_lengths(dataset: DataSource, name: str) -> list[int]:
-    """Return the length of each sample's value of a name.
+    """Return the length of each sample's value under a key.
 
     Raises:
-        DataError: Samples are no mappings, or have no such key.
+        DataError: Samples are not mappings, or lack the key.
     """
     first = dataset[0]
     if not isinstance(first, Mapping) or name not in first:
         raise DataError(
-            f"`train_sampling_strategy` by length (once `group_by_length=True`) finds lengths out for samples that "
-            f"are mappings with the key {name!r}; the first sample is a {type(first).__name__}.\n\n"
+            f"`train_sampling_strategy` by length (once `group_by_length=True`) measures samples that are mappings "
+            f"with the key {name!r}, but the first sample is a {type(first).__name__}.\n\n"
             "Hint: add a column of lengths and name it by `length_column_name`."
         )
     return [len(sample[name]) for sample in dataset]
 
 
 class _Rest:
-    """What is left of a pass over a sampler."""
+    """The rest of a pass over a sampler."""
 
     def __init__(self, indices: Iterator[int]) -> None:
         self.indices = indices
@@ -129,16 +129,16 @@ class _Rest:
 
 
 def _late(sampler: Iterable[int], skip: int) -> Iterator[int]:
-    """Begin a pass when its first index is asked for, as torch's batch sampler does: random numbers are drawn then."""
+    """Start a pass when its first index is requested. Random numbers are drawn then, as in torch's batch sampler."""
     yield from islice(iter(sampler), skip, None)
 
 
 class SkipFirstBatches(Sampler[list[int]]):
-    """A batch sampler without its first batches; their samples are never read.
+    """A batch sampler without its first batches, whose samples are never read.
 
     Args:
-        batches: The batch sampler behind.
-        skip: Batches to leave out.
+        batches: The batch sampler to wrap.
+        skip: Number of batches to skip.
     """
 
     def __init__(self, batches: Sampler[list[int]] | Iterable[list[int]], skip: int) -> None:
@@ -162,14 +162,14 @@ class SkipFirstBatches(Sampler[list[int]]):
                     return
 
     def prime(self) -> None:
-        """Have the order drawn now: samplers draw it from the global generator when their first index is asked for."""
+        """Draw the order now. Otherwise samplers draw it from the global generator at their first index."""
         if not self._first:
             self._first = list(islice(self._current, 1))
 
     def _remaining(self) -> Iterator[list[int]]:
         if type(self.batches) is not BatchSampler:
             return islice(iter(self.batches), self.skip, None)
-        # single indices are skipped much faster than batches of them are built
+        # skipping single indices is much faster than building batches of them
         sampler, skip = self.batches.sampler, self.skip * self.batches.batch_size
         if isinstance(sampler, SeededRandomSampler):
             indices = sampler.rest(skip)
@@ -180,4 +180,4 @@ class SkipFirstBatches(Sampler[list[int]]):
         return iter(BatchSampler(_Rest(indices), self.batches.batch_size, self.batches.drop_last))
 
     def __len__(self) -> int:
-        return max(len(self.batches) - self.skip, 0)  # type: ignore[arg-type]  # of whoever asks for a length
+        return max(len(self.batches) - self.skip, 0)  # type: ignore[arg-type]  # callers know that it has a length

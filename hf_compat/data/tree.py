@@ -1,4 +1,4 @@
-"""Nested tensors and arrays: detach, move, cut, and join along the first dimension. torch and NumPy only."""
+"""Detach, move, slice and join nested tensors and arrays."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 def nested_detach(data: Nested) -> Nested:
     """Detach nested tensors. Mirrors `transformers.trainer_pt_utils.nested_detach`, 5.23."""
-    if type(data) is torch.Tensor:  # of most models, at every batch
+    if type(data) is torch.Tensor:  # the usual case, for every batch
         return data.detach()
     return map_nested(methodcaller("detach"), data)
 
 
 def nested_numpify(data: Nested) -> Nested:
-    """Turn nested tensors into arrays on the CPU; bfloat16, which NumPy lacks, becomes float32.
+    """Convert nested tensors to arrays on the CPU. bfloat16, which NumPy lacks, becomes float32.
 
     Mirrors:
         `transformers.trainer_pt_utils.nested_numpify`, 5.23.
     """
     tensors = [leaf for leaf in leaves(data) if isinstance(leaf, torch.Tensor)]
-    hosts = iter(to_host(tensors))  # of a device with one wait
+    hosts = iter(to_host(tensors))  # with a single wait for a device
 
     def as_array(_: torch.Tensor) -> Array:
         tensor = next(hosts)
@@ -41,35 +41,35 @@ def nested_numpify(data: Nested) -> Nested:
 
 
 def move_to_device(data: Nested, device: torch.device, non_blocking: bool = False) -> Nested:
-    """Move the tensors of nested data; other leaves stay as they are."""
+    """Move the tensors of nested data to a device. Other leaves are kept."""
     if type(data) is dict and device.type == "cpu":
-        # most batches of a run on the CPU: asking costs less than a move that does nothing, and `all` three times more
+        # most batches of a CPU run: this check is faster than a move without effect, and three times faster than `all`
         for value in data.values():
             if type(value) is not torch.Tensor or not value.is_cpu:
                 break
         else:
             return data.copy()
-    options = {"non_blocking": True} if non_blocking else {}  # a keyword costs at every tensor
+    options = {"non_blocking": True} if non_blocking else {}  # omit the keyword, which is slow for every tensor
     return map_nested(methodcaller("to", device, **options), data)
 
 
 def truncate_to(data: Nested, limit: int) -> Nested:
-    """Cut the first dimension of nested tensors to a length; scalars and other leaves stay."""
+    """Cut nested tensors to a length in their first dimension. Scalars and other leaves are kept."""
     return slice_nested(data, 0, limit)
 
 
 def slice_nested(data: Nested, start: int, stop: int) -> Nested:
-    """Cut a part out of the first dimension of nested tensors; scalars and other leaves stay."""
+    """Slice nested tensors in their first dimension. Scalars and other leaves are kept."""
     return map_nested(lambda tensor: tensor[start:stop] if tensor.ndim else tensor, data)
 
 
 def find_batch_size(batch: Nested) -> int | None:
-    """Return the first dimension of the first tensor or array in a nested batch, or None where there is none.
+    """Return the first dimension of the first tensor or array in a nested batch, or None without any.
 
     Mirrors:
         `transformers.trainer_pt_utils.find_batch_size`, 5.23.
     """
-    if type(batch) is dict:  # a batch is a dict of tensors mostly: these are found without a generator
+    if type(batch) is dict:  # the usual batch, which needs no generator
         first = next(iter(batch.values()), None)
         if isinstance(first, torch.Tensor) and first.ndim:
             return int(first.shape[0])
@@ -80,10 +80,10 @@ def find_batch_size(batch: Nested) -> int | None:
 def concatenate(batches: Sequence[Nested]) -> Nested:
     """Join batches of one nested structure along the first dimension, without padding.
 
-    Lists of plain values (texts, ids) are joined end to end; of other leaves the first batch's is taken.
+    Lists of plain values (texts, ids) are joined end to end. Of other leaves the first batch's is kept.
 
     Raises:
-        DataError: Their other dimensions differ.
+        DataError: The other dimensions differ.
     """
 
     def is_list_of_values(data: Nested) -> bool:
@@ -101,9 +101,9 @@ def concatenate(batches: Sequence[Nested]) -> Nested:
         except RuntimeError as error:
             shapes = [tuple(part.shape) for part in parts]
             raise DataError(
-                f"Batches of different shapes {shapes} are to be read by one process for all.\n\n"
-                "Hint: pad to one length, or set `accelerator_config={'dispatch_batches': False}`: each process then "
-                "reads its own."
+                f"One process reads batches of different shapes {shapes} for all, and cannot join them.\n\n"
+                "Hint: pad to one length, or set `accelerator_config={'dispatch_batches': False}`, so that each "
+                "process reads its own."
             ) from error
 
     return join_nested(join, batches, is_leaf=is_list_of_values)
@@ -112,8 +112,8 @@ def concatenate(batches: Sequence[Nested]) -> Nested:
 def join_batches(batches: Sequence[Nested], padding_index: int = PADDING_INDEX) -> Nested:
     """Join batches of one nested structure along the first dimension.
 
-    Where the second dimensions differ, shorter ones are padded at their end. Everything is joined in one go, so the
-    cost grows with the size of the result, not with its square.
+    If the second dimensions differ, shorter ones are padded at their end. All are joined at once, so the time grows
+    linearly with the size of the result.
 
     Shapes:
         each batch: [samples, length, …] → [all samples, longest length, …]

@@ -1,4 +1,4 @@
-"""Names of what is the user's own: data sets, samples, batches. They say what a value is, and leave its type open."""
+"""Type aliases for the user's own objects, such as data sets, samples and batches. Their types are left open."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, TypeAlias
 
 # A map-style or iterable data set: torch's, a table or stream of `datasets`, a list.
 DataSource: TypeAlias = Any
-# What a data set gives for an index.
+# A data set's entry for an index.
 Sample: TypeAlias = Any
-# What a collator makes of samples: a mapping of tensors, mostly.
+# A collator's result, mostly a mapping of tensors.
 Batch: TypeAlias = Any
 # HF lets overridden methods return any iterable of batches.
 Loader: TypeAlias = Any
 Collator: TypeAlias = Callable[[list[Sample]], Batch]
-# What a model's forward returns: a mapping or object with names, or a tuple, of tensors mostly.
+# The result of a model's forward: a mapping, an object with attributes, or a tuple, mostly of tensors.
 ModelOutput: TypeAlias = Any
-# The position that an iterable data set or a loader reports by `state_dict()`.
+# The position returned by `state_dict()` of an iterable data set or a loader.
 PositionState: TypeAlias = Any

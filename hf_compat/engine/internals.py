@@ -35,7 +35,7 @@ from torch.optim import Optimizer
 from hf_compat.errors import warn_once
 
 Given = dict[str, Any]  # a checkpoint's content, or a constructor's keywords
-Engine = Any  # deepspeed's `DeepSpeedEngine`; the package has no types
+Engine = Any  # deepspeed's `DeepSpeedEngine`, whose package has no types
 StepKeywords = OrderedDict[str, Any]  # of `training_step`: `batch` and `batch_idx`
 Wrapped = Any  # torch's optimizer or schedule, or what accelerate wraps around it
 

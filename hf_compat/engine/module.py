@@ -210,7 +210,7 @@ class WindowModule(HooksOfPlainBatches):
             if self._resume is None and not self._lightning_resumes:
                 logger.warning("%s holds a model and no state of a training: training begins with its weights.", path)
             elif not has_optimizer:
-                logger.warning("%s has no optimizer and schedule: both start anew.", path)
+                logger.warning("%s has no optimizer and schedule, so both start anew.", path)
 
     def _as_held(self, weights: Weights) -> Weights:
         """Rename weights as the model does, since an HF folder may use other names."""

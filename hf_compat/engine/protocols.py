@@ -1,6 +1,6 @@
 """Protocols between the engine, the owner of the steps, and the observer of updates.
 
-`Trainer` and `NativeSteps` satisfy `TrainingSteps`; `HFBridge` satisfies `UpdateObserver`.
+`Trainer` and `NativeSteps` satisfy `TrainingSteps`. `HFBridge` satisfies `UpdateObserver`.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class HFDDPStrategy(DirectStepsStrategy, InnerModelDDPStrategy):
 
 
 class HFFSDP2Strategy(DirectStepsStrategy, ModelParallelStrategy):
-    """FSDP 2 around the model's own modules; `FSDP2Module.configure_model` shards them.
+    """FSDP 2 around the model's own modules. `FSDP2Module.configure_model` shards them.
 
     Args:
         launch: This process's rank.

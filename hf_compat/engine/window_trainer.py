@@ -45,7 +45,7 @@ _CHATTY = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerat
 
 # Patterns of Lightning's warnings about its own code, or about intended behaviour of HF.
 EXPECTED = (
-    # lightning 2.6.6 under torch 2.13; remove when lightning calls `is_leaf` itself
+    # lightning 2.6.6 under torch 2.13. Remove when lightning calls `is_leaf` itself
     r".*isinstance\(treespec, LeafSpec\).*",
     # like HF, our checkpoints hold the state after the update
     ".*no pre-optimization state was saved.*",

@@ -25,7 +25,7 @@ from hf_compat.errors import ArgumentError, LossError, OverrideError
 from hf_compat.native.steps import NativeSteps
 from hf_compat.optim.stepping import Stepping
 from hf_compat.runtime.inspection import call_with_optional
-from hf_compat.trainer_methods.steps import checked_loss, name_bad_loss
+from hf_compat.trainer_methods.steps import checked_loss, raise_for_bad_loss
 
 Step = Callable[..., object]
 
@@ -114,7 +114,7 @@ class AuthorStep:
         try:
             steps.accelerator.backward(loss)
         except RuntimeError as error:
-            name_bad_loss(loss, error, self.module)
+            raise_for_bad_loss(loss, error, self.module)
             raise
         return loss.detach()
 

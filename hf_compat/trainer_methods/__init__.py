@@ -1,3 +1,3 @@
-"""The override points of HF's `Trainer` under their own names and signatures, by subject; no order of events."""
+"""The overridable methods of HF's `Trainer` under their own names and signatures, grouped by subject."""
 
 import hf_compat.engine  # noqa: F401 - loads Lightning

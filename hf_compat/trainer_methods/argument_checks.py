@@ -1,4 +1,4 @@
-"""What a Trainer refuses when it is made: arguments that contradict what it was given."""
+"""Checks in a Trainer's constructor: arguments that contradict each other, the data or the model."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _RECOMPUTATION: dict[str, ValueType] = {
 
 
 class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
-    """The checks of the constructor, by subject."""
+    """The constructor's checks, by subject."""
 
     def _validate_args(self) -> None:
-        """Refuse arguments that contradict what the Trainer was given.
+        """Refuse arguments that contradict each other, the data or the model.
 
         Raises:
-            ArgumentError: Strategies or data that do not go together.
-            RuntimeError: An optimizer given twice, or for a model that is yet to be made.
-            TypeError: A collator that cannot be called.
+            ArgumentError: Strategies or data that contradict each other.
+            RuntimeError: An optimizer passed twice, or for a model that does not exist yet.
+            TypeError: A collator that is not callable.
         """
         check_metrics(self.compute_metrics, self.eval_dataset, self.args.batch_eval_metrics)
         self._check_strategies()
@@ -51,7 +51,7 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
             )
 
         self._check_optimization()
-        # Refuse options that torch's checkpoint, which a model of transformers runs, would refuse in a forward
+        # Transformers' models pass these options to torch's checkpoint, which would refuse them in a forward
         enable = getattr(self.model, "gradient_checkpointing_enable", None)
         options = self.args.activation_checkpointing_kwargs
         if (
@@ -78,14 +78,14 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
         asks = isinstance(self.args, Seq2SeqTrainingArguments) and self.args.predict_with_generate
         if asks and not is_replaced(self, "prediction_step", StepMethods):
             warnings.warn(
-                f"`predict_with_generate=True` has no effect: a {type(self).__name__} does not generate. Use a "
+                f"`predict_with_generate=True` has no effect, as a {type(self).__name__} does not generate. Use a "
                 "Seq2SeqTrainer, or override `prediction_step`.",
                 InertArgumentWarning,
                 stacklevel=3,
             )
 
     def _can_train(self) -> bool:
-        """Return whether there is training data, or a method of a subclass that brings it."""
+        """Whether there is training data, or a subclass's method that provides it."""
         own_loader = is_replaced(self, "get_train_dataloader", DataloaderMethods)
         return self.train_dataset is not None or own_loader
 
@@ -105,12 +105,12 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
             )
         if args.save_strategy == SaveStrategy.BEST and not evaluates:
             raise ArgumentError(
-                "`save_strategy='best'` saves after evaluations, and `eval_strategy='no'` makes none.\n\n"
+                "`save_strategy='best'` saves after evaluations, but `eval_strategy='no'` makes none.\n\n"
                 "Hint: set `eval_strategy` to 'steps' or 'epoch'."
             )
 
     def _check_optimization(self) -> None:
-        """Refuse options that the optimizer or the schedule does not take, where the arguments' own are made."""
+        """Refuse options that the arguments' optimizer or schedule does not accept."""
         if self.optimizer is not None or self._overrides("create_optimizer", "create_optimizer_and_scheduler"):
             return
         optimizer = None
@@ -120,7 +120,7 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
             check_schedule(self.args, optimizer)
 
     def _check_arguments_of_trial(self) -> None:
-        """Refuse what a trial of a search has set and cannot be trained with, as the constructor would have."""
+        """Refuse a trial's arguments that cannot be trained with, as the constructor does."""
         check_supported(self.args)
         self._check_optimization()
 

@@ -1,4 +1,4 @@
-"""The one declaration of the Trainer's shape: attributes and methods that the method groups ask of each other."""
+"""`TrainerBase`: the Trainer's attributes, and the methods that one method group calls of another."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from hf_compat.training_run.resumer import Resumer
 from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.saver import Saver
 
-ModelOutput = Any  # what the user's model returns
+ModelOutput = Any  # any result of the user's model
 Dataset = DataSource  # for evaluation also a dict of several
-ProcessingClass = Any  # a tokenizer, a processor, or anything of their shape
-MetricSource = Any  # a function of predictions, a torchmetrics object, something that makes one, or a dict of these
+ProcessingClass = Any  # a tokenizer, a processor, or any object with their methods
+MetricSource = Any  # a function of predictions, torchmetrics, a function that makes them, or a dict of these
 Scheduler = LRScheduler | ReduceLROnPlateau
-# An HF callback (ours, transformers' own, or of the same shape), a Lightning callback, a Lightning logger, or a class.
+# An HF callback (ours, transformers' own, or a similar one), a Lightning callback or logger, or a class of these.
 AnyCallback = Any
 
 
-def _kept_by_run(path: str) -> Any:  # what the run holds there: a tensor, numbers
-    """Return a property for what `transformers` keeps on its Trainer, and the run of a Trainer has here."""
+def _kept_by_run(path: str) -> Any:  # the run's value there, a tensor or a number
+    """Make a property for an attribute of transformers' Trainer that the run has here."""
     owner, _, name = path.rpartition(".")
 
     def keeper(trainer: TrainerBase) -> object:
@@ -55,9 +55,9 @@ def _kept_by_run(path: str) -> Any:  # what the run holds there: a tensor, numbe
 
 
 class TrainerBase:
-    """Attributes and methods that more than one group uses; a group overrides its own methods.
+    """Attributes and methods that several groups use. Each group overrides its own methods.
 
-    The attributes are plain and writable, and they are read at the moment of use: subclasses replace them.
+    Attributes are plain and writable. They are read when used, so that subclasses may replace them.
 
     Mirrors:
         The attributes of `transformers.Trainer`, 5.23.
@@ -66,12 +66,12 @@ class TrainerBase:
     args: TrainingArguments
     model: nn.Module
     model_wrapped: nn.Module
-    _called: nn.Module | None = None  # of a native module: itself, where its own forward calls the model
+    _called: nn.Module | None = None  # a native module sets itself, if its own forward calls the model
     accelerator: AcceleratorFacade
     state: TrainerState
     control: TrainerControl
-    optimizer: Any  # torch's or anybody's optimizer; None before there is one
-    lr_scheduler: Any  # a `Scheduler` or an object of its shape; None before there is one
+    optimizer: Any  # torch's or any other optimizer, or None at first
+    lr_scheduler: Any  # a `Scheduler` or an object with its methods, or None at first
     processing_class: ProcessingClass
     data_collator: Collator
     train_dataset: Dataset
@@ -85,7 +85,7 @@ class TrainerBase:
     preprocess_logits_for_metrics: Callable[..., Any] | None
     optimizer_cls_and_kwargs: tuple[type, dict[str, Any]] | None
 
-    # Whether compute_loss divides by the window already; None decides by the model and compute_loss_func.
+    # Whether compute_loss divides by the window itself. None derives it from the model and compute_loss_func.
     loss_is_scaled_for_ga: bool | None = None
 
     current_gradient_accumulation_steps: int
@@ -98,7 +98,7 @@ class TrainerBase:
     _train_batch_size: int
     _created_lr_scheduler: bool
 
-    # of a hyperparameter search
+    # for a hyperparameter search
     model_init: Callable[..., nn.Module] | None
     hp_search_backend: HPSearchBackend | None = None
     hp_name: Callable[..., str] | None = None
@@ -107,7 +107,7 @@ class TrainerBase:
     objective: Objective
     _trial: Trial = None
 
-    # of a Trainer; native mode has none of these
+    # of a Trainer only, not of native mode
     callback_handler: CallbackHandler
     lightning_trainer: pl.Trainer | None
     _lightning_options: CheckedOptions
@@ -119,13 +119,13 @@ class TrainerBase:
     _callbacks: CallbackSet
     _evaluator: Evaluator
     _plan: CurrentPlan
-    _fit_model_state: ModelState | None = None  # of the last fit: DeepSpeed's engine goes on holding the weights
-    _compiled_model: nn.Module | None = None  # the last one, so that a second `train()` finds what is compiled
+    _fit_model_state: ModelState | None = None  # from the last fit, as DeepSpeed's engine keeps the weights
+    _compiled_model: nn.Module | None = None  # reused by a second `train()`
 
     def _taking_whole_weights(self) -> AbstractContextManager[None]:
         raise NotImplementedError
 
-    # What `transformers` keeps on its Trainer and subclasses read or write there: it belongs to the run.
+    # Attributes of transformers' Trainer that subclasses read or write, and that the run has here.
     _tr_loss = _kept_by_run("losses.since_last_log")
     _total_loss_scalar = _kept_by_run("losses.total")
     _globalstep_last_logged = _kept_by_run("losses.last_logged")

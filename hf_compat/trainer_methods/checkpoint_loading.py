@@ -1,7 +1,7 @@
-"""Checkpoints in HF's layout: how they are read back. HF's method names.
+"""Load checkpoints in HF's layout.
 
-Every method is an override point of `transformers.Trainer` under its own name and signature. Nothing is ever unpickled
-but tensors and plain containers (`weights_only=True`).
+Subclasses may override every method under its name and signature in `transformers.Trainer`. Only tensors and plain
+containers are unpickled (`weights_only=True`).
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ shared_logger = SharedLogger(__name__, "transformers.trainer")
 
 
 class CheckpointLoadingMethods(TrainerBase):
-    """The override points of loading."""
+    """The overridable methods that load checkpoints."""
 
-    # of the model, that the last checkpoint whose weights were loaded lacked
+    # the model's weights that the last loaded checkpoint lacked
     _weights_not_loaded: Sequence[str] = ()
 
     @property
     def _model_state(self) -> ModelState:
-        """What reads and writes the state of the model, as the last fit or nobody has wrapped it."""
+        """Reader and writer of the model's state, with or without the last fit's wrapper."""
         state = self._fit_model_state
         return state if state is not None and state.model is self.model else make_model_state(self.model)
 
     def _own(self, name: str) -> str:
-        """Return the name of a file that every process has its own of."""
+        """Return the name of a file that each rank has its own of."""
         return names.of_rank(name, self.args.process_index, self.args.world_size)
 
     def _taking_whole_weights(self) -> AbstractContextManager[None]:
-        """Let an override load whole weights into the model, though its parameters are spread over the processes."""
+        """Let an override load whole weights into a model whose parameters are sharded."""
         methods = (self._load_from_checkpoint, self._load_best_model)
         is_ours = all(getattr(method, "__module__", None) == __name__ for method in methods)
         return contextlib.nullcontext() if is_ours else self._model_state.taking_whole()
@@ -67,10 +67,10 @@ class CheckpointLoadingMethods(TrainerBase):
 
         Args:
             resume_from_checkpoint: The folder.
-            model: The model; the trainer's where none is given.
+            model: The model. By default the Trainer's.
 
         Raises:
-            CheckpointError: The folder holds no weights.
+            CheckpointError: The folder has no weights.
         """
         self._load_known_weights(resume_from_checkpoint, model)
 
@@ -86,7 +86,7 @@ class CheckpointLoadingMethods(TrainerBase):
         self._issue_warnings_after_load(state.load_weights(folder))
 
     def _issue_warnings_after_load(self, load_result: LoadResult) -> None:
-        """Warn of weights that a checkpoint lacked, and of those that the model does not know."""
+        """Warn of weights that the checkpoint lacks, and of those that the model lacks."""
         target = self.accelerator.unwrap_model(self.model)
         first_names = {name for name, _ in target.named_parameters()}
         missing = (
@@ -105,29 +105,29 @@ class CheckpointLoadingMethods(TrainerBase):
     def _load_best_model(self) -> None:
         """Load the weights of the best checkpoint."""
         best = self.state.best_model_checkpoint
-        assert best is not None  # the only caller looked
+        assert best is not None  # the only caller checks it
         self._saver.background.wait()
         log_line(f"Loading best model from {best} (score: {self.state.best_metric}).", otherwise=logger)
         if not os.path.isdir(best):
-            shared_logger.warning(f"Could not locate the best model at {best}; the last one stays.")
+            shared_logger.warning(f"Could not locate the best model at {best}, so the last one is kept.")
             return
-        stepping_of(self.optimizer).to_evaluation()  # else the next evaluation would average what is loaded
-        # upstream reads the files itself: an override is asked where it alone can know them
+        stepping_of(self.optimizer).to_evaluation()  # the next evaluation must not average the loaded weights
+        # like upstream, read the files directly, and call an override only for files of its own
         load = self._load_known_weights if has_weights(Path(best)) else self._load_from_checkpoint
         load(best)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load the states of optimizer and schedule, where a checkpoint has them."""
+        """Load the states of optimizer and schedule if a checkpoint has them."""
         if checkpoint is None:
             return
         schedule = Contents(checkpoint).find(names.SCHEDULER_NAME)
         if schedule is None or not self._load_optimizer(checkpoint):
-            level = logging.INFO if is_read_as_it_is(checkpoint) else logging.WARNING  # a warning has said so
-            logger.log(level, "%s has no optimizer and schedule: both start anew.", checkpoint)
+            level = logging.INFO if is_read_as_it_is(checkpoint) else logging.WARNING  # an earlier warning covers it
+            logger.log(level, "%s has no optimizer and schedule, so both start anew.", checkpoint)
             return
         content = read_torch_file(schedule)
         check_schedule(schedule, content)
-        # plain functions keep no state: a file without the list that says so means the same
+        # plain functions have no state, and a file may lack the list of them
         own = getattr(self.lr_scheduler, "lr_lambdas", None)
         functions = {} if own is None else {"lr_lambdas": [None] * len(own)}
         with fitting(schedule):
@@ -140,7 +140,7 @@ class CheckpointLoadingMethods(TrainerBase):
             return self._model_state.load_optimizer(checkpoint, self.optimizer)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        """Load the gradient scaler's state, where there is one."""
+        """Load the gradient scaler's state, if there is one."""
         scaler = self.accelerator.scaler
         path = Contents(checkpoint).find(names.SCALER_NAME) if scaler is not None and checkpoint is not None else None
         if scaler is not None and path is not None:
@@ -148,13 +148,13 @@ class CheckpointLoadingMethods(TrainerBase):
                 scaler.load_state_dict(read_torch_file(path))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Set all random generators to a checkpoint's states, where it has them."""
+        """Set all random generators to a checkpoint's states, if it has them."""
         exact = self._resumer.exact_rng
         if exact is not None:
             write_rng(exact)
             return
         own, first = self._own(names.RNG_STATE_NAME), names.of_rank(names.RNG_STATE_NAME, 0, 2)
-        places = [own, first, names.RNG_STATE_NAME]  # of another number of processes: the first one's
+        places = [own, first, names.RNG_STATE_NAME]  # with another number of ranks use rank 0's
         if checkpoint is None:
             return
         path = next(filter(None, map(Contents(checkpoint).find, places)), None)
@@ -165,7 +165,7 @@ class CheckpointLoadingMethods(TrainerBase):
             write_rng(pack_legacy_rng(read_torch_file(path, allowed=legacy_globals())))
 
     def _load_callback_state(self) -> None:
-        """Give callbacks and control the states that a checkpoint saved, where the arguments ask for it."""
+        """Restore the states of callbacks and control if the arguments ask for it."""
         if not self.args.restore_callback_states_from_checkpoint:
             return
         absent = []
@@ -176,7 +176,7 @@ class CheckpointLoadingMethods(TrainerBase):
             for callback, state in zip(found, saved if isinstance(saved, list) else [saved], strict=False):
                 self._restore(callback, state)
         if absent:
-            shared_logger.warning(f"The checkpoint has states of callbacks that are not there: {', '.join(absent)}.")
+            shared_logger.warning(f"The checkpoint has states of missing callbacks: {', '.join(absent)}.")
 
     def _restore(self, callback: Any, state: dict[str, Any]) -> None:
         with fitting(f"The state of {type(callback).__name__} in `stateful_callbacks` of {names.TRAINER_STATE_NAME}"):

@@ -1,7 +1,7 @@
-"""Checkpoints in HF's layout: what is written. HF's method names.
+"""Save checkpoints in HF's layout.
 
-Every method is an override point of `transformers.Trainer` under its own name and signature; `training_run/saver.py`
-calls them. Nothing is ever unpickled but tensors and plain containers (`weights_only=True`).
+Subclasses may override every method under its name and signature in `transformers.Trainer`. `training_run/saver.py`
+calls them. Only tensors and plain containers are unpickled (`weights_only=True`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from hf_compat.trainer_methods.checkpoint_loading import CheckpointLoadingMethod
 
 
 class CheckpointMethods(CheckpointLoadingMethods):
-    """The public methods and override points of saving."""
+    """The public and overridable methods that save."""
 
     def _get_output_dir(self, trial: Trial) -> str:
-        """Return the folder that checkpoints go to; a trial of a search has one of its own in the output folder.
+        """Return the folder for checkpoints. A search's trial has its own within the output folder.
 
         Mirrors:
             `transformers.Trainer._get_output_dir`, 5.23.
@@ -44,12 +44,12 @@ class CheckpointMethods(CheckpointLoadingMethods):
         return os.path.join(folder, name_of_trial(self.hp_search_backend, trial, self.hp_name))
 
     def _save_checkpoint(self, model: nn.Module, trial: Trial, metrics: object = None) -> None:
-        """Write `checkpoint-<updates>`: in a hidden folder first, renamed once it is whole; then rotate.
+        """Write `checkpoint-<updates>`. It is written in a hidden folder and renamed when complete. Then rotate.
 
         Args:
             model: The wrapped model.
             trial: The hyperparameter search's trial.
-            metrics: Of releases before 4.47, whose overrides hand it on; nothing reads it.
+            metrics: Unused. Overrides from before 4.47 pass it on.
 
         Mirrors:
             `transformers.Trainer._save_checkpoint`, 5.23.
@@ -70,7 +70,7 @@ class CheckpointMethods(CheckpointLoadingMethods):
             torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, names.SCHEDULER_NAME))
 
     def _save_scaler(self, output_dir: str) -> None:
-        """Write the gradient scaler's state, where there is one."""
+        """Write the gradient scaler's state, if there is one."""
         scaler = self.accelerator.scaler
         if scaler is not None and self.args.should_save:
             torch.save(scaler.state_dict(), os.path.join(output_dir, names.SCALER_NAME))
@@ -84,14 +84,14 @@ class CheckpointMethods(CheckpointLoadingMethods):
         """Write the model, its configuration and its processor, so that `from_pretrained` reads them.
 
         Args:
-            output_dir: The folder; the output folder where none is given.
-            _internal_call: Whether the caller sees to the Hub; with `push_to_hub=True` the model is pushed otherwise.
+            output_dir: The folder. By default the output folder.
+            _internal_call: Whether the caller handles the Hub. Otherwise `push_to_hub=True` pushes the model.
         """
         folder = output_dir if output_dir is not None else self.args.output_dir
         if not _internal_call:
             log_line(f"Saving model checkpoint to {folder}")
             stepping_of(self.optimizer).tell_of_saving()
-        # what subclasses, or the user of this instance, have put in the place of `_save`
+        # `_save` overrides in subclasses, or on this instance
         holders = (self, *type(self).__mro__[: type(self).__mro__.index(CheckpointMethods)])
         replaced = [vars(holder)["_save"] for holder in holders if "_save" in vars(holder)]
         asks_the_model = any(not reads_parameter(method, "state_dict") for method in replaced)
@@ -123,22 +123,22 @@ class CheckpointMethods(CheckpointLoadingMethods):
             if self.processing_class is None:
                 log_line("Saving Trainer.data_collator.tokenizer by default as Trainer.processing_class is `None`")
             processor.save_pretrained(folder)
-        # Plain values that are read as `saved.learning_rate`, too; secrets are masked. An OrderedDict is the one type
-        # with attributes that `torch.load` makes with `weights_only=True`, on any machine.
+        # Plain values with masked secrets, which can also be read as attributes (`saved.learning_rate`). OrderedDict is
+        # the only type with attributes that `torch.load` accepts with `weights_only=True`, on any machine.
         values = json.loads(self.args.to_json_string())
         saved = OrderedDict(values)
         saved.__dict__.update({name: value for name, value in values.items() if not hasattr(saved, name)})
         torch.save(saved, os.path.join(folder, names.TRAINING_ARGS_NAME))
 
     def _rotate_checkpoints(self, use_mtime: bool = False, output_dir: str | None = None) -> None:
-        """Remove what `save_total_limit` has no room for; an override is called after each save, in its place.
+        """Remove checkpoints beyond `save_total_limit`. An override is called instead, after each save.
 
         Args:
-            use_mtime: Not read: manifests say which checkpoint is older.
-            output_dir: The run's folder; without it the arguments'.
+            use_mtime: Unused, as manifests hold the order.
+            output_dir: The run's folder. By default the arguments' output folder.
 
         Mirrors:
-            `transformers.Trainer._rotate_checkpoints`, 4.57: 5.23 calls a function, and no override.
+            `transformers.Trainer._rotate_checkpoints`, 4.57. In 5.23 it is a function without an override.
         """
         ordered = self._sorted_checkpoints(output_dir, use_mtime=use_mtime)
         own = [path for path in ordered if manifest.is_ours(path)]
@@ -150,15 +150,15 @@ class CheckpointMethods(CheckpointLoadingMethods):
         checkpoint_prefix: str = names.PREFIX_CHECKPOINT_DIR,
         use_mtime: bool = False,
     ) -> list[str]:
-        """Return a folder's checkpoints, oldest first; the best one stands just before the newest.
+        """Return a folder's checkpoints, oldest first, with the best one just before the newest.
 
         Args:
-            output_dir: The run's folder; without it the arguments'.
-            checkpoint_prefix: What their names begin with.
-            use_mtime: Not read: manifests say which checkpoint is older.
+            output_dir: The run's folder. By default the arguments' output folder.
+            checkpoint_prefix: Prefix of the checkpoints' names.
+            use_mtime: Unused, as manifests hold the order.
 
         Mirrors:
-            `transformers.Trainer._sorted_checkpoints`, 4.57: an override's order is the one that rotation goes by.
+            `transformers.Trainer._sorted_checkpoints`, 4.57. Rotation uses an override's order.
         """
         run_dir = str(output_dir or self.args.output_dir)
         ordered = self._saver.oldest_first(run_dir, self.state.global_step)

@@ -1,6 +1,6 @@
-"""Data loaders, samplers, columns. HF's method names, torch, no events.
+"""Data loaders, samplers and columns.
 
-Every method is an override point of `transformers.Trainer` under its own name and signature.
+Subclasses may override every method under its name and signature in `transformers.Trainer`.
 """
 
 from __future__ import annotations
@@ -31,28 +31,26 @@ from hf_compat.runtime.seeding import seed_worker
 from hf_compat.runtime.text import shown
 from hf_compat.trainer_methods.base import TrainerBase
 
-# Samples one by one, or the batches of one rank.
+# Indices of single samples, or of one rank's batches.
 Order: TypeAlias = Sampler[int] | Sampler[list[int]]
 
 logger = logging.getLogger(__name__)
 
 
 class DataloaderMethods(TrainerBase):
-    """The override points of data loading."""
+    """The overridable methods that load data."""
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
         """Return the loader of training micro-batches.
 
         Raises:
-            DataError: There is no training data set, or what was given is none.
+            DataError: `train_dataset` is missing, empty, or not a data set.
         """
         if self.train_dataset is None:
             raise DataError("Trainer: training requires a train_dataset.\n\nHint: pass `train_dataset=…`.")
         check_dataset("train_dataset", self.train_dataset)
         if has_length(self.train_dataset) and len(self.train_dataset) == 0:
-            raise DataError(
-                "`train_dataset` is empty: it gives no batch.\n\nHint: check how it was loaded or filtered."
-            )
+            raise DataError("`train_dataset` is empty.\n\nHint: check how it was loaded or filtered.")
         return self._get_dataloader(
             dataset=self.train_dataset,
             description="Training",
@@ -65,20 +63,20 @@ class DataloaderMethods(TrainerBase):
         """Return the loader of evaluation batches.
 
         Args:
-            eval_dataset: A data set, or the name of one where several were given; None takes the trainer's.
+            eval_dataset: A data set, or the name of one if there are several. None uses the Trainer's.
 
         Raises:
-            DataError: There is no evaluation data set, none of that name, or what was given is none.
+            DataError: The data set is missing, has an unknown name, or is not a data set.
         """
         if eval_dataset is None and self.eval_dataset is None:
             raise DataError("Trainer: evaluation requires an eval_dataset.\n\nHint: pass `eval_dataset=…`.")
         key = eval_dataset if isinstance(eval_dataset, str) else "eval"
         kept: dict[str, DataLoader[Batch]] = self.__dict__.setdefault("_eval_dataloaders", {})
-        begun: set[str] = self._run.evaluated if "_run" in self.__dict__ else set()  # native mode has no such record
+        begun: set[str] = self._run.evaluated if "_run" in self.__dict__ else set()  # native mode does not record it
         has_begun = key in begun
         if self.args.dataloader_persistent_workers:
             begun.add(key)
-        # workers that persist are started once, not at every evaluation
+        # keep a loader with persistent workers, so that they start only once
         if (
             self.args.dataloader_persistent_workers
             and key in kept
@@ -108,13 +106,13 @@ class DataloaderMethods(TrainerBase):
             return self.eval_dataset[eval_dataset]
         except (KeyError, TypeError) as error:
             names = list(self.eval_dataset) if isinstance(self.eval_dataset, dict) else []
-            raise DataError(f"There is no evaluation data set named {eval_dataset!r}; there are {names}.") from error
+            raise DataError(f"There is no evaluation data set named {eval_dataset!r}, only {names}.") from error
 
     def get_test_dataloader(self, test_dataset: DataSource) -> DataLoader[Batch]:
         """Return the loader of batches to predict.
 
         Raises:
-            DataError: What was given is no data set.
+            DataError: `test_dataset` is not a data set.
         """
         check_dataset("test_dataset", test_dataset)
         return self._get_dataloader(
@@ -125,10 +123,10 @@ class DataloaderMethods(TrainerBase):
         )
 
     def _check_evaluation_data(self) -> None:
-        """Look at the evaluation sets that training will need, before it begins.
+        """Check the evaluation sets before a training that needs them.
 
         Raises:
-            DataError: One of them is no data set.
+            DataError: A set is not a data set.
         """
         evaluates = self.args.eval_strategy != IntervalStrategy.NO or self.args.eval_on_start
         if not evaluates or is_replaced(self, "get_eval_dataloader", DataloaderMethods):
@@ -140,7 +138,7 @@ class DataloaderMethods(TrainerBase):
                 check_dataset("eval_dataset" if name is None else f"eval_dataset[{name!r}]", part)
 
     def num_examples(self, dataloader: DataLoader[Batch]) -> int:
-        """Count the samples of a loader: its data set's, else its batches times their size."""
+        """Count the samples of a loader by its data set's length, else by the length of the loader."""
         dataset = getattr(dataloader, "dataset", None)
         dataset = getattr(dataset, "dataset", dataset) if isinstance(dataset, IterableDatasetSlice) else dataset
         if dataset is not None and has_length(dataset):
@@ -156,7 +154,7 @@ class DataloaderMethods(TrainerBase):
         is_training: bool = False,
         dataloader_key: str | None = None,
     ) -> PreparedDataLoader:
-        """Build a loader from a data set and the arguments.
+        """Make a loader from a data set and the arguments.
 
         Mirrors:
             `transformers.Trainer._get_dataloader`, 5.23.
@@ -171,14 +169,14 @@ class DataloaderMethods(TrainerBase):
             sampler = sampler_fn(dataset) if sampler_fn is not None else None
             chosen |= {"sampler": sampler, "drop_last": self.args.dataloader_drop_last}
             if knows_its_rank(sampler):
-                # A sampler of one rank's batches
+                # The sampler yields this rank's batches
                 ranks = self.accelerator.rank_slice
                 if ranks.world_size > 1 and (ranks.split_batches or ranks.dispatch_batches):
                     option = "split_batches" if ranks.split_batches else "dispatch_batches"
                     raise ArgumentError(
-                        f"`accelerator_config={{'{option}': True}}` divides batches between the processes, and "
-                        f"`{shown('train_sampling_strategy', self.args.train_sampling_strategy)}` has done so.\n\n"
-                        f"Hint: leave `{option}` out."
+                        f"`accelerator_config={{'{option}': True}}` divides batches between ranks, but "
+                        f"`{shown('train_sampling_strategy', self.args.train_sampling_strategy)}` already does.\n\n"
+                        f"Hint: leave out `{option}`."
                     )
                 chosen = {"batch_sampler": sampler}
         elif is_training:
@@ -212,7 +210,7 @@ class DataloaderMethods(TrainerBase):
         return sampler
 
     def _get_train_sampler(self, train_dataset: DataSource | None = None) -> Order | None:
-        """Return the order of training samples that `train_sampling_strategy` asks for.
+        """Return the training sampler for `train_sampling_strategy`.
 
         Mirrors:
             `transformers.Trainer._get_train_sampler`, 5.23.
@@ -226,7 +224,7 @@ class DataloaderMethods(TrainerBase):
             args, lengths = self.args, self._known_lengths(dataset)
             return BatchRebalanceSampler(
                 measure_lengths(dataset, self._length_key) if lengths is None else lengths,
-                # after a lack of memory, of the smaller batch
+                # smaller than the arguments' batch after running out of memory
                 effective_batch_size=self._train_batch_size * args.gradient_accumulation_steps * args.world_size,
                 dp_size=args.world_size,
                 grad_accum=args.gradient_accumulation_steps,
@@ -242,12 +240,12 @@ class DataloaderMethods(TrainerBase):
     def _warn_of_lengths(self) -> None:
         strategy = self.args.train_sampling_strategy
         if self.train_dataset is not None and strategy in ("group_by_length", "batch_rebalance"):
-            message = "the training data set has no length; its samples come in its own order"
+            message = "the training data set has no length, so its samples keep their own order"
             shown_value = shown("train_sampling_strategy", strategy)
             warnings.warn(f"`{shown_value}` has no effect: {message}.", InertArgumentWarning, stacklevel=2)
 
     def _get_eval_sampler(self, eval_dataset: DataSource) -> Sampler[int] | None:
-        """Return the order of evaluation samples: as they come, or grouped by length with a seeded generator."""
+        """Return the evaluation sampler, sequential or grouped by length with a seeded generator."""
         if eval_dataset is None or not has_length(eval_dataset):
             return None
         if self.args.train_sampling_strategy == "group_by_length":
@@ -267,25 +265,25 @@ class DataloaderMethods(TrainerBase):
         )
 
     def _known_lengths(self, dataset: DataSource) -> Sequence[int] | None:
-        """Return the column of lengths; None where there is none."""
+        """Return the column of lengths, or None."""
         column = self.args.length_column_name
         return dataset[column] if is_datasets_dataset(dataset) and column in dataset.column_names else None
 
     @property
     def _length_key(self) -> str:
-        """What of a sample is as long as the sample."""
+        """Key of the entry whose length is the sample's length."""
         names = getattr(self.processing_class, "model_input_names", None)
         return str(names[0]) if names else "input_ids"
 
     def _set_signature_columns_if_needed(self) -> None:
-        """Set `_signature_columns` to what the model's forward takes, labels included."""
+        """Set `_signature_columns` to the parameters of the model's forward, and the labels."""
         if self._signature_columns is None:
             parameters = inspect.signature(self._model_with_forward().forward).parameters
             extra = dict.fromkeys(["label", "label_ids", *self.label_names])
             self._signature_columns = [*parameters, *extra]
 
     def _remove_unused_columns(self, dataset: DataSource, description: str | None = None) -> DataSource:
-        """Drop columns of a `datasets` table that the model does not take.
+        """Drop columns of a `datasets` table that the model does not accept.
 
         Raises:
             DataError: No column is left.
@@ -302,7 +300,7 @@ class DataloaderMethods(TrainerBase):
         return dataset.remove_columns(dropped)
 
     def _get_collator_with_removed_columns(self, data_collator: Collator, description: str | None = None) -> Collator:
-        """Wrap a collator so that it does not see what the model does not take."""
+        """Wrap a collator so that it gets only columns that the model accepts."""
         if not self.args.remove_unused_columns:
             return data_collator
         self._set_signature_columns_if_needed()

@@ -1,6 +1,6 @@
-"""`evaluate`, `predict` and the loop behind them, under HF's method names. `Evaluator` runs them.
+"""`evaluate`, `predict` and the loop that both use. `Evaluator` runs it.
 
-Every method is an override point of `transformers.Trainer` under its own name and signature.
+Subclasses may override every method under its name and signature in `transformers.Trainer`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hf_compat.training_run.best_metric import check_tracked_value
 
 
 class EvaluationMethods(UpstreamHooks):
-    """The public methods and override points of evaluation."""
+    """The public and overridable methods of evaluation."""
 
     model_preparation_time: float
 
@@ -28,20 +28,20 @@ class EvaluationMethods(UpstreamHooks):
         """Evaluate and return the metrics.
 
         Args:
-            eval_dataset: A data set, or a dict of them (`eval_{name}_…` then), in place of the trainer's.
+            eval_dataset: A data set, or a dict of them (with metrics `eval_{name}_…`). By default the Trainer's.
             ignore_keys: Outputs of the model to leave out.
-            metric_key_prefix: Prefix of the metrics, added where it is missing.
+            metric_key_prefix: Prefix of the metrics, added if missing.
 
         Raises:
-            DataError: There is nothing to evaluate on.
-            MetricError: A metric is something that cannot be logged, or is to be compared and no number.
+            DataError: There is no evaluation data set.
+            MetricError: A metric cannot be logged, or the metric to compare is not a number.
 
         Mirrors:
             `transformers.Trainer.evaluate`, 5.23.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, dict):
-            # the trainer's own sets are named: a subclass's `get_eval_dataloader` may ask which one it is
+            # pass the name of the Trainer's own sets, as a subclass's `get_eval_dataloader` may use it
             parts = {name: name if eval_dataset is None else part for name, part in dataset.items()}
             return self._evaluator.evaluate_each(parts, ignore_keys, metric_key_prefix)
         self._memory_tracker.start()
@@ -50,7 +50,7 @@ class EvaluationMethods(UpstreamHooks):
         output = self.evaluation_loop(
             loader,
             description="Evaluation",
-            # predictions that no metric reads are not kept
+            # do not keep predictions without a metric that reads them
             prediction_loss_only=True if self._evaluator.compute_metrics is None else None,
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
@@ -66,15 +66,15 @@ class EvaluationMethods(UpstreamHooks):
     def predict(
         self, test_dataset: Dataset, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Predict a data set, and compute metrics where it has labels.
+        """Predict a data set, and compute metrics if it has labels.
 
         Args:
             test_dataset: The data set.
             ignore_keys: Outputs of the model to leave out.
-            metric_key_prefix: Prefix of the metrics, added where it is missing.
+            metric_key_prefix: Prefix of the metrics, added if missing.
 
         Returns:
-            Predictions and labels (padded with -100 where lengths differ), and the metrics.
+            Predictions and labels (padded with -100 if lengths differ), and the metrics.
 
         Mirrors:
             `transformers.Trainer.predict`, 5.23.
@@ -103,9 +103,9 @@ class EvaluationMethods(UpstreamHooks):
         Args:
             dataloader: The loader.
             description: `Evaluation` or `Prediction`.
-            prediction_loss_only: Keep the loss only; None asks the arguments.
+            prediction_loss_only: Keep the loss only. None uses the arguments' value.
             ignore_keys: Outputs of the model to leave out.
-            metric_key_prefix: Prefix of the metrics, added where it is missing.
+            metric_key_prefix: Prefix of the metrics, added if missing.
 
         Mirrors:
             `transformers.Trainer.evaluation_loop`, 5.23.

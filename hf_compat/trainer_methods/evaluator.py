@@ -1,4 +1,4 @@
-"""`Evaluator`: how an evaluation of a Trainer runs: its model, its metrics, and Lightning's validation around it."""
+"""`Evaluator`: runs a Trainer's evaluations, with its model, its metrics, and Lightning's validation loop."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from hf_compat.training_run.run import TrainingRun
 
 
 class EvaluationHost(BridgedTrainer, Protocol):
-    """What an `Evaluator` asks of its Trainer; the methods are override points."""
+    """What an `Evaluator` needs of its Trainer. Subclasses may override the methods."""
 
     model_wrapped: nn.Module
     model_preparation_time: float
@@ -77,14 +77,14 @@ class EvaluationHost(BridgedTrainer, Protocol):
 
 
 class Evaluator:
-    """Run the evaluations of a Trainer, within a fit and outside of one.
+    """Runs the evaluations of a Trainer, within a fit and outside of one.
 
     Args:
         host: The Trainer.
 
     Attributes:
-        averages: The named values that the steps of an evaluation log.
-        is_prepared: Whether the model was compiled and measured; only the first evaluation before any training does so.
+        averages: Means of the named values that the steps of an evaluation log.
+        is_prepared: Whether the model was compiled and timed. This happens only in a first evaluation before training.
     """
 
     def __init__(self, host: EvaluationHost) -> None:
@@ -96,12 +96,12 @@ class Evaluator:
         self._alone: _Alone | None = None
 
     def evaluate_each(self, datasets: Mapping[str, DataSource], ignore_keys: list[str] | None, prefix: str) -> Metrics:
-        """Evaluate several data sets by the Trainer's `evaluate`, each under a prefix with its name.
+        """Evaluate several data sets with the Trainer's `evaluate`, each under a prefix with its name.
 
         Args:
-            datasets: By name: a data set, or the name again, for a `get_eval_dataloader` that asks which one it is.
+            datasets: Data sets by name. A value may be the name itself, for an overridden `get_eval_dataloader`.
             ignore_keys: Outputs of the model to leave out.
-            prefix: The prefix of all of them.
+            prefix: The prefix before each name.
         """
         metrics: Metrics = {}
         last = len(datasets) - 1
@@ -118,14 +118,14 @@ class Evaluator:
 
     @property
     def compute_metrics(self) -> ComputeMetrics | None:
-        """What computes the metrics of this evaluation; with several data sets each may have its own."""
+        """The metrics of this evaluation. With several data sets each may have its own."""
         given = self._host.compute_metrics
         return given.get(str(self._name)) if isinstance(given, Mapping) else given
 
     def run(
         self, loader: Loader, description: str, loss_only: bool, ignore_keys: list[str] | None, prefix: str
     ) -> EvalLoopOutput:
-        """Let Lightning validate over a loader, and collect predictions and metrics.
+        """Run Lightning's validation over a loader, and collect predictions and metrics.
 
         Args:
             loader: The batches.
@@ -139,7 +139,7 @@ class Evaluator:
         plan = host._plan.of(args, getattr(host.model, "config", None))
         host._let_wrap_model(training=False)
         model = self._prepare_model(plan)
-        # Bring the model to the precision of evaluations outside training, the optimizer to its averaged weights
+        # Outside training, use the precision of full evaluations. Use the optimizer's averaged weights, if any.
         if not host.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
             host.model.to(dtype=torch.float16 if args.fp16_full_eval else torch.bfloat16, device=args.device)
         stepping_of(host.optimizer).to_evaluation()
@@ -161,7 +161,7 @@ class Evaluator:
         with host.accelerator.passes.reading(loader):
             batches = EvaluationBatches(run.loader)
             batches.start_if_empty()
-            if batches.length == 0:  # Lightning leaves all of it out
+            if batches.length == 0:  # Lightning skips an empty evaluation, including its switch to eval mode
                 host.model.eval()
             module, trainer = host._run.module, host._run.lightning_trainer
             if module is not None and trainer is not None and not is_validating_within_fit(trainer):
@@ -176,12 +176,12 @@ class Evaluator:
         return output
 
     def add_speed(self, output: EvalLoopOutput, prefix: str, start_time: float) -> Metrics:
-        """Return an evaluation's metrics with its duration, and samples and batches a second.
+        """Return an evaluation's metrics with its duration, and with samples and batches per second.
 
         Args:
-            output: What the loop gave.
+            output: The loop's result.
             prefix: Prefix of the metrics.
-            start_time: `time.time()` when it began, in seconds.
+            start_time: `time.time()` at the start, in seconds.
         """
         metrics = output.metrics if output.metrics is not None else {}
         start_time += metrics.get(f"{prefix}_model_preparation_time", 0.0)
@@ -191,9 +191,9 @@ class Evaluator:
         return metrics
 
     def _prepare_model(self, plan: LightningPlan) -> nn.Module:
-        """Put the model under the run's precision; return the module to evaluate.
+        """Set the model's precision, and return the module to evaluate.
 
-        As in HF, the first evaluation before any training is measured, and is the one that runs compiled.
+        As in HF, only a first evaluation before any training is timed and runs compiled.
         """
         host, start_time = self._host, time.time()
         wrap_forward(host.model, plan.precision, host.args.device.type)
@@ -205,14 +205,14 @@ class Evaluator:
         return model
 
     def _gather(self) -> tuple[Callable[[Nested], Nested], bool]:
-        """Return how results are gathered: tensors, objects where the arguments ask for it, or as a subclass says.
+        """Return a function that gathers results: as tensors, as objects, or as a subclass defines.
 
-        Also returns whether samples that fill up the last batch are to be dropped: a subclass's way does that itself.
+        Also return whether to drop samples that fill up the last batch. A subclass's function drops them itself.
         """
         host = self._host
         own, chosen = host.accelerator.gather_for_metrics, vars(host).get("gather_function")
         if chosen is not None or _is_another_way(own):
-            host.gather_function = own  # holds for one evaluation, as upstream; then the accelerator's
+            host.gather_function = own  # as upstream, an override applies to one evaluation only
         if chosen is not None and _is_another_way(chosen):
             return chosen, False
         if host.args.eval_use_gather_object and host.args.world_size > 1:
@@ -221,20 +221,20 @@ class Evaluator:
 
     @contextmanager
     def _taking_part(self, trainer: WindowTrainer) -> Iterator[None]:
-        """Run Lightning's loop as the part that is due; an evaluation that a callback starts within it is whole."""
+        """Run Lightning's loop as the current part. A nested evaluation by a callback is a whole one."""
         part, self._part = self._part, WHOLE
         with trainer.as_part(part):
             yield
 
     def _run_alone(self, run: EvaluationRun, plan: LightningPlan, batches: EvaluationBatches) -> None:
-        """Let a Lightning trainer of its own run an evaluation: the last one's, where nothing it knows has changed."""
+        """Run an evaluation in its own Lightning trainer. Reuse the last one if it is still up to date."""
         host, callbacks = self._host, self._host._callbacks
         options = host._lightning_options.of_trainers()
         kept, self._alone = self._alone, None
         if kept is None or callbacks.lightning or options or not kept.is_for(plan, host):
             bridge = HFBridge(host, host._run)
             arranged = bridge.lightning_callback_list(callbacks.lightning, callbacks.order)
-            # EarlyStopping decides once, when it is set up, what it looks at
+            # EarlyStopping chooses its hook in `setup`, by the trainer's validation interval
             looked_at = plan if host.args.eval_strategy == "no" else dataclasses.replace(plan, validate_every_updates=1)
             trainer = WindowTrainer(looked_at, arranged, callbacks.loggers(), host.args._launch, **options)
             kept = _Alone(plan, host._run, host.model, trainer, host._make_module(plan), bridge)
@@ -248,12 +248,12 @@ class Evaluator:
                 trainer.run_command(command, module, dataloaders=batches, verbose=False)
         finally:
             callbacks.watch_outputs(False)
-        self._alone = kept  # not after an error, which may have left it anyhow
+        self._alone = kept  # only after success, as an error may leave it in any state
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Alone:
-    """What runs evaluations outside a fit, and what it was made for."""
+    """The trainer for evaluations outside a fit, and what it depends on."""
 
     plan: LightningPlan
     run: TrainingRun
@@ -263,10 +263,10 @@ class _Alone:
     bridge: HFBridge
 
     def is_for(self, plan: LightningPlan, host: EvaluationHost) -> bool:
-        """Return whether it would be made as it is for a plan, and for what its Trainer has now."""
+        """Whether it is still up to date for a plan and its Trainer."""
         return self.run is host._run and self.model is host.model and self.plan == plan
 
 
 def _is_another_way(gather: Callable[[Nested], Nested]) -> bool:
-    """Return whether results are gathered by something else than our accelerator's own method."""
+    """Whether results are gathered by anything but our accelerator's own method."""
     return getattr(gather, "__func__", None) is not AcceleratorFacade.gather_for_metrics

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class FitHost(BridgedTrainer, Protocol):
-    """What a `Fit` asks of its Trainer besides what the bridge asks; the methods are override points."""
+    """What a `Fit` needs of its Trainer besides `BridgedTrainer`. Subclasses may override the methods."""
 
     model_wrapped: nn.Module
     accelerator: AcceleratorFacade
@@ -66,19 +66,19 @@ class FitHost(BridgedTrainer, Protocol):
 
 
 class Fit:
-    """Let Lightning train a run: arguments → plan → module → `lightning.Trainer.fit`.
+    """Trains a run with Lightning: arguments → plan → module → `lightning.Trainer.fit`.
 
     Args:
-        trainer: The Trainer. It keeps the Lightning trainer, and the model's state as the strategy has wrapped it.
-        run: The run, whose loader and windows are made.
-        counts: Its updates, epochs and samples.
+        trainer: The Trainer. It keeps the Lightning trainer and the model's state in the strategy's wrapper.
+        run: The run, with its loader and windows.
+        counts: The run's updates, epochs and samples.
     """
 
     def __init__(self, trainer: FitHost, run: TrainingRun, counts: RunCounts) -> None:
         self._trainer, self._run, self._counts = trainer, run, counts
 
     def run(self) -> None:
-        """Plan, build, and train until Lightning's loop ends; then the Trainer holds no part of the fit any more."""
+        """Plan, build and train. Afterwards the Trainer holds no part of the fit."""
         host, run = self._trainer, self._run
         assert run.windows is not None  # they are made before the fit
         with self._limited_time():
@@ -87,7 +87,7 @@ class Fit:
             host._let_wrap_model(training=True)
             wrap_forward(host.model, plan.precision, host.args.device.type)
             host._evaluator.is_prepared = True
-            # of several processes one alone has the error: the next save, or the end, lets all of them know
+            # with several ranks, one rank's error is raised on all at the next save or at the end
             writer = host._saver.background if host.args.world_size == 1 else None
             bridge = HFBridge(host, run, writer, self.take_up_optimizer)
             module = host._make_module(plan)
@@ -107,7 +107,7 @@ class Fit:
 
     @contextlib.contextmanager
     def _limited_time(self) -> Iterator[None]:
-        """Let a callback of this fit's own end it in time, where the options set a limit."""
+        """Add a callback that ends this fit in time, if the options set a limit."""
         timer = self._trainer._lightning_options.timer()
         if timer is None:
             yield
@@ -119,7 +119,7 @@ class Fit:
             self._trainer.pop_callback(timer)
 
     def _flag_agreement(self) -> FlagAgreement:
-        """Return what makes flags the same on all processes, for the callbacks there are now."""
+        """Return the synchronization of flags between ranks for the current callbacks."""
         host, args = self._trainer, self._trainer.args
         if args.world_size == 1:
             return NO_AGREEMENT
@@ -129,7 +129,7 @@ class Fit:
         )
 
     def _plan(self) -> LightningPlan:
-        """Translate the arguments, and add what depends on the model and on where the run goes on."""
+        """Translate the arguments, and add settings that depend on the model and on the start of the run."""
         host = self._trainer
         plan = with_counts(host._plan.of(host.args, getattr(host.model, "config", None)), host.args, self._counts)
         if plan.strategy == "ddp" and "find_unused_parameters" not in plan.strategy_options:
@@ -137,7 +137,7 @@ class Fit:
             unused = not (is_pretrained_model(host.model) and recomputes)
             options = {**plan.strategy_options, "find_unused_parameters": unused}
             plan = dataclasses.replace(plan, strategy_options=options)
-        if self._run.start.is_finished:  # Lightning would not even begin with as many epochs done as there may be
+        if self._run.start.is_finished:  # Lightning would skip the start if all epochs are done
             plan = dataclasses.replace(plan, max_epochs=-1)
         return plan
 
@@ -159,7 +159,7 @@ class Fit:
         return trainer
 
     def _log_beginning(self, plan: LightningPlan) -> None:
-        """Log the lines that transformers' Trainer begins a training with, and what Lightning is told."""
+        """Log the lines with which transformers' Trainer starts a training, and the settings of Lightning's trainer."""
         host, counts, args = self._trainer, self._counts, self._trainer.args
         parameters, done = host.get_num_trainable_parameters(), host.state.global_step
         accumulation = args.gradient_accumulation_steps
@@ -174,9 +174,9 @@ class Fit:
             logger.warning("%s", unused)
 
     def take_up_optimizer(self) -> None:
-        """Load optimizer states, and show callbacks what the run works with; Lightning has just had it made."""
+        """Load optimizer states and update the callbacks' references, once Lightning has made the optimizer."""
         host, run = self._trainer, self._run
-        assert run.lightning_trainer is not None and run.module is not None  # it is fitting
+        assert run.lightning_trainer is not None and run.module is not None  # set before the fit
         limit_waiting(host.args.ddp_timeout)
         strategy = run.lightning_trainer.strategy
         host.model_wrapped = host.compiled(wrapped_model(strategy, host.model))
@@ -190,7 +190,7 @@ class Fit:
 
     def _leave(self, module: WindowModule) -> None:
         host, run = self._trainer, self._run
-        assert run.windows is not None  # `run` looked
+        assert run.windows is not None  # `run` has checked it
         module.leave_fit()
         run.module = run.lightning_trainer = None
         run.windows.close()
@@ -200,7 +200,7 @@ class Fit:
 
 
 def recomputes_activations(model: nn.Module) -> bool:
-    """Whether a model of transformers says that it computes activations again in the backward pass."""
+    """Whether a model of transformers recomputes activations in the backward pass."""
     known = getattr(model, "is_activation_checkpointing", None)
     if known is None:  # its older name, which warns in transformers 5
         known = getattr(model, "is_gradient_checkpointing", False)

@@ -1,4 +1,4 @@
-"""Prediction steps of models that generate: `Seq2SeqTrainer`'s, and those of a native module. HF's method names."""
+"""Prediction steps that generate, for `Seq2SeqTrainer` and native modules."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.text import brief
 from hf_compat.trainer_methods.steps import Inputs, StepMethods, call_model, first_loss
 
-# What the arguments of a run that generates have beside those of every run.
+# Arguments that only `Seq2SeqTrainingArguments` has.
 FIELDS = ("predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config")
 
 
 class GenerationSteps(StepMethods):
-    """Prediction by `generate`, where the arguments ask for it."""
+    """Prediction with `generate`, if the arguments ask for it."""
 
-    # What the evaluation that is under way was given for `generate`; upstream's name, which subclasses set.
+    # Keywords of `generate` for the current evaluation. Subclasses set this attribute of upstream.
     _gen_kwargs: GenerationKeywords
 
     @staticmethod
     def load_generation_config(gen_config_arg: object) -> GenerationConfig:
-        """Return the generation config that `args.generation_config` says.
+        """Return the generation config for `args.generation_config`.
 
         Args:
-            gen_config_arg: A config, its options as a dict, a JSON file, a folder, or the name of a model.
+            gen_config_arg: A config, a dict of its options, a JSON file, a folder, or the name of a model.
 
         Raises:
             ArgumentError: It cannot be read, or contradicts itself.
@@ -47,22 +47,22 @@ class GenerationSteps(StepMethods):
         return make_generation_config(gen_config_arg)
 
     def _set_up_generation(self) -> None:
-        """Give the model the generation config of the arguments.
+        """Set the model's generation config from the arguments.
 
         Raises:
-            ArgumentError: The arguments are not those of a run that generates, or the model does not generate.
+            ArgumentError: The arguments lack generation's fields, or the model does not generate.
         """
         missing = [name for name in FIELDS if not hasattr(self.args, name)]
         if missing:
             raise ArgumentError(
-                f"`args` is a {type(self.args).__name__}, which has no {', '.join(missing)}.\n\n"
+                f"`args` is of type {type(self.args).__name__}, which has no {', '.join(missing)}.\n\n"
                 "Hint: pass `Seq2SeqTrainingArguments`."
             )
         generates = callable(getattr(self.model, "generate", None))
         own_step = type(self).prediction_step is not GenerationSteps.prediction_step
         if self._option("predict_with_generate") and not generates and not own_step:
             raise ArgumentError(
-                f"`predict_with_generate=True`, and {type(self.model).__name__} has no method `generate`.\n\n"
+                f"`predict_with_generate=True`, but {type(self.model).__name__} has no method `generate`.\n\n"
                 "Hint: give it one (`transformers.GenerationMixin`), or override `prediction_step`."
             )
         config = self._option("generation_config")
@@ -70,15 +70,15 @@ class GenerationSteps(StepMethods):
             self.model.generation_config = self.load_generation_config(config)  # type: ignore[assignment]  # no module
 
     def _option(self, name: str) -> object:
-        """Return a field of the arguments that `TrainingArguments` does not have."""
+        """Return an argument that `TrainingArguments` does not have, or None."""
         return getattr(self.args, name, None)
 
     def _generation_keywords(self, given: GenerationKeywords) -> GenerationKeywords:
-        """Return what `generate` is given: the arguments stand in for what a call leaves open."""
+        """Return the keywords of `generate`, with the arguments as defaults."""
         told = [f"{name}={brief(value)}" for name, value in given.items() if value is not None]
         if told and not self._option("predict_with_generate"):
             warnings.warn(
-                f"`{', '.join(told)}` has no effect: nothing is generated. Set `predict_with_generate=True`.",
+                f"`{', '.join(told)}` has no effect without `predict_with_generate=True`.",
                 InertArgumentWarning,
                 stacklevel=3,
             )
@@ -99,17 +99,17 @@ class GenerationSteps(StepMethods):
         ignore_keys: list[str] | None = None,
         **gen_kwargs: object,
     ) -> tuple[torch.Tensor | None, Nested | None, Nested | None]:
-        """Generate for one batch, and compute its loss where it has labels.
+        """Generate for one batch, and compute its loss if it has labels.
 
         Args:
             model: The model to call for the loss.
             inputs: The batch.
-            prediction_loss_only: Return the loss only; nothing is generated.
-            ignore_keys: Outputs to leave out, where nothing is generated.
-            gen_kwargs: Keywords of `generate`, in place of those of the evaluation that is under way.
+            prediction_loss_only: Return the loss only, and do not generate.
+            ignore_keys: Outputs to leave out if nothing is generated.
+            gen_kwargs: Keywords of `generate`, instead of those of the current evaluation.
 
         Returns:
-            Loss, generated tokens and labels, both filled up to the longest length that is allowed.
+            Loss, generated tokens and labels, the last two padded to the greatest allowed length.
 
         Shapes:
             tokens, labels: [batch, max_length]
@@ -125,7 +125,7 @@ class GenerationSteps(StepMethods):
         for name in ("num_beams", "max_length"):
             if name in keywords and keywords[name] is None:
                 del keywords[name]
-        # every process has to take part in each forward pass of a model that is spread over them
+        # every rank has to call each forward pass of a sharded model
         keywords.setdefault("synced_gpus", is_sharded(self.model) or is_partitioned(self.model))
         with gathering_method(self.model, "generate") as generate:
             tokens: torch.Tensor = generate(**_without_decoder_labels(inputs), **keywords)
@@ -157,10 +157,10 @@ class GenerationSteps(StepMethods):
         return first_loss(outputs, inputs).detach().mean()
 
     def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:
-        """Fill rows of tokens up with the padding token.
+        """Pad rows of tokens with the padding token.
 
         Raises:
-            ArgumentError: Neither the processing class nor the model's configuration names one.
+            ArgumentError: Neither the processing class nor the model's configuration has one.
         """
         padded = self._padding_token() * torch.ones(
             (tensor.shape[0], max_length), dtype=tensor.dtype, device=tensor.device
@@ -177,13 +177,13 @@ class GenerationSteps(StepMethods):
         if found is None:
             raise ArgumentError(
                 "Pad_token_id must be set in the configuration of the model, in order to pad tensors.\n\n"
-                "Hint: `model.config.pad_token_id = …`, or give the Trainer a tokenizer that has one."
+                "Hint: set `model.config.pad_token_id`, or give the Trainer a tokenizer that has one."
             )
         return int(found)
 
 
 def _without_decoder_labels(inputs: Inputs) -> Inputs:
-    """Return what `generate` begins with: a decoder's inputs that a collator made of the labels give them away."""
+    """Return the inputs of `generate`, without decoder inputs that a collator made from the labels."""
     labels, decoded = inputs.get("labels"), inputs.get("decoder_input_ids")
     if labels is None or decoded is None or labels.shape != decoded.shape:
         return dict(inputs) if isinstance(inputs, Mapping) else inputs

@@ -1,4 +1,4 @@
-"""Pushing to the Hub and model cards, under HF's method names. `hub/pushes.py` does the work."""
+"""The methods for pushing to the Hub and for model cards. `hub/pushes.py` does the work."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from hf_compat.trainer_methods.base import TrainerBase
 
 
 class HubMethods(TrainerBase):
-    """The public methods and override points around the Hub."""
+    """The public and overridable methods for the Hub."""
 
     hub_model_id: str | None = None
     push_in_progress: PushInProgress | None = None
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Make the repository `args.hub_model_id` where there is none, and keep its whole name in `hub_model_id`.
+        """Create the repository `args.hub_model_id` if it is missing, and set `hub_model_id` to its full name.
 
         Args:
-            token: A token that may write there; the arguments' one where none is given.
-            private: Whether a new repository is private; as the arguments say where nothing is given.
+            token: A token with write access. By default the arguments' token.
+            private: Whether a new repository is private. By default the arguments' value.
 
         Raises:
-            HubError: It cannot be made.
+            HubError: It cannot be created.
             MissingPackage: huggingface_hub is not installed.
 
         Mirrors:
@@ -48,13 +48,13 @@ class HubMethods(TrainerBase):
         dataset: str | list[str] | None = None,
         dataset_args: str | list[str] | None = None,
     ) -> None:
-        """Write a model card, `README.md` in the output folder, from what is known of the run.
+        """Write a model card, `README.md` in the output folder, from the run's facts.
 
         Mirrors:
             `transformers.Trainer.create_model_card`, 5.23.
 
         Differs:
-            A card that somebody has written stays, as `_README.before.md`. Without transformers the card is shorter.
+            A user's own card is kept as `_README.before.md`. Without transformers the card is shorter.
         """
         if not self.is_world_process_zero():
             return
@@ -96,18 +96,18 @@ class HubMethods(TrainerBase):
 
         Args:
             commit_message: The commit's message.
-            blocking: Whether to wait until it has arrived.
-            token: A token that may write there; the arguments' one where none is given.
-            revision: The branch; the arguments' one where none is given.
-            private: Whether a repository that is made for this is private.
-            kwargs: What the model card says: see `create_model_card`.
+            blocking: Whether to wait until the push has arrived.
+            token: A token with write access. By default the arguments' token.
+            revision: The branch. By default the arguments' branch.
+            private: Whether a repository created by this call is private.
+            kwargs: Fields of the model card, see `create_model_card`.
 
         Returns:
-            huggingface_hub's `CommitInfo`, or a `Future` of it without `blocking`; None in other processes than the
-            first, and where a push has failed within a training.
+            huggingface_hub's `CommitInfo`, or its `Future` without `blocking`. None on ranks other than the first,
+            and after a failed push within a training.
 
         Raises:
-            HubError: It has not arrived, and nothing is training. It is also of the class of huggingface_hub's error.
+            HubError: The push failed outside of a training. It also inherits from the class of huggingface_hub's error.
 
         Mirrors:
             `transformers.Trainer.push_to_hub`, 5.23.
@@ -138,19 +138,19 @@ class HubMethods(TrainerBase):
         )
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Push the model of a checkpoint, and the checkpoint itself, as `hub_strategy` says; training goes on.
+        """Push a checkpoint and its model according to `hub_strategy`, while training continues.
 
         Args:
-            checkpoint_folder: The checkpoint, whole and under its own name.
+            checkpoint_folder: The complete checkpoint, under its final name.
 
         Raises:
-            OSError: There is no room for what is set aside for the push, or something cannot be read.
+            OSError: The disk has no space for the files of the push, or a file cannot be read.
 
         Mirrors:
             `transformers.Trainer._push_from_checkpoint`, 5.23.
 
         Differs:
-            Links and copies are pushed, so that a checkpoint which rotation removes meanwhile arrives whole.
+            It pushes links and copies, so that rotation may remove the checkpoint meanwhile.
         """
         if not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
             return
@@ -167,15 +167,15 @@ class HubMethods(TrainerBase):
             in_progress.jobs.extend(jobs)
 
     def _finish_current_push(self) -> None:
-        """Wait until what is under way has arrived or failed.
+        """Wait until the running pushes have arrived or failed.
 
         Mirrors:
             `transformers.Trainer._finish_current_push`, 5.23.
 
         Differs:
-            The wait ends after 10 minutes and the time that a slow line takes, and with Ctrl-C.
+            The wait ends with Ctrl-C, or after 10 minutes plus the time that a slow connection needs.
         """
         self._pushes.wait()
 
     def end(self) -> None:
-        """Do nothing: every call of `train`, `evaluate` or `predict` has ended its own Lightning trainer."""
+        """Do nothing, as each `train`, `evaluate` or `predict` has ended its own Lightning trainer."""

@@ -1,4 +1,4 @@
-"""Hyperparameter search: `hyperparameter_search`, and the methods that a trial calls. HF's method names."""
+"""Hyperparameter search: `hyperparameter_search`, and the methods that a trial calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from hf_compat.callbacks.fresh_states import FreshStates
+from hf_compat.callbacks.fresh_states import SavedCallbackStates
 from hf_compat.checkpoint import layout as names
 from hf_compat.hf.search import BestRun, HPSearchBackend, Metrics, Objective, Space, Trial, default_compute_objective
 from hf_compat.interop.upstream_log import log_line
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 
 class SearchMethods(UpstreamHooks):
-    """A search over hyperparameters: every trial is a `train()` of this Trainer with a model of its own."""
+    """A search over hyperparameters. Every trial is a `train()` of this Trainer with a new model."""
 
-    _fresh_states: FreshStates | None = None  # what Lightning callbacks begin every trial of a search with
+    _fresh_states: SavedCallbackStates | None = None  # of Lightning callbacks, restored before every trial
 
     @brief
     def hyperparameter_search(
@@ -40,34 +40,34 @@ class SearchMethods(UpstreamHooks):
         hp_name: Callable[[Trial], str] | None = None,
         **kwargs: object,
     ) -> BestRun | list[BestRun] | None:
-        """Search for the hyperparameters that reach the best objective.
+        """Search for the hyperparameters with the best objective.
 
         Args:
-            hp_space: From a trial to names and values of training arguments; the backend's default space without it.
-            compute_objective: From the metrics of an evaluation to what is compared: a number, or a list of numbers
-                with several directions. By default the loss, or the sum of the metrics where there are others.
-            n_trials: How many trials; with optuna None goes on until `timeout=` seconds have passed.
-            direction: `minimize` or `maximize`; a list, one for each objective.
-            backend: `optuna`, `ray` or `wandb`; the first of them that is installed without it.
-            hp_name: From a trial to its name, which names its folder and its run of a tracker.
-            kwargs: Of the backend: for optuna those of `create_study` and of `Study.optimize`, for ray those of
-                `tune.run`, for wandb `sweep_id`, `project`, `entity`, `name` and `metric`.
+            hp_space: Returns names and values of training arguments for a trial. By default the backend's space.
+            compute_objective: Returns the objective for an evaluation's metrics: a number, or a list of numbers with
+                several directions. By default the loss, or the sum of the other metrics if there are any.
+            n_trials: Number of trials. With optuna, None continues until `timeout=` seconds have passed.
+            direction: `minimize` or `maximize`, or a list with one for each objective.
+            backend: `optuna`, `ray` or `wandb`. By default the first of them that is installed.
+            hp_name: Returns a trial's name, which its folder and its tracker run get.
+            kwargs: Keywords of the backend: of `create_study` and `Study.optimize` for optuna, of `tune.run` for ray,
+                and `sweep_id`, `project`, `entity`, `name` and `metric` for wandb.
 
         Returns:
-            The best run, or a list of those that no other is better than with several directions. With optuna and
-            several processes: None on processes other than the first.
+            The best run. With several directions a list of the runs that no other run beats. With optuna and several
+            ranks, None on ranks other than the first.
 
         Raises:
             SearchError: There is no `model_init`, or no trial was completed (a `RuntimeError`, a `ValueError`).
             MissingSearchBackend: The backend is not installed (a `SearchError`, and an `ImportError`).
-            ArgumentError: A setting that no search can follow.
+            ArgumentError: A setting is not supported by any search.
 
         Mirrors:
-            `transformers.Trainer.hyperparameter_search`, 5.23. As there the arguments keep what the last trial has
-            set, and `model` is None until the next `train()`.
+            `transformers.Trainer.hyperparameter_search`, 5.23. As there, the arguments keep the last trial's values,
+            and `model` is None until the next `train()`.
 
         Differs:
-            Lightning callbacks begin every trial as they were before the search.
+            Lightning callbacks start every trial in their state before the search.
         """
         check_search(
             self.model_init,
@@ -83,14 +83,14 @@ class SearchMethods(UpstreamHooks):
         self.hp_name = hp_name
         self.compute_objective = default_compute_objective if compute_objective is None else compute_objective
         self.hp_search_backend = chosen
-        self._fresh_states = FreshStates(self._callbacks.lightning)
+        self._fresh_states = SavedCallbackStates(self._callbacks.lightning)
         try:
             return package.search()(self, n_trials, as_list(direction), kwargs)
         finally:
             self.hp_search_backend = None
 
     def _hp_search_setup(self, trial: Trial) -> None:
-        """Set the arguments that a trial asks for.
+        """Set the arguments of a trial.
 
         Raises:
             ArgumentError: An argument cannot have the trial's value.
@@ -102,7 +102,7 @@ class SearchMethods(UpstreamHooks):
         if self.hp_search_backend is None or trial is None:
             return
         if self._fresh_states is not None:
-            self._fresh_states.give_back()
+            self._fresh_states.restore()
         for name, value in space_of(self, self.hp_search_backend, trial).items():
             set_from_trial(self.args, name, value)
         if self.hp_search_backend == HPSearchBackend.OPTUNA:
@@ -118,7 +118,7 @@ class SearchMethods(UpstreamHooks):
         """Report an evaluation to the search.
 
         Raises:
-            TrialPruned: optuna gives the trial up.
+            TrialPruned: optuna prunes the trial.
 
         Mirrors:
             `transformers.Trainer._report_to_hp_search`, 5.23.
@@ -140,7 +140,7 @@ class SearchMethods(UpstreamHooks):
                 tune.report({**metrics, "objective": self.objective}, checkpoint=saved)
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write a checkpoint for ray into a folder of ray's.
+        """Write a checkpoint into a folder of ray's.
 
         Mirrors:
             `transformers.Trainer._tune_save_checkpoint`, 5.23.

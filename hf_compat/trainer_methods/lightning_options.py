@@ -1,4 +1,4 @@
-"""What of `lightning.Trainer` may be set beside the arguments: a typed list, checked when it is assigned."""
+"""`LightningOptions`: options of `lightning.Trainer` beside the arguments, checked on assignment."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _PROFILERS = ("simple", "advanced", "pytorch", "xla")
 
 
 class LightningOptions(TypedDict, total=False):
-    """Options of `lightning.Trainer` that `Trainer(lightning_options={…})` takes; none of them changes a number.
+    """Options of `lightning.Trainer` for `Trainer(lightning_options={…})`. They do not change any numbers.
 
     Attributes:
-        profiler: `"simple"`, `"advanced"`, `"pytorch"`, `"xla"` or a Profiler: measures fits and evaluations.
-        detect_anomaly: An operation whose gradient is NaN is an error that names it.
-        benchmark: Let cuDNN measure which convolution is the fastest.
-        enable_model_summary: Print the layers and their sizes when a fit begins.
-        max_time: How long a `train()` may take (`"DD:HH:MM:SS"`, a timedelta, or a dict of its keywords); it ends after
-            the update under way, and a checkpoint keeps what was used of it.
-        plugins: A CheckpointIO, or a list of one: writes the files of Lightning's ModelCheckpoint.
+        profiler: `"simple"`, `"advanced"`, `"pytorch"`, `"xla"` or a Profiler. It measures fits and evaluations.
+        detect_anomaly: Raise an error that names an operation whose gradient is NaN.
+        benchmark: Let cuDNN find the fastest convolutions.
+        enable_model_summary: Print the layers and their sizes at the start of a fit.
+        max_time: Time limit of a `train()` (`"DD:HH:MM:SS"`, a timedelta, or a dict of its keywords). Training stops
+            after the current update. Checkpoints store the used time.
+        plugins: A CheckpointIO, or a list of one, which writes the files of Lightning's ModelCheckpoint.
     """
 
     profiler: str | Profiler | None
@@ -41,12 +41,12 @@ class LightningOptions(TypedDict, total=False):
 
 
 class CheckedOptions(UserDict[str, object]):
-    """Options that are checked when they are set, one by one or together.
+    """Options that are checked when set, singly or together.
 
     Raises:
         UnknownArgument: `lightning.Trainer` has no such option.
-        UnsupportedArgument: Something else decides what the option says; the message names it.
-        ArgumentError: The value is none that the option takes.
+        UnsupportedArgument: Another setting decides this. The message names it.
+        ArgumentError: The option does not accept the value.
     """
 
     def __setitem__(self, name: str, value: object) -> None:
@@ -58,24 +58,24 @@ class CheckedOptions(UserDict[str, object]):
         return self
 
     def of_trainers(self) -> dict[str, object]:
-        """Return the keywords of each Lightning trainer; a limit of time is a fit's alone."""
+        """Return the keywords for each Lightning trainer, without the time limit, which is only for fits."""
         return {name: value for name, value in self.items() if name != "max_time" and value is not None}
 
     def timer(self) -> Timer | None:
-        """Return a new callback that ends a fit in time; None without a limit."""
+        """Return a new callback that ends a fit in time, or None without a limit."""
         limit = self.get("max_time")
-        return None if limit is None else Timer(limit)  # type: ignore[arg-type]  # it was checked
+        return None if limit is None else Timer(limit)  # type: ignore[arg-type]  # `check_option` has checked it
 
 
 def checked(options: object) -> CheckedOptions:
-    """Return options that were checked.
+    """Check options and return them.
 
     Raises:
-        ArgumentError: They are no mapping, or one of them cannot be set.
+        ArgumentError: They are not a mapping, or an option cannot be set.
     """
     if not isinstance(options, Mapping):
         raise ArgumentError(
-            f"`{shown('lightning_options', options)}` is no mapping.\n\nHint: {{'profiler': 'simple'}}, for example."
+            f"`{shown('lightning_options', options)}` is not a mapping.\n\nHint: write {{'profiler': 'simple'}}."
         )
     return CheckedOptions(options)
 
@@ -95,11 +95,11 @@ def _refusal(name: str, value: object) -> UnknownArgument | UnsupportedArgument:
         return UnknownArgument(f"`lightning_options` has an unknown name: `{shown(str(name), value)}`.\n\nHint: {hint}")
     way = ELSEWHERE.get(name) or f"`TrainingArguments({_ARGUMENTS[name]})`"
     return UnsupportedArgument(
-        f"`{shown(name, value)}` cannot be set in `lightning_options`.\n\nHint: it is the affair of {way}."
+        f"`{shown(name, value)}` cannot be set in `lightning_options`.\n\nHint: its counterpart here is {way}."
     )
 
 
-# What the arguments say in place of an option.
+# The training arguments to use instead of an option.
 _ARGUMENTS = {
     "max_epochs": "num_train_epochs=…",
     "max_steps": "max_steps=…",
@@ -129,7 +129,7 @@ def _is_duration(value: object) -> bool:
         return True
     try:
         return isinstance(value, (str, timedelta, dict)) and (Timer(value).time_remaining() or 0) > 0
-    except (MisconfigurationException, TypeError):  # texts of another form, keywords that timedelta does not know
+    except (MisconfigurationException, TypeError):  # a malformed text, or a keyword that timedelta lacks
         return False
 
 
@@ -144,6 +144,6 @@ _TAKES: dict[str, tuple[Callable[[object], bool], str]] = {
     "detect_anomaly": _SWITCH,
     "benchmark": _SWITCH,
     "enable_model_summary": _SWITCH,
-    "max_time": (_is_duration, "it takes more than no time: 'DD:HH:MM:SS', a timedelta, or {'minutes': 5}"),
-    "plugins": (_are_plugins, "it takes a CheckpointIO; the arguments decide precision and processes"),
+    "max_time": (_is_duration, "it takes a positive duration: 'DD:HH:MM:SS', a timedelta, or {'minutes': 5}"),
+    "plugins": (_are_plugins, "it takes a CheckpointIO, as the arguments decide precision and processes"),
 }

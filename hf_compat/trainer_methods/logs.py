@@ -1,6 +1,6 @@
-"""Logs and metrics of a run: what is logged when, and the files and tables of results. HF's method names.
+"""Logs and metrics of a run, and the files and tables of results.
 
-Every method is an override point of `transformers.Trainer` under its own name and signature.
+Subclasses may override every method under its name and signature in `transformers.Trainer`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from hf_compat.training_run.flags import log_evaluate_save
 from hf_compat.training_run.loss_log import LoggedValue
 from hf_compat.training_run.run import Trial
 
-# What the log of training holds already.
+# Names that a training log already contains.
 _ENTRIES = frozenset({"loss", "grad_norm", "learning_rate", "epoch", "step", "nonfinite_steps"})
 
 
 class LogMethods(SearchMethods):
-    """The override points around the end of an update, and the public methods for results."""
+    """The overridable methods at the end of an update, and the public methods for results."""
 
     def _maybe_log_save_evaluate(
         self,
@@ -43,7 +43,7 @@ class LogMethods(SearchMethods):
         start_time: float | None = None,
         learning_rate: float | None = None,
     ) -> None:
-        """Log, evaluate and save, in this order, as the control's flags say; before 4.47 there was no `start_time`.
+        """Log, evaluate and save, in this order, according to the control's flags. 4.46 and before lack `start_time`.
 
         Mirrors:
             `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
@@ -60,7 +60,7 @@ class LogMethods(SearchMethods):
             return self._determine_best_metric(metrics=metrics, trial=trial)
 
         def save() -> None:
-            # before 4.47 the method also took the metrics; today's overrides may have them as an optional parameter
+            # before 4.47 the method also took the metrics, which today's overrides may have as an optional parameter
             old = {"metrics": None} if needs_parameter(self._save_checkpoint, "metrics") else {}
             with self._saver.by_flag():
                 self._save_checkpoint(model, trial, **old)
@@ -76,12 +76,12 @@ class LogMethods(SearchMethods):
         start_time: float,
         learning_rate: float | None,
     ) -> None:
-        # A run cuts its data into updates when it begins
+        # A run cuts its data into updates when it starts
         windows, accumulation = self._run.windows, self.args.gradient_accumulation_steps
         if windows is not None and windows.window_size != accumulation:
             warn_once(
-                f"`gradient_accumulation_steps` was set to {accumulation} within the training, which goes on with "
-                f"{windows.window_size}: the data are cut into updates when it begins.\n\n"
+                f"`gradient_accumulation_steps` was set to {accumulation} during training, which continues with "
+                f"{windows.window_size}, as the data are cut into updates at its start.\n\n"
                 "Hint: end the training (`control.should_training_stop`) and call `train()` again."
             )
         rate = self._get_learning_rate() if learning_rate is None else learning_rate
@@ -92,7 +92,7 @@ class LogMethods(SearchMethods):
     def _evaluate(
         self, trial: Trial, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
-        """Evaluate within training, and step a schedule that follows a metric."""
+        """Evaluate within training, and step a schedule that depends on a metric."""
         metrics: dict[str, float] = self.evaluate(ignore_keys=ignore_keys_for_eval)
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if follows_metric(self.lr_scheduler) and not skip_scheduler:
@@ -100,7 +100,7 @@ class LogMethods(SearchMethods):
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Trial) -> bool:
-        """Compare an evaluation with the best one so far, and remember it where it is better.
+        """Compare an evaluation with the best one so far, and store it in the state if it is better.
 
         Returns:
             Whether it is the best so far.
@@ -111,11 +111,11 @@ class LogMethods(SearchMethods):
         return note_best_metric(self.state, self.args, metrics)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log numbers: into `state.log_history`, and to every callback.
+        """Log numbers to `state.log_history` and to every callback.
 
         Args:
-            logs: The numbers; the epoch is added.
-            start_time: Start of training, for the tokens a second where tokens are counted.
+            logs: The numbers. The epoch is added.
+            start_time: Start of training, for the tokens per second if tokens are counted.
 
         Mirrors:
             `transformers.Trainer.log`, 5.23.
@@ -130,34 +130,34 @@ class LogMethods(SearchMethods):
                 logs.update(speed_metrics("train", start_time, num_tokens=new))
         self.state.log_history.append({**loggable(logs), "step": self.state.global_step})
         if self._callbacks.lightning and self.lightning_trainer is not None:
-            note_metrics(self.lightning_trainer, logs)  # so that they may monitor `loss`, too
+            note_metrics(self.lightning_trainer, logs)  # so that callbacks may monitor `loss`, too
         self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
 
     def log_metric(self, name: str, value: LoggedValue, weight: float = 1.0) -> None:
-        """Log a named value beside the loss, from `compute_loss` or `training_step`: its mean until the next log.
+        """Log the mean of a named value since the last log, from `compute_loss` or `training_step`.
 
-        In an evaluation it is averaged over the batches and stands among the metrics, prefixed as they are.
+        In an evaluation the mean over the batches is added to the metrics, with their prefix.
 
         Args:
             name: The name in the logs.
-            value: A number, a tensor (its mean counts; it may stay on its device), or a torchmetrics `Metric` that was
-                updated: it is computed and reset when it is logged.
-            weight: Weight in the mean: the samples of the batch, say.
+            value: A number, a tensor (which adds its mean and may stay on its device), or an updated torchmetrics
+                `Metric`, which is computed and reset when it is logged.
+            weight: Weight in the mean, for instance the samples of the batch.
 
         Raises:
-            ArgumentError: The name is one that the log has already.
+            ArgumentError: The log already contains the name.
         """
         if name in _ENTRIES:
-            raise ArgumentError(f"`log_metric({name!r}, …)`: the log has {name!r} already.\n\nHint: use another name.")
+            raise ArgumentError(f"`log_metric({name!r}, …)`: the log already has {name!r}.\n\nHint: use another name.")
         (self._run.losses.averages if self.model.training else self._evaluator.averages).add(name, value, weight)
 
     def _log_of_lightning(self, metrics: Mapping[str, float], step: int | None) -> None:
-        """Pass on what a Lightning callback logs: into the history, and to the HF callbacks that report."""
+        """Pass values logged by a Lightning callback to the history and to reporting HF callbacks."""
         logs = {name: float(value) for name, value in metrics.items() if name != "epoch"}
         logs["epoch"] = self.state.epoch
         self.state.log_history.append({**logs, "step": self.state.global_step})
         handler = self.callback_handler
-        # Lightning loggers have it from the callback itself; flags stay as they are, a log may still be due
+        # The callback itself writes to Lightning loggers. Flags are kept, as a log may still be due.
         handler.active_ids = frozenset(id(c) for c in handler.callbacks if not isinstance(c, LoggerCallback))
         try:
             self.control = handler.call_event("on_log", self.args, self.state, self.control, logs=logs)
@@ -165,7 +165,7 @@ class LogMethods(SearchMethods):
             handler.active_ids = None
 
     def store_flos(self) -> None:
-        """Move the operations counted since the last call into the state."""
+        """Add the floating-point operations counted since the last call to the state."""
         flos = self.current_flos
         if self.args.world_size > 1:
             flos = self.accelerator.reduce(torch.tensor(flos, device=self.args.device)).item()
@@ -174,7 +174,7 @@ class LogMethods(SearchMethods):
 
     @staticmethod
     def metrics_format(metrics: Mapping[str, object]) -> dict[str, object]:
-        """Give metrics their human form."""
+        """Format metrics for display."""
         return metrics_format(metrics)
 
     def log_metrics(self, split: str, metrics: Mapping[str, object]) -> None:
@@ -182,7 +182,7 @@ class LogMethods(SearchMethods):
 
         Args:
             split: `train`, `eval`, `test` …
-            metrics: What train, evaluate or predict returned.
+            metrics: The result of train, evaluate or predict.
         """
         if not self.is_world_process_zero():
             return
@@ -190,15 +190,15 @@ class LogMethods(SearchMethods):
         names = max((len(str(name)) for name in shown), default=0)
         values = max((len(str(value)) for value in shown.values()), default=0)
         rows = (f"  {name:<{names}} = {shown[name]!s:>{values}}" for name in sorted(shown))
-        print("\n".join([f"***** {split} metrics *****", *rows]))  # noqa: T201 - its job
+        print("\n".join([f"***** {split} metrics *****", *rows]))  # noqa: T201 - as documented
 
     def save_metrics(self, split: str, metrics: Mapping[str, object], combined: bool = True) -> None:
         """Write metrics to `{split}_results.json`, and add them to `all_results.json`.
 
         Args:
             split: `train`, `eval`, `test` …
-            metrics: What train, evaluate or predict returned.
-            combined: Also write `all_results.json`.
+            metrics: The result of train, evaluate or predict.
+            combined: Whether to write `all_results.json`, too.
         """
         if not self.is_world_process_zero():
             return
@@ -215,11 +215,11 @@ class LogMethods(SearchMethods):
             self.state.save_to_json(os.path.join(str(self.args.output_dir), TRAINER_STATE_NAME))
 
     def is_local_process_zero(self) -> bool:
-        """Return whether this is the first process of its machine."""
+        """Whether this is the first process of its machine."""
         return bool(self.args.local_process_index == 0)
 
     def is_world_process_zero(self) -> bool:
-        """Return whether this is the first process of all."""
+        """Whether this is the first process of all."""
         return bool(self.args.process_index == 0)
 
 

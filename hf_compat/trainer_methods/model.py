@@ -1,4 +1,4 @@
-"""What the Trainer finds out about a model, and what the arguments change in one. HF's method names."""
+"""Inspect a Trainer's model, and change it as the arguments ask."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hf_compat.trainer_methods.base import TrainerBase
 
 
 class ModelMethods(TrainerBase):
-    """What depends on the model."""
+    """The methods that depend on the model."""
 
     def _introspect(self) -> None:
-        """Find out what the model takes and returns."""
+        """Inspect the model's inputs and outputs."""
         model = self._model_with_forward()
         accepts = getattr(model, "accepts_loss_kwargs", None)
         accepts = takes_loss_keywords(model) if accepts is None else accepts
@@ -32,32 +32,32 @@ class ModelMethods(TrainerBase):
         if self.args.label_smoothing_factor != 0:
             if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
                 warnings.warn(
-                    "Label smoothing is not compatible with multi-label classification: it is off for this Trainer.",
+                    "Label smoothing is not compatible with multi-label classification and is off for this Trainer.",
                     stacklevel=4,
                 )
             else:
                 self.label_smoother = LabelSmoother(epsilon=self.args.label_smoothing_factor)
 
     def _model_with_forward(self) -> nn.Module:
-        """Return whose forward says what a batch holds and what a loss is divided by."""
+        """Return the module whose forward determines the columns of a batch and the divisor of a loss."""
         return unwrap_peft(self.accelerator.unwrap_model(self.model if self._called is None else self._called))
 
     def compiled(self, model: nn.Module) -> nn.Module:
-        """Return the model compiled as the arguments say, the same form for the same model; as it is without them."""
+        """Compile a model as the arguments ask, once for each model. Without such arguments return it unchanged."""
         held = self._compiled_model
         if held is None or held is model or uncompiled(held) is not model:
             held = self._compiled_model = compiled(model, compilation_of(self.args))
         return held
 
     def _wrapped_between_runs(self) -> nn.Module:
-        """Return what `model_wrapped` is while nothing trains: the model, in the compiled form that it has by then."""
+        """Return `model_wrapped` for the time between runs: the model, compiled if it was."""
         held = self._compiled_model
         return held if held is not None and uncompiled(held) is self.model else self.model
 
     def _set_use_cache(self) -> None:
-        """Set in the model's configuration whether keys and values are cached; it changes gradients' last bits.
+        """Set `use_cache` in the model's configuration, which changes the last bits of gradients.
 
-        None leaves the model's own, but for a model whose activations are computed again, as transformers 4.x.
+        None keeps the model's own value. As in transformers 4.x, activation checkpointing switches the cache off.
         """
         config = getattr(self.model, "config", None)
         if config is not None and self.args.use_cache is not None:

@@ -1,4 +1,4 @@
-"""The Trainer's model: given or made by `model_init`, seeded, put on its device, loaded. HF's method names."""
+"""Set up the Trainer's model: make, seed, place and load it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ logger = SharedLogger(__name__, "transformers.trainer")
 
 
 class ModelSetupMethods(ModelMethods, CheckpointMethods):
-    """What happens to the model before it is trained."""
+    """The steps between receiving a model and training it."""
 
     model_init: Callable[..., nn.Module] | None
     place_model_on_device: bool
     is_model_parallel: bool
-    # as upstream, the Trainer's own copy of the argument: a script may set it before `train()`
+    # as upstream, the Trainer's own copy of the argument, which a script may set before `train()`
     neftune_noise_alpha: float | None
     neftune_hook_handle: EmbeddingNoise | None = None
 
@@ -73,15 +73,15 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
             self._move_model_to_device(model, self.args.device)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """Move a model; one that `device_map` has placed stays where it is."""
+        """Move a model, unless `device_map` has placed it."""
         if getattr(model, "hf_device_map", None) is not None:
-            logger.warning(f"The model stays where its `hf_device_map` has put it; it is not moved to {device}.")
+            logger.warning(f"The model's `hf_device_map` has placed it, so it is not moved to {device}.")
             return
         model.to(device)
 
     def call_model_init(self, trial: Trial = None) -> nn.Module:
-        """Make a model with `model_init`, which takes nothing or the trial."""
-        assert self.model_init is not None  # the callers looked
+        """Make a model with `model_init`, which may accept the trial."""
+        assert self.model_init is not None  # callers have checked it
         count = number_of_arguments(self.model_init)
         if count > 1:
             raise RuntimeError("model_init should have 0 or 1 argument.")
@@ -98,7 +98,7 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
             self._move_model_to_device(self.model, self.args.device)
 
     def _prepare_model_for_training(self, checkpoint: str | None, trial: Trial) -> None:
-        """Make the model where `model_init` does, put it in its place, and load the checkpoint's weights."""
+        """Make the model if `model_init` does, place it, and load the checkpoint's weights."""
         if self.model_init is not None:
             self._init_model_again(trial)
         if self.args.use_liger_kernel:
@@ -108,13 +108,13 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
             self._move_model_to_device(self.model, self.args.device)
         self._enable_activation_checkpointing()
         align_special_tokens(self.model, self.processing_class)
-        # Put NEFTune's noise on the embeddings; it is there until the end of this `train()`
+        # Add NEFTune's noise to the embeddings until the end of this `train()`
         self._remove_neftune_noise()
         strength = self.neftune_noise_alpha
         if strength is not None:
             checks_of(TrainingArguments, TrainingArguments)["neftune_noise_alpha"].read(strength)
             self.neftune_hook_handle = EmbeddingNoise(self.accelerator.unwrap_model(self.model), strength)
-        self._hp_search_setup(trial)  # after the model is made, as upstream: a trial's seed is the next trial's model's
+        self._hp_search_setup(trial)  # after making the model, as upstream, so a trial's seed is for the next model
         weights = self._resumer.weights_alone if checkpoint is None else checkpoint
         if weights is not None:
             with failing_together(CheckpointError):
@@ -123,21 +123,21 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
             self._train_batch_size = read_state(checkpoint).train_batch_size or self._train_batch_size
 
     def _remove_neftune_noise(self) -> None:
-        """Remove the noise, where there is any."""
+        """Remove the noise, if there is any."""
         if self.neftune_hook_handle is not None:
             self.neftune_hook_handle.remove()
             self.neftune_hook_handle = None
 
 
-# What a LightningModule does in a Lightning trainer, and nothing calls in a Trainer.
+# Methods that Lightning calls of a LightningModule, and a Trainer does not.
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step", "configure_optimizers", "configure_model")
 
 
 def _check_lightning_module(model: nn.Module) -> None:
-    """Say which methods of a LightningModule are not called: a Trainer trains it as a plain module.
+    """Warn of a LightningModule's methods that are not called, as a Trainer trains it as a plain module.
 
     Raises:
-        ArgumentError: It is an HFModule, which brings its own arguments.
+        ArgumentError: It is an HFModule, which has its own arguments.
     """
     if not isinstance(model, pl.LightningModule):
         return
@@ -146,6 +146,6 @@ def _check_lightning_module(model: nn.Module) -> None:
     own = [name for name in _STEPS if getattr(type(model), name) is not getattr(pl.LightningModule, name)]
     if own:
         warn_once(
-            f"`model` is a LightningModule: its {', '.join(own)} are not called, the Trainer calls `forward`, which "
-            "returns the loss. Fit it with a `lightning.Trainer`, or override the Trainer's methods."
+            f"`model` is a LightningModule, and its {', '.join(own)} are not called. The Trainer calls `forward`, "
+            "which must return the loss. Fit it with a `lightning.Trainer`, or override the Trainer's methods."
         )

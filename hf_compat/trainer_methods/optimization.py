@@ -1,6 +1,6 @@
-"""Optimizer, schedule, clipping. HF's method names, torch, no events.
+"""Optimizer, schedule and clipping.
 
-Every method is an override point of `transformers.Trainer` under its own name and signature.
+Subclasses may override every method under its name and signature in `transformers.Trainer`.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from hf_compat.runtime.launch import launcher_variables
 from hf_compat.runtime.parameters import parameters_of
 from hf_compat.trainer_methods.base import TrainerBase
 
-# torch's own form: `params` and the options of these.
+# As in torch: `params` and the group's options.
 ParameterGroup: TypeAlias = dict[str, Any]
 
 
 class OptimizationMethods(TrainerBase):
-    """The override points of optimization."""
+    """The overridable methods of optimization."""
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Set `optimizer` and `lr_scheduler` where they are not set yet."""
+        """Set `optimizer` and `lr_scheduler` unless they are set."""
         self.create_optimizer()
         self.optimizer = unprepared(self.optimizer)
         self.create_scheduler(num_training_steps=num_training_steps)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Set `optimizer` where it is not set yet, with weight decay on all parameters but biases and norms.
+        """Set `optimizer` unless it is set, with weight decay on all parameters except biases and norms.
 
         Mirrors:
             `transformers.Trainer.create_optimizer`, 5.23.
@@ -61,7 +61,7 @@ class OptimizationMethods(TrainerBase):
                 {"params": [p for name, p in trained if name in decaying], "weight_decay": self.args.weight_decay},
                 {"params": [p for name, p in trained if name not in decaying], "weight_decay": 0.0},
             ]
-            for name in ("params", "model", "optimizer_dict"):  # a subclass may bring its own parameters
+            for name in ("params", "model", "optimizer_dict"):  # a subclass may return its own parameters
                 groups = keywords.pop(name, groups)
             self.optimizer = optimizer_class(groups, **keywords)
             if wants_embeddings_in_32_bit(optimizer_class, keywords):
@@ -72,7 +72,7 @@ class OptimizationMethods(TrainerBase):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> LRScheduler | GreedyLR | DeepSpeedSchedule:
-        """Set `lr_scheduler` where it is not set yet; the DeepSpeed configuration may ask for one of DeepSpeed's.
+        """Set `lr_scheduler` unless it is set. DeepSpeed's configuration may ask for one of its own.
 
         Mirrors:
             `transformers.Trainer.create_scheduler`, 5.23.
@@ -87,7 +87,7 @@ class OptimizationMethods(TrainerBase):
         elif self.lr_scheduler is None:
             if optimizer is None and isinstance(self.optimizer, LayerWiseDummyOptimizer):
                 self._tell_of_constant_rates()
-            # given an optimizer, each parameter of a layerwise one gets a schedule, as upstream
+            # as upstream, with an optimizer passed each parameter of a layerwise one gets a schedule
             make = make_schedule if optimizer is None else get_scheduler
             own = global_of_trainer("get_scheduler")
             self.lr_scheduler = (own if callable(own) else make)(
@@ -101,23 +101,23 @@ class OptimizationMethods(TrainerBase):
         return self.lr_scheduler
 
     def _tell_of_constant_rates(self) -> None:
-        """Warn that a schedule does not reach the optimizers of single parameters, as in transformers 5."""
+        """Warn that, as in transformers 5, a schedule does not change the optimizers of single parameters."""
         kind = SchedulerType(getattr(self.args.lr_scheduler_type, "value", self.args.lr_scheduler_type))
         if kind != SchedulerType.CONSTANT:
             warn_once(
                 f"`optim={OptimizerNames(self.args.optim).value!r}`: each parameter's optimizer keeps "
-                f"`learning_rate={self.args.learning_rate}`; the schedule {kind.value!r} sets the rate that is logged, "
-                "as in transformers 5.\n\nHint: `lr_scheduler_type='constant'` says the same; a `create_scheduler` "
-                "that returns `get_scheduler(…, optimizer=self.optimizer, …)` gives each parameter a schedule."
+                f"`learning_rate={self.args.learning_rate}`. The schedule {kind.value!r} only sets the logged rate, "
+                "as in transformers 5.\n\nHint: set `lr_scheduler_type='constant'`. Or override `create_scheduler` and "
+                "return `get_scheduler(…, optimizer=self.optimizer, …)`, which gives each parameter a schedule."
             )
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> ClassAndKeywords:
-        """Return the class and keywords that `optim` and `optim_args` ask for."""
+        """Return the optimizer's class and keywords for `optim` and `optim_args`."""
         return optimizers.get_optimizer_cls_and_kwargs(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """List the parameters that weight decay is applied to."""
+        """Return the names of the parameters with weight decay."""
         return optimizers.get_decay_parameter_names(model)
 
     def _get_learning_rate(self) -> float:
@@ -130,17 +130,17 @@ class OptimizationMethods(TrainerBase):
         return rate.item() if isinstance(rate, torch.Tensor) else rate
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
-        """Clip gradients to `max_grad_norm` and return the norm they had."""
+        """Clip gradients to `max_grad_norm`, and return their norm before clipping."""
         return self.accelerator.clip_grad_norm_(parameters_of(model), self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: torch.Tensor | float | None = None) -> torch.Tensor | float:
-        """Return the gradients' norm, measured where clipping has not done so."""
+        """Return the gradients' norm, measured here if clipping has not done so."""
         if grad_norm is None:
             return self.accelerator.clip_grad_norm_(parameters_of(model), float("inf"))
         return grad_norm
 
     def get_num_trainable_parameters(self) -> int:
-        """Count the parameters that are trained."""
+        """Count the trainable parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     def get_learning_rates(self) -> list[float]:

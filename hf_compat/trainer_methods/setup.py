@@ -1,4 +1,4 @@
-"""What a Trainer and native mode set up alike: data, collator, state, counters."""
+"""Set-up shared by the Trainer and native mode: data, collator, state, counters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hf_compat.trainer_methods.base import Dataset, ProcessingClass, TrainerBase
 
 
 class SetupMethods(TrainerBase):
-    """The parts of a constructor that need no model."""
+    """The parts of a constructor that do not need the model."""
 
     def _set_up_data(
         self,
@@ -19,14 +19,14 @@ class SetupMethods(TrainerBase):
         data_collator: Collator | None,
         processing_class: ProcessingClass,
     ) -> None:
-        """Take the data sets; without a collator, tensors are stacked, or padded by the processor."""
+        """Set the data sets and the collator. By default the collator stacks tensors, or the processor pads them."""
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
         pads = processing_class is not None and pads_itself(processing_class)
         self.data_collator = data_collator or (PaddingCollator(processing_class) if pads else default_data_collator)
 
     def _set_up_counters(self) -> None:
-        """Begin with a state in which nothing was trained."""
+        """Set the state and counters of a new run."""
         self.state = TrainerState(
             is_local_process_zero=self.args.local_process_index == 0,
             is_world_process_zero=self.args.process_index == 0,

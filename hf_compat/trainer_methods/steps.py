@@ -1,6 +1,6 @@
-"""One micro-batch: inputs, loss, backward, prediction. HF's method names, torch, no events.
+"""One micro-batch: inputs, loss, backward and prediction.
 
-Every method is an override point of `transformers.Trainer` under its own name and signature.
+Subclasses may override every method under its name and signature in `transformers.Trainer`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from hf_compat.trainer_methods.base import TrainerBase
 
 logger = SharedLogger(__name__, "transformers.trainer")
 
-# A micro-batch by the names of the forward's parameters: tensors, mostly.
+# A micro-batch, mostly tensors, by the names of the forward's parameters.
 Inputs: TypeAlias = dict[str, Any]
 ITEMS = "num_items_in_batch"
-_NO_CONTEXT = contextlib.nullcontext()  # may be entered again, and within itself
+_NO_CONTEXT = contextlib.nullcontext()  # reusable and reentrant
 
 
 class StepMethods(TrainerBase):
-    """The override points of a training and of a prediction step."""
+    """The overridable methods of a training step and of a prediction step."""
 
     def training_step(
         self, model: nn.Module, inputs: Inputs, num_items_in_batch: torch.Tensor | int | None = None
@@ -44,10 +44,10 @@ class StepMethods(TrainerBase):
         Args:
             model: The wrapped model (`model_wrapped`).
             inputs: The micro-batch.
-            num_items_in_batch: Items of the whole window, by which the loss was divided.
+            num_items_in_batch: Number of items in the whole window, which divides the loss.
 
         Returns:
-            The loss, detached, scaled for the window.
+            The detached loss, scaled for the window.
 
         Mirrors:
             `transformers.Trainer.training_step`, 5.23.
@@ -72,14 +72,14 @@ class StepMethods(TrainerBase):
             try:
                 self.accelerator.backward(loss)
             except RuntimeError as error:
-                name_bad_loss(loss, error, model)
+                raise_for_bad_loss(loss, error, model)
                 raise
             return loss.detach()
 
     def _prepare_context_parallel_inputs(
         self, model: nn.Module, inputs: Inputs
     ) -> tuple[Callable[[], AbstractContextManager[None]], Inputs]:
-        """Return what makes the context that a micro-batch with labels runs in, and the inputs: here none, and these.
+        """Return a factory of the context for a micro-batch, here an empty one, and the unchanged inputs.
 
         Mirrors:
             `transformers.Trainer._prepare_context_parallel_inputs`, 5.23.
@@ -90,7 +90,7 @@ class StepMethods(TrainerBase):
         if self.loss_is_scaled_for_ga is not None:
             return self.loss_is_scaled_for_ga
         counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-        # Overrides of 4.45 and before have no place for them
+        # Overrides written for 4.45 or before lack the parameter
         return (counted or self.compute_loss_func is not None) and (
             accepts_keyword(self.compute_loss, ITEMS) and takes_place(self.training_step, ITEMS, 2)
         )
@@ -111,15 +111,15 @@ class StepMethods(TrainerBase):
 
         Args:
             model: The model to call.
-            inputs: The micro-batch; `labels` are taken out where a function other than the model computes the loss.
-            return_outputs: Also return what the model gave.
-            num_items_in_batch: Items of the whole window, handed to models and functions that divide by it.
+            inputs: The micro-batch. `labels` are removed if a function other than the model computes the loss.
+            return_outputs: Whether to return the model's outputs, too.
+            num_items_in_batch: Number of items in the whole window, for models and functions that divide by it.
 
         Returns:
             The loss, or the loss and the outputs.
 
         Raises:
-            LossError: The model gave no loss.
+            LossError: The model returned no loss.
 
         Mirrors:
             `transformers.Trainer.compute_loss`, 5.23.
@@ -132,7 +132,7 @@ class StepMethods(TrainerBase):
         outputs = call_model(model, inputs)
         if self.compute_loss_func is not None:
             if labels is None:
-                logger.warning_once("The inputs have no `labels`: `compute_loss_func` is called with `labels=None`.")
+                logger.warning_once("The inputs have no `labels`, so `compute_loss_func` gets `labels=None`.")
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         elif labels is not None and self.label_smoother is not None:
             shift = is_causal_lm(self.accelerator.unwrap_model(model))
@@ -140,26 +140,26 @@ class StepMethods(TrainerBase):
         else:
             loss = first_loss(outputs, inputs)
         if num_items_in_batch is not None and self._counts_over_processes():
-            loss = loss * self.accelerator.num_processes  # the gradients are averaged over them
+            loss = loss * self.accelerator.num_processes  # gradients are averaged over ranks
         return (loss, outputs) if return_outputs else loss
 
     def _counts_over_processes(self) -> bool:
-        """Return whether a loss is divided by the items of all processes together."""
+        """Whether a loss is divided by the items of all ranks."""
         divides = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         return bool(self.args.average_tokens_across_devices and divides and self.accelerator.num_processes > 1)
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[None]:
-        """Return what the loss is computed under; autocast is around the model's forward already."""
+        """Return the context for the loss. The model's forward already runs under autocast."""
         return self.autocast_smart_context_manager()
 
     def autocast_smart_context_manager(
         self, cache_enabled: bool | None = True
     ) -> contextlib.AbstractContextManager[None]:
-        """Return a context that does nothing, as upstream's does since Accelerate wraps the forward."""
+        """Return an empty context, as upstream has done since Accelerate wraps the forward."""
         return _NO_CONTEXT
 
     def _prepare_input(self, data: Nested) -> Nested:
-        """Put nested tensors on this process's device; an override is asked about every part, as upstream."""
+        """Move nested tensors to this rank's device. As upstream, an override is called for every part."""
         if not is_replaced(self, "_prepare_input", StepMethods):
             return move_to_device(data, self.args.device)
         if isinstance(data, Mapping):
@@ -169,7 +169,7 @@ class StepMethods(TrainerBase):
         return move_to_device(data, self.args.device)
 
     def _prepare_inputs(self, inputs: Inputs) -> Inputs:
-        """Make a micro-batch ready for the model.
+        """Prepare a micro-batch for the model.
 
         Raises:
             DataError: The batch is empty.
@@ -183,7 +183,7 @@ class StepMethods(TrainerBase):
         if is_empty:
             raise DataError(
                 "The batch received was empty, your model won't be able to train on it: the data set has none of the "
-                f"keys that the model takes ({', '.join(self._signature_columns or [])}).\n\n"
+                f"keys that the model accepts ({', '.join(self._signature_columns or [])}).\n\n"
                 "Hint: rename its columns, or set `remove_unused_columns=False`."
             )
         return inputs
@@ -191,27 +191,27 @@ class StepMethods(TrainerBase):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device | None = None
     ) -> tuple[list[Batch], torch.Tensor | int | None]:
-        """Read the micro-batches of one window and count their items.
+        """Read the micro-batches of one window, and count their items.
 
         Returns:
-            The micro-batches (fewer at the end of the data), and the items that the loss is divided by.
+            The micro-batches (fewer at the end of the data), and the number of items that divides the loss.
         """
         batch_samples = list(islice(epoch_iterator, num_batches))
         return batch_samples, self._get_num_items_in_batch(batch_samples, device or self.args.device)
 
     def _get_num_items_in_batch(self, batch_samples: list[Batch], device: torch.device) -> torch.Tensor | int | None:
-        """Count the labels that are targets; None where nothing divides by them."""
+        """Count the labels that are targets. None if no loss is divided by them."""
         if not self.model_accepts_loss_kwargs and self.compute_loss_func is None:
             return None
         if not batch_samples or not isinstance(batch_samples[0], Mapping) or "labels" not in batch_samples[0]:
             return None
         try:
             count = sum(self._targets(batch).ne(-100).sum() for batch in batch_samples)
-        except (TypeError, AttributeError):  # labels that are not one tensor (detection) are not counted
+        except (TypeError, AttributeError):  # labels that are not one tensor, as in detection
             return None
         if self.args.average_tokens_across_devices and isinstance(count, torch.Tensor):
             count = self.accelerator.gather(count.to(device)).sum()
-        # A float, as upstream's is after its division by the ranks that share a batch.
+        # A float, as upstream's count after its division by the ranks that share a batch.
         return count.to(device) / 1 if isinstance(count, torch.Tensor) else count
 
     def _targets(self, batch: Inputs) -> torch.Tensor:
@@ -233,10 +233,10 @@ class StepMethods(TrainerBase):
             model: The model to call.
             inputs: The batch.
             prediction_loss_only: Return the loss only.
-            ignore_keys: Outputs to leave out, where the model gives a mapping.
+            ignore_keys: Outputs to leave out if the model returns a mapping.
 
         Returns:
-            Loss, logits and labels; each may be None.
+            Loss, logits and labels. Each may be None.
 
         Mirrors:
             `transformers.Trainer.prediction_step`, 5.23.
@@ -246,12 +246,12 @@ class StepMethods(TrainerBase):
         with_loss = self._has_loss(inputs)
         inputs = self._prepare_inputs(inputs)
         ignored = self._ignored_keys(ignore_keys)
-        # taken now: compute_loss may take the labels out of the inputs
+        # read now, as compute_loss may remove the labels from the inputs
         labels = self._labels_of(inputs) if with_loss else None
-        with torch.set_grad_enabled(False):  # half of what entering `no_grad` costs
+        with torch.set_grad_enabled(False):  # takes half the time of `no_grad`
             if with_loss:
                 if prediction_loss_only and self.args.use_liger_kernel:
-                    inputs = {**inputs, "skip_logits": True}  # a keyword of the forward that Liger puts in place
+                    inputs = {**inputs, "skip_logits": True}  # a keyword of Liger's forward
                 loss, logits = self._predict_with_loss(model, inputs, ignored)
             else:
                 loss = None
@@ -262,7 +262,7 @@ class StepMethods(TrainerBase):
         return loss, nested_detach(logits[0] if len(logits) == 1 else logits), labels
 
     def _has_loss(self, inputs: Inputs) -> bool:
-        for name in self.label_names:  # written out, as below: this runs at every batch
+        for name in self.label_names:  # a plain loop, as this runs for every batch
             if inputs.get(name) is None:
                 return False
         if self.label_names:
@@ -293,7 +293,7 @@ class StepMethods(TrainerBase):
         return loss, outputs[1:] if named is None else _outputs_without(named, [*ignored, "loss"])
 
     def _track_num_input_tokens(self, inputs: Inputs) -> None:
-        """Add a micro-batch's tokens to `state.num_input_tokens_seen`, where the arguments ask for it."""
+        """Add a micro-batch's tokens to `state.num_input_tokens_seen` if the arguments ask for it."""
         how = str(self.args.include_num_input_tokens_seen)
         if how == "no":
             return
@@ -302,7 +302,7 @@ class StepMethods(TrainerBase):
             among = ", ".join(inputs) if isinstance(inputs, Mapping) else f"a {type(inputs).__name__}"
             logger.warning_once(
                 f"`include_num_input_tokens_seen={how!r}` counts {name!r}, which is not among the inputs "
-                f"({among}): no tokens are counted. Set `main_input_name` on the model."
+                f"({among}), so no tokens are counted. Set `main_input_name` on the model."
             )
             return
         count = self._count_tokens(inputs, name, how)
@@ -324,22 +324,22 @@ class StepMethods(TrainerBase):
         return int(inputs[name].numel())
 
     def floating_point_ops(self, inputs: Inputs) -> int:
-        """Estimate the floating-point operations of forward and backward: 6 for each token and parameter.
+        """Estimate the floating-point operations of forward and backward: 6 per token and parameter.
 
         Mirrors:
             `transformers.Trainer.floating_point_ops`, 5.23: 0 for models that cannot count their parameters.
 
         Differs:
-            Parameters that ZeRO 3 has spread are counted; upstream finds each of them empty.
+            Parameters that ZeRO 3 has sharded are counted. Upstream finds each of them empty.
         """
         name = getattr(self.model, "main_input_name", "input_ids")
         try:
             is_counted = hasattr(self.model, "num_parameters") and name in inputs
-        except (TypeError, RuntimeError):  # a batch without names, for a step of a subclass's own
+        except (TypeError, RuntimeError):  # a batch without names, for an overridden step
             return 0
         if not is_counted:
             return 0
-        # Counted once for each model: walking all parameters at every micro-batch costs as much as a small layer.
+        # Count once for each model. Iterating over all parameters takes as long as a small layer.
         known = self.__dict__.get("_counted_parameters")
         if known is None or known[0] is not self.model:
             known = (self.model, _size_without_embeddings(self.model))
@@ -358,7 +358,7 @@ def call_model(model: nn.Module, inputs: Inputs) -> ModelOutput:
     """Call a model with a batch's values by name.
 
     Raises:
-        DataError: The batch is no mapping of names.
+        DataError: The batch is not a mapping.
     """
     try:
         return model(**inputs)
@@ -368,42 +368,42 @@ def call_model(model: nn.Module, inputs: Inputs) -> ModelOutput:
         raise
 
 
-def name_bad_loss(loss: torch.Tensor, error: Exception, model: nn.Module) -> None:
-    """Raise an error that names why there was no way back from a loss; return where it is not to blame.
+def raise_for_bad_loss(loss: torch.Tensor, error: Exception, model: nn.Module) -> None:
+    """Explain why a loss has no backward pass. Return if the loss is not the cause.
 
     Args:
         loss: The loss.
-        error: What torch has said.
-        model: What was trained.
+        error: The error raised by torch.
+        model: The trained model.
 
     Raises:
-        LossError: The loss is no scalar, or nothing that is trained has gone into it.
+        LossError: The loss is not a scalar, or does not depend on any trainable parameter.
     """
     if loss.numel() != 1:
-        found, hint = f"has the shape {tuple(loss.shape)}, and is no scalar", "take its mean"
+        found, hint = f"has the shape {tuple(loss.shape)}, and is not a scalar", "take its mean"
     elif loss.device.type == "meta":
         found, hint = "is on the meta device, which holds no numbers", "load the model's weights"
     elif not any(parameter.requires_grad for parameter in model.parameters()):
         found = "does not require grad, and no parameter of the model does: all are frozen"
-        hint = "call `requires_grad_(True)` on what is to be trained, before the Trainer is made"
+        hint = "call `requires_grad_(True)` on the parameters to train, before making the Trainer"
     elif not loss.requires_grad:
         found = "does not require grad"
         hint = "compute it from parameters with `requires_grad=True`, without `detach`, `item` or `no_grad`"
     else:
         return
-    raise LossError(f"The loss {found}: there is nothing to train by.\n\nHint: {hint}.") from error
+    raise LossError(f"The loss {found}, so there is no gradient to train with.\n\nHint: {hint}.") from error
 
 
 def checked_loss(loss: object) -> torch.Tensor:
-    """Return what `compute_loss` gave.
+    """Check the result of `compute_loss`, and return it.
 
     Raises:
-        LossError: It is no tensor.
+        LossError: It is not a tensor.
     """
     if not isinstance(loss, torch.Tensor):
         raise LossError(
-            f"`compute_loss` gave {type(loss).__name__}, not a tensor, so there is nothing to train on.\n\n"
-            "Hint: the model has to return its loss first; are the labels among the inputs?"
+            f"`compute_loss` returned {type(loss).__name__}, not a tensor, so there is nothing to train on.\n\n"
+            "Hint: the model has to return its loss first. Are the labels among the inputs?"
         )
     return loss
 
@@ -414,13 +414,13 @@ def first_loss(outputs: ModelOutput, inputs: Inputs) -> torch.Tensor:
     Raises:
         LossError: There is none.
     """
-    if type(outputs) is dict or isinstance(outputs, Mapping):  # an abstract class's question costs a call
+    if type(outputs) is dict or isinstance(outputs, Mapping):  # the first test avoids the slow abstract class
         loss: torch.Tensor | None = outputs.get("loss")
         if loss is None:
             raise LossError(
                 "The model did not return a loss from the inputs, only the following keys: "
                 f"{','.join(outputs.keys())}. For reference, the inputs it received are {','.join(inputs.keys())}.\n\n"
-                "Hint: are the labels among the inputs, under the name that the model takes?"
+                "Hint: are the labels among the inputs, under the name that the model expects?"
             )
         return loss
     if isinstance(outputs, torch.Tensor):
@@ -431,13 +431,13 @@ def first_loss(outputs: ModelOutput, inputs: Inputs) -> torch.Tensor:
         return outputs[0]
     except (TypeError, IndexError, KeyError):
         raise LossError(
-            f"The model returned a {type(outputs).__name__}, which has no loss first.\n\n"
+            f"The model returned a {type(outputs).__name__} that does not start with a loss.\n\n"
             "Hint: return the loss first, in a tuple, or under `loss` in a mapping."
         ) from None
 
 
 def _as_mapping(outputs: ModelOutput) -> Mapping[str, Nested] | None:
-    """Return outputs that have names, as a mapping: a dict, or an object with a `loss` attribute."""
+    """Return named outputs as a mapping: a dict, or the attributes of an object with a `loss`."""
     if type(outputs) is dict or isinstance(outputs, Mapping):
         return outputs
     if not isinstance(outputs, (tuple, list, torch.Tensor)) and hasattr(outputs, "__dict__"):
@@ -449,4 +449,4 @@ def _outputs_without(outputs: ModelOutput, ignored: list[str]) -> Nested:
     named = _as_mapping(outputs)
     if named is None:
         return outputs
-    return tuple([value for key, value in named.items() if key not in ignored])  # a generator costs more
+    return tuple([value for key, value in named.items() if key not in ignored])  # a generator is slower

@@ -1,4 +1,4 @@
-"""The LightningModule of a Trainer: `WindowModule`, with what Lightning's own callbacks ask for."""
+"""The LightningModule of a Trainer: `WindowModule`, prepared for Lightning's own callbacks."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from hf_compat.runtime.process_exit import leave_at_exit
 
 
 class TrainerModule(WindowModule):
-    """The module that a Trainer of ours trains: a step sets the mode of its model itself."""
+    """The module of our Trainer. Its steps set the model's mode themselves."""
 
     def configure_callbacks(self) -> Sequence[pl.Callback] | pl.Callback:
-        """Give Lightning's callbacks what they ask for; Lightning asks this before it checks them."""
+        """Prepare for Lightning's own callbacks, before Lightning checks them."""
         serve_callbacks(self.trainer, self, self.model)
         return super().configure_callbacks()
 
     def setup(self, stage: str) -> None:
-        """Let HF folders be read as checkpoints; leave the other processes in order when this one ends."""
+        """Enable HF folders as checkpoints, and make this rank leave the group cleanly at exit."""
         if self.trainer.world_size > 1:
             leave_at_exit()
         super().setup(stage)
 
     def on_fit_start(self) -> None:
-        """Work with the optimizer that is in force, and train what a resumed callback has given to it."""
+        """Unfreeze the parameters that a resumed callback has added to the optimizer, then start the fit."""
         thaw_optimized(self.trainer)
         super().on_fit_start()
 
     def on_validation_model_train(self) -> None:
-        """Stay in eval mode: values that steps log in eval mode are the evaluation's."""
+        """Stay in eval mode, as values logged in eval mode belong to the evaluation."""
 
     on_test_model_train = on_validation_model_train
 
 
 class FSDP2Module(TrainerModule):
-    """The same, whose model is sharded before its optimizer is made."""
+    """The same for FSDP 2: the model is sharded before its optimizer is made."""
 
     def configure_model(self) -> None:
-        """Shard the model as the strategy's plan says."""
+        """Shard the model according to the strategy's plan."""
         strategy: Any = self.trainer.strategy
         strategy.shard(self.model)
 
 
 def make_module(plan: LightningPlan, model: nn.Module, steps: TrainingSteps) -> TrainerModule:
-    """Return the module that goes with a plan's strategy."""
+    """Make the module for a plan's strategy."""
     return (FSDP2Module if plan.strategy == "fsdp2" else TrainerModule)(model, steps=steps)

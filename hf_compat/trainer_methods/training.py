@@ -1,4 +1,4 @@
-"""One training from its loader to its summary: plan, build, let Lightning fit, finish. HF's method names."""
+"""One training, from its loader to its summary: plan, build, fit, finish."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingMethods(WindowMethods, CheckpointMethods, DataloaderMethods, OptimizationMethods, UpstreamHooks):
-    """The order of things in one call of `train()`."""
+    """The sequence of one `train()` call."""
 
     def _inner_training_loop(
         self,
@@ -39,7 +39,7 @@ class TrainingMethods(WindowMethods, CheckpointMethods, DataloaderMethods, Optim
         trial: Trial = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
-        """Fit once: load data, plan, let Lightning train, finish."""
+        """Fit once: load data, plan, train with Lightning, finish."""
         args = self.args if args is None else args
         self.accelerator.free_memory()
         if args.auto_find_batch_size and batch_size is not None:
@@ -50,7 +50,7 @@ class TrainingMethods(WindowMethods, CheckpointMethods, DataloaderMethods, Optim
         counts = self.run_counts(args, loader)  # an override may return a plain tuple
         if args.world_size > 1:
             refuse_differences({"updates that the training data give": repr(counts.max_updates)}, "training data")
-        if self._created_lr_scheduler:  # its length may be another one this time
+        if self._created_lr_scheduler:  # its length may have changed
             self.lr_scheduler, self._created_lr_scheduler = None, False
         with failing_together(CheckpointError, self._resumer.is_loading):
             self._init_training_state(
@@ -82,10 +82,10 @@ class TrainingMethods(WindowMethods, CheckpointMethods, DataloaderMethods, Optim
         resume_from_checkpoint: str | None,
         trial: Trial,
     ) -> tuple[int, int]:
-        """Set the state of a run, from a checkpoint where there is one.
+        """Set the state of a run, from a checkpoint if there is one.
 
         Returns:
-            Whole epochs that the checkpoint has behind it, and micro-batches of the next; `resume_point` knows better.
+            Whole epochs of the checkpoint, and micro-batches of the next. `resume_point` is more exact.
 
         Mirrors:
             `transformers.Trainer._init_training_state`, 5.23.
@@ -101,19 +101,19 @@ class TrainingMethods(WindowMethods, CheckpointMethods, DataloaderMethods, Optim
         return epochs, 0 if self.args.ignore_data_skip else updates * self.args.gradient_accumulation_steps
 
     def _finalize_training(self, trial: Trial, num_train_samples: float, start_time: float) -> TrainOutput:
-        """Log the run's summary, load the best model, rotate, and tell that training is over."""
+        """Log the run's summary, load the best model, rotate, and fire `on_train_end`."""
         agree(self._saver.background.settle())
         log_line("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
         self._pushes.push_what_was_written()
         if self.is_world_process_zero():
             forget_requeue(str(self.args.output_dir))
         train_loss = self._run.losses.mean(self.state.global_step)
-        updates = self.state.global_step - self._run.updates_before  # durations are this call's alone
+        updates = self.state.global_step - self._run.updates_before  # the durations cover this call only
         samples = num_train_samples * updates / max(self.state.max_steps, 1)
         self.store_flos()
         nonfinite = self._run.losses.nonfinite_over_processes()
         metrics = run_summary(start_time, samples, updates, self.state.total_flos, train_loss, nonfinite)
-        if not self._memory_tracker.skip_memory_metrics:  # transformers 4 knows no stage of this method's name
+        if not self._memory_tracker.skip_memory_metrics:  # name the stage, as transformers 4 cannot derive it here
             self._memory_tracker.stop("train")
             self._memory_tracker.update_metrics("train", metrics)
         self.log(metrics)

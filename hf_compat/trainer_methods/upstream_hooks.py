@@ -1,6 +1,6 @@
-"""Methods of upstream's Trainer that subclasses override: called when upstream calls them, or refused with the class.
+"""Methods of upstream's Trainer that subclasses override. They are called as upstream calls them, or refused.
 
-Under HF's names. What has no machinery here does nothing by itself; an override is called all the same.
+Methods without a function here do nothing, but their overrides are called.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Loader: TypeAlias = DataLoader[object]
 
 
 class UnmeasuredMemory:
-    """Stands where transformers' `TrainerMemoryTracker` stands, and measures nothing."""
+    """Replaces transformers' `TrainerMemoryTracker` and measures nothing."""
 
     skip_memory_metrics = True
     peak_monitoring = False
@@ -51,10 +51,10 @@ class UnmeasuredMemory:
 
 
 def memory_tracker(skip_memory_metrics: bool) -> UnmeasuredMemory:
-    """Return what measures the memory of a Trainer's stages: transformers' own tracker, where it is asked for."""
+    """Return a tracker of the memory in a Trainer's stages: transformers' own if `skip_memory_metrics` is False."""
     missing = [package for package in ("transformers", "psutil") if not is_installed(package)]
     if missing and not skip_memory_metrics:
-        told = f"transformers measures memory by psutil; not installed: {', '.join(missing)}"
+        told = f"transformers measures memory with psutil, and these are not installed: {', '.join(missing)}"
         way_out = f"Install it: `pip install {' '.join(missing)}`."
         warnings.warn(
             f"`skip_memory_metrics=False` has no effect: {told}. {way_out}", InertArgumentWarning, stacklevel=3
@@ -66,15 +66,15 @@ def memory_tracker(skip_memory_metrics: bool) -> UnmeasuredMemory:
 
 
 class UpstreamHooks(TrainerBase):
-    """Override points, and attributes that subclasses read, which are here for subclasses alone."""
+    """Overridable methods and attributes that exist only for subclasses."""
 
     is_fsdp_xla_enabled = is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = False
     is_distributed_loading_by_transformers = False
-    # Of 4.x, for a `training_step` or `prediction_step` that was copied from there: Accelerate does all of it.
+    # From 4.x, for a copied `training_step` or `prediction_step`. Accelerate's facade does all of it.
     use_amp = use_apex = use_cuda_amp = use_cpu_amp = do_grad_scaling = is_tp_enabled = False
     sharded_ddp = _mixed_mesh_grads = None
-    _loggers_initialized = False  # as upstream: nothing there changes it
-    _memory_tracker = UnmeasuredMemory()  # the constructor makes the one in force
+    _loggers_initialized = False  # constant, as upstream
+    _memory_tracker = UnmeasuredMemory()  # the constructor sets the active one
 
     def prediction_loop(
         self,
@@ -84,9 +84,9 @@ class UpstreamHooks(TrainerBase):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Do what `evaluation_loop` does, for overrides of `evaluate` that call the loop by its name of 3.x and 4.x.
+        """Call `evaluation_loop`, for overrides of `evaluate` that use the loop's name of 3.x and 4.x.
 
-        Nothing here calls it: an override of it is warned of.
+        This package never calls it, so an override causes a warning.
 
         Mirrors:
             `transformers.Trainer.prediction_loop`, 4.57.
@@ -97,27 +97,27 @@ class UpstreamHooks(TrainerBase):
         """Refuse a class with an override that would silently not be called.
 
         Raises:
-            OverrideError: The message names the method and the way out.
+            OverrideError: The message names the method and an alternative.
         """
         super().__init_subclass__(**kwargs)
         _look_for_overrides(cls, cls.__name__, vars(cls))
 
     def _refuse_late_overrides(self) -> None:
-        """Refuse what was put on this Trainer, or on a class that was made before, and would silently not be called.
+        """Refuse a late override, on this Trainer or on an earlier class, that would silently not be called.
 
         Raises:
-            OverrideError: The message names the method and the way out.
-            CallbackError: The handler of callbacks is none of ours.
+            OverrideError: The message names the method and an alternative.
+            CallbackError: The callback handler is not one of ours.
         """
         handler: object = self.callback_handler
         if not isinstance(handler, CallbackHandler):
             kind = type(handler)
             raise CallbackError(
-                f"`trainer.callback_handler` is a {kind.__module__}.{kind.__qualname__}, made from another class than "
-                "ours.\n\nHint: inherit `hf_compat.trainer_callback.CallbackHandler`, or start the script by "
+                f"`trainer.callback_handler` is a {kind.__module__}.{kind.__qualname__}, which does not inherit from "
+                "ours.\n\nHint: inherit from `hf_compat.trainer_callback.CallbackHandler`, or start the script with "
                 "`hf-compat run`."
             )
-        handler.requestable_kwargs["trainer"] = self  # a handler of the script's own knows no Trainer
+        handler.requestable_kwargs["trainer"] = self  # a script's own handler may lack it
         ours = [kind for kind in type(self).__mro__ if kind.__module__.partition(".")[0] == "hf_compat"]
         found = {name: value for one in (*reversed(ours), self) for name, value in vars(one).items()}
         put_there = {
@@ -128,7 +128,7 @@ class UpstreamHooks(TrainerBase):
         _look_for_overrides(self, type(self).__name__, put_there)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Make `self.accelerator`; called by the constructor when the model and the arguments are there.
+        """Make `self.accelerator`. The constructor calls this once model and arguments are set.
 
         Mirrors:
             `transformers.Trainer.create_accelerator_and_postprocess`, 5.23.
@@ -138,10 +138,10 @@ class UpstreamHooks(TrainerBase):
         self.gather_function: Callable[..., Nested] = self.accelerator.gather_for_metrics
 
     def _take_accelerator(self) -> None:
-        """Have `self.accelerator` made; of Accelerate's own, which an override makes, the data options are taken over.
+        """Make `self.accelerator`. If an override makes Accelerate's own, copy its data options.
 
         Warns:
-            HfCompatWarning: An override has made one: Lightning trains.
+            HfCompatWarning: An override has made one, but Lightning trains.
         """
         self.create_accelerator_and_postprocess()
         made: object = self.accelerator
@@ -153,9 +153,9 @@ class UpstreamHooks(TrainerBase):
         options = ", ".join(f"{name}={value!r}" for name, value in said.items())
         warn_once(
             f"{type(self).__name__}.create_accelerator_and_postprocess makes an {type(made).__name__} of "
-            f"{type(made).__module__.partition('.')[0]}, and Lightning trains here. Its options of data loaders are "
-            f"taken over ({options}), no other is.\n\n"
-            "Hint: leave the method out; set `accelerator_config`, and the arguments `ddp_*`, `fsdp` and `deepspeed`."
+            f"{type(made).__module__.partition('.')[0]}, but Lightning trains here. Only its data loader options are "
+            f"used ({options}).\n\n"
+            "Hint: remove the method, and set `accelerator_config` and the arguments `ddp_*`, `fsdp` and `deepspeed`."
         )
         UpstreamHooks.create_accelerator_and_postprocess(self)
 
@@ -163,34 +163,34 @@ class UpstreamHooks(TrainerBase):
         return model is self.model or model is self.__dict__.get("model_wrapped")
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Loader | None = None) -> nn.Module:
-        """Return the model that a fit or an evaluation runs: the same one, Lightning's strategy wraps it."""
+        """Return the model for a fit or an evaluation, unchanged, as Lightning's strategy wraps it."""
         return model
 
     def _let_wrap_model(self, training: bool) -> None:
         """Call `_wrap_model` as upstream does.
 
         Raises:
-            OverrideError: It has returned another model: Lightning's strategy would not train that.
+            OverrideError: It returned another model, which Lightning's strategy would not train.
         """
         model = self.model_wrapped if training else self.model
         wrapped = self._wrap_model(model) if training else self._wrap_model(model, training=False)
         if wrapped is not model:
             raise OverrideError(
-                f"{type(self).__name__}._wrap_model has returned a {type(wrapped).__name__} around the model; here "
+                f"{type(self).__name__}._wrap_model returned a {type(wrapped).__name__} around the model, but here "
                 "Lightning's strategy wraps it.\n\n"
-                "Hint: give the Trainer the model as it is to be trained, or set the arguments `ddp_*` and `fsdp`."
+                "Hint: pass the final model to the Trainer, or set the arguments `ddp_*` and `fsdp`."
             )
 
     def _nested_gather(self, tensors: Nested, name: str | None = None) -> Nested:
-        """Return nested tensors of all processes, one after the other; numbers become vectors.
+        """Concatenate nested tensors of all ranks. Scalars become vectors.
 
         Mirrors:
-            `transformers.Trainer._nested_gather`, 4.57: overrides that copy parts of that release's loop call it.
+            `transformers.Trainer._nested_gather`, 4.57, which overrides with copied parts of that release's loop call.
         """
         return self.accelerator.gather(tensors) if tensors is not None else None
 
     def _gather_and_numpify(self, tensors: Nested, name: str | None = None) -> Nested:
-        """Return nested tensors of all processes as NumPy's.
+        """Concatenate nested tensors of all ranks, as NumPy arrays.
 
         Mirrors:
             `transformers.Trainer._gather_and_numpify`, 4.57.
@@ -198,7 +198,7 @@ class UpstreamHooks(TrainerBase):
         return nested_numpify(self._nested_gather(tensors, name)) if tensors is not None else None
 
     def _align_special_tokens(self) -> None:
-        """Copy the tokenizer's special tokens into the model's configurations, as the constructor has done.
+        """Copy the tokenizer's special tokens into the model's configurations, as the constructor does.
 
         Mirrors:
             `transformers.Trainer._align_special_tokens`, 5.0.
@@ -207,7 +207,7 @@ class UpstreamHooks(TrainerBase):
 
     @staticmethod
     def num_tokens(train_dl: Loader, max_steps: int | None = None) -> int:
-        """Return the tokens of a loader's batches, or of `max_steps` times its first one.
+        """Return the number of tokens in a loader's batches, or `max_steps` times that of its first one.
 
         Mirrors:
             `transformers.Trainer.num_tokens`, 5.0.
@@ -216,11 +216,11 @@ class UpstreamHooks(TrainerBase):
         return int(sum(counts) if max_steps is None else next(counts, 0) * max_steps)
 
     def _has_mixed_mesh_grads(self, model: nn.Module) -> bool:
-        """Return False: for a `_clip_grad_norm` that is copied from 5.23."""
+        """Return False, for a `_clip_grad_norm` copied from 5.23."""
         return False
 
     def _pad_across_processes(self, tensor: Nested, pad_index: int = -100) -> Nested:
-        """Return nested tensors as long, in their second dimension, as the longest of any process.
+        """Pad nested tensors in their second dimension to the longest of all ranks.
 
         Mirrors:
             `transformers.Trainer._pad_across_processes`, 4.30.
@@ -228,11 +228,11 @@ class UpstreamHooks(TrainerBase):
         return self.accelerator.pad_across_processes(tensor, dim=1, pad_index=pad_index)
 
     def _update_auto_batch_size(self, batch_size: int) -> None:
-        """Take the micro-batch that `auto_find_batch_size` tries next."""
+        """Set the micro-batch size that `auto_find_batch_size` tries next."""
         self._train_batch_size = batch_size
 
 
-# What is not defined above says so when it is read.
+# Names not defined above raise an error that explains this when they are read.
 for _name, _way_out in {**ABSENT, **FORMER_METHODS, **REFUSED_OVERRIDES}.items():
     if not hasattr(UpstreamHooks, _name):
         setattr(UpstreamHooks, _name, Absent(_name, _way_out))
@@ -243,11 +243,11 @@ def _look_for_overrides(holder: object, called: str, own: Collection[str]) -> No
         method = getattr(holder, name, None)
         if method is not None and home_of(method).partition(".")[0] != "hf_compat":
             raise OverrideError(
-                f"{called} overrides `{name}`, which nothing calls here: the engine is Lightning's.\n\nHint: {way_out}."
+                f"{called} overrides `{name}`, which is never called, as Lightning runs the loop.\n\nHint: {way_out}."
             )
     for name in (name for name in FORMER_METHODS if name in own):
         warn_once(
-            f"{called} has a method `{name}`, which an older release of transformers called for each run; "
-            "neither 5.23 nor hf_compat calls it.\n\n"
-            f"Hint: {FORMER_METHODS[name]}; if your own code calls it, all is well."
+            f"{called} has a method `{name}`, which an older release of transformers called in each run. "
+            "Neither 5.23 nor hf_compat calls it.\n\n"
+            f"Hint: {FORMER_METHODS[name]}. Ignore this if your own code calls the method."
         )

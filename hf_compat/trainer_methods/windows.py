@@ -1,4 +1,4 @@
-"""The run's counts, and the training data cut into updates: for the Trainer and for native mode. HF's method names."""
+"""The run's counts, and the training data cut into updates, for the Trainer and for native mode."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hf_compat.trainer_methods.base import TrainerBase
 
 
 class WindowMethods(TrainerBase):
-    """How a run counts its updates and cuts its data into them."""
+    """The methods that count a run's updates and cut its data into them."""
 
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: Loader, total_train_batch_size: int | None = None
     ) -> RunCounts:
-        """Work out the counts of a run.
+        """Compute the counts of a run.
 
         Args:
             args: The arguments.
             dataloader: The training loader.
-            total_train_batch_size: Samples of an update, which 4.57 and 5.0 hand over; by default they are worked out.
+            total_train_batch_size: Samples in an update, which 4.57 and 5.0 pass. Computed by default.
 
         Mirrors:
             `transformers.Trainer.set_initial_training_values`, 5.23.
@@ -38,27 +38,27 @@ class WindowMethods(TrainerBase):
         )
 
     def run_counts(self, args: TrainingArguments, dataloader: Loader) -> RunCounts:
-        """Return the counts that an override of any era gives, which may be a plain tuple."""
+        """Return the counts as `RunCounts`. An override from any release may return a plain tuple."""
         method = self.set_initial_training_values
         # before 5.0 the method also took the samples of an update
         is_old = needs_parameter(method, "total_train_batch_size")
         return RunCounts(*method(args, dataloader, *([self.get_total_train_batch_size(args)] if is_old else [])))
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
-        """Return the samples of one update over all processes."""
+        """Return the samples in one update over all ranks."""
         processes = args.world_size // self.get_tp_size() // self.get_cp_size() // self.get_sp_size()
         return int(self._train_batch_size * args.gradient_accumulation_steps * processes)
 
     def get_tp_size(self) -> int:
-        """Return the devices that share a tensor: 1."""
+        """Return the number of devices that share a tensor, always 1."""
         return 1
 
     def get_cp_size(self) -> int:
-        """Return the devices that share a sequence's context: 1."""
+        """Return the number of devices that share a sequence's context, always 1."""
         return 1
 
     def get_sp_size(self) -> int:
-        """Return the devices that share a sequence: 1."""
+        """Return the number of devices that share a sequence, always 1."""
         return 1
 
     def _data_cut(self, counts: RunCounts) -> DataCut:
@@ -82,9 +82,9 @@ class WindowMethods(TrainerBase):
         Args:
             loader: The training loader.
             counts: The run's counts.
-            start: Where the run begins.
+            start: The point at which the run starts.
             kind: The class of the windows.
-            restore_rng: Sets the random states of the place where the run goes on; given None, those of the checkpoint.
+            restore_rng: Sets the random states of the start. With None it sets those of the checkpoint.
         """
         # before 4.50 the method took no device
         return kind(

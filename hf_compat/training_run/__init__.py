@@ -1,4 +1,4 @@
-"""One run, from `train()` to its end: the loss log, the best metric, the summary, rotation, and the order of actions.
+"""One call of `train()`: the loss log, the best metric, the summary, rotation, and the order of actions.
 
-HF's words. The Trainer, `HFCallbackAdapter` and native mode use the same functions.
+The Trainer, `HFCallbackAdapter` and native mode use the same functions.
 """

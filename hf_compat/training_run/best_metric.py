@@ -1,4 +1,4 @@
-"""The best evaluation of a run, and the checkpoint that was written of it."""
+"""A run's best evaluation, and the checkpoint saved at it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def tracked_value(metrics: Mapping[str, float], metric_for_best_model: str) -> f
 
     Raises:
         MissingMetric: It is not among the metrics (a `KeyError`).
-        MetricError: It is no number, or the metrics are no mapping.
+        MetricError: It is not a number, or the metrics are not a mapping.
     """
     name = eval_metric_name(metric_for_best_model)
     if not isinstance(metrics, Mapping):  # an override may return anything
         raise MetricError(
-            f"`evaluate` returned {metrics!r}, which is no mapping: {name!r} cannot be looked for in it.\n\n"
+            f"`evaluate` returned {metrics!r}, which is not a mapping with an entry {name!r}.\n\n"
             "Hint: return the metrics, or train without `metric_for_best_model`."
         )
     try:
@@ -40,24 +40,24 @@ def tracked_value(metrics: Mapping[str, float], metric_for_best_model: str) -> f
 
 
 def check_tracked_value(metrics: Mapping[str, float], metric_for_best_model: str | None) -> None:
-    """Refuse a tracked metric that cannot be compared; whether it is there is not looked at.
+    """Refuse a tracked metric that cannot be compared. A missing one is accepted.
 
     Raises:
-        MetricError: It is no number.
+        MetricError: It is not a number.
     """
     if metric_for_best_model is not None and eval_metric_name(metric_for_best_model) in metrics:
         tracked_value(metrics, metric_for_best_model)
 
 
 def note_best_metric(state: TrainerState, args: TrainingArguments, metrics: Mapping[str, float]) -> bool:
-    """Compare an evaluation with the best one so far, and remember it where it is better.
+    """Compare an evaluation with the best one so far, and store it in the state if it is better.
 
     Returns:
-        Whether it is the best so far; False where no metric is tracked.
+        Whether it is the best so far. False if no metric is tracked.
 
     Raises:
         MissingMetric: The tracked metric is not among the metrics.
-        MetricError: It is no number.
+        MetricError: It is not a number.
 
     Mirrors:
         `transformers.Trainer._determine_best_metric`, 5.23.
@@ -81,13 +81,13 @@ def note_best_checkpoint(
     current: str,
     was_written: Callable[[str], bool] = os.path.exists,
 ) -> None:
-    """Remember the checkpoint of the best update where it was written, or is the one that is about to be.
+    """Store the path of the best update's checkpoint in the state, if it was written or is about to be.
 
     Args:
-        state: The run's state, before it goes into the checkpoint.
+        state: The run's state, before it is saved.
         path_of: Returns the path of an update's checkpoint.
         current: Path of the checkpoint that is about to be written.
-        was_written: Whether this run wrote a checkpoint; a folder of that name may be another run's.
+        was_written: Whether this run wrote a checkpoint. A folder of that name may belong to another run.
     """
     if not state.best_global_step:
         return

@@ -1,4 +1,4 @@
-"""States of Lightning callbacks in HF checkpoints: what they add, which weights they put in, and both given back."""
+"""Save and restore the states of Lightning callbacks in HF checkpoints, including weights that they replace."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from hf_compat.checkpoint.run_state import RunState
 
 
 class LightningCallbacks(Protocol):
-    """The callbacks of a Trainer, of which Lightning's have states of their own."""
+    """A Trainer's callbacks, of which Lightning's have states."""
 
     lightning: list[pl.Callback]
 
 
-def ask_callbacks(
+def collect_callback_entries(
     callbacks: Sequence[pl.Callback], trainer: pl.Trainer, module: pl.LightningModule
 ) -> tuple[Weights | None, dict[str, Any]]:
-    """Let Lightning callbacks add to a checkpoint, and change its weights: averages are what should be used.
+    """Call `on_save_checkpoint` of Lightning callbacks, which may replace the weights, for instance by averages.
 
     Returns:
-        The model's weights where a callback has put others in their place, else None; and what was added.
+        The model's weights if a callback has replaced them, else None. Then the added entries.
     """
     asked = [callback for callback in callbacks if _overrides(callback, "on_save_checkpoint")]
     if not asked:
@@ -40,10 +40,10 @@ def ask_callbacks(
     return {name.removeprefix("model."): value for name, value in replaced.items()}, checkpoint
 
 
-def give_back_states(
+def restore_callback_states(
     callbacks: Sequence[pl.Callback], state: RunState, trainer: pl.Trainer, module: pl.LightningModule
 ) -> None:
-    """Give Lightning callbacks the states that they had, and what they had put into the checkpoint."""
+    """Load the callbacks' states and the entries that they added to the checkpoint."""
     for callback in callbacks:
         saved = state.callbacks.get(callback.state_key)
         if saved:
@@ -58,12 +58,12 @@ def _overrides(callback: pl.Callback, hook: str) -> bool:
 
 @contextlib.contextmanager
 def holding(model: nn.Module, weights: Weights | None) -> Iterator[None]:
-    """Let a model hold other weights for a while: those that are to be written."""
+    """Let a model hold other weights within the context, so that they can be written."""
     if weights is None:
         yield
         return
     own = {name: value.clone() for name, value in model.state_dict().items()}
-    if own.keys() != weights.keys():  # pruned weights, which the model holds as weights and masks
+    if own.keys() != weights.keys():  # pruned weights, for which the model has weights and masks
         model.__dict__["state_dict"] = lambda *args, **kwargs: dict(weights)
         try:
             yield

@@ -1,6 +1,6 @@
-"""What happens after an update or an epoch: log → evaluate → save, as the control's flags say.
+"""The actions after an update or an epoch: log → evaluate → save, according to the control's flags.
 
-With several processes the flags of all ranks are made the same first, wherever a callback may set them on one alone.
+With several ranks the flags are synchronized first, wherever a callback may set them on one rank only.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from collections.abc import Iterable
 from hf_compat.hf.callbacks import EVENTS, Callback, TrainerCallback
 from hf_compat.runtime.inspection import home_of
 
-# Modules whose callbacks set no flag of their own before an evaluation, after which the processes agree anyway.
+# Modules whose callbacks set no flag before an evaluation. Ranks synchronize after each evaluation in any case.
 _KNOWN = ("hf_compat.", "transformers.integrations.")
-# What happens before a window is left for a flag's sake.
+# Events before the point at which a flag may end a window early.
 _BEFORE_WINDOWS_END = ("on_train_begin", "on_epoch_begin", "on_step_begin", "on_substep_end")
 
 
 def flag_sources(
     callbacks: Iterable[Callback], has_lightning_callbacks: bool, trainer: object, micro_batches: int
 ) -> FlagSources:
-    """Return when code of the user's own may set a flag.
+    """Find out when user code may set a flag.
 
     Args:
-        callbacks: The HF callbacks of this process.
+        callbacks: The HF callbacks of this rank.
         has_lightning_callbacks: Whether there are Lightning callbacks, which may stop the run.
-        trainer: The Trainer, or its class; methods that are not ours may set flags, too.
-        micro_batches: Micro-batches of an update; a window of one is not left before its end.
+        trainer: The Trainer, or its class. User-defined methods may set flags, too.
+        micro_batches: Micro-batches in an update. A window with one of them cannot end early.
     """
     events = {event for callback in callbacks for event in _events(callback)}
     return FlagSources(
@@ -46,7 +46,7 @@ def flag_sources(
 
 
 def _events(callback: Callback) -> list[str]:
-    """Return the events that a callback of the user's own has a method for."""
+    """Return the events that a user-defined callback has a method for."""
     if _is_known(type(callback)) and vars(callback).keys().isdisjoint(EVENTS):
         return []
     methods = {event: getattr(callback, event, None) for event in EVENTS}
@@ -54,13 +54,13 @@ def _events(callback: Callback) -> list[str]:
 
 
 def _is_empty(method: Callable[..., object], event: str) -> bool:
-    """Return whether a method is the one of the base class, ours or transformers' own."""
+    """Whether a method comes from the base class, ours or transformers' own."""
     function = getattr(method, "__func__", method)
     return function is getattr(TrainerCallback, event) or function.__module__ == "transformers.trainer_callback"
 
 
 def _has_methods_of_user(trainer: object) -> bool:
-    """Return whether a method is the user's: in a subclass, on the object, or in the place of one of our class."""
+    """Whether the user has defined a method: in a subclass, on the object, or in place of one of our class."""
     kind = trainer if isinstance(trainer, type) else type(trainer)
     ours = [one for one in kind.__mro__ if one.__module__.startswith("hf_compat.")]
     return not _is_known(kind) or any(
@@ -79,7 +79,7 @@ FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_eva
 
 
 class Controlled(Protocol):
-    """A run with its arguments and flags; a callback may put another control in place at any event."""
+    """A run with its arguments and flags. A callback may replace the control at any event."""
 
     args: TrainingArguments
     control: TrainerControl
@@ -87,7 +87,7 @@ class Controlled(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlagSources:
-    """When code of the user's own may set a flag: only then do the processes ask each other.
+    """The points at which user code may set a flag, and so at which ranks must synchronize.
 
     Args:
         in_updates: At any event of an update.
@@ -101,15 +101,14 @@ class FlagSources:
 
 
 class FlagAgreement:
-    """Let all processes act on the same flags: one that a process sets holds on all of them.
+    """Synchronizes flags between ranks. A flag set on one rank is set on all.
 
-    A flag that one process alone obeys leaves the others waiting for it until `ddp_timeout`. The arguments set the same
-    flags everywhere, and nothing is asked; where code of the user's own may set one, an update costs one message
-    between the CPUs.
+    Otherwise a rank that obeys a flag alone would leave the others waiting until `ddp_timeout`. The arguments set the
+    same flags on all ranks, which needs no exchange. If user code may set one, an update costs a message between CPUs.
 
     Args:
-        timeout_seconds: How long a process waits for the others.
-        sources: Where this process's flags may come from; what holds for one process holds for all.
+        timeout_seconds: How long a rank waits for the others.
+        sources: Where this rank's flags may be set. The union over all ranks applies.
     """
 
     def __init__(self, timeout_seconds: float = 0.0, sources: FlagSources | None = None) -> None:
@@ -122,7 +121,7 @@ class FlagAgreement:
             )
 
     def agree(self, control: TrainerControl) -> None:
-        """Set every flag that another process has set."""
+        """Set every flag that another rank has set."""
         if self._agreement is None:
             return
         for name, value in zip(FLAGS, self._agreement.highest_each(flags_of(control)), strict=True):
@@ -146,16 +145,16 @@ def log_evaluate_save(
     save: Callable[[], None],
     agreement: FlagAgreement = NO_AGREEMENT,
 ) -> None:
-    """Log, evaluate and save, in this order, as the flags say when it is their turn.
+    """Log, evaluate and save, in this order. Each flag is read just before its action.
 
-    With `save_strategy="best"` an evaluation decides whether to save.
+    With `save_strategy="best"` the evaluation decides whether to save.
 
     Args:
-        run: Whose flags and arguments.
+        run: The owner of flags and arguments.
         log: Logs the loss.
-        evaluate: Evaluates, and returns whether the tracked metric is the best so far.
+        evaluate: Evaluates. Returns whether the tracked metric is the best so far.
         save: Writes a checkpoint.
-        agreement: Makes what these set the same on all processes.
+        agreement: Synchronizes the flags between ranks after each action.
 
     Mirrors:
         `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
@@ -168,7 +167,7 @@ def log_evaluate_save(
         is_best = evaluate()
         if run.args.save_strategy == SaveStrategy.BEST:
             run.control.should_save = is_best
-        agreement.agree(run.control)  # metrics may differ, and with them what is the best or stops early
+        agreement.agree(run.control)  # metrics may differ between ranks, and so may best metric and early stopping
     if run.control.should_save:
         save()
         if agreement.sources.in_updates:

@@ -1,4 +1,4 @@
-"""`LossLog`: the loss of a run, between logs and of the whole run; `StepAverages`: values logged beside it."""
+"""`LossLog`: a run's loss, since the last log and in total. `StepAverages`: the values logged beside it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from hf_compat.runtime.collectives import gather_objects
 
 @runtime_checkable
 class ComputedMetric(Protocol):
-    """A metric that gathers and averages by itself: a torchmetrics `Metric`."""
+    """A metric that gathers and averages its own values, as torchmetrics' `Metric` does."""
 
-    def compute(self) -> Any:  # what a metric computes is its author's choice; `float` has to accept it
+    def compute(self) -> Any:  # whatever the metric's author returns, if `float` accepts it
         """Return the metric's value."""
 
     def reset(self) -> None:
-        """Forget what was gathered."""
+        """Clear the gathered values."""
 
 
 LoggedValue = float | torch.Tensor | ComputedMetric
 
 
-_UNREAD = 256  # updates whose losses lie on the device until somebody reads how many were not finite
+_UNREAD = 256  # updates after which unread losses on a device are reduced to a count of non-finite ones
 
 
 def read_numbers(values: Iterable[torch.Tensor | float]) -> list[float]:
-    """Return scalars as numbers; those of a device are read with one wait."""
+    """Convert scalars to numbers. All tensors of a device are read with a single wait."""
     found = list(values)
     numbers = [0.0] * len(found)
     together: dict[torch.device, list[int]] = {}
@@ -61,7 +61,7 @@ class AveragesState(TypedDict):
 
 
 class StepAverages:
-    """Means of named values since they were last taken."""
+    """Means of named values since the last `take`."""
 
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor | float] = {}
@@ -69,12 +69,12 @@ class StepAverages:
         self._metrics: dict[str, ComputedMetric] = {}
 
     def add(self, name: str, value: LoggedValue, weight: float = 1.0) -> None:
-        """Add a value to a mean, or note a torchmetrics metric that computes its own.
+        """Add a value to a mean, or register a torchmetrics metric that computes its own.
 
         Args:
             name: The name in the logs.
-            value: A number, a tensor (its mean counts), or a torchmetrics `Metric` that was updated.
-            weight: Weight in the mean: the samples of the batch, say.
+            value: A number, a tensor (which adds its mean), or an updated torchmetrics `Metric`.
+            weight: Weight in the mean, for instance the samples of the batch.
         """
         if isinstance(value, torch.Tensor):
             number: float | torch.Tensor = value.detach().float().mean()
@@ -87,13 +87,13 @@ class StepAverages:
         self._weights[name] = self._weights.get(name, 0.0) + weight
 
     def take(self) -> dict[str, float]:
-        """Return the means over all processes, and begin the next ones. Every process has to call it."""
+        """Return the means over all ranks, and start the next ones. Every rank has to call it."""
         own = dict(
             zip(self._sums, zip(read_numbers(self._sums.values()), self._weights.values(), strict=True), strict=True)
         )
         parts: list[dict[str, tuple[float, float]]] = gather_objects(own)
         means = {}
-        for name in dict.fromkeys(name for part in parts for name in part):  # one may have logged what another has not
+        for name in dict.fromkeys(name for part in parts for name in part):  # ranks may have logged different names
             totals, weights = zip(*(part[name] for part in parts if name in part), strict=True)
             means[name] = sum(totals) / sum(weights)
         for name, metric in self._metrics.items():
@@ -108,14 +108,14 @@ class StepAverages:
         return {"sums": sums, "weights": dict(self._weights)}
 
     def load_state_dict(self, state: AveragesState) -> None:
-        """Go on where a state stood."""
+        """Continue from a saved state."""
         self._sums, self._weights = dict(state["sums"]), dict(state["weights"])
 
 
 class LossLogState(TypedDict):
-    """A loss log in plain values, under the names that `run_state.pt` has for them.
+    """A loss log in plain values, under the names in `run_state.pt`.
 
-    Checkpoints of the first versions lack the last two, and have a tensor as `tr_loss`.
+    Checkpoints of the first versions lack the last two, and hold a tensor as `tr_loss`.
     """
 
     tr_loss: float | torch.Tensor
@@ -126,16 +126,16 @@ class LossLogState(TypedDict):
     scalars: NotRequired[AveragesState]
 
 
-def name_bad_loss(loss: object, device: torch.device, error: Exception) -> None:
-    """Raise an error that names what is wrong with a step's loss that could not be added; return where nothing is.
+def raise_for_bad_loss(loss: object, device: torch.device, error: Exception) -> None:
+    """Explain why a step's loss could not be added. Return if it is a valid loss.
 
     Args:
-        loss: What `training_step` has returned.
-        device: Where losses are added.
-        error: What adding has raised.
+        loss: The result of `training_step`.
+        device: The device on which losses are summed.
+        error: The error raised by the addition.
 
     Raises:
-        LossError: The loss is no tensor, no scalar, or on another device.
+        LossError: The loss is not a tensor, not a scalar, or on another device.
     """
     if not isinstance(loss, torch.Tensor):
         found = f"{loss!r}, not a tensor"
@@ -149,7 +149,7 @@ def name_bad_loss(loss: object, device: torch.device, error: Exception) -> None:
 
 
 class LossLog:
-    """Sum up a run's loss, and give the entries of its logs.
+    """Sums up a run's loss and returns the entries of its logs.
 
     Args:
         device: Device of the sum. Losses are added there, so that no update waits for the device.
@@ -158,13 +158,13 @@ class LossLog:
             (`logging_nan_inf_filter`).
 
     Attributes:
-        since_last_log: The loss summed since the last log: HF's `_tr_loss`. It is added to in place.
-        total: The loss that was logged in this run, as a sum over its updates: HF's `_total_loss_scalar`.
-        last_logged: `global_step` at the last log: HF's `_globalstep_last_logged`.
-        first_update: `global_step` at the start of the run: HF's `_initial_global_step`.
-        nonfinite_updates: Updates in which the filter replaced a loss, as far as they are counted.
+        since_last_log: Sum of the loss since the last log, HF's `_tr_loss`. It is changed in place.
+        total: Sum over updates of the loss that this run has logged, HF's `_total_loss_scalar`.
+        last_logged: `global_step` at the last log, HF's `_globalstep_last_logged`.
+        first_update: `global_step` at the start of the run, HF's `_initial_global_step`.
+        nonfinite_updates: Number of updates in which the filter replaced a loss, as far as counted.
         averages: Means of the values that are logged beside the loss.
-        filter_nonfinite: As above; it may be changed within the run.
+        filter_nonfinite: As above. It may change during the run.
     """
 
     def __init__(self, device: torch.device | str, first_update: int, filter_nonfinite: bool) -> None:
@@ -175,8 +175,8 @@ class LossLog:
         self.averages = StepAverages()
         self.filter_nonfinite = filter_nonfinite
         self._replaced = False  # whether this update has a replaced loss
-        # On a device: the sum of this update's losses as they were, those of updates not counted yet, and how many
-        # not finite ones were among older ones
+        # On a device: the unfiltered loss sum of this update, those of updates not yet counted, and the number of
+        # non-finite ones among older updates
         self._raw: torch.Tensor | None = None
         self._uncounted: list[torch.Tensor] = []
         self._older: torch.Tensor | None = None
@@ -191,11 +191,11 @@ class LossLog:
         try:
             self.since_last_log += self._finite(loss, updates_done) if self.filter_nonfinite else loss
         except (AttributeError, TypeError, RuntimeError) as error:
-            name_bad_loss(loss, self.since_last_log.device, error)
+            raise_for_bad_loss(loss, self.since_last_log.device, error)
             raise
 
     def _finite(self, loss: torch.Tensor, updates_done: int) -> torch.Tensor:
-        """Return the loss, or in its place the mean since the last log where it is not finite.
+        """Return the loss. If it is not finite, return the mean since the last log.
 
         Mirrors:
             `transformers.Trainer._run_epoch`, 5.23, `logging_nan_inf_filter`.
@@ -208,7 +208,7 @@ class LossLog:
         return self._mean_since_last_log(updates_done)
 
     def _chosen_on_device(self, loss: torch.Tensor, updates_done: int) -> torch.Tensor:
-        """Choose where the loss is: asking for its value would wait for the device at every micro-batch."""
+        """Choose on the loss's device. Reading its value would wait for the device at every micro-batch."""
         self._raw = loss if self._raw is None else self._raw + loss
         return torch.where(loss - loss == 0, loss, self._mean_since_last_log(updates_done))
 
@@ -217,7 +217,7 @@ class LossLog:
         return self.since_last_log if updates == 1 else self.since_last_log / updates
 
     def end_update(self) -> None:
-        """Count the update where a loss of it was replaced."""
+        """Count the update if one of its losses was replaced."""
         self.nonfinite_updates += self._replaced
         self._replaced = False
         if self._raw is None:
@@ -231,7 +231,7 @@ class LossLog:
             self._uncounted = []
 
     def _read(self, *numbers: torch.Tensor | float) -> list[float]:
-        """Return numbers, and count the updates that were not finite: on a device with one wait for all."""
+        """Read numbers and count the non-finite updates, with a single wait for a device."""
         older = [] if self._older is None else [self._older.float()]
         found = read_numbers((*numbers, *older, *self._uncounted))
         rest = found[len(numbers) :]
@@ -249,22 +249,22 @@ class LossLog:
         gather: Callable[[torch.Tensor], torch.Tensor],
         summed: torch.Tensor | None = None,
     ) -> dict[str, float]:
-        """Return the entries of a log, and begin the next sum. Every process has to call it.
+        """Return the entries of a log, and start the next sum. Every rank has to call it.
 
         Args:
-            updates_done: `global_step` now. It is greater than `last_logged`.
-            grad_norm: Norm of the last update's gradients; without one the log has no `grad_norm`.
-            learning_rate: Learning rate of the last update; without one the log has no `learning_rate`.
-            gather: Joins the processes' tensors.
-            summed: The sum to log in place of `since_last_log`; it is set to zero in place.
+            updates_done: The current `global_step`, greater than `last_logged`.
+            grad_norm: Gradient norm of the last update. If None, the log has no `grad_norm`.
+            learning_rate: Learning rate of the last update. If None, the log has no `learning_rate`.
+            gather: Joins the ranks' tensors.
+            summed: The sum to log instead of `since_last_log`. It is set to zero in place.
 
         Returns:
-            `loss`, `grad_norm`, `learning_rate`, `nonfinite_steps` (where there are any), then the averages.
+            `loss`, `grad_norm`, `learning_rate`, `nonfinite_steps` (if there are any), then the averages.
         """
         summed = self.since_last_log if summed is None else summed
         norms = [] if grad_norm is None else [grad_norm]
         loss_sum, *read_norms = self._read(gather(summed).mean(), *norms)
-        summed -= summed  # in place: the run goes on adding to this tensor
+        summed -= summed  # in place, as the run keeps adding to this tensor
         entries = {"loss": loss_sum / (updates_done - self.last_logged)}
         if grad_norm is not None:
             entries["grad_norm"] = read_norms[0] if isinstance(grad_norm, torch.Tensor) else grad_norm
@@ -278,22 +278,22 @@ class LossLog:
         return entries | self.averages.take()
 
     def nonfinite_over_processes(self) -> int:
-        """Return the updates whose loss was replaced, of the process that had most. Every process has to call it."""
+        """Return the largest number of updates with a replaced loss among the ranks. Every rank has to call it."""
         self._read()
         return max(gather_objects(self.nonfinite_updates))
 
     def mean(self, updates_done: int) -> float:
-        """Return the mean loss of an update over the run; what was not logged yet goes into `total`."""
+        """Return the run's mean loss over updates. The sum since the last log moves to `total`."""
         self.total += self._read(self.since_last_log)[0]
         self.since_last_log.zero_()
-        return self.total / max(updates_done - self.first_update, 0.001)  # as upstream, where nothing was trained
+        return self.total / max(updates_done - self.first_update, 0.001)  # as upstream, for a run without updates
 
     def state_dict(self) -> LossLogState:
-        """Return the sums and counts in plain values."""
-        return self.state_and(None)[0]
+        """Return sums and counts in plain values."""
+        return self.state_with(None)[0]
 
-    def state_and(self, number: torch.Tensor | float | None) -> tuple[LossLogState, float | None]:
-        """Return the sums and counts in plain values, and a number that is read together with them."""
+    def state_with(self, number: torch.Tensor | float | None) -> tuple[LossLogState, float | None]:
+        """Return sums and counts in plain values, and a number that is read in the same wait."""
         tr_loss, *read = self._read(self.since_last_log, *([] if number is None else [number]))
         state: LossLogState = {
             "tr_loss": tr_loss,
@@ -306,10 +306,10 @@ class LossLog:
         return state, read[0] if read else None
 
     def load_state_dict(self, state: LossLogState) -> None:
-        """Go on where a state stood.
+        """Continue from a saved state.
 
         Args:
-            state: What `state_dict` returned, or a run state that has its entries among others.
+            state: A result of `state_dict`, or a run state that contains its entries.
         """
         self.since_last_log.fill_(float(state["tr_loss"]))
         self.total = state["total_loss"]

@@ -1,4 +1,4 @@
-"""`OutputFolder`: who saves into a run's folders, and which checkpoints there are this run's."""
+"""`OutputFolder`: locks of the folders that a run saves into. Also finds the run's own checkpoints there."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ logger = logging.getLogger(__name__)
 
 
 class OutputFolder:
-    """The locks of one call of `train`, or of a save outside of it: no other run writes there meanwhile.
+    """The locks of one call of `train`, or of a save outside of it. They keep other runs from writing there.
 
     Attributes:
-        owner: Who saves, the same on every process; None while nothing is taken.
+        owner: The owner of the locks, equal on every rank. None while nothing is locked.
     """
 
     def __init__(self) -> None:
         self.owner: Owner | None = None
-        self._locks: dict[str, RunLock | None] = {}  # by folder; a process that does not save has none
+        self._locks: dict[str, RunLock | None] = {}  # by folder. None on a rank that does not save
 
     def begin(self) -> None:
-        """Give all processes one owner; folders are taken in its name until `release`."""
+        """Set one owner on all ranks. Folders are locked in its name until `release`."""
         self.owner = broadcast_object(Owner.of_this_process())
 
     def take(self, folder: str, should_save: bool) -> None:
-        """Lock a folder, once, and remove what killed runs have left there; every process takes part.
+        """Lock a folder, once, and remove remains of killed runs. Every rank has to call it.
 
         Raises:
             OutputFolderError: Another run saves there, or the folder cannot be written to.
-            ProcessError: That is so where another process of this run saves.
+            ProcessError: Another rank of this run had such an error.
         """
         if folder in self._locks:
             return
         assert self.owner is not None  # `begin` has set it
-        # every node has a process that saves where its disk is its own
+        # with node-local disks, each node has a rank that saves
         lock = RunLock(folder, Owner.of_this_process(self.owner.token)) if should_save else None
-        self._locks[folder] = lock  # at once: where another process fails, it is given back
+        self._locks[folder] = lock  # before acquiring it, so that `release` works if another rank fails
         error: Exception | None = None
         if lock is not None:
             try:
@@ -58,7 +58,7 @@ class OutputFolder:
         agree(error)
 
     def keep(self, folder: str) -> None:
-        """Make sure that a folder is still this run's.
+        """Check that this run still owns a folder.
 
         Raises:
             OutputFolderError: Another run has taken it over.
@@ -75,12 +75,12 @@ class OutputFolder:
                 lock.release()
 
 
-def is_of_run(path: str, run: TrainingRun) -> bool:
-    """Return whether a run, or the one that it resumes, wrote a checkpoint."""
+def is_from_run(path: str, run: TrainingRun) -> bool:
+    """Whether a run, or the one that it resumes, wrote a checkpoint."""
     run_id = manifest.run_of(path)
     if run_id is not None:
         return run_id == run.run_id
-    # of transformers, or of a version before runs had ids: what led to the checkpoint that this run resumes
+    # transformers and our first versions wrote no run ids. Accept checkpoints up to the one that this run resumes
     origin, update = run.checkpoint, names.checkpoint_step(path)
     if origin is None or update is None:
         return False
@@ -89,35 +89,35 @@ def is_of_run(path: str, run: TrainingRun) -> bool:
 
 
 def writer_of_run(run: TrainingRun, folder: str, save_total_limit: int | None) -> Writer:
-    """Return what a manifest says about a run; the first save warns of other runs' checkpoints in the folder."""
+    """Return a manifest's entries about a run. The first save warns of other runs' checkpoints in the folder."""
     if run.turn is None:
         run.turn = manifest.next_turn(folder)
         ours = [path for path in names.list_checkpoints(folder) if manifest.is_ours(path)]
-        others = [os.path.basename(path) for path in ours if not is_of_run(path, run)]
+        others = [os.path.basename(path) for path in ours if not is_from_run(path, run)]
         if others:
             is_one = len(others) == 1
             fate = f"`save_total_limit={save_total_limit}` removes {'it' if is_one else 'them'} first"
             if not save_total_limit:
                 fate = "it stays" if is_one else "they stay"
             comes = "comes" if is_one else "come"
-            logger.warning("%s: %s %s from an earlier run; %s.", folder, ", ".join(others), comes, fate)
+            logger.warning("%s: %s %s from an earlier run, and %s.", folder, ", ".join(others), comes, fate)
     return Writer(run.run_id, run.turn)
 
 
 def saves_checkpoints(args: TrainingArguments) -> bool:
-    """Return whether a training writes checkpoints, at intervals or when it is stopped."""
+    """Whether a training writes checkpoints, at intervals or when stopped."""
     return args.save_strategy != SaveStrategy.NO or args.push_to_hub or args.enable_jit_checkpoint
 
 
 def make_output_folder(args: TrainingArguments, saves: bool) -> None:
-    """Make the output folder, as upstream: callbacks write to it.
+    """Make the output folder, as upstream does, because callbacks write to it.
 
     Args:
-        args: The arguments, which name it.
-        saves: Whether a run will save there. If so, try to write a file: evaluating alone works in a read-only folder.
+        args: The arguments, which name the folder.
+        saves: Whether a run will save there. If so, try to write a file. An evaluation works in a read-only folder.
 
     Raises:
-        OutputFolderError: It cannot be made or written to.
+        OutputFolderError: It cannot be created or written to.
     """
     folder = str(args.output_dir)
     try:
@@ -129,7 +129,7 @@ def make_output_folder(args: TrainingArguments, saves: bool) -> None:
                 pass
     except (OSError, ValueError) as error:
         if not saves:
-            logger.warning("`output_dir=%r` cannot be made (%s); nothing is saved there.", args.output_dir, error)
+            logger.warning("`output_dir=%r` cannot be created (%s), so nothing is saved there.", args.output_dir, error)
             return
         raise OutputFolderError(
             f"`output_dir={folder!r}` cannot be saved to: {error}.\n\n"

@@ -39,7 +39,7 @@ from hf_compat.interop.upstream_log import log_line
 from hf_compat.runtime.collectives import agree, broadcast_object, failing_together
 from hf_compat.runtime.shared_logger import SharedLogger
 from hf_compat.runtime.signals import is_requeued
-from hf_compat.training_run.callback_states import LightningCallbacks, give_back_states
+from hf_compat.training_run.callback_states import LightningCallbacks, restore_callback_states
 from hf_compat.training_run.loss_log import LossLogState
 from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.saver import Saver
@@ -395,7 +395,7 @@ class Resumer:
         run = self._host._run
         assert run.lightning_trainer is not None and run.module is not None  # it is fitting
         if run.resumed is not None:
-            give_back_states(self._host._callbacks.lightning, run.resumed, run.lightning_trainer, run.module)
+            restore_callback_states(self._host._callbacks.lightning, run.resumed, run.lightning_trainer, run.module)
 
     def _load_optimizer_and_schedule(self, checkpoint: str) -> None:
         self._host._load_optimizer_and_scheduler(checkpoint)

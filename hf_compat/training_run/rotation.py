@@ -1,4 +1,4 @@
-"""Rotation: which checkpoints go when a new one was written, and at the end of the run. Pure; HF words only."""
+"""Rotation: choose the checkpoints to delete after a save, and at the end of the run. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 def checkpoints_to_delete(
     oldest_first: Sequence[str], save_total_limit: int | None, keep: Iterable[str | None]
 ) -> list[str]:
-    """Choose what rotation removes: the oldest, without those that are kept whatever their age.
+    """Choose the oldest checkpoints to delete, except those in `keep`.
 
     Args:
-        oldest_first: The checkpoints that count, folders or files.
-        save_total_limit: Checkpoints to keep; None or 0 keeps all.
-        keep: The best one, and the newest or the one just written. None among them means that there is none.
+        oldest_first: All checkpoints, folders or files.
+        save_total_limit: Number of checkpoints to keep. None or 0 keeps all.
+        keep: The best one, and the newest or the one just written. None for one that does not exist.
 
     Mirrors:
         `transformers.trainer_utils.rotate_checkpoints`, 5.23.
 
     Differs:
-        The caller gives the order, by run and update; upstream goes by modification time first.
+        The caller gives the order, by run and update. Upstream sorts by modification time first.
     """
     if save_total_limit is None or save_total_limit <= 0:
         return []
@@ -33,14 +33,14 @@ def checkpoints_to_delete(
 def in_order_of_rotation(
     checkpoints: Mapping[str, int], updates_done: int, of_this_run: Callable[[str], bool]
 ) -> list[str]:
-    """Order checkpoints by how long they are kept; what goes first stands first.
+    """Order checkpoints by when they are deleted, the first one first.
 
-    Those of other runs go first, then those that this run wrote beyond the update where it stands: it was taken back to
-    an earlier checkpoint since. Each of these groups is in the order of updates.
+    Those of other runs come first. Then come those that this run wrote after its current update, before it was resumed
+    from an earlier checkpoint. Each group is sorted by updates.
 
     Args:
         checkpoints: Paths, each with its update.
-        updates_done: Updates that this run has done.
+        updates_done: Updates that this run has made.
         of_this_run: Whether this run wrote a checkpoint.
     """
 
@@ -54,12 +54,12 @@ def in_order_of_rotation(
 def checkpoints_to_delete_at_end(
     checkpoints: Sequence[str], save_total_limit: int | None, best: str | None
 ) -> list[str]:
-    """Choose what goes when the run is over: with a limit of one the best stays alone, as nothing will be resumed.
+    """Choose the checkpoints to delete at the end of a run. With a limit of one, only the best is kept.
 
     Args:
-        checkpoints: The checkpoints that count, folders or files.
-        save_total_limit: Checkpoints to keep.
-        best: The best one; without one all stay.
+        checkpoints: All checkpoints, folders or files.
+        save_total_limit: Number of checkpoints to keep.
+        best: The best one. If None, all are kept.
     """
     return _without(checkpoints, [best]) if save_total_limit == 1 and best is not None else []
 

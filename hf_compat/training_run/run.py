@@ -1,4 +1,4 @@
-"""`TrainingRun`: everything that is born and dies with one `train()`."""
+"""`TrainingRun`: the state of one call of `train()`."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ from hf_compat.training_run.loss_log import LossLog
 logger = logging.getLogger(__name__)
 
 
-Trial = Any  # what a hyperparameter search's library calls a trial
+Trial = Any  # the trial object of a hyperparameter-search library
 
 
 @dataclass(kw_only=True)
 class TrainingRun:
-    """One call of `train()`: what it counts, reads, sums up and goes on from.
+    """The state of one call of `train()`.
 
     Args:
-        losses: The loss since the last log and of the whole run; the named values beside it.
+        losses: The loss since the last log and in total, and the values logged beside it.
         counts: Updates, epochs and samples.
         loader: The training loader.
-        windows: The loader's micro-batches, an update at a time.
-        checkpoint: The folder that the run goes on from.
-        resumed: The run state of that folder; None where it has none.
-        cut: How the data is cut into updates; None where nothing is trained.
-        start: Where the run goes on.
-        run_id: What stands in the manifests of the checkpoints; a run that goes on keeps the id of its checkpoint.
+        windows: The loader's micro-batches, grouped by update.
+        checkpoint: The folder that the run resumes from.
+        resumed: The run state of that folder, or None if it has none.
+        cut: How the data is cut into updates. None without training.
+        start: The point at which the run starts.
+        run_id: The id in the checkpoints' manifests. A resumed run keeps the id of its checkpoint.
         trial: The hyperparameter search's trial.
         ignore_keys_for_eval: Outputs that evaluations within the run leave out.
-        start_time: `time.time()` when the run began, in seconds.
-        updates_before: Updates that are done already when this call begins.
-        tokens_before: Input tokens that are seen already when this call begins.
-        flags: Makes the control's flags the same on all processes.
+        start_time: `time.time()` at the start of the run, in seconds.
+        updates_before: Updates made before this call.
+        tokens_before: Input tokens seen before this call.
+        flags: Synchronizes the control's flags between ranks.
 
     Attributes:
-        moment: What a checkpoint that is written now comes after.
-        grad_norm: Norm of the last update's gradients; None where the epoch has no update yet.
-        learning_rate: Learning rate of the last update, read before the schedule moved on.
-        lightning_trainer: Lightning's trainer while it fits, else None.
-        module: Lightning's module while it fits, else None.
-        evaluated: Evaluation sets whose persistent workers have begun.
-        turn: Which call of `train` this is in the folder that it saves into; None before its first checkpoint.
+        moment: The point within an epoch at which a checkpoint would be written now.
+        grad_norm: Gradient norm of the last update. None before the epoch's first update.
+        learning_rate: Learning rate of the last update, read before the schedule stepped.
+        lightning_trainer: Lightning's trainer during its fit, else None.
+        module: Lightning's module during its fit, else None.
+        evaluated: Evaluation sets whose persistent workers have started.
+        turn: Number of this call of `train` in its output folder. None before its first checkpoint.
     """
 
     losses: LossLog
@@ -90,7 +90,7 @@ class TrainingRun:
     turn: int | None = field(default=None, init=False)
 
     def begin_epoch(self, is_first: bool) -> None:
-        """Forget the last update's figures; an epoch that is resumed has its own, which the log of its end may need."""
+        """Reset the last update's numbers. A resumed epoch restores them, as its final log may need them."""
         position = self.start.position
         resumed = self.resumed if is_first and position is not None and position.is_open else None
         self.grad_norm = None if resumed is None else resumed.grad_norm
@@ -104,18 +104,18 @@ class TrainingRun:
         lightning_callbacks: Sequence[pl.Callback],
         extras: PlainState,
     ) -> RunState | None:
-        """Return what this run needs to go on from here; None where nothing is being trained.
+        """Return the state that a resumed run needs, or None if no training is running.
 
         Args:
             epoch_is_over: A callback is ending the epoch.
-            world_size: Processes.
-            samples_per_micro_batch: Samples of a micro-batch of all processes together.
-            lightning_callbacks: Lightning callbacks, whose states are kept.
-            extras: What they have put into the checkpoint.
+            world_size: Number of ranks.
+            samples_per_micro_batch: Samples of a micro-batch over all ranks.
+            lightning_callbacks: Lightning callbacks whose states are saved.
+            extras: Entries that they have added to the checkpoint.
         """
         if self.lightning_trainer is None or self.windows is None:
             return None
-        losses, grad_norm = self.losses.state_and(self.grad_norm)
+        losses, grad_norm = self.losses.state_with(self.grad_norm)
         return RunState(
             data=self._position(self.windows, self.lightning_trainer, epoch_is_over),
             moment=self.moment,
@@ -134,7 +134,7 @@ class TrainingRun:
 
     @staticmethod
     def _position(windows: Windows, trainer: pl.Trainer, epoch_is_over: bool) -> DataPosition:
-        """Return where the data stands after the updates that the state counts: one in the middle is made again."""
+        """Return the data position after the counted updates. A resumed run repeats an unfinished update."""
         return windows.position_before_last() if is_training_batch(trainer) else windows.position(epoch_is_over)
 
 
@@ -148,22 +148,22 @@ def run_summary(
 ) -> dict[str, float]:
     """Return `train_runtime`, `train_samples_per_second`, `train_steps_per_second`, `total_flos` and `train_loss`.
 
-    Where losses were not finite it also has `nonfinite_steps`, and warns.
+    The summary has `nonfinite_steps`, with a warning, if losses were not finite.
 
     Args:
         start_time: `time.time()` at the start of this call of `train`, in seconds.
-        num_samples: Samples trained in this call; None where they are not known.
+        num_samples: Samples trained on in this call, or None if unknown.
         num_updates: Updates made in this call.
         total_flos: Floating-point operations of the whole run.
         train_loss: Mean loss of the whole run.
-        nonfinite_updates: Updates of the whole run whose loss was NaN or infinite, and was left out of the mean.
+        nonfinite_updates: Updates of the whole run whose loss was NaN or infinite and is left out of the mean.
     """
     speeds = speed_metrics("train", start_time, num_samples=num_samples, num_steps=num_updates)
     summary = {**speeds, "total_flos": total_flos, "train_loss": train_loss}
     if not nonfinite_updates:
         return summary
     logger.warning(
-        "The loss of %d updates was not finite (NaN or infinite); `logging_nan_inf_filter` leaves it out of the logs "
+        "The loss of %d updates was not finite (NaN or infinite). `logging_nan_inf_filter` leaves it out of the logs "
         "and of `train_loss`.",
         nonfinite_updates,
     )

@@ -50,8 +50,8 @@ from hf_compat.runtime.frozen_copies import CopyMemory, LaterCopies, StateCopies
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.rng import read_rng, unpack_rng
 from hf_compat.training_run.best_metric import note_best_checkpoint
-from hf_compat.training_run.callback_states import LightningCallbacks, ask_callbacks, holding
-from hf_compat.training_run.output_folder import OutputFolder, is_of_run, saves_checkpoints, writer_of_run
+from hf_compat.training_run.callback_states import LightningCallbacks, collect_callback_entries, holding
+from hf_compat.training_run.output_folder import OutputFolder, is_from_run, saves_checkpoints, writer_of_run
 from hf_compat.training_run.rotation import checkpoints_to_delete, checkpoints_to_delete_at_end, in_order_of_rotation
 from hf_compat.training_run.run import TrainingRun
 
@@ -228,7 +228,7 @@ class Saver:
                 state,
                 lambda update: names.checkpoint_path(run_dir, update),
                 final,
-                lambda path: os.path.isdir(path) and is_of_run(path, host._run),
+                lambda path: os.path.isdir(path) and is_from_run(path, host._run),
             )
             log_line(f"Saving model checkpoint to {final}")
             stepping_of(host.optimizer).tell_of_saving()
@@ -244,7 +244,9 @@ class Saver:
         run = self._host._run
         if run.module is None or run.lightning_trainer is None:
             return
-        self._weights, extras = ask_callbacks(self._host._callbacks.lightning, run.lightning_trainer, run.module)
+        self._weights, extras = collect_callback_entries(
+            self._host._callbacks.lightning, run.lightning_trainer, run.module
+        )
         for name, value in extras.items():
             plain = as_plain(value)
             if plain is None and value is not None:
@@ -529,7 +531,7 @@ class Saver:
         ours = {
             path: names.checkpoint_step(path) or 0 for path in names.list_checkpoints(run_dir) if manifest.is_ours(path)
         }
-        return in_order_of_rotation(ours, updates_done, lambda path: is_of_run(path, self._host._run))
+        return in_order_of_rotation(ours, updates_done, lambda path: is_from_run(path, self._host._run))
 
     def remove_surplus(self, ordered: list[str], keep: list[str | None]) -> None:
         """Remove what `save_total_limit` has no room for."""

@@ -1,4 +1,4 @@
-"""What has to be the same on every process of a run: arguments, and what the training data give."""
+"""Check that all ranks of a run have the same arguments and the same training data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hf_compat.errors import ArgumentError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.runtime.collectives import gather_objects
 
-# Each shapes what the processes exchange and when, or what each of them does to its copy of the weights.
+# Each affects what ranks exchange and when, or how a rank changes its copy of the weights.
 SHARED_ARGUMENTS = (
     *("max_steps", "num_train_epochs", "per_device_train_batch_size", "per_device_eval_batch_size"),
     *("gradient_accumulation_steps", "auto_find_batch_size", "dataloader_drop_last", "accelerator_config"),
@@ -27,10 +27,10 @@ SHARED_ARGUMENTS = (
 
 
 def differences(by_rank: Sequence[Mapping[str, str]]) -> list[str]:
-    """Say which values differ between the processes.
+    """List the values that differ between ranks.
 
     Args:
-        by_rank: The values of each process, in the order of ranks.
+        by_rank: The values of each rank, in the order of ranks.
 
     Returns:
         A line for each name: `max_steps` is 4 on rank 0, 6 on rank 1.
@@ -47,11 +47,11 @@ def differences(by_rank: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def compare_arguments(args: TrainingArguments, checkpoint: str | bool | None) -> None:
-    """Refuse arguments that differ between the processes, before they wait for each other.
+    """Refuse arguments that differ between ranks, before the ranks wait for each other.
 
     Args:
-        args: This process's arguments.
-        checkpoint: What this process resumes from.
+        args: This rank's arguments.
+        checkpoint: The checkpoint that this rank resumes from.
 
     Raises:
         ArgumentError: The message names arguments, values and ranks.
@@ -65,11 +65,11 @@ def compare_arguments(args: TrainingArguments, checkpoint: str | bool | None) ->
 
 
 def refuse_differences(mine: dict[str, str], what: str) -> None:
-    """Refuse values that differ between the processes.
+    """Refuse values that differ between ranks.
 
     Args:
-        mine: This process's values, as text.
-        what: What they are, for the message.
+        mine: This rank's values, as text.
+        what: Their name in the message.
 
     Raises:
         ArgumentError: The message names values and ranks.
@@ -77,7 +77,7 @@ def refuse_differences(mine: dict[str, str], what: str) -> None:
     found = differences(gather_objects(mine))
     if found:
         raise ArgumentError(
-            f"The processes of this run have different {what}; they would wait for each other in vain.\n"
+            f"The processes of this run have different {what} and would wait for each other forever.\n"
             + "\n".join(f"  {line}" for line in found)
-            + "\n\nHint: give every process the same."
+            + "\n\nHint: pass the same values to every process."
         )

@@ -1,4 +1,4 @@
-"""What adapted callbacks are told, and what Lightning callbacks find as `trainer.logger`."""
+"""The logs that adapted callbacks get, and the logger that Lightning callbacks read as `trainer.logger`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = [
 
 
 class Plain(pl.LightningModule):
-    """A module that knows nothing of HF."""
+    """A plain LightningModule."""
 
     def __init__(self):
         super().__init__()
@@ -109,7 +109,7 @@ def test_a_monitor_in_transformers_trainer_logs_each_rate_once(tmp_path):
 
 
 class Writes(pl.Callback):
-    """Writes with the first tracker of the run."""
+    """Writes with the run's first tracker."""
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.experiment = trainer.logger.experiment
@@ -222,7 +222,7 @@ def test_arguments_that_evaluate_where_nothing_is_validated_are_told_of(tmp_path
         str(tmp_path), eval_strategy="epoch", metric_for_best_model="loss", use_cpu=True, report_to="none"
     )
     adapter = HFCallbackAdapter(EarlyStoppingCallback(2), args=args)
-    with pytest.warns(HfCompatWarning, match="eval_strategy='epoch'.*validates nothing"):
+    with pytest.warns(HfCompatWarning, match="eval_strategy='epoch'.*does not validate"):
         bare_trainer([adapter], tmp_path, max_epochs=1, **LEFT_TO_ARGUMENTS).fit(
             HFModule(Classifier()), HFDataModule(None, rows(8))
         )

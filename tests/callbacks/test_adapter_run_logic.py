@@ -1,4 +1,4 @@
-"""A LightningModule under `HFCallbackAdapter` and the same model under `Trainer`: one run logic, one history."""
+"""A LightningModule under `HFCallbackAdapter` and the same model under `Trainer` share run logic and history."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPEEDS = ("_runtime", "_per_second")
 
 
 class Scored(HandWritten):
-    """Logs an accuracy, too."""
+    """Also logs an accuracy."""
 
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
@@ -36,7 +36,7 @@ def accuracy(prediction):
 
 
 def under_trainer(folder, model, callbacks=(), resume=None, **arguments):
-    """Train with the Trainer; return its state."""
+    """Train with the Trainer. Return its state."""
     train, evaluation = data()
     trainer = hf_compat.Trainer(
         model,
@@ -51,7 +51,7 @@ def under_trainer(folder, model, callbacks=(), resume=None, **arguments):
 
 
 def under_adapter(folder, model, callbacks=(), resume=None, module=Scored, trainer=None, **arguments):
-    """Train with a Lightning trainer; return the adapter's state."""
+    """Train with a Lightning trainer. Return the adapter's state."""
     args = hf_compat.TrainingArguments(str(folder), **{**ARGS, **arguments})
     given = [hf_compat.DefaultFlowCallback(), *(copy.deepcopy(callback) for callback in callbacks)]
     adapter = HFCallbackAdapter(given, args=args)
@@ -83,7 +83,7 @@ def saved(folder):
 
 
 def crossed(tmp_path, model=None, **options):
-    """Train the same model both ways; compare histories, the best evaluation and the checkpoints; return the state."""
+    """Train one model both ways, compare histories, best evaluation and checkpoints, and return the state."""
     torch.manual_seed(0)
     model = Classifier(dropout=0.0) if model is None else model
     theirs = under_trainer(tmp_path / "trainer", copy.deepcopy(model), **options)
@@ -163,7 +163,7 @@ def test_the_best_checkpoint_knows_that_it_is_the_best(tmp_path):
 
 
 class Stop(hf_compat.TrainerCallback):
-    """Stops and saves at an update."""
+    """Saves and stops at one update."""
 
     def __init__(self, update):
         self.update = update

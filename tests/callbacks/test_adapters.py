@@ -1,4 +1,4 @@
-"""HF callbacks in a bare lightning.Trainer, Lightning callbacks in a real transformers.Trainer: the same trace."""
+"""HF callbacks in a plain lightning.Trainer and Lightning callbacks in a real transformers.Trainer: the same trace."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_epoch_stop_and_save_flags_are_obeyed(tmp_path):
     adapter = HFCallbackAdapter(Skip(), args=hf_compat.TrainingArguments(str(tmp_path), use_cpu=True))
     trainer = bare_trainer([adapter], tmp_path, accumulate_grad_batches=1, max_epochs=2, log_every_n_steps=1)
     trainer.fit(HandWritten(Classifier(), updates=12), loaders()[0])
-    # epoch 1 ends after update 1; epoch 2 runs to update 4
+    # epoch 1 ends after update 1, and epoch 2 runs to update 4
     assert adapter.state.global_step == 4 and (tmp_path / "checkpoint-2.ckpt").is_file()
 
 
@@ -176,12 +176,12 @@ def test_what_has_no_event_is_refused_or_warned_about():
 
     with pytest.warns(HfCompatWarning, match="on_after_backward will not be called"):
         LightningCallbackAdapter(Backward())
-    with pytest.raises(CallbackError, match="no Lightning callback"):
+    with pytest.raises(CallbackError, match="not a Lightning callback"):
         LightningCallbackAdapter(hf_compat.EarlyStoppingCallback())
 
 
 def test_an_adapter_in_a_trainer_of_ours_hears_the_metrics(make_args):
-    """It is a Lightning callback like any other there; what it tells is what the Trainer has computed."""
+    """The adapter is an ordinary Lightning callback there. It passes on the Trainer's metrics."""
     heard, (samples, _) = [], data()
 
     class Hears(hf_compat.TrainerCallback):

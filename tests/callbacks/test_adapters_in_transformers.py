@@ -1,4 +1,4 @@
-"""Lightning's callbacks in transformers' own Trainer: each does what it promises, or is refused; states are resumed."""
+"""Lightning's callbacks in transformers' own Trainer either work or are refused. Their states are resumed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stopping():
 
 @pytest.mark.parametrize("resumed_at", [None, 2, 6, 8])
 def test_an_early_stop_counts_on_after_a_resume(tmp_path, resumed_at):
-    """The loss stays as it is: the fifth evaluation is the fourth without an improvement."""
+    """The loss is constant, so the fifth evaluation is the fourth without an improvement."""
     if resumed_at is not None:
         trainer(tmp_path, stopping(), StopAt(resumed_at)).train()
     again = trainer(tmp_path, stopping())
@@ -75,7 +75,7 @@ def test_an_adapter_pickles():
 
 
 class Writer(plc.BasePredictionWriter):
-    """What Lightning leaves to a subclass."""
+    """Implements the method that Lightning leaves to subclasses."""
 
 
 WORK = {
@@ -95,7 +95,7 @@ WORK = {
     "Timer": lambda: plc.Timer(timedelta(hours=1)),
 }  # fmt: skip
 REFUSED = {
-    "BackboneFinetuning": (plc.BackboneFinetuning, "one optimizer of all parameters"),
+    "BackboneFinetuning": (plc.BackboneFinetuning, "one optimizer for all parameters"),
     "BasePredictionWriter": (lambda: Writer("epoch"), "predict"),
     "BatchSizeFinder": (plc.BatchSizeFinder, "batch size"),
     "EMAWeightAveraging": (plc.EMAWeightAveraging, "inside the loops"),

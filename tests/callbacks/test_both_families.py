@@ -1,4 +1,4 @@
-"""Callbacks of transformers and ours that do the same job are one: for adding, removing, and `isinstance`."""
+"""Equivalent callbacks of transformers and ours count as one for adding, removing and `isinstance`."""
 
 from __future__ import annotations
 

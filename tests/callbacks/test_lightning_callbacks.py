@@ -1,4 +1,4 @@
-"""Lightning callbacks in a Trainer's list: each does what it is for, and all see a truthful Lightning trainer."""
+"""Lightning callbacks in a Trainer's list each take effect, and all see a Lightning trainer with true values."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ EVALUATION = """
 
 
 def test_events_and_hooks_interleave_as_documented(make_args):
-    """Two micro-batches an update; evaluations after updates 1 and 2, a checkpoint at 2, then an early stop."""
+    """Two micro-batches an update, evaluations after updates 1 and 2, a checkpoint at 2, then an early stop."""
     trace = []
 
     class StopAtTwo(TrainerCallback):
@@ -235,7 +235,7 @@ def test_timer_stops_the_run(make_args):
 
 
 def test_a_run_whose_time_is_up_already_begins_and_ends(make_args):
-    """Lightning leaves out a fit that is to stop before it starts; HF's callbacks count on `on_train_begin`."""
+    """Lightning skips a fit with `should_stop` set at its start, but HF's callbacks rely on `on_train_begin`."""
     events = []
 
     class Events(TrainerCallback):
@@ -361,7 +361,7 @@ def test_hooks_that_never_come_are_warned_about(make_args):
 
 
 def test_a_mixture_works_together(make_args, tmp_path):
-    """The list of the issue, in one run."""
+    """The callbacks of the issue's list, in one run."""
     keep = plc.ModelCheckpoint(tmp_path / "ckpt", monitor="eval_f1", mode="max")
     trainer = make(
         make_args,

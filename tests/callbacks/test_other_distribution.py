@@ -1,4 +1,4 @@
-"""Callbacks, loggers and data modules of `pytorch_lightning`, the other distribution, work in every door."""
+"""Callbacks, loggers and data modules of `pytorch_lightning`, the other distribution, work at every entry point."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 class Counts(other.Callback):
-    """A callback of a user's own, with a state and a call of `super`."""
+    """A user-defined callback with a state and a call of `super`."""
 
     def __init__(self):
         super().__init__()

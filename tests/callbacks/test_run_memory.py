@@ -1,4 +1,4 @@
-"""`trackers.json` is advice: a damaged or hostile one costs a warning, never a training, and leads nowhere else."""
+"""`trackers.json` is advice. A damaged or hostile one costs a warning, never a training, and names no other folder."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_folder_elsewhere_is_not_followed(way, make_args, tmp_path, caplog, mo
     with open(os.path.join(out, "trackers.json"), "w") as file:
         json.dump({"tensorboard": {"logdir": named}}, file)
     trained(make_args, True)
-    assert os.listdir(elsewhere) == [] and "is not followed" in caplog.text
+    assert os.listdir(elsewhere) == [] and "is ignored" in caplog.text
 
 
 def test_a_folder_that_an_argument_names_is_used_wherever_it_is(make_args, tmp_path):

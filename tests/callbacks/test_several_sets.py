@@ -15,7 +15,7 @@ SETS = {"a": rows(8, seed=1), "b": rows(12, seed=2), "c": rows(4, seed=3)}
 
 
 class Watch(pl.Callback):
-    """Keeps which hooks came, and the losses that are there at the end."""
+    """Records the called hooks, and the losses available at the end."""
 
     def __init__(self, trace):
         self.trace = trace
@@ -140,7 +140,7 @@ def test_an_error_between_two_sets_leaves_the_trainer_usable(make_args):
 
 @pytest.mark.parametrize("within", ["training", "no training"])
 def test_what_a_set_costs_does_not_grow_with_the_sets_before_it(make_args, within, monkeypatch):
-    """Lightning moves each metric that it knows of whenever a trainer ends."""
+    """Lightning moves all its metrics each time a trainer ends."""
     noted, note = [], lean_evaluation.note_metrics
     monkeypatch.setattr(
         lean_evaluation, "note_metrics", lambda trainer, metrics: (noted.append(len(metrics)), note(trainer, metrics))

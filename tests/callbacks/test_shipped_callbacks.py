@@ -1,4 +1,4 @@
-"""Every callback that Lightning ships, in both doors: an effect is asserted, or the refusal before training."""
+"""Every callback that Lightning ships, at both entry points, has its effect or is refused before training."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def outcome(name: str, door: str) -> str:
 
 
 class Rates(pl.Callback):
-    """Keeps the rate of each parameter group after each update."""
+    """Records the learning rate of each parameter group after each update."""
 
     def __init__(self):
         self.kept = []
@@ -285,7 +285,7 @@ def test_two_states_under_one_name_are_refused(door):
 
 # Logs ----------------------------------------------------------------------------------------------------------------
 def logged(run, name):
-    """The values of a name, which a Trainer's history keeps and a native logger gets."""
+    """Return a name's values from a Trainer's history or a native logger."""
     return run.column(name)
 
 
@@ -454,7 +454,7 @@ STATEFUL = {
 
 
 def _shown_state(callback):
-    """What a callback's state says, but for times and paths."""
+    """Return a callback's state without times and paths."""
     kept = ("wait_count", "best_score", "stopped_epoch", "best_model_score", "n_averaged", "latest_update_epoch")
     return {name: value for name, value in callback.state_dict().items() if name in kept}
 

@@ -1,4 +1,4 @@
-"""Every logger that Lightning ships, in both doors: it gets the losses, or the missing package is named."""
+"""Every logger that Lightning ships, at both entry points, gets the losses, or an error names the missing package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
 
 
 class Own(pll.Logger):
-    """A logger of a user's own."""
+    """A user-defined logger."""
 
     name, version = "own", 0
 
@@ -101,7 +101,7 @@ def test_every_logger_of_lightning_is_here():
 
 
 class Ended(Own):
-    """Notes how its runs ended, and what was logged when."""
+    """Records how its runs ended, and when values were logged."""
 
     def __init__(self):
         super().__init__()

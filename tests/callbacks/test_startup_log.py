@@ -1,4 +1,4 @@
-"""The lines that open a run name what it runs on, and how to use the rest of the machine."""
+"""The first lines of a run name its devices, and explain how to use the machine's other GPUs."""
 
 from __future__ import annotations
 

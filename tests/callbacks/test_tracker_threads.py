@@ -1,4 +1,4 @@
-"""Trackers of ours leave no thread behind: after training, evaluation, and errors in either."""
+"""Our trackers end their threads after training, after evaluation, and after errors in either."""
 
 from __future__ import annotations
 

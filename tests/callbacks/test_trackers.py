@@ -1,4 +1,4 @@
-"""TensorBoard and wandb: what the same run leaves under transformers and under us is read back and compared."""
+"""TensorBoard and wandb: a run's files under transformers and under hf_compat are read back and compared."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run(api, folder, tracker, *more, finish="pass", status=0, **environment):
 
 
 def tensorboard_of(folder):
-    """Everything that TensorBoard's reader finds: scalars by tag, and the tags of texts."""
+    """Read scalars by tag, and the tags of texts, with TensorBoard's reader."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
@@ -109,7 +109,7 @@ def test_tensorboard_has_the_same_tags_values_and_steps(tmp_path):
 
 
 def records_of(file):
-    """The records of a .wandb file: LevelDB's log format after seven bytes (wandb 0.31 reads it in Go only)."""
+    """Read the records of a .wandb file: LevelDB's log format after seven bytes (wandb 0.31 reads it in Go only)."""
     data, place, parts = file.read_bytes(), 7, []
     assert data[:4] == b":W&B"
     while place + 7 <= len(data):
@@ -125,7 +125,7 @@ def records_of(file):
 
 
 def wandb_of(folder):
-    """History, summary, configuration and run facts of an offline run's file, in wandb's own messages."""
+    """Read history, summary, configuration and run facts of an offline run's file, in wandb's own messages."""
     from wandb.proto import wandb_internal_pb2
 
     files = sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))
@@ -311,7 +311,7 @@ def test_a_reporter_sees_logs_of_the_model_too(make_args):
 
 
 def test_a_tracker_tells_whether_it_reads_checkpoints(monkeypatch):
-    """A save does not wait for one that reads none; a subclass may read what ours does not."""
+    """A save does not wait for a tracker that reads no checkpoints. A subclass may read some."""
 
     class Copies(trackers_module.WandbCallback):
         def on_save(self, args, state, control, **kwargs): ...

@@ -1,4 +1,4 @@
-"""`train_sampling_strategy="batch_rebalance"`: transformers' batches, on every rank, also where a run goes on."""
+"""`train_sampling_strategy="batch_rebalance"` gives transformers' batches, on every rank and after a resume."""
 
 import random
 
@@ -17,7 +17,7 @@ REBALANCE = {"train_sampling_strategy": "batch_rebalance", "gradient_accumulatio
 
 
 def drawn(seed: int) -> dict:
-    """Draw the settings of a sampler: few samples and many, alike and heavy-tailed lengths."""
+    """Draw a sampler's settings: few samples and many, similar and heavy-tailed lengths."""
     draw = random.Random(seed)
     ranks, turns = draw.choice([1, 1, 2, 3, 6, 10]), draw.choice([1, 2, 3])
     longest = draw.choice([1, 4, 30, 2000])

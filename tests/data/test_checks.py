@@ -1,4 +1,4 @@
-"""Data that cannot be read is named: sets, lengths, samples, batches."""
+"""Errors name unreadable data: data sets, lengths, samples, batches."""
 
 from __future__ import annotations
 
@@ -117,12 +117,12 @@ def test_batches_without_names_train_where_a_subclass_takes_them(make_args, coll
 
 def test_such_batches_are_named_where_nobody_takes_them(make_args):
     trainer = Trainer(toy.Classifier(), make_args(), data_collator=as_tuple, train_dataset=toy.rows())
-    with pytest.raises(DataError, match=r"made a batch that is a tuple; the model takes a mapping.*\n\nHint"):
+    with pytest.raises(DataError, match=r"made a batch that is a tuple, but the model needs a mapping.*\n\nHint"):
         trainer.train()
     trainer = OnTuples(
         toy.Classifier(), make_args(), data_collator=as_tuple, train_dataset=toy.rows(), eval_dataset=toy.rows(4)
     )
-    with pytest.raises(DataError, match="a tuple; `prediction_step` takes a mapping"):
+    with pytest.raises(DataError, match="a tuple, but `prediction_step` needs a mapping"):
         trainer.evaluate()
 
 
@@ -140,7 +140,7 @@ class Stops(toy.Table):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stop_iteration_in_the_data_ends_nothing_in_silence(make_args, workers):
     args = make_args(dataloader_num_workers=workers)
-    with pytest.raises(DataError, match=r"raised StopIteration.*the rest out"):
+    with pytest.raises(DataError, match=r"raised StopIteration.*the rest"):
         Trainer(toy.Classifier(), args, train_dataset=Stops(toy.rows())).train()
     with pytest.raises(DataError, match="raised StopIteration"):
         Trainer(toy.Classifier(), args, eval_dataset=Stops(toy.rows())).evaluate()
@@ -166,7 +166,7 @@ def test_a_length_that_was_promised_is_missed(make_args, caplog):
     trainer = Trainer(toy.Classifier(), make_args(), train_dataset=Short(toy.rows(24)))
     with caplog.at_level("WARNING", logger="hf_compat"):
         assert trainer.train().global_step == 6
-    assert caplog.text.count("6 micro-batches (24 samples), and this one gave 3") == 1
+    assert caplog.text.count("6 micro-batches (24 samples) an epoch, and this one had 3") == 1
 
 
 def test_losses_that_are_none(make_args):

@@ -1,4 +1,4 @@
-"""The options that a loader keeps when it is made again for one process, or for a later start."""
+"""The options that a loader keeps when it is rebuilt for one rank, or for a later start."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_the_trainers_loaders_have_the_arguments_options(make_args, in_order):
 
 
 class Numbers(Dataset):
-    """Gives the numbers that it is asked for: one, or a batch of them."""
+    """Returns the requested numbers, one or a batch of them."""
 
     def __getitem__(self, index):
         return torch.tensor(index)
@@ -52,7 +52,7 @@ class Numbers(Dataset):
 
 
 class BatchesOfALibrary(BatchSampler):
-    """A batch sampler with epochs of its own, as sentence-transformers has them."""
+    """A batch sampler with its own epochs, as in sentence-transformers."""
 
     epoch = 0
 
@@ -91,7 +91,7 @@ def test_what_is_in_a_batch_sampler_is_shuffled_as_accelerate_does(make_args, ra
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_data_set_is_asked_for_a_batch_at_a_time(make_args, ranks):
-    """Accelerate 1.15 fails with this loader in one process, and shuffles each rank by itself in several."""
+    """Accelerate 1.15 fails with this loader in one process, and shuffles each rank separately in several."""
     passes = []
     for rank in range(ranks):
         accelerator = AcceleratorFacade(make_args(data_seed=7))
@@ -125,7 +125,7 @@ def test_a_library_shuffles_the_same_after_resuming(make_args, tmp_path):
 
 
 def test_kept_workers_read_whole_epochs_after_a_resume(tmp_path):
-    """Torch's iterator of persistent workers holds the indices of the pass that it began with: less than an epoch."""
+    """Torch's iterator of persistent workers holds the indices of its first pass, which is less than an epoch."""
     values = {"num_train_epochs": 3, "save_steps": 3, "logging_steps": 1, "per_device_train_batch_size": 2}
     values |= {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
 

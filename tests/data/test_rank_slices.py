@@ -1,4 +1,4 @@
-"""Each rank's slice of the data against the one that Accelerate gives it."""
+"""Each rank's slice of the data against Accelerate's."""
 
 import itertools
 
@@ -54,7 +54,7 @@ def test_batches_of_any_length_are_repeated_whole(rank):
 
 
 def test_a_batch_that_cannot_be_cut_is_refused():
-    with pytest.raises(ArgumentError, match="cuts a batch of 5 into 2 parts"):
+    with pytest.raises(ArgumentError, match="cut a batch of 5 into 2 equal parts"):
         BatchSamplerSlice(BatchSampler(range(9), 5, False), RankSlice(world_size=2, split_batches=True))
 
 

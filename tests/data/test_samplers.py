@@ -1,4 +1,4 @@
-"""Orders of samples against Accelerate's and transformers', and skipping against reading."""
+"""Orders of samples against Accelerate's and transformers', and skipping compared with reading."""
 
 import pytest
 import torch

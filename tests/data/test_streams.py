@@ -1,4 +1,4 @@
-"""Resuming iterable data: by its own position where it knows one, else by reading up to it; exact in every case."""
+"""Resuming iterable data is exact, by its own position or by reading up to the position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hf_compat import Trainer, set_seed
 
 
 class Positioned(toy.Stream):
-    """A stream that knows where it stands, and counts what is read of it."""
+    """A stateful stream that counts its reads."""
 
     def __init__(self, samples):
         super().__init__(samples)

@@ -1,4 +1,4 @@
-"""Reading from torch's loader: the same batches as `next`, and a profiler that runs sees each read."""
+"""Reading from torch's loader gives the batches of `next`, and a running profiler records each read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_same_batches_as_next(workers):
 
 
 def test_a_profiler_sees_reads_while_it_runs():
-    """Also one that starts in the middle of a pass."""
+    """This includes a profiler that starts in the middle of a pass."""
     batches = iter(PreparedDataLoader(toy.rows(12), batch_size=2))
     next(batches)  # two are read: one ahead
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
@@ -53,7 +53,7 @@ def test_iterators_of_somebody_else_are_asked_themselves():
 
 
 def test_what_torch_patches_is_asked(monkeypatch):
-    """A library that replaces the method of torch's class is not passed over."""
+    """A library may replace the method of torch's class."""
     base = type(iter(DataLoader([1]))).__mro__[1]
     own, seen = base.__next__, []
     monkeypatch.setattr(base, "__next__", lambda self: seen.append(1) or own(self))

@@ -1,4 +1,4 @@
-"""Nested batches and outputs, named tuples among them: collated, moved, cut, joined, predicted and gathered."""
+"""Nested batches and outputs, including named tuples: collated, moved, cut, joined, predicted and gathered."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ class Pair(NamedTuple):
 
 
 class PairModel(nn.Module):
-    """Takes a named tuple, and returns one among its logits."""
+    """Accepts a named tuple, and returns one among its logits."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The one warning about a Lightning that is newer than the one `engine/internals.py` was written for."""
+"""The single warning about a newer Lightning than `engine/internals.py` is written for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an evaluation keeps: the same arrays, whether the rows were counted beforehand or not."""
+"""Kept results are the same arrays, whether their rows were counted beforehand or not."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def same(left, right) -> bool:
 
 @pytest.fixture(params=[1, 60, 2**18], autouse=True)
 def _bytes_at_once(request, monkeypatch):
-    """Let batches wait for none, some or all of the others."""
+    """Set how many bytes of batches wait before they are copied: none, some, all."""
     monkeypatch.setattr(kept_batches, "_BYTES_AT_ONCE", request.param)
 
 
@@ -81,7 +81,7 @@ def test_an_evaluation_makes_no_second_copy(tmp_path, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("join", [True, False])
 def test_numbers_are_what_repeated_losses_give(dtype, join):
-    """Also where a batch's loss is repeated already, and where the type changes."""
+    """This also holds for a batch whose loss is already repeated, and for a change of type."""
     torch.manual_seed(0)
     losses = torch.rand(5).to(dtype)
     losses[1] = float("nan")

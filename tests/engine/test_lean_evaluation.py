@@ -1,4 +1,4 @@
-"""The lean evaluation loop against Lightning's own: a spy that overrides every hook sees the same calls."""
+"""The lean evaluation loop against Lightning's own. A spy that overrides every hook sees the same calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hf_compat.engine import lean_loop
 from hf_compat.engine.lean_evaluation import LeanEvaluationLoop
 from hf_compat.trainer_methods.trainer_module import TrainerModule
 
-# Hooks that a Trainer calls; those around checkpoints answer with states, and are no part of an evaluation.
+# Hooks that a Trainer calls. Hooks around checkpoints return states and do not belong to an evaluation.
 HOOKS = [
     name
     for name, _ in inspect.getmembers(pl.Callback, inspect.isfunction)
@@ -28,7 +28,7 @@ HOOKS = [
 
 
 def plain(value: object) -> object:
-    """What can be compared of a hook's argument."""
+    """Convert a hook's argument to a comparable value."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if isinstance(value, dict):
@@ -62,7 +62,7 @@ def spy_of(hooks, logs=False) -> pl.Callback:
 
 
 class EvaluatesWithin(TrainerCallback):
-    """Evaluates another set, and predicts, in the middle of training."""
+    """Evaluates another set, and predicts, during training."""
 
     def on_step_end(self, args, state, control, trainer=None, **kwargs):
         if state.global_step == 2:
@@ -121,7 +121,7 @@ def test_a_spy_sees_what_it_sees_in_lightnings_own_loop(make_args, monkeypatch, 
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Count what Lightning's own code is asked to evaluate."""
+    """Count the batches that Lightning's own code evaluates."""
     calls, own = [], _EvaluationLoop._evaluation_step
     monkeypatch.setattr(_EvaluationLoop, "_evaluation_step", lambda self, *args: (calls.append(1), own(self, *args)))
     return calls
@@ -151,7 +151,7 @@ def test_an_end_of_iteration_in_the_users_code_is_no_end_of_the_data(make_args):
 
 
 class ToldLonger(torch.utils.data.IterableDataset):
-    """Says that it has more rows than it has: its loader ends before its length."""
+    """Reports a length greater than its number of rows, so its loader ends early."""
 
     def __len__(self):
         return 15
@@ -196,7 +196,7 @@ def test_a_hook_after_a_batch_that_a_script_replaces_is_called(make_args, monkey
 
 
 def test_workers_end_with_an_evaluation_that_fails(make_args):
-    """The error's traceback holds the loop's frames, and with them what reads the loader."""
+    """The error's traceback holds the loop's frames, which hold the loader's iterator."""
 
     class Fails(toy.Classifier):
         def forward(self, x, labels=None):

@@ -1,4 +1,4 @@
-"""The lean epoch loop against Lightning's own: a spy that overrides every hook sees the same calls."""
+"""The lean epoch loop against Lightning's own. A spy that overrides every hook sees the same calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hf_compat import Trainer, TrainerCallback, set_seed
 from hf_compat.engine import lean_loop
 from hf_compat.engine.lean_loop import find_listeners
 
-# Hooks that a Trainer calls; those around checkpoints answer with states, and are no part of a step.
+# Hooks that a Trainer calls. Hooks around checkpoints return states and do not belong to a step.
 HOOKS = [
     name
     for name, _ in inspect.getmembers(pl.Callback, inspect.isfunction)
@@ -36,7 +36,7 @@ def progress_of(trainer: pl.Trainer) -> tuple:
 
 
 def plain(value: object) -> object:
-    """What can be compared of a hook's argument."""
+    """Convert a hook's argument to a comparable value."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if isinstance(value, dict):
@@ -45,7 +45,7 @@ def plain(value: object) -> object:
 
 
 def spy_of(hooks: list[str], logs: bool = False) -> pl.Callback:
-    """Make a callback that overrides hooks and keeps what it saw."""
+    """Make a callback that overrides hooks and records their calls."""
     seen: list[tuple] = []
 
     def watch(name):
@@ -128,7 +128,7 @@ def test_a_spy_sees_what_it_sees_in_lightnings_own_loop(make_args, monkeypatch, 
 
 
 class Late(TrainerCallback):
-    """Adds a Lightning callback in the middle of training."""
+    """Adds a Lightning callback during training."""
 
     def __init__(self, added):
         self.added = added
@@ -149,7 +149,7 @@ def test_a_callback_that_comes_later_is_called(make_args):
 
 
 class Looks(TrainerCallback):
-    """Keeps what the loop has found."""
+    """Records the hooks that the loop has looked up."""
 
     def on_step_end(self, args, state, control, trainer=None, **kwargs):
         self.found = find_listeners(trainer.lightning_trainer)

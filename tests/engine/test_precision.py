@@ -1,4 +1,4 @@
-"""Precision around the forward only, and the gradient scaler of float16 (which runs on the CPU too)."""
+"""Precision around the forward only, and float16's gradient scaler, which also runs on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a callback puts in the place of the optimizer, or of the schedule, within a training."""
+"""A callback replaces the optimizer or the schedule during training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_compat.errors import HfCompatWarning
 
 
 def trained(tmp_path, act, event: str = "on_step_end", more: tuple = (), **arguments):
-    """Train ten updates; after the fourth `act` gets the trainer. Returns it and the weights of each update."""
+    """Train ten updates, and call `act` with the trainer after the fourth. Return it and the weights by update."""
     weights: list[torch.Tensor] = []
 
     def acts(self, args, state, control, **kwargs):

@@ -1,4 +1,4 @@
-"""torchmetrics as compute_metrics: the same numbers as over all predictions, and nothing kept."""
+"""torchmetrics as `compute_metrics` gives the same numbers as over all predictions, and keeps none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes with each way of wrapping a model is chosen once a fit, and does what its name says."""
+"""The update mechanics for each wrapper are chosen once a fit, and do what their names say."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hf_compat.runtime.launch import Launch
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory):
-    """A process group of this process alone."""
+    """A process group with this process as its only rank."""
     store = distributed.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
@@ -36,7 +36,7 @@ def group(tmp_path_factory):
 
 
 class DeepSpeedEngine:
-    """The engine's calls, in order. The real one needs several processes to exchange anything."""
+    """Records the engine's calls in order. The real one needs several processes to exchange gradients."""
 
     def __init__(self):
         self.calls = []
@@ -53,7 +53,7 @@ class DeepSpeedEngine:
 
 
 def steps_of(make_args, wrapped, processes=2, **values):
-    """A Trainer that believes in several processes."""
+    """A Trainer that reports several processes."""
     trainer = Trainer(toy.Classifier(), make_args(**values), train_dataset=toy.rows())
     launch = Launch(process_index=0, local_process_index=0, world_size=processes, local_world_size=processes)
     trainer.args.__dict__["_launch"] = launch
@@ -139,7 +139,7 @@ def test_it_is_chosen_once_a_fit(make_args, monkeypatch):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_lightnings_own_precision_and_strategy(make_args, precision, tmp_path):
-    """`HFModule` in anybody's trainer: Lightning's plugins scale nothing that is clipped here."""
+    """`HFModule` in a plain `lightning.Trainer`: Lightning's plugins do not scale gradients that are clipped here."""
     args = make_args(max_steps=3, bf16=precision == "bf16-mixed", gradient_accumulation_steps=2)
     module = HFModule(toy.Classifier(), args)
     before = [parameter.detach().clone() for parameter in module.parameters()]
@@ -154,7 +154,7 @@ def test_lightnings_own_precision_and_strategy(make_args, precision, tmp_path):
 
 @pytest.mark.parametrize(("processes", "scaled", "reason"), [(2, False, "2 processes"), (1, True, "scaled")])
 def test_an_optimizer_of_the_users_own_that_steps_in_the_backward_pass_is_refused(make_args, processes, scaled, reason):
-    """Its name is not in the arguments, which are looked at earlier."""
+    """The arguments, which are checked earlier, do not name this optimizer."""
     model = toy.Classifier()
     steps = steps_of(make_args, model, processes)
     precision = ForwardPrecision("16-mixed", torch.amp.GradScaler("cpu")) if scaled else ForwardPrecision()

@@ -47,7 +47,7 @@ def test_an_older_runs_checkpoints_go_before_fresh_ones(make_args, tmp_path, cap
     with caplog.at_level("WARNING", logger="hf_compat"):
         make(make_args, out, save_total_limit=2, callbacks=[SavedAreThere()]).train()
     assert checkpoints(out) == ["checkpoint-4", "checkpoint-6"]
-    assert caplog.text.count("checkpoint-12 comes from an earlier run; `save_total_limit=2` removes it first") == 1
+    assert caplog.text.count("checkpoint-12 comes from an earlier run, and `save_total_limit=2` removes it first") == 1
     assert make(make_args, out, save_total_limit=2).train(resume_from_checkpoint=True).global_step == 6
 
 
@@ -366,7 +366,7 @@ def test_an_evaluation_that_returns_nothing_is_named_where_it_is_compared(make_a
     data = {"train_dataset": toy.rows(), "eval_dataset": toy.rows(5)}
     assert ReturnsNothing(toy.Classifier(), make_args(**values), **data).train().global_step == 4
     args = make_args(**values, metric_for_best_model="loss")
-    with pytest.raises(MetricError, match=r"(?s)`evaluate` returned None.*no mapping.*Hint"):
+    with pytest.raises(MetricError, match=r"(?s)`evaluate` returned None.*not a mapping.*Hint"):
         ReturnsNothing(toy.Classifier(), args, **data).train()
 
 

@@ -235,7 +235,7 @@ def test_a_checkpoint_without_its_optimizer_is_a_ckpt_path(tmp_path, caplog):
     trainer.train()
     module, fitting = HFModule(Classifier(), TrainingArguments(use_cpu=True)), lightning_trainer(max_steps=6)
     fitting.fit(module, HFDataModule(None, rows(16)), ckpt_path=str(tmp_path / "checkpoint-4"))
-    assert fitting.global_step == 6 and "has no optimizer and schedule: both start anew" in caplog.text
+    assert fitting.global_step == 6 and "has no optimizer and schedule, so both start anew" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft reads it

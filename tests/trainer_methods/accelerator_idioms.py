@@ -1,6 +1,6 @@
-"""What subclasses do with `self.accelerator`, in the shapes of public projects: a case makes the Trainer's class.
+"""Uses of `self.accelerator` in subclasses, as in public projects. A case makes the Trainer's class.
 
-Each is run under transformers and here; `seen` is what both have to see.
+Each case runs under transformers and under hf_compat. Both have to see the same values in `seen`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`trainer.accelerator` answers as the Accelerator of transformers' Trainer does."""
+"""`trainer.accelerator` behaves like the Accelerator of transformers' Trainer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_HERE = {
 
 @pytest.fixture(autouse=True)
 def _nobody_accumulates():
-    """Forget what a transformers' run before has left in the state that all Accelerators of a process share."""
+    """Clear the state that all Accelerators of a process share, which an earlier transformers run may have set."""
     GradientState._reset_state()
 
 
@@ -162,7 +162,7 @@ def test_logging_without_a_tracker_says_where_logs_go(make_args):
 
 @pytest.mark.parametrize("name", ["gather", "gather_for_metrics", "pad_across_processes"])
 def test_what_a_script_puts_in_place_gathers_an_evaluation(tmp_path, name):
-    """As often as upstream asks it, in each of two evaluations; in one process, where there is nothing to gather."""
+    """Upstream calls it equally often in each of two evaluations, even in one process with nothing to gather."""
 
     def calls(api):
         trainer = api.Trainer(

@@ -1,4 +1,4 @@
-"""What subclasses do with `self.accelerator` gives the losses and weights that it gives under transformers."""
+"""Uses of `self.accelerator` in subclasses give the same losses and weights as under transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`accelerator.save_state` and `load_state`: what was, is back; what does not fit is named first."""
+"""`accelerator.save_state` and `load_state` restore everything. An error names what does not fit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Optimizers that change the step, under transformers and under hf_compat: equal to the last bit.
+"""Optimizers that change the step, under transformers and under hf_compat, are equal to the last bit.
 
-20 updates with accumulation where it is allowed, evaluations, checkpoints and the best model at the end; then once more
-from the checkpoint in the middle.
+Each makes 20 updates, with accumulation if allowed, evaluations, checkpoints and the best model at the end. A second
+run resumes from the checkpoint in the middle.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run(api, folder, name, **changed):
 
 
 class AdaLomoOnCPU(lomo_optim.AdaLomo):
-    """The package's AdaLomo, whose averages stay where the model is."""
+    """The package's AdaLomo, with its averages on the model's device."""
 
     def __init__(self, *args, **kwargs):
         with mock.patch.object(torch.Tensor, "cuda", torch.Tensor.cpu):
@@ -109,7 +109,7 @@ OF_EACH_KIND = ("schedule_free_adamw", "lomo", "galore_adamw_layerwise")
 
 
 def in_turn():
-    """Pair each argument with each kind; one kind of each argument runs always, the others with `-m matrix`."""
+    """Pair each argument with each kind. One kind of each argument always runs, the others with `-m matrix`."""
     for place, with_what in enumerate(CROSSED):
         for number, name in enumerate(OF_EACH_KIND):
             marks = () if number == place % len(OF_EACH_KIND) else pytest.mark.matrix

@@ -1,4 +1,4 @@
-"""`torch_compile`: what is compiled, how often, and what of it reaches files. Numbers: tests/parity/model_cases.py."""
+"""`torch_compile`: what it compiles, how often, and what reaches files. Numbers are in tests/parity/model_cases.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make(make_args):
 
 @pytest.fixture
 def compiled_graphs():
-    """Count the graphs that are handed to a backend."""
+    """Count the graphs passed to a backend."""
     seen = []
 
     def count(graph, inputs):

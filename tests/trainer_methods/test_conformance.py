@@ -1,4 +1,4 @@
-"""Every method of upstream's classes: overridden, it is called when upstream calls it, or the class is refused."""
+"""An override of any method in upstream's classes is called when upstream calls it, or the class is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLASSES = [
     (trainer_callback.CallbackHandler, callbacks.CallbackHandler),
     (trainer_callback.ExportableState, state.ExportableState),
 ]
-# Upstream's way to work out a value; nobody's override point.
+# Upstream's helper, which subclasses do not override.
 INNER = {
     "_apply_legacy_fsdp_to_config",
     "_dict_dtype_to_str",
@@ -42,7 +42,7 @@ NOT_YET = {"_tune_save_checkpoint"}
 
 
 def counting(base, calls):
-    """Return a subclass of a Trainer that overrides every method, counts, and calls the base class."""
+    """Make a subclass of a Trainer that overrides every method, counts calls, and calls the base class."""
 
     def override(name):
         inherited = getattr(base, name)
@@ -65,7 +65,7 @@ def make_model():
 
 
 def calls_of(api, folder):
-    """Train, evaluate, predict, save, resume: return how often each method was called."""
+    """Train, evaluate, predict, save and resume. Return the number of calls of each method."""
     calls = Counter()
     kind = counting(api.Trainer, calls)
     values = {"output_dir": str(folder), "use_cpu": True, "disable_tqdm": True, "report_to": "none"}
@@ -118,7 +118,7 @@ def test_nothing_is_missing(theirs, ours):
 
 @pytest.mark.parametrize("theirs, ours", CLASSES, ids=lambda kind: kind.__name__)
 def test_what_the_base_class_receives_it_accepts(theirs, ours):
-    """An override hands on what it was given, by place or by name: each parameter stands at upstream's place."""
+    """An override passes its arguments on, by position or by name, so each parameter has upstream's position."""
     differing = []
     for name, method in inspect.getmembers(theirs, inspect.isfunction):
         if (name.startswith("__") and name != "__init__") or not hasattr(ours, name):
@@ -181,7 +181,7 @@ def test_a_model_that_is_wrapped_is_refused(make_args):
         def _wrap_model(self, model, training=True, dataloader=None):
             return nn.Sequential(model)
 
-    with pytest.raises(OverrideError, match="_wrap_model has returned a Sequential"):
+    with pytest.raises(OverrideError, match="_wrap_model returned a Sequential"):
         Wraps(toy.Classifier(), make_args(), train_dataset=toy.rows(8)).train()
 
 

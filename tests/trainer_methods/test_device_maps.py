@@ -1,4 +1,4 @@
-"""A model that `device_map` has placed is trained where it is, or refused with the reason."""
+"""A model placed by `device_map` is trained where it is, or refused with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods that 4.x called and 5.23 does not: rotation is called as 4.57 calls it, the others are warned about."""
+"""Methods that 4.x called and 5.23 does not. Rotation is called as in 4.57, and the others cause a warning."""
 
 import os
 import shutil
@@ -92,7 +92,7 @@ def test_a_method_that_nothing_calls_any_more_is_named(name):
 
 
 def test_an_old_evaluate_calls_the_loop_by_its_former_name(make_args):
-    """Question answering's trainer, until 4.57."""
+    """The trainer for question answering in the examples, until 4.57."""
 
     class Old(Trainer):
         def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
@@ -108,7 +108,7 @@ def test_an_old_evaluate_calls_the_loop_by_its_former_name(make_args):
 
 
 class StepOf446(Trainer):
-    """Has the `training_step` of 4.46 as scripts have copied it."""
+    """Has a copy of 4.46's `training_step`, as in scripts."""
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         model.train()

@@ -1,4 +1,4 @@
-"""Pushes to the Hub against a server of one's own: what arrives is what transformers' Trainer pushes."""
+"""Pushes to a local server of the Hub's interface arrive as those of transformers' Trainer do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hub(monkeypatch):
 
 
 def content(name, data):
-    """Return what a file says, whatever its container."""
+    """Return a file's content, whatever its format."""
     return data if not name.endswith(".safetensors") else hashlib.sha256(data).hexdigest()
 
 
@@ -97,7 +97,7 @@ def test_saving_a_model_pushes_it(tmp_path, hub):
 
 
 def assert_whole(tree, folder):
-    """Compare every file of a checkpoint that has arrived with the manifest that it was sealed with."""
+    """Compare every file of a pushed checkpoint with the checkpoint's manifest."""
     listed = json.loads(tree[f"{folder}/manifest.json"])["files"]
     assert "optimizer.pt" in listed
     for name, facts in listed.items():
@@ -151,7 +151,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
 
 
 def waiting_hub(hub):
-    """Let commits wait until the event is set."""
+    """Make commits wait until the event is set."""
     released = threading.Event()
     hub.fail = lambda number, method, path: released.wait(30) and None if "/commit/" in path else None
     return released

@@ -1,4 +1,4 @@
-"""Pushes of whole runs: adapters, several processes, the end of a process, a server that has gone silent."""
+"""Pushes of whole runs: adapters, several processes, the end of a process, a server that stops responding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches on optuna: the same trials, objectives and files as transformers', and what each trial begins with."""
+"""Searches with optuna have the same trials, objectives and files as transformers', and the same start of a trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A LightningModule as a Trainer's model: a plain module, and what is not called is said."""
+"""A LightningModule as a Trainer's model is a plain module. A warning names its methods that are not called."""
 
 from __future__ import annotations
 

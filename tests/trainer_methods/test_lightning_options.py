@@ -1,4 +1,4 @@
-"""Options of `lightning.Trainer` beside the arguments: each works, or is refused with what does the same."""
+"""Each option of `lightning.Trainer` beside the arguments works, or is refused with an alternative."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLAGS = [name for name in inspect.signature(pl.Trainer.__init__).parameters if n
 
 @pytest.fixture
 def build(make_args):
-    """A Trainer with options, over 16 samples."""
+    """Make a Trainer with options and 16 samples."""
 
     def make(options=None, callbacks=None, model=None, **values):
         set_seed(1)
@@ -39,7 +39,7 @@ def build(make_args):
 
 
 class Slow(TrainerCallback):
-    """Takes some time an update."""
+    """Takes some time for each update."""
 
     def __init__(self, seconds):
         self.seconds = seconds
@@ -55,7 +55,9 @@ def test_every_option_of_lightning_can_be_set_or_is_refused_by_name(build, flag)
         trainer.lightning_options[flag] = None
         assert flag in trainer.lightning_options
         return
-    with pytest.raises(UnsupportedArgument, match=rf"`{flag}=1` cannot be set(.|\n)*Hint: it is the affair of .{{5,}}"):
+    with pytest.raises(
+        UnsupportedArgument, match=rf"`{flag}=1` cannot be set(.|\n)*Hint: its counterpart here is .{{5,}}"
+    ):
         trainer.lightning_options = {flag: 1}
     with pytest.raises(UnsupportedArgument, match=f"`{flag}="):
         trainer.lightning_options[flag] = 1
@@ -71,9 +73,9 @@ def test_every_option_of_lightning_can_be_set_or_is_refused_by_name(build, flag)
         ({"max_time": "1 hour"}, ArgumentError, "`max_time='1 hour'`"),
         ({"max_time": {"fortnights": 1}}, ArgumentError, "`max_time="),
         ({"max_time": 5}, ArgumentError, "`max_time=5`"),
-        ({"max_time": timedelta(0)}, ArgumentError, "more than no time"),
+        ({"max_time": timedelta(0)}, ArgumentError, "a positive duration"),
         ({"plugins": "bf16-mixed"}, ArgumentError, "it takes a CheckpointIO"),
-        (["profiler"], ArgumentError, "is no mapping"),
+        (["profiler"], ArgumentError, "is not a mapping"),
     ],
 )
 def test_what_cannot_be_set_is_refused_at_once(build, options, error, words):

@@ -1,4 +1,4 @@
-"""`skip_memory_metrics=False`: transformers' keys, at the places where transformers has them."""
+"""`skip_memory_metrics=False` gives transformers' keys in the same places."""
 
 import threading
 
@@ -18,7 +18,7 @@ OFTEN = {"eval_strategy": "steps", "eval_steps": 1}
 
 
 def with_own_stages(api):
-    """A subclass that measures as scripts do that replace `evaluate`."""
+    """Make a subclass that measures like scripts that replace `evaluate`."""
 
     class Measures(api.Trainer):
         def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
@@ -33,7 +33,7 @@ def with_own_stages(api):
 
 
 def measuring() -> list[threading.Thread]:
-    """Return the threads that look for a peak; one that was told to end may take a moment."""
+    """Return the threads that watch for a peak. A stopped one may take a moment to end."""
     found = [thread for thread in threading.enumerate() if "peak_monitor_func" in thread.name]
     for thread in found:
         thread.join(5)
@@ -45,7 +45,7 @@ def keys(metrics) -> list[str]:
 
 
 def stages_of(api, folder, order, trainer_class=None, **values):
-    """Run the named methods; return the keys, in their order, of what they give and of all logs."""
+    """Call the named methods. Return the keys of their results and of all logs, in order."""
     api.set_seed(0)
     options = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": 2, "logging_steps": 1}
     args = api.TrainingArguments(str(folder), skip_memory_metrics=False, save_strategy="no", **options, **values)

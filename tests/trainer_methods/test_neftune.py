@@ -1,4 +1,4 @@
-"""NEFTune's noise: there while `train()` runs, gone after it however it ends, and in no file. Numbers: tests/parity."""
+"""NEFTune's noise exists only during `train()`, however it ends, and never in a file. Numbers are in tests/parity."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_strength_that_is_none(make, strength):
 
 
 class Named(nn.Module):
-    """A model of one's own that says which layer embeds its input."""
+    """A user-defined model that names its input embeddings."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Overrides written for older releases, or with names of their own, train as they did there."""
+"""Overrides written for older releases, or with other parameter names, train as they did there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hf_compat import Trainer
 
 
 class Counting(nn.Module):
-    """Divides its loss by `num_items_in_batch` where it is told, as the models of transformers do."""
+    """Divides its loss by `num_items_in_batch` if given, like models of transformers."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The output folder exists from the constructor on, as upstream."""
+"""The constructor creates the output folder, as upstream."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ def test_a_run_that_saves_nothing_needs_none(make_args, tmp_path, caplog):
     args = make_args(output_dir=str(tmp_path / "file" / "out"), save_strategy="no", max_steps=1)
     with caplog.at_level(logging.WARNING):
         trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(8))
-    assert "cannot be made" in caplog.text and trainer.train().global_step == 1
+    assert "cannot be created" in caplog.text and trainer.train().global_step == 1

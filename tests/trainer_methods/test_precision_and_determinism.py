@@ -1,4 +1,4 @@
-"""fp16 on the CPU, `tf32` and `full_determinism`: what they set in the process, beside what transformers sets."""
+"""fp16 on the CPU, `tf32` and `full_determinism` set the same in the process as under transformers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_trainer_without_it_leaves_deterministic_algorithms_on(make_args):
 
 @pytest.fixture
 def ampere(monkeypatch):
-    """Let both packages believe in a GPU that multiplies in TF32."""
+    """Make both packages detect a GPU that supports TF32."""
     before = torch.backends.fp32_precision
     monkeypatch.setattr(transformers.training_args, "is_torch_tf32_available", lambda: True)
     monkeypatch.setattr(arguments_rules, "has_tf32", lambda: True)

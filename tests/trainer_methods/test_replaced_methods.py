@@ -1,4 +1,4 @@
-"""Methods that are replaced otherwise than in a subclass: on the object, on the class, by a wrapper, in a callback."""
+"""Methods replaced other than in a subclass: on the object, on the class, by a wrapper, in a callback."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_handler_in_the_place_of_the_trainer_s_own(tmp_path):
     replace(trainer, hf_compat.trainer_callback.CallbackHandler)
     assert trainer.train().global_step == 2
     replace(trainer, transformers.trainer_callback.CallbackHandler)
-    with pytest.raises(CallbackError, match=r"Hint: inherit `hf_compat\.trainer_callback\.CallbackHandler`"):
+    with pytest.raises(CallbackError, match=r"Hint: inherit from `hf_compat\.trainer_callback\.CallbackHandler`"):
         trainer.train()
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and which best one a resumed state may name."""
+"""The checkpoint that a run resumes from, and the best checkpoint that a resumed state may name."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def whole(make_args, tmp_path):
 
 
 def name_best(folder, best):
-    """As somebody else's state: the folder has no manifest."""
+    """Write another user's state, in a folder without a manifest."""
     path = folder / "checkpoint-4" / "trainer_state.json"
     (folder / "checkpoint-4" / "manifest.json").unlink()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"best_model_checkpoint": str(best)}))

@@ -1,4 +1,4 @@
-"""What a Trainer says once: of a model, its inputs, a signal's callback; in transformers' words where it has them."""
+"""A Trainer's one-time messages about model, inputs and signals, in transformers' words where these exist."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_tokens_that_cannot_be_told_from_padding_are_all_counted_and_said(make_a
 
 
 class Asks(TrainerCallback):
-    """Asks for a checkpoint and the end, as a script does that watches a queue."""
+    """Requests a checkpoint and the end, like a script that watches a queue."""
 
     def on_step_begin(self, args, state, control, trainer, **kwargs):
         (found,) = [one for one in trainer.callback_handler.callbacks if isinstance(one, JITCheckpointCallback)]

@@ -1,4 +1,4 @@
-"""Searches on ray and wandb: stand-ins for the packages, under transformers and under us, propose the same trials."""
+"""Searches with stand-ins for ray and wandb propose the same trials under transformers and under hf_compat."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 import toy
 import transformers
-import wandb.sdk.lib.config_util  # transformers' callback imports it; it stays the real one
+import wandb.sdk.lib.config_util  # transformers' callback imports it, so it stays the real one
 
 import hf_compat
 from hf_compat.errors import ArgumentError, UnknownArgument
@@ -40,7 +40,7 @@ def make_trainer(api, folder, **arguments):
 
 
 class Ray(types.ModuleType):
-    """`ray.tune` in this process: each sample of the space is a trial, what is reported is kept."""
+    """`ray.tune` in this process: each sample of the space is a trial, and reports are recorded."""
 
     def __init__(self):
         super().__init__("ray.tune")

@@ -1,4 +1,4 @@
-"""Searches crossed with the rest: early stopping, several sets, async saves, trackers, the command line, the docs."""
+"""Searches combined with early stopping, several sets, async saves, trackers, the command line and the docs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Seq2SeqTrainer`: names, refusals and warnings. What it computes is compared in tests/parity/seq2seq_cases.py."""
+"""`Seq2SeqTrainer`: names, refusals and warnings. tests/parity/seq2seq_cases.py compares its numbers."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_what_has_no_effect_says_so(tmp_path):
     with pytest.warns(InertArgumentWarning, match="sortish_sampler.*group_by_length"):
         made(tmp_path, sortish_sampler=True)
     trainer = made(tmp_path, predict_with_generate=False)
-    trainer.evaluate(max_length=None)  # as scripts pass on what nobody has set
+    trainer.evaluate(max_length=None)  # as scripts pass on arguments that are not set
     with pytest.warns(InertArgumentWarning, match="num_beams=2.*predict_with_generate"):
         trainer.evaluate(max_length=None, num_beams=2)
 
@@ -199,7 +199,7 @@ def test_no_padding_token(tmp_path):
 
 
 def test_subclasses_reach_upstreams_parts(tmp_path):
-    """As metrics over generations of two kinds do: the step is called by itself, and the padding is overridden."""
+    """Metrics over two kinds of generations call the step separately, and override the padding."""
 
     class Both(Seq2SeqTrainer):
         def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):

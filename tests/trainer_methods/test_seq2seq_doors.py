@@ -1,4 +1,4 @@
-"""Generation through the other doors: a Lightning trainer of one's own, LightningCLI, and `hf-compat fit`."""
+"""Generation at the other entry points: a plain `lightning.Trainer`, LightningCLI, and `hf-compat fit`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 class Generating(HFModule):
-    """A module whose arguments LightningCLI knows to be those of a run that generates."""
+    """A module with arguments that LightningCLI recognises as `Seq2SeqTrainingArguments`."""
 
     def __init__(self, args: Seq2SeqTrainingArguments | None = None):
         set_seed(3)
@@ -59,7 +59,7 @@ def without_times(metrics):
 
 @pytest.fixture
 def trained(tmp_path):
-    """What Seq2SeqTrainer gives: metrics, predictions, weights."""
+    """Return Seq2SeqTrainer's metrics, predictions and weights."""
     set_seed(3)
     args = Seq2SeqTrainingArguments(str(tmp_path / "trainer"), report_to="none", save_strategy="no", **ARGUMENTS)
     trainer = Seq2SeqTrainer(

@@ -1,4 +1,4 @@
-"""The last batch of an evaluation that is short: each sample counts once in `eval_loss`, under any data option."""
+"""In a short last batch of an evaluation each sample counts once in `eval_loss`, under any data option."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def loss(package, model, data, folder, options):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("kind", [toy.Stream, toy.SizedStream, toy.Table])
 def test_a_short_last_batch_counts_by_its_samples(tmp_path, kind, options):
-    """docs/differences.md, 'Evaluation on a stream that no process hands round'."""
+    """See docs/differences.md, 'Evaluation on a stream that no process hands round'."""
     model, rows = toy.Classifier(), toy.rows(10)
     ours = loss(hf_compat, model, kind(rows), tmp_path, options)
     first, last = (loss(hf_compat, model, toy.Table(part), tmp_path, None) for part in (rows[:7], rows[7:]))

@@ -1,7 +1,7 @@
-"""What public libraries rely on in a Trainer, item by item: a row overrides, reads or imports it under both engines.
+"""The Trainer's features that public libraries use. Each row overrides, reads or imports one under both engines.
 
-A method is overridden in both Trainers, and has to be called at the same updates, in the same mode, with the same
-arguments. An expression is read where the library reads it, and has to give what it gives under transformers.
+A method is overridden in both Trainers, and must be called at the same updates, in the same mode, with the same
+arguments. An expression is read where the library reads it, and must give the same value as under transformers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OVERRIDDEN = {
         set_initial_training_values _get_num_items_in_batch _move_model_to_device get_learning_rates
         get_num_trainable_parameters _init_training_state get_total_train_batch_size predict train""",
 }
-# How often these are asked is nobody's contract.
+# The number of these calls may differ.
 ANSWERS = {
     "get_tp_size",
     "is_world_process_zero",
@@ -135,7 +135,7 @@ IMPORTED = {
 
 
 def plain(value):
-    """Return a value that both engines may have: objects are their classes' names."""
+    """Convert a value for comparison. Objects become the names of their classes."""
     if isinstance(value, torch.Tensor):
         return (str(value.dtype), value.tolist())
     if isinstance(value, torch.device):
@@ -165,7 +165,7 @@ def by_method():
 
 
 def watching(base, folder, journal, found):
-    """Return a subclass of a Trainer whose methods write down when they are called, and what they could read."""
+    """Make a subclass of a Trainer whose methods record when they are called, and what they can read."""
     expressions = by_method()
 
     def override(name, inherited):
@@ -267,7 +267,7 @@ def test_names_are_imported_here_by_the_same_words(module):
 
 
 def test_a_dummy_evaluation_set_and_an_empty_loader(make_args):
-    """sentence-transformers evaluates with `eval_dataset="dummy"` and a loader that gives nothing."""
+    """sentence-transformers evaluates with `eval_dataset="dummy"` and an empty loader."""
     from transformers.trainer_utils import EvalLoopOutput
 
     class Evaluates(Trainer):
@@ -287,7 +287,7 @@ def test_a_dummy_evaluation_set_and_an_empty_loader(make_args):
 
 
 def test_parameters_of_a_loss_are_trained_clipped_and_zeroed(make_args):
-    """sentence-transformers' optimizer holds the loss module's parameters beside the model's."""
+    """sentence-transformers' optimizer holds the parameters of the loss module and of the model."""
 
     class Loss(nn.Module):
         def __init__(self, model):
@@ -349,7 +349,7 @@ def make_model_of_toys():
 
 
 def test_what_edits_the_trainers_source_is_refused():
-    """axolotl and unsloth take lines of the loop as text, and compile what they have made of them into the class."""
+    """axolotl and unsloth edit lines of the loop as text, and compile the result into the class."""
     names = {}
     exec(compile("def evaluation_loop(self, *args, **kwargs): return None", "<string>", "exec"), names)
     original = Trainer.evaluation_loop

@@ -1,7 +1,6 @@
-"""Idioms of public projects under both engines: losses, logs, metrics, weights and files are equal bit for bit.
+"""Idioms of public projects give the same losses, logs, metrics, weights and files under both engines, bit for bit.
 
-One cross of two cases in three stands in the run of every commit, in turn; `python3 tests/run.py -m matrix` runs the
-others.
+A normal run has one cross for two cases in three, in turn. `python3 tests/run.py -m matrix` runs the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Callbacks, checkpoints and whole loops in the shapes that public projects give them; see `upstream_user_trainers`."""
+"""Callbacks, checkpoints and whole loops as in public projects, see `upstream_user_trainers`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run one case of a public user under one engine, and say what it did."""
+"""Run one case of a public project under one engine, and record its results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OWN_FILES = ("manifest.json", "run_state.pt", "run_state_0.pt")
 
 
 def timeless(value):
-    """Leave out durations, and what our logs hold beside upstream's keys."""
+    """Remove durations, and keys that only our logs have."""
     if isinstance(value, dict):
         return {name: timeless(part) for name, part in value.items() if not str(name).endswith(TIMED)}
     return [timeless(part) for part in value] if isinstance(value, (list, tuple)) else value
@@ -92,7 +92,7 @@ def trained(api, name, cross, folder, resume=None):
 
 
 def run(api, name, cross, folder):
-    """Train a case under an engine; resumed, where the cross says so."""
+    """Train a case under an engine, and resume it if the cross says so."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = {"whole": trained(api, name, cross, folder)}
@@ -104,7 +104,7 @@ def run(api, name, cross, folder):
 
 
 def leave_out_sums(found):
-    """Leave out the mean loss of a resumed run: docs/differences.md says what each engine reports."""
+    """Remove the mean loss of a resumed run, which differs as docs/differences.md explains."""
     found["output"] = None if found["output"] is None else found["output"][:1]
     for log in found["logs"]:
         log.pop("train_loss", None)

@@ -1,7 +1,7 @@
-"""Trainers in the shapes that public projects give them: losses, steps, optimizers, data, evaluation.
+"""Trainers as in public projects: losses, steps, optimizers, data, evaluation.
 
-A case is a function of the package (`transformers` or `hf_compat`) that returns what to train with: `trainer` (the
-class), `arguments`, `callbacks`, `seen` (a list that both engines have to fill alike) and the Trainer's own keywords.
+A case is a function of the package (`transformers` or `hf_compat`). It returns `trainer` (the class), `arguments`,
+`callbacks`, `seen` (a list that both engines have to fill alike) and the Trainer's other keywords.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def case(function):
 
 
 class InOrder(Sampler):
-    """The samples by length, the longest first."""
+    """The samples by length, longest first."""
 
     def __init__(self, data):
         self.data = data
@@ -412,7 +412,7 @@ def loaders_of_its_own(api):
 
 
 class Mixture:
-    """A loader that is none of torch's: batches of several tasks in turn."""
+    """A loader other than torch's, with batches of several tasks in turn."""
 
     def __init__(self, loaders):
         self.loaders = loaders

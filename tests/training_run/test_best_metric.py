@@ -1,4 +1,4 @@
-"""The best evaluation: what is better, what is remembered, and which checkpoint is the best."""
+"""The best evaluation: comparison, stored values, and the best checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAN = float("nan")
 
 
 def best_of(tmp_path, values, **arguments):
-    """Compare evaluations one after the other; return the state, and which of them were the best so far."""
+    """Compare evaluations in turn. Return the state, and which of them were the best so far."""
     args = TrainingArguments(
         str(tmp_path), use_cpu=True, **{"metric_for_best_model": "loss", "save_strategy": "steps", **arguments}
     )

@@ -1,4 +1,4 @@
-"""Log → evaluate → save: the order, and who decides what."""
+"""Log → evaluate → save: their order, and the flags that decide."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hf_compat.training_run.flags import log_evaluate_save
 
 
 def actions(control, is_best=False, strategy=SaveStrategy.STEPS, evaluated=None):
-    """Return what is done, in order; `evaluated` is the control that an evaluation's callback returns."""
+    """Return the actions in order. `evaluated` is the control that an evaluation's callback returns."""
     run = SimpleNamespace(args=SimpleNamespace(save_strategy=strategy), control=control)
     done = []
 

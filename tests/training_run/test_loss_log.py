@@ -1,4 +1,4 @@
-"""`LossLog`: what is summed, what is hidden, what a log says, and what a checkpoint keeps."""
+"""`LossLog`: its sums, the filter, the entries of a log, and its state in a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def loss_log(first_update=0, filter_nonfinite=True):
 
 
 def run_updates(log, updates, first=0):
-    """Add updates, each a list of its micro-batches' losses; return the updates done."""
+    """Add updates, each a list of its micro-batches' losses. Return the number of updates."""
     for done, losses in enumerate(updates, start=first):
         for loss in losses:
             log.add(torch.tensor(loss), done)

@@ -1,4 +1,4 @@
-"""The table of a resume: its methods exist, and docs show it."""
+"""The table of a resume: its methods exist, and the docs show it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotation: which checkpoints go, given the limit and what is kept."""
+"""Rotation: the checkpoints to delete for a limit and a list of kept ones."""
 
 from __future__ import annotations
 
