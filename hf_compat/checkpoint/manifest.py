@@ -213,11 +213,12 @@ def compare(root: Path, name: str, facts: object) -> str | None:
 
 
 def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """Return the newest whole checkpoint of a folder, or None.
+    """Find the newest complete checkpoint of a folder, or None.
 
-    Unless a run is saving there, a killed run's save is finished first if everything was on disk. Nothing is deleted
-    but the lock of a process of this host that has died: the next run that saves there removes what killed runs have
-    left. Newer checkpoints that are incomplete or damaged are skipped; a warning names each of them and what is wrong.
+    Unless a run is saving there, this first finishes the save of a killed run, if all of its files were on disk. It
+    deletes only the lock of a dead process of this host. The next run that saves there removes everything else that
+    killed runs have left. Newer checkpoints that are incomplete or damaged are skipped. A warning names each of them,
+    with the reason.
 
     Raises:
         FileNotFoundError: `folder` does not exist.
@@ -227,7 +228,7 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
         `transformers.trainer_utils.get_last_checkpoint`, 5.23.
 
     Differs:
-        Upstream goes by the names alone. Here, what the last run wrote comes before what an earlier one left.
+        Upstream compares the names only. Here, checkpoints of the last run come before those of earlier runs.
     """
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"No such directory: {os.fspath(folder)!r}")

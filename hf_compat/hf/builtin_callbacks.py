@@ -25,7 +25,7 @@ def eval_metric_name(metric_for_best_model: str) -> str:
 
 
 class DefaultFlowCallback(TrainerCallback):
-    """Set the flags that the arguments' strategies ask for.
+    """Set the flags for logging, evaluation and saving, by the arguments' strategies.
 
     Mirrors:
         `transformers.DefaultFlowCallback`, 5.23: with the strategy `steps` the last update is evaluated and saved too.

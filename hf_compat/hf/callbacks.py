@@ -71,18 +71,21 @@ Callback: TypeAlias = Any
 class TrainerCallback:
     """Base of callbacks: an empty method for each event.
 
-    A method gets `args`, `state` and `control`, and by keyword `model`, `processing_class` (also as `tokenizer`),
-    `optimizer`, `lr_scheduler`, `train_dataloader`, `eval_dataloader`, and `logs` or `metrics` where there are any; one
-    without `**kwargs` gets those that it names. One that names `trainer`, `loss`, `inputs` or `outputs` gets these too:
-    the trainer, and the last micro-batch's loss (detached, as `training_step` returned it), inputs and model outputs
-    (detached); None where there is none yet. It may return nothing, the control, or a mapping of flags such as
-    `{"should_training_stop": True}`.
+    A method gets `args`, `state` and `control`. By keyword it gets `model`, `processing_class` (also as `tokenizer`),
+    `optimizer`, `lr_scheduler`, `train_dataloader` and `eval_dataloader`, and the event's `logs` or `metrics`.
+    A method without `**kwargs` gets only the keywords that it names.
+
+    A method that names `trainer`, `loss`, `inputs` or `outputs` gets these too. They are the trainer, and the loss (as
+    `training_step` returned it), inputs and model outputs of the last micro-batch, all detached. Before the first
+    micro-batch they are None.
+
+    It may return nothing, the control, or a mapping of flags such as `{"should_training_stop": True}`.
 
     Mirrors:
         `transformers.TrainerCallback`, 5.23.
 
     Differs:
-        A mapping of flags may be returned; `trainer`, `loss`, `inputs` and `outputs` are given where they are named.
+        A method may return a mapping of flags, and may name `trainer`, `loss`, `inputs` and `outputs`.
     """
 
     def on_init_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
@@ -171,7 +174,7 @@ def callback_kind(callback: Callback) -> type | str:
 
 
 class CallbackHandler(TrainerCallback):
-    """Call a list of callbacks in order, with what they may want to see.
+    """Call a list of callbacks in order, with the arguments that each one names.
 
     Mirrors:
         `transformers.trainer_callback.CallbackHandler`, 5.23.

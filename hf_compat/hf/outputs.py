@@ -10,7 +10,7 @@ Arrays = Any
 
 
 class EvalPrediction:
-    """What a `compute_metrics` function receives.
+    """The argument of a `compute_metrics` function.
 
     Args:
         predictions: The model's outputs, one row a sample; a tuple where the model gives several.
@@ -19,7 +19,7 @@ class EvalPrediction:
         losses: The loss of each sample's batch, when `include_for_metrics` asks for it.
 
     Mirrors:
-        `transformers.EvalPrediction`, 5.23: it also unpacks like the tuple of its parts that are there.
+        `transformers.EvalPrediction`, 5.23: it also unpacks like the tuple of its parts that are not None.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class EvalPrediction:
 
 
 class EvalLoopOutput(NamedTuple):
-    """What `evaluation_loop` returns. Mirrors `transformers.trainer_utils.EvalLoopOutput`, 5.23."""
+    """The result of `evaluation_loop`. Mirrors `transformers.trainer_utils.EvalLoopOutput`, 5.23."""
 
     predictions: Arrays
     label_ids: Arrays | None
@@ -55,7 +55,7 @@ class EvalLoopOutput(NamedTuple):
 
 
 class PredictionOutput(NamedTuple):
-    """What `predict` returns. Mirrors `transformers.trainer_utils.PredictionOutput`, 5.23."""
+    """The result of `predict`. Mirrors `transformers.trainer_utils.PredictionOutput`, 5.23."""
 
     predictions: Arrays
     label_ids: Arrays | None
@@ -63,7 +63,7 @@ class PredictionOutput(NamedTuple):
 
 
 class TrainOutput(NamedTuple):
-    """What `train` returns. Mirrors `transformers.trainer_utils.TrainOutput`, 5.23."""
+    """The result of `train`. Mirrors `transformers.trainer_utils.TrainOutput`, 5.23."""
 
     global_step: int
     training_loss: float

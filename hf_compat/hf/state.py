@@ -103,7 +103,7 @@ def export_states(stateful: Iterable[object]) -> ExportedState:
 
 @dataclass
 class TrainerState:
-    """Where a run stands. One step is one update, however many micro-batches it takes.
+    """The progress of a run. One step is one update, of any number of micro-batches.
 
     Args:
         epoch: Epochs done, the decimal part within the current one.

@@ -152,18 +152,18 @@ def is_patched() -> bool:
 
 
 def patch() -> None:
-    """Put our names in the place of transformers' own: what imports them from now on gets ours.
+    """Replace transformers' names by ours, for all imports from now on.
 
     Every class and function of `hf_compat` and its mirrored modules that `transformers` has as well is replaced
-    wherever transformers holds it: at the top level, and in each of its modules. Names that earlier releases had, and
-    scripts import, are there again. Arguments have the installed release's defaults. A second call replaces what
-    transformers has loaded since. `unpatch()` takes all of it back.
+    wherever transformers holds it: at the top level, and in each of its modules. Names of earlier releases that
+    scripts import are available again. Arguments have the installed release's defaults. A second call also replaces
+    names in modules that transformers has loaded since. `unpatch()` restores everything.
 
     Raises:
         MissingPackage: transformers is not installed.
 
     Warns:
-        HfCompatWarning: Somebody has imported or subclassed transformers' own Trainer before; the message names who.
+        HfCompatWarning: A module has imported or subclassed transformers' own Trainer before. The message names it.
     """
     need("transformers", "'hf-compat[transformers]'", "`hf_compat.patch()`")
     if not _in_force:
@@ -188,7 +188,7 @@ def patch() -> None:
 
 
 def unpatch() -> None:
-    """Give `transformers` its own names back; without `patch()` before, do nothing."""
+    """Restore transformers' own names. Without an earlier `patch()`, do nothing."""
     if not _in_force:
         return
     let_readers_be()

@@ -267,8 +267,8 @@ def get_scheduler(
         scheduler_specific_kwargs: Further options (`num_cycles`, `min_lr` …).
 
     Returns:
-        A `torch.optim.lr_scheduler.LRScheduler`, or `GreedyLR`. Of a layerwise optimizer each parameter gets a schedule
-        of its own, and what is returned stands for all.
+        A `torch.optim.lr_scheduler.LRScheduler`, or `GreedyLR`. With a layerwise optimizer, each parameter gets its own
+        schedule, and the result steps all of them.
 
     Raises:
         ArgumentError: A needed count is missing, or an option is unknown or contradictory.

@@ -100,19 +100,19 @@ def explain(
     parameters: float | None = None,
     trained: float | None = None,
 ) -> Explanation:
-    """Explain what arguments mean here: each one's destination, and the settings of the Lightning trainer.
+    """Explain the effect of arguments: the destination of each, and the settings of the Lightning trainer.
 
     Args:
         args: The training arguments, or `transformers`' own.
         counts: Counts of the run, where its data is known.
-        parameters: Of the model: adds what a run takes on each device.
-        trained: Those that are trained, of LoRA's adapters say; None for all.
+        parameters: Number of the model's parameters. Adds the sizes of a run on each device.
+        trained: Number of trained parameters, those of LoRA's adapters, say. None means all.
 
     Returns:
-        The explanation; what would be refused is in it, not raised.
+        The explanation. Refused arguments are part of it, not raised.
 
     Raises:
-        ArgumentError: `args` are no training arguments, or `parameters` is no number.
+        ArgumentError: `args` are not training arguments, or `parameters` is not a number.
 
     Examples:
         >>> explanation = explain(TrainingArguments("out", use_cpu=True, max_grad_norm=0.5))

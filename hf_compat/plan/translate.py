@@ -30,16 +30,16 @@ from hf_compat.runtime.text import parse_switch
 def translate(
     args: TrainingArguments, counts: RunCounts | None = None, model_config: object | None = None
 ) -> LightningPlan:
-    """Return what Lightning will be told for these arguments.
+    """Translate arguments into the settings of a Lightning trainer.
 
     Args:
         args: The training arguments.
-        counts: Counts of the run, where its data is known; else the epochs are read off the arguments.
-        model_config: The model's configuration, which sizes of DeepSpeed's follow.
+        counts: Counts of the run, where its data is known. Otherwise the epochs come from the arguments.
+        model_config: The model's configuration. Some sizes of DeepSpeed follow from it.
 
     Raises:
         ArgumentError: Arguments, or the launcher's variables, that cannot work.
-        UnsupportedArgument: An argument asks for something that is not here yet.
+        UnsupportedArgument: An argument asks for a feature that is not supported yet.
 
     Examples:
         >>> plan = translate(TrainingArguments("out", bf16=True, use_cpu=True, gradient_accumulation_steps=4))

@@ -53,14 +53,14 @@ class Unchecked:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class PreflightReport(ShownAsPrinted):
-    """What a preflight has found. `print` it, or read `to_json()`.
+    """The findings of a preflight. `print` it, or read `to_json()`.
 
     Args:
-        findings: What was found, the worst first.
-        unchecked: What could not be looked at, and why.
+        findings: Errors, warnings and notes, the worst first.
+        unchecked: Parts that could not be checked, and why.
         checked: The checks that were made, in their order.
-        measured: What was measured, each as a sentence.
-        seconds: What the preflight took.
+        measured: Measurements, each as a sentence.
+        seconds: Duration of the preflight.
     """
 
     findings: tuple[Finding, ...] = ()
