@@ -194,7 +194,7 @@ def table(results: dict[str, dict]) -> str:
             f"- {what}" for what in sorted(reasons(found, "explained")) + sorted(reasons(found, "not applicable"))
         ]
         lines += [f"- {name.replace('_', ' ')}: {said}." for name, said in found["guests"].items() if said != "works"]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).replace("<", "&lt;") + "\n"  # a class's repr would be an HTML tag
 
 
 def reasons(found: dict, kind: str) -> list[str]:

@@ -22,14 +22,15 @@ def _status(row: Row) -> str:
 
 _HEAD = """# Arguments
 
-Made from `hf_compat/hf/arguments.py`, `hf_compat/hf/arguments_seq2seq.py` and `hf_compat/hf/legacy.py` by
-`python -m hf_compat.tools.document docs/arguments.md`.
+This page lists every argument: its default, the values that it takes, whether it is supported, and where it goes.
+`python -m hf_compat.tools.document docs/arguments.md` makes the page from `hf_compat/hf/arguments.py`,
+`hf_compat/hf/arguments_seq2seq.py` and `hf_compat/hf/legacy.py`.
 
-`values`: what is taken, in the constructor and when a field is set. Numbers and truth values may be text (`"5e-5"`,
-`"false"`) or scalars of NumPy and torch. Anything else is an `ArgumentError` that names the argument, and the choices
-where there are some.
-
-`not yet`: a value other than the default raises `UnsupportedArgument`. `no effect`: it is warned about.
+- **values** holds for the constructor and for setting a field later. Numbers and truth values may be text (`"5e-5"`,
+  `"false"`) or scalars of NumPy and torch. Any other value is an `ArgumentError` that names the argument, and the
+  choices if it has some.
+- **supported**: with `not yet`, a value other than the default raises `UnsupportedArgument`. With `no effect`, such a
+  value is a warning.
 """
 
 
@@ -51,11 +52,13 @@ def _row_of_field(field: Field[Any]) -> str:
     inert = None if row.inert == ALONE else row.inert
     where = row.to if row.refuse is None or row.refuses is not None else f"{row.refuse}; {row.hint}"
     values = _values_of(field.name)
-    return f"| `{field.name}` | `{default_of(field)!r}` | {values} | {_status(row)} | {inert or where} |"
+    # `checkpoint-<updates>` would be an HTML tag
+    becomes = (inert or where or "").replace("<", "&lt;")
+    return f"| `{field.name}` | `{default_of(field)!r}` | {values} | {_status(row)} | {becomes} |"
 
 
 def _values_of(name: str) -> str:
-    """Return what an argument may be, for people."""
+    """The values of an argument, in words."""
     kind = checks_of(Seq2SeqTrainingArguments, Seq2SeqTrainingArguments)[name].kind
     expected = "anything" if kind is None else kind.expected
     return expected.replace("known", "words of a closed set")

@@ -62,6 +62,11 @@ def test_commands_have_the_options_that_are_shown(page):
                 assert [option for option in options if option not in known] == [], line
 
 
+def test_no_word_is_taken_for_an_html_tag(page):
+    prose = re.sub(r"`[^`]*`", "", BLOCK.sub("", page.read_text()))
+    assert re.findall(r"<[a-zA-Z/][^>\n]*>", prose) == []
+
+
 def test_files_that_are_named_exist(page):
     named = re.findall(r"`((?:[\w.]+/)+[\w.]*)(?: [^`]*)?`", page.read_text())
     paths = [path for path in named if path.endswith((".py", ".json")) or path.startswith(("tests/", "examples/"))]
