@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 
-from hf_compat.hf.callbacks import TrainerCallback
+from hf_compat.hf.callbacks import EVENTS, TrainerCallback
 from hf_compat.interop.transformers_models import loaded
 from hf_compat.runtime.progress import in_notebook
 from hf_compat.runtime.text import is_installed
@@ -21,7 +21,7 @@ _HOMES = (
 def known_to_transformers(kind: type[TrainerCallback]) -> type[TrainerCallback]:
     """Return our class, or one that is transformers' class of the same name too, where somebody has imported that.
 
-    Every event stays ours: our base class has a method for each, before any of theirs.
+    Every event stays ours.
     """
     for home in _HOMES:
         theirs = getattr(loaded(home), kind.__name__, None)
@@ -49,12 +49,14 @@ def exportable_of_transformers() -> type | None:
 @functools.cache
 def _both(ours: type[TrainerCallback], theirs: type) -> type[TrainerCallback]:
     content = {"__module__": ours.__module__, "__qualname__": ours.__qualname__, "__doc__": ours.__doc__}
+    # Where `patch()` came before theirs was imported, its base class is ours: its events would come before our base's
+    events = {name: getattr(ours, name) for name in EVENTS}
 
     def reduce(callback: TrainerCallback, protocol: int) -> tuple[object, ...]:
         """Say how to copy or pickle a callback: its class cannot be found by its name."""
         return _made_again, (ours, vars(callback))
 
-    return type(ours.__name__, (ours, theirs), {**content, "__reduce_ex__": reduce})
+    return type(ours.__name__, (ours, theirs), {**content, **events, "__reduce_ex__": reduce})
 
 
 def _made_again(ours: type[TrainerCallback], attributes: dict[str, object]) -> TrainerCallback:
