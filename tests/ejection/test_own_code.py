@@ -118,3 +118,53 @@ def test_what_is_left_to_do_stands_where_it_belongs(tmp_path):
         assert todo.strip().startswith(f"{file}:") and "Lightning has" in todo
         assert f"{script}:" in todo or what == "greedy"
         assert todo.strip().partition(": ")[2] in (tmp_path / "project" / "README.md").read_text()
+
+
+TIED = """
+import argparse
+
+import torch
+from tiny import rows
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import BertConfig, BertModel, PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+
+
+class Tied(PreTrainedModel):
+    config_class = PretrainedConfig
+
+    def __init__(self, first, heads):
+        super().__init__(PretrainedConfig())
+        self.first, self.heads = first, nn.ModuleDict(heads)
+
+    def forward(self, x, labels=None):
+        logits = self.heads["a"](x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Loads(Trainer):
+    def get_train_dataloader(self):
+        return DataLoader(self.train_dataset, batch_size=4, collate_fn=self.data_collator)
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--output_dir")
+head = nn.Linear(8, 3)
+args = TrainingArguments(parser.parse_args().output_dir, max_steps=2, report_to="none", save_strategy="no")
+Loads(Tied(head, {"a": head}), args, train_dataset=rows(16)).train()
+"""
+
+
+@pytest.mark.matrix
+def test_a_model_that_shares_weights_in_its_own_way_is_left_to_do(tmp_path):
+    """As multi-task scripts have it; saved as a model of transformers it ends in a RuntimeError."""
+    (tmp_path / "tiny.py").write_text((HERE / "scripts" / "tiny.py").read_text())
+    script = tmp_path / "tied.py"
+    script.write_text(TIED)
+    told, _ = ejected(script, folder=tmp_path, status=1)
+    loader, model = told[told.index("left to do: 2") :].splitlines()[1:3]
+    assert (
+        loader.startswith("  data.py:")
+        and f"a DataLoader ({script}:{TIED[: TIED.index('def get_train')].count(chr(10)) + 1})" in loader
+    )
+    assert model.startswith("  model.py:") and "shared tensors" in model and "some of its weights were tied" in model

@@ -134,7 +134,8 @@ def _data_set(
 ) -> str:
     """Return the expression that makes a data set: saved as it is, sample by sample, or made by its class."""
     if not _is_plain(loader, trainer, is_train=name == "train"):
-        what = f"The {name} set has a loader of its own, a {type(loader).__name__}"
+        maker = type(trainer).get_train_dataloader if name == "train" else type(trainer).get_eval_dataloader
+        what = f"The {name} set has a loader of its own, a {type(loader).__name__} ({write.code.where(maker)})"
         part.left += findings.leave(what, "`train_dataloader` and `val_dataloader` in `data.py`")
         return "None"
     assert isinstance(loader, DataLoader)

@@ -77,7 +77,7 @@ def _find_lines(part: EvaluationPart, trainer: Trainer, loss: LossPart, own: Own
     several = "[dataloader_idx]" if part.sets else ""
     if own.name is not None:
         part.lines = [
-            f"size = {_size(trainer, labels)}",
+            *_size(trainer, labels),
             f"{'loss, predictions, labels' if part.compute_metrics else 'loss, *_'} = self.own.prediction_step(",
             f"    self.model, dict(batch), prediction_loss_only={part.compute_metrics is None}, ignore_keys=None",
             ")",
@@ -112,7 +112,8 @@ def _find_lines(part: EvaluationPart, trainer: Trainer, loss: LossPart, own: Own
     part.lines = [
         *made,
         f"loss, {outputs} = self.loss_and_outputs(batch{', ' if items else ''}{items})",
-        f"self.eval_losses{several}.append(loss.detach().repeat({_size(trainer, labels)}))",
+        *_size(trainer, labels),
+        f"self.eval_losses{several}.append(loss.detach().repeat(size))",
     ]
     if part.compute_metrics:
         shown = predictions if part.generates else _preprocessed(predictions, labels, trainer, write)
@@ -125,8 +126,14 @@ def _labels(trainer: Trainer) -> str:
     return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
 
 
-def _size(trainer: Trainer, labels: str) -> str:
-    return f"len({labels})" if len(trainer.label_names) == 1 else "len(next(iter(batch.values())))"
+def _size(trainer: Trainer, labels: str) -> list[str]:
+    """Return the statements that find how many samples a batch's loss counts for."""
+    if isinstance(trainer, GenerationSteps):  # as upstream's
+        return [
+            "# Seq2SeqTrainer counts a short last batch as a full one",
+            "size = self.trainer.datamodule.eval_batch_size  # type: ignore[attr-defined]  # a fit has one",
+        ]
+    return [f"size = len({labels})" if len(trainer.label_names) == 1 else "size = len(next(iter(batch.values())))"]
 
 
 def _preprocessed(predictions: str, labels: str, trainer: Trainer, write: Expressions) -> str:

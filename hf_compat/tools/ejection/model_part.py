@@ -79,7 +79,7 @@ def describe_model(model: nn.Module, args: TrainingArguments, write: Expressions
         else:
             frozen = not all(parameter.requires_grad for parameter in model.parameters())
             trained = [name for name, p in model.named_parameters() if p.requires_grad] if frozen else None
-            lines = _pretrained("model", model, write) if is_pretrained_model(model) else _plain(model, write)
+            lines = _saved_or_made(model, write)
     except CannotBeWritten as error:
         what = f"The model, a {type(model).__name__} ({write.code.where(type(model))}), cannot be made again: {error}"
         return ModelPart(findings.leave(what, "`build_model` in `model.py`"), None, is_left=True)
@@ -89,6 +89,22 @@ def describe_model(model: nn.Module, args: TrainingArguments, write: Expressions
         if is_peft_model(model):
             lines.append("model.enable_input_require_grads()  # frozen embeddings would end the way back")
     return ModelPart(lines, trained)
+
+
+def _saved_or_made(model: nn.Module, write: Expressions) -> list[str]:
+    """Return the statements that read a model of transformers, or make any other; a subclass may save as neither."""
+    if not is_pretrained_model(model):
+        return _plain(model, write)
+    try:
+        return _pretrained("model", model, write)
+    except CannotBeWritten:
+        raise
+    except Exception as error:  # of transformers, or of the script's own class: tied weights that it does not name, say
+        try:
+            return _plain(model, write)
+        except CannotBeWritten as other:
+            said = str(error).partition("\n")[0][:200]
+            raise CannotBeWritten(f"as a model of transformers: {said}; as the script makes it: {other}") from error
 
 
 def _pretrained(name: str, model: nn.Module, write: Expressions) -> list[str]:
@@ -108,7 +124,8 @@ def _plain(model: nn.Module, write: Expressions) -> list[str]:
     if given is None:
         raise CannotBeWritten("nobody has seen how it was made")
     write.loads_weights = False
-    made = write.of(model)
+    # A model of transformers would be saved and read
+    made = write.call(type(model), given) if is_pretrained_model(model) else write.of(model)
     _check_same(model, _made_again(model, *given), values=False)
     file = write.files.add("model.safetensors", model, lambda path: safetensors.torch.save_model(model, str(path)))
     load = write.named("safetensors.torch", "load_model")
@@ -117,13 +134,26 @@ def _plain(model: nn.Module, write: Expressions) -> list[str]:
 
 def _made_again(model: nn.Module, positional: tuple[object, ...], named: object) -> nn.Module:
     kind: type = type(model)
-    made: nn.Module = kind(*copy.deepcopy(positional), **copy.deepcopy(dict(named)))  # type: ignore[call-overload]  # as recorded
+    made: nn.Module = kind(*map(_copied, positional), **{name: _copied(one) for name, one in dict(named).items()})  # type: ignore[call-overload]  # as recorded
     return made
+
+
+def _copied(value: object) -> object:
+    """Copy an argument as the project makes it: each part by itself, so that no two share a weight."""
+    if type(value) is dict:
+        return {key: _copied(one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))  # type: ignore[call-arg,call-overload]  # as just seen
+    return copy.deepcopy(value)
 
 
 def _check_same(model: nn.Module, other: nn.Module, values: bool = True) -> None:
     """See that two models have the same modules, and the same tensors in them."""
-    kinds, others = ({name: type(m).__name__ for name, m in part.named_modules()} for part in (model, other))
+    # Each by every name: whether a tied embedding is one module or two with one weight makes no number another
+    kinds, others = (
+        {name: type(one).__name__ for name, one in part.named_modules(remove_duplicate=False)}
+        for part in (model, other)
+    )
     if kinds != others:
         name = next(name for name in [*kinds, *others] if kinds.get(name) != others.get(name))
         raise CannotBeWritten(f"its module {name!r} was put in place, or taken out, after it was made")
