@@ -15,7 +15,7 @@ from torch import nn
 
 from hf_compat.callbacks.bridge import close_bars
 from hf_compat.callbacks.callback_set import CallbackSet
-from hf_compat.callbacks.loggers import end_as_failed
+from hf_compat.callbacks.loggers import mark_as_failed
 from hf_compat.callbacks.startup_log import show_logs
 from hf_compat.data.types import Collator
 from hf_compat.engine.module import WindowModule
@@ -149,7 +149,7 @@ class Trainer(
             self._set_up_process(TrainingArguments("tmp_trainer") if args is None else adopt_arguments(args))
             self.model_init = model_init
             self.model = model  # type: ignore[assignment]  # None until `model_init` is called, as upstream
-            self._take_accelerator()
+            self._make_accelerator()
             self._memory_tracker = memory_tracker(self.args.skip_memory_metrics)
             self._memory_tracker.start()
             self._set_model(self._resolve_model(model))
@@ -280,7 +280,7 @@ class Trainer(
             self._memory_tracker.peak_monitoring, self._memory_tracker.cur_stage = False, None  # ends its thread
             close_bars(self.callback_handler)
             if self.is_world_process_zero():
-                end_as_failed(self.callback_handler.callbacks, error)
+                mark_as_failed(self.callback_handler.callbacks, error)
             raise
         finally:
             self._remove_neftune_noise()

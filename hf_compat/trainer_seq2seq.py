@@ -119,7 +119,7 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
                 "transformers. Set `generation_max_length`, `generation_num_beams` or `generation_config`, or evaluate "
                 "one set at a time."
             )
-        self._begin_generating(gen_kwargs)
+        self._set_generation_keywords(gen_kwargs)
         return super().evaluate(eval_dataset, metric_key_prefix=metric_key_prefix, ignore_keys=ignore_keys)
 
     def predict(
@@ -143,10 +143,10 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
         Mirrors:
             `transformers.Seq2SeqTrainer.predict`, 5.23.
         """
-        self._begin_generating(gen_kwargs)
+        self._set_generation_keywords(gen_kwargs)
         return super().predict(test_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 
-    def _begin_generating(self, given: dict[str, object]) -> None:
+    def _set_generation_keywords(self, given: dict[str, object]) -> None:
         """Set the keywords and the gathering for the steps of one evaluation."""
         self._gen_kwargs = self._generation_keywords(given)
         # as upstream, keep all samples

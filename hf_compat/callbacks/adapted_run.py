@@ -296,7 +296,7 @@ def loss_of(outputs: STEP_OUTPUT) -> torch.Tensor | None:
     return loss if isinstance(loss, torch.Tensor) else None
 
 
-# Number of epochs for a run limited by updates or time: the most that the arguments accept.
+# Number of epochs for a run limited by updates or time, the greatest that the arguments accept.
 _NO_END = 10**6
 
 

@@ -9,9 +9,9 @@ Where both are in scope, Lightning names start with `pl_` and HF names with `hf_
     (the module reports)           on_substep_end
     on_before_optimizer_step       on_pre_optimizer_step
     (the module reports)           on_optimizer_step
-    on_train_batch_end             on_step_end, then log → evaluate → save as the flags say
+    on_train_batch_end             on_step_end, then log → evaluate → save according to the flags
     on_validation_batch_end        on_prediction_step
-    on_train_epoch_end             on_epoch_end, then log → evaluate → save as the flags say
+    on_train_epoch_end             on_epoch_end, then log → evaluate → save according to the flags
 """
 
 from __future__ import annotations

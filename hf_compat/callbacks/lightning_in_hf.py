@@ -87,7 +87,7 @@ _REFUSED: tuple[tuple[tuple[type[pl.Callback], ...], str, str], ...] = (
 )
 
 
-class _Beside(pl.LightningModule):
+class _ModuleOfModel(pl.LightningModule):
     """The HF model as a LightningModule, for callbacks that read one."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -159,7 +159,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
             )
         self.callback = callback
         self.trainer: pl.Trainer | None = None
-        self._module: _Beside | None = None
+        self._module: _ModuleOfModel | None = None
         self._epoch = 0
 
     @staticmethod
@@ -202,7 +202,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
 
     def _make(self, args: Args, state: TrainerState, model: nn.Module, optimizer: Kwarg, scheduler: Kwarg) -> None:
         self._state = state
-        self._module = _Beside(model)
+        self._module = _ModuleOfModel(model)
         self.trainer = self._make_trainer(args, state, next(model.parameters(), torch.empty(0)).device)
         mirror_running_fit(self.trainer, self._module, optimizer, scheduler)
 
@@ -230,7 +230,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         numbers = {name: float(value) for name, value in metrics.items() if name != "epoch"}
         self._state.log_history.append({**numbers, "epoch": self._state.epoch, "step": self._state.global_step})
 
-    def _answer(self, control: TrainerControl) -> TrainerControl:
+    def _pass_on_stop(self, control: TrainerControl) -> TrainerControl:
         if self.trainer is not None and self.trainer.should_stop:
             control.should_training_stop = True
         return control
@@ -245,37 +245,37 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
             self.callback.load_state_dict(dict(self._saved))
         self._hook("on_fit_start")
         self._hook("on_train_start")
-        return self._answer(control)
+        return self._pass_on_stop(control)
 
     def on_epoch_begin(
         self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
     ) -> TrainerControl:
         self._enter_epoch(state)
         self._hook("on_train_epoch_start")
-        return self._answer(control)
+        return self._pass_on_stop(control)
 
     def on_step_begin(
         self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
     ) -> TrainerControl:
         self._place(state)
         self._hook("on_train_batch_start", None, state.global_step)
-        return self._answer(control)
+        return self._pass_on_stop(control)
 
     def on_pre_optimizer_step(
         self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
     ) -> TrainerControl:
         self._hook("on_before_optimizer_step", kwargs.get("optimizer"))
-        return self._answer(control)
+        return self._pass_on_stop(control)
 
     def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         self._place(state)
         self._hook("on_train_batch_end", None, None, state.global_step - 1)
-        return self._answer(control)
+        return self._pass_on_stop(control)
 
     def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         if self.trainer is not None:
             note_metrics(self.trainer, kwargs.get("logs") or {})
-        return self._answer(control)
+        return self._pass_on_stop(control)
 
     def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         if self.trainer is None:  # outside training
@@ -285,7 +285,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         for hook in ("start", "epoch_start", "epoch_end", "end"):
             self._hook(f"on_validation_{hook}")
         self.trainer.training = True
-        return self._answer(control)
+        return self._pass_on_stop(control)
 
     def on_predict(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:  # type: ignore[override]  # metrics are among kwargs
         if self.trainer is None:
@@ -300,7 +300,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
     def on_epoch_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         self._place(state)
         self._hook("on_train_epoch_end")
-        return self._answer(control)
+        return self._pass_on_stop(control)
 
     def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
         self._enter_epoch(state)  # after the last one, as in Lightning

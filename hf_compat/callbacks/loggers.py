@@ -98,7 +98,7 @@ class LoggerCallback(TrainerCallback):
             self.logger.finalize("success")
 
 
-def end_as_failed(callbacks: Iterable[Callback], error: BaseException) -> None:
+def mark_as_failed(callbacks: Iterable[Callback], error: BaseException) -> None:
     """Mark the loggers' runs as failed, as Lightning does. MLflow shows this status."""
     for logger in [callback.logger for callback in callbacks if isinstance(callback, LoggerCallback)]:
         try:

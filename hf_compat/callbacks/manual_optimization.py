@@ -81,7 +81,7 @@ def backbone_of(model: nn.Module) -> nn.Module | None:
     return None
 
 
-def serve_callbacks(trainer: pl.Trainer, module: pl.LightningModule, model: nn.Module) -> None:
+def prepare_lightning_callbacks(trainer: pl.Trainer, module: pl.LightningModule, model: nn.Module) -> None:
     """Prepare module and callbacks for Lightning's own callbacks, before these are set up."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
     for callback in callbacks:
@@ -93,7 +93,7 @@ def serve_callbacks(trainer: pl.Trainer, module: pl.LightningModule, model: nn.M
             _save_as_in_automatic_optimization(callback)
 
 
-def thaw_optimized(trainer: pl.Trainer) -> None:
+def unfreeze_optimized(trainer: pl.Trainer) -> None:
     """Unfreeze parameters that a resumed BaseFinetuning has returned to the optimizer. It unfreezes them only once.
 
     (lightning 2.6.6 freezes them again in `setup`. Remove it when a resumed callback unfreezes them.)

@@ -32,7 +32,7 @@ Candidate = TypeVar("Candidate")
 _OTHER, _OWN = "pytorch_lightning", "lightning.pytorch"
 _ADOPTED = (pl.Callback, Logger, pl.LightningDataModule)
 # Their inherited code needs modules or plugins of its own distribution.
-_BOUND_TO_THEIR_OWN = (WeightAveraging, EMAWeightAveraging, ThroughputMonitor)
+_TIED_TO_THEIR_DISTRIBUTION = (WeightAveraging, EMAWeightAveraging, ThroughputMonitor)
 # Callbacks that Lightning adds by default if it recognises none.
 _ADDED_BY_DEFAULT = (Checkpoint, ProgressBar, ModelSummary)
 
@@ -56,7 +56,7 @@ def adopt(candidate: Candidate) -> Candidate:
     if (
         isinstance(candidate, _ADOPTED)
         or not is_of_other_distribution(candidate)
-        or not issubclass(_twin_of(kind), _ADOPTED)
+        or not issubclass(_namesake_of(kind), _ADOPTED)
     ):
         return candidate
     theirs, ours = getattr(loaded(_OTHER), "__version__", "?"), lightning.__version__
@@ -65,8 +65,8 @@ def adopt(candidate: Candidate) -> Candidate:
             f"{kind.__name__} is from {_OTHER} {theirs}, but the Trainer uses lightning {ours}.\n\n"
             f"Hint: import it from `{_OWN}`, which has the same classes."
         )
-    twin = _twin_of(kind)
-    if twin in _BOUND_TO_THEIR_OWN and _shipped_class(kind) is not kind:
+    twin = _namesake_of(kind)
+    if twin in _TIED_TO_THEIR_DISTRIBUTION and _shipped_class(kind) is not kind:
         raise CallbackError(
             f"{kind.__name__} inherits from `{_OTHER}`'s {twin.__name__}, whose code needs modules and plugins of "
             f"{_OTHER}.\n\nHint: inherit from `{_OWN}.callbacks.{twin.__name__}` instead."
@@ -80,7 +80,7 @@ def _shipped_class(kind: type) -> type | None:
     return next((base for base in kind.__mro__ if f"{base.__module__}.".startswith(f"{_OTHER}.")), None)
 
 
-def _twin_of(kind: type) -> type:
+def _namesake_of(kind: type) -> type:
     """Return the `lightning.pytorch` namesake of a class's nearest shipped base."""
     shipped = _shipped_class(kind)
     assert shipped is not None  # callers have checked it
@@ -92,7 +92,7 @@ def _twin_of(kind: type) -> type:
 @functools.cache
 def _joined(kind: type) -> type:
     """Make a class of both. Methods without an override come from `lightning.pytorch`, which compares them."""
-    twin = _twin_of(kind)
+    twin = _namesake_of(kind)
     root = next(base for base in _ADOPTED if issubclass(twin, base))
     empty = getattr(importlib.import_module(root.__module__.replace(_OWN, _OTHER, 1)), root.__name__)
     methods = {name: method for name, method in inspect.getmembers(root, inspect.isfunction) if name[0] != "_"}

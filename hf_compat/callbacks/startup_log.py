@@ -24,7 +24,7 @@ def show_logs(level: int | None) -> None:
     """
     logger = logging.getLogger(_PACKAGE)
     if not logger.handlers and not logging.getLogger().handlers:
-        handler = _BesideBars(sys.stderr)
+        handler = _AboveBars(sys.stderr)
         handler.setFormatter(logging.Formatter("%(message)s"))
         logger.addHandler(handler)
     if level is not None:
@@ -33,7 +33,7 @@ def show_logs(level: int | None) -> None:
         logger.setLevel(logging.INFO)
 
 
-class _BesideBars(logging.StreamHandler[TextIO]):
+class _AboveBars(logging.StreamHandler[TextIO]):
     """Writes lines above the progress bars and redraws the bars below them."""
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -79,7 +79,7 @@ class BatchRebalanceSampler(Sampler[Indices]):
             division = _Division([self.lengths[index] for index in longest_first], self.dp_size, self.grad_accum)
             division.balance(max(30 * len(division.counts), self.effective_batch_size))
             # this rank's micro-batches. The most expensive ones of all ranks come first, at the same time
-            ranking, ends = division.dearest_first(), list(accumulate(division.counts))
+            ranking, ends = division.most_expensive_first(), list(accumulate(division.counts))
             for place in range(self.rank, len(ranking), self.dp_size):
                 end = ends[ranking[place]]
                 yield longest_first[end - division.counts[ranking[place]] : end]
@@ -118,22 +118,22 @@ class _Division:
                 break
             met.add(tuple(self.counts))
             costs = self.costs()
-            dearest, cheapest = max(free, key=costs.__getitem__), min(free, key=costs.__getitem__)
-            spread = costs[dearest] - costs[cheapest]
+            costliest, cheapest = max(free, key=costs.__getitem__), min(free, key=costs.__getitem__)
+            spread = costs[costliest] - costs[cheapest]
             if spread < smallest:
                 best, smallest = list(self.counts), spread
             if spread == 0:
                 break
-            if self.counts[dearest] > 1:
-                self._move(dearest, cheapest)
+            if self.counts[costliest] > 1:
+                self._move(costliest, cheapest)
             else:
                 # Fill the groups that run beside a single-sample group up to its cost, then fix them all
-                ranking = _dearest_first(costs)
-                first = ranking.index(dearest) // self.ranks * self.ranks
+                ranking = _most_expensive_first(costs)
+                first = ranking.index(costliest) // self.ranks * self.ranks
                 beside = set(ranking[first : first + self.ranks])  # a set, as upstream iterates in a set's order
                 for group in beside:
-                    if group not in self._fixed and group != dearest:
-                        self._fill(group, costs[dearest], beside)
+                    if group not in self._fixed and group != costliest:
+                        self._fill(group, costs[costliest], beside)
                 self._fixed.update(beside)
         self.counts = best
 
@@ -142,9 +142,9 @@ class _Division:
         starts = accumulate(self.counts[:-1], initial=0)
         return [_cost(count, self.lengths[start]) for count, start in zip(self.counts, starts, strict=True)]
 
-    def dearest_first(self) -> list[int]:
+    def most_expensive_first(self) -> list[int]:
         """Return the groups, the most expensive one first."""
-        return _dearest_first(self.costs())
+        return _most_expensive_first(self.costs())
 
     def _move(self, giver: int, taker: int) -> None:
         self.counts[giver] -= 1
@@ -164,7 +164,7 @@ def _cost(samples: int, longest: int) -> float:
     return samples * longest + SQUARE_WEIGHT * samples * longest * longest
 
 
-def _dearest_first(costs: list[float]) -> list[int]:
+def _most_expensive_first(costs: list[float]) -> list[int]:
     return sorted(range(len(costs)), key=costs.__getitem__, reverse=True)
 
 

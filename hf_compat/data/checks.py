@@ -109,7 +109,7 @@ def check_iterable(method: str, returned: object, wanted: str) -> None:
         )
 
 
-def name_bad_samples(samples: Sequence[Sample], error: Exception) -> None:
+def raise_for_bad_samples(samples: Sequence[Sample], error: Exception) -> None:
     """Explain why samples could not be joined. Return if no cause is found.
 
     Args:
@@ -119,7 +119,7 @@ def name_bad_samples(samples: Sequence[Sample], error: Exception) -> None:
     Raises:
         DataError: A sample has no named values, lacks one, or has one that does not fit the others.
     """
-    name_samples_without_names(samples, error)
+    raise_for_unnamed_samples(samples, error)
     rows = [sample if isinstance(sample, Mapping) else vars(sample) for sample in samples]
     names = {name: None for row in rows for name in row}
     for place, row in enumerate(rows, start=1):
@@ -135,7 +135,7 @@ def name_bad_samples(samples: Sequence[Sample], error: Exception) -> None:
                 raise _not_joined(f"{name!r} is {' in one sample and '.join(forms)} in another") from error
 
 
-def name_samples_without_names(samples: Sequence[Sample], error: Exception) -> None:
+def raise_for_unnamed_samples(samples: Sequence[Sample], error: Exception) -> None:
     """Explain the error if a sample has no named values. Return if all have them.
 
     Args:
@@ -174,7 +174,7 @@ def _shape_of(value: Sample) -> str:
         return "of varying shapes"
 
 
-def name_bad_batch(batch: Batch, taker: str) -> None:
+def raise_for_bad_batch(batch: Batch, taker: str) -> None:
     """Raise an error if a batch is not a mapping of names to values. Return otherwise.
 
     Args:
@@ -202,7 +202,7 @@ def name_bad_batch(batch: Batch, taker: str) -> None:
     )
 
 
-def stopped_by_code(error: StopIteration, is_map_style: bool, auto_collates: bool) -> bool:
+def is_raised_by_user_code(error: StopIteration, is_map_style: bool, auto_collates: bool) -> bool:
     """Whether user code, rather than the end of the data, ended a pass over torch's loader.
 
     A `StopIteration` from `__getitem__` or a collator looks like the end of the data. Its traceback shows the origin.
@@ -220,9 +220,10 @@ def stopped_by_code(error: StopIteration, is_map_style: bool, auto_collates: boo
     return within_fetch and (is_map_style or (auto_collates and modules[-1] != "torch.utils.data._utils.fetch"))
 
 
-def end_in_silence() -> DataError:
+def stop_iteration_error() -> DataError:
     """Make the error for a `StopIteration` of user code, which would silently end an epoch."""
     return DataError(
-        "The data set's `__getitem__`, or the collator, raised StopIteration. Training or evaluation would take it for "
-        "the end of the data, and skip the rest.\n\nHint: raise another error, or call `next(…)` with a default."
+        "The data set's `__getitem__`, or the collator, raised StopIteration. In training or evaluation this looks "
+        "like the end of the data, and the rest would be skipped.\n\n"
+        "Hint: raise another error, or call `next(…)` with a default."
     )

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import torch
 
-from hf_compat.data.checks import end_in_silence, name_bad_samples, name_samples_without_names
+from hf_compat.data.checks import raise_for_bad_samples, raise_for_unnamed_samples, stop_iteration_error
 from hf_compat.data.types import Batch, Collator, Sample
 from hf_compat.errors import DataError
 from hf_compat.interop.upstream_log import log_ignored_columns
@@ -40,10 +40,10 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
     try:
         batch = _joined(features, join, join_labels)
     except Exception as error:
-        name_bad_samples(features, error)
+        raise_for_bad_samples(features, error)
         raise
     if not batch:
-        name_bad_samples(features, DataError("Nothing is left of the samples."))
+        raise_for_bad_samples(features, DataError("Nothing is left of the samples."))
     return batch
 
 
@@ -127,7 +127,7 @@ class PaddingCollator:
         try:
             batch = self.tokenizer.pad(features, padding=True, return_tensors="pt")
         except Exception as error:
-            name_samples_without_names(features, error)
+            raise_for_unnamed_samples(features, error)
             raise
         for key in ("label", "label_ids"):
             if key in batch:
@@ -171,7 +171,7 @@ class RemoveColumnsCollator:
         try:
             return self.data_collator(kept)
         except StopIteration as error:  # a loader's worker would take it for the end of a stream
-            raise end_in_silence() from error
+            raise stop_iteration_error() from error
 
     def _keep(self, feature: Sample) -> Sample:
         if not isinstance(feature, dict):

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from hf_compat.data.batch_rebalance import knows_its_rank
-from hf_compat.data.checks import end_in_silence, stopped_by_code
+from hf_compat.data.checks import is_raised_by_user_code, stop_iteration_error
 from hf_compat.data.rank_slices import BatchSamplerSlice, IterableDatasetSlice, RankSlice, dispatched, set_epoch_of
 from hf_compat.data.samplers import SeededRandomSampler, SkipFirstBatches
 from hf_compat.data.tree import find_batch_size, move_to_device
@@ -349,7 +349,7 @@ class PreparedDataLoader(DataLoader[Batch]):
 
     @contextlib.contextmanager
     def _replacing_workers(self) -> Iterator[None]:
-        """Start replacements of persistent workers as the originals: no seed drawn, data in epoch 0."""
+        """Start replaced persistent workers as the first ones: no seed is drawn, and the data is in epoch 0."""
         if not (self.replaces_workers and self.persistent_workers and self._iterator is None):
             yield
             return
@@ -407,8 +407,8 @@ class PreparedDataLoader(DataLoader[Batch]):
         try:
             return read()
         except StopIteration as error:
-            if stopped_by_code(error, self._is_map_style, self._auto_collation):
-                raise end_in_silence() from error
+            if is_raised_by_user_code(error, self._is_map_style, self._auto_collation):
+                raise stop_iteration_error() from error
             return _END
         except (FileNotFoundError, ConnectionError, EOFError) as error:
             if not self.num_workers or "in DataLoader worker process" in str(error):  # user code's error in a worker

@@ -128,7 +128,7 @@ class _Rest:
         return self.indices
 
 
-def _late(sampler: Iterable[int], skip: int) -> Iterator[int]:
+def _started_late(sampler: Iterable[int], skip: int) -> Iterator[int]:
     """Start a pass when its first index is requested. Random numbers are drawn then, as in torch's batch sampler."""
     yield from islice(iter(sampler), skip, None)
 
@@ -149,9 +149,9 @@ class SkipFirstBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         self._current, self._first = self._remaining(), []
-        return self._left()
+        return self._batches_left()
 
-    def _left(self) -> Iterator[list[int]]:
+    def _batches_left(self) -> Iterator[list[int]]:
         while True:
             if self._first:
                 yield self._first.pop()
@@ -176,7 +176,7 @@ class SkipFirstBatches(Sampler[list[int]]):
         elif isinstance(sampler, SequentialSampler):
             indices = iter(range(skip, len(sampler)))
         else:
-            indices = _late(sampler, skip)
+            indices = _started_late(sampler, skip)
         return iter(BatchSampler(_Rest(indices), self.batches.batch_size, self.batches.drop_last))
 
     def __len__(self) -> int:

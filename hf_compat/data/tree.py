@@ -43,7 +43,7 @@ def nested_numpify(data: Nested) -> Nested:
 def move_to_device(data: Nested, device: torch.device, non_blocking: bool = False) -> Nested:
     """Move the tensors of nested data to a device. Other leaves are kept."""
     if type(data) is dict and device.type == "cpu":
-        # most batches of a CPU run: this check is faster than a move without effect, and three times faster than `all`
+        # most batches of a CPU run. The loop is faster than a move without effect, and three times faster than `all`
         for value in data.values():
             if type(value) is not torch.Tensor or not value.is_cpu:
                 break

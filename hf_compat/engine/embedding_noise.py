@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from hf_compat.errors import ArgumentError
 from hf_compat.interop.transformers_models import unwrap_peft
 
-_STRENGTH = "neftune_noise_alpha"  # the layer's attribute, as upstream: callbacks change it
+_STRENGTH = "neftune_noise_alpha"  # the layer's attribute, as upstream, because callbacks change it
 
 
 class EmbeddingNoise:
@@ -71,7 +71,7 @@ def input_embeddings(model: nn.Module) -> nn.Module:
 def _add_noise(layer: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
     if not layer.training:
         return output
-    # float32, as upstream: float64 would change the last bits of the bound, and so of the noise
+    # float32, as upstream. float64 would change the last bits of the bound, and so of the noise
     bound = getattr(layer, _STRENGTH) / torch.sqrt(torch.tensor(math.prod(output.shape[1:3])))
     return output + torch.zeros_like(output).uniform_(-bound, bound)
 

@@ -36,7 +36,7 @@ class EvaluationSettings:
     """What an evaluation keeps and computes.
 
     Args:
-        metric_key_prefix: Prefix of every metric, added where it is missing.
+        metric_key_prefix: Prefix of every metric, added if missing.
         prediction_loss_only: Keep the loss only.
         ignore_keys: Outputs to leave out.
         is_prediction: True for `predict`, which keeps predictions whatever the metrics are.
@@ -429,7 +429,7 @@ def _unpacked(predicted: Predicted) -> Predicted:
         loss, logits, labels = predicted  # a subclass may return anything
     except (TypeError, ValueError) as error:
         raise OverrideError(
-            f"`prediction_step` returned {shown_value(predicted)}.\n\nHint: return loss, logits and labels; each may "
+            f"`prediction_step` returned {shown_value(predicted)}.\n\nHint: return loss, logits and labels. Each may "
             "be None."
         ) from error
     return loss, logits, labels
@@ -446,7 +446,7 @@ def warn_of_memory(batch: Nested, loader: Iterable[Batch], to_cpu_every: int | N
     """Warn if an evaluation will keep more than half of the free memory, judging by its first batch.
 
     Args:
-        batch: What is kept of the first batch.
+        batch: The kept results of the first batch.
         loader: Gives the number of batches.
         to_cpu_every: Number of batches after which results move to the CPU. None keeps them on their device.
     """

@@ -371,7 +371,7 @@ def compile_model_only(module: LightningModule, model: nn.Module) -> None:
     if compiler is None:
         return
     to_uncompiled(module)
-    model._compiled_call_impl = compiler["dynamo_ctx"](model._call_impl)  # what `nn.Module.compile` sets
+    model._compiled_call_impl = compiler["dynamo_ctx"](model._call_impl)  # the attribute that `nn.Module.compile` sets
 
 
 def ranks_of(trainer: Trainer) -> tuple[int, int, int, int]:

@@ -24,7 +24,7 @@ DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _HALF = (torch.float16, torch.bfloat16)
 _NO_CONTEXT = contextlib.nullcontext()  # reusable and reentrant
 
-ModelOutput = Any  # what the user's model returns
+ModelOutput = Any  # any result of the user's model
 
 
 def outputs_in_float32(data: Nested) -> Nested:

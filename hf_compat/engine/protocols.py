@@ -34,7 +34,7 @@ class Gatherer(Protocol):
 
     @property
     def is_alone(self) -> bool:
-        """Whether `gather` and `pad_across_processes` return their input: one process, and neither is replaced."""
+        """Whether `gather` and `pad_across_processes` return their input, as with one process and no override."""
 
     def gather(self, tensor: Nested) -> Nested:
         """Join the data of all ranks along the first dimension."""

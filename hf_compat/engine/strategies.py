@@ -72,7 +72,7 @@ class LaunchedEnvironment(ClusterEnvironment):
     """The ranks of a launcher: torchrun, accelerate, deepspeed, SLURM or MPI.
 
     Args:
-        launch: This process's rank.
+        launch: Rank and number of this run's processes.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -144,7 +144,7 @@ class HFFSDP2Strategy(DirectStepsStrategy, ModelParallelStrategy):
     """FSDP 2 around the model's own modules. `FSDP2Module.configure_model` shards them.
 
     Args:
-        launch: This process's rank.
+        launch: Rank and number of this run's processes.
         precision_plugin: The precision plugin. FSDP 2 itself casts parameters.
         plan: What to shard, and how.
         precision: Lightning's name for the precision.
@@ -221,7 +221,7 @@ class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
     """ZeRO 0 to 3 around the model itself. DeepSpeed's engine is HF's `model_wrapped`.
 
     Args:
-        launch: This process's rank.
+        launch: Rank and number of this run's processes.
         precision_plugin: The plugin that steps through the engine.
         config: The resolved configuration.
 

@@ -129,7 +129,7 @@ class DDPMechanics(UpdateMechanics):
         self._wrapper = wrapper
 
     def begin_micro_batch(self, is_last: bool) -> None:
-        # what `no_sync` sets, without a context manager for each micro-batch
+        # the attribute that `no_sync` sets, without a context manager for each micro-batch
         self._wrapper.require_backward_grad_sync = is_last
 
 

@@ -99,7 +99,7 @@ class WindowTrainer(pl.Trainer):
         plan: The result of `plan.translate`.
         callbacks: Lightning callbacks. Progress bars, summaries and checkpoints among them are switched on.
         loggers: Loggers for callbacks.
-        launch: This process's rank.
+        launch: Rank and number of this run's processes.
         options: Other settings of `lightning.Trainer` that the plan does not set.
     """
 
@@ -129,7 +129,7 @@ class WindowTrainer(pl.Trainer):
         if not lean_loop.IS_KNOWN:
             installed = lightning.__version__
             logger.info("hf_compat does not support the loops of Lightning %s, so steps are slower.", installed)
-        self._sigint_handler: Any = None  # what Python calls on Ctrl-C, as `signal.getsignal` returns it
+        self._sigint_handler: Any = None  # Python's handler of Ctrl-C, as returned by `signal.getsignal`
         # Lightning's SIGTERM handler exits with status 0, and every update exchanges whether it was called.
         # Remove it when a trainer has a setting for it.
         self._signal_connector.register_signal_handlers = do_nothing  # type: ignore[method-assign]

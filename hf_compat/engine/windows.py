@@ -455,13 +455,9 @@ def _state_of(loader: Any) -> Any:
 def as_plain(data: Nested) -> Nested:
     """Convert nested data to dicts, lists, numbers, strings and tensors. None if something else is in it."""
     try:
-        return map_nested(_itself, data, on_other=_plain_leaf, rebuild=as_plain_type)
+        return map_nested(lambda tensor: tensor, data, on_other=_plain_leaf, rebuild=as_plain_type)
     except TypeError:
         return None
-
-
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _plain_leaf(leaf: Nested) -> bool | float | str | None:

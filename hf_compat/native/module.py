@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT, OptimizerLRScheduler
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
-from hf_compat.callbacks.manual_optimization import refuse_native, serve_callbacks, thaw_optimized
+from hf_compat.callbacks.manual_optimization import prepare_lightning_callbacks, refuse_native, unfreeze_optimized
 from hf_compat.callbacks.other_distribution import adopt_callbacks_of, adopt_data_of
 from hf_compat.checkpoint.files import short
 from hf_compat.data.tree import find_batch_size
@@ -258,7 +258,7 @@ class HFModule(OverridePoints, LoadableModule):
             check_mechanics(self.steps.args, self.trainer)
             refuse_native(self.trainer.callbacks, self.model)  # type: ignore[attr-defined]  # set by a connector
             check_strategy(self.trainer.strategy)
-        serve_callbacks(self.trainer, self, self.model)
+        prepare_lightning_callbacks(self.trainer, self, self.model)
         return super().configure_callbacks()
 
     def setup(self, stage: str) -> None:
@@ -379,7 +379,7 @@ class HFModule(OverridePoints, LoadableModule):
                 adopt_optimizer(self.trainer, self.steps)
             if isinstance(self.trainer.train_dataloader, Windows):
                 forget_updates(self.trainer)
-        thaw_optimized(self.trainer)
+        unfreeze_optimized(self.trainer)
         super().on_fit_start()
         if self._has_own_step:
             serve_own_step(self, self.stepping)

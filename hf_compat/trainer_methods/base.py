@@ -41,7 +41,7 @@ Scheduler = LRScheduler | ReduceLROnPlateau
 AnyCallback = Any
 
 
-def _kept_by_run(path: str) -> Any:  # the run's value there, a tensor or a number
+def _attribute_of_run(path: str) -> Any:  # the run's value there, a tensor or a number
     """Make a property for an attribute of transformers' Trainer that the run has here."""
     owner, _, name = path.rpartition(".")
 
@@ -122,16 +122,16 @@ class TrainerBase:
     _fit_model_state: ModelState | None = None  # from the last fit, as DeepSpeed's engine keeps the weights
     _compiled_model: nn.Module | None = None  # reused by a second `train()`
 
-    def _taking_whole_weights(self) -> AbstractContextManager[None]:
+    def _loading_whole_weights(self) -> AbstractContextManager[None]:
         raise NotImplementedError
 
     # Attributes of transformers' Trainer that subclasses read or write, and that the run has here.
-    _tr_loss = _kept_by_run("losses.since_last_log")
-    _total_loss_scalar = _kept_by_run("losses.total")
-    _globalstep_last_logged = _kept_by_run("losses.last_logged")
-    _initial_num_input_tokens_seen = _kept_by_run("tokens_before")
+    _tr_loss = _attribute_of_run("losses.since_last_log")
+    _total_loss_scalar = _attribute_of_run("losses.total")
+    _globalstep_last_logged = _attribute_of_run("losses.last_logged")
+    _initial_num_input_tokens_seen = _attribute_of_run("tokens_before")
     initial_num_input_tokens_seen_for_session = _initial_num_input_tokens_seen  # its name in 5.0
-    _initial_global_step = _kept_by_run("updates_before")
+    _initial_global_step = _attribute_of_run("updates_before")
 
     def train(
         self,

@@ -52,11 +52,11 @@ class CheckpointLoadingMethods(TrainerBase):
         state = self._fit_model_state
         return state if state is not None and state.model is self.model else make_model_state(self.model)
 
-    def _own(self, name: str) -> str:
+    def _rank_file(self, name: str) -> str:
         """Return the name of a file that each rank has its own of."""
         return names.of_rank(name, self.args.process_index, self.args.world_size)
 
-    def _taking_whole_weights(self) -> AbstractContextManager[None]:
+    def _loading_whole_weights(self) -> AbstractContextManager[None]:
         """Let an override load whole weights into a model whose parameters are sharded."""
         methods = (self._load_from_checkpoint, self._load_best_model)
         is_ours = all(getattr(method, "__module__", None) == __name__ for method in methods)
@@ -92,7 +92,7 @@ class CheckpointLoadingMethods(TrainerBase):
         missing = (
             set(load_result.missing_keys)
             - ({name for name, _ in target.named_parameters(remove_duplicate=False)} - first_names)
-            - set(_ignored_on_save(target))
+            - set(getattr(target, "_keys_to_ignore_on_save", None) or [])
         )
         self._weights_not_loaded = sorted(missing)
         if missing:
@@ -153,7 +153,7 @@ class CheckpointLoadingMethods(TrainerBase):
         if exact is not None:
             write_rng(exact)
             return
-        own, first = self._own(names.RNG_STATE_NAME), names.of_rank(names.RNG_STATE_NAME, 0, 2)
+        own, first = self._rank_file(names.RNG_STATE_NAME), names.of_rank(names.RNG_STATE_NAME, 0, 2)
         places = [own, first, names.RNG_STATE_NAME]  # with another number of ranks use rank 0's
         if checkpoint is None:
             return
@@ -187,7 +187,3 @@ class CheckpointLoadingMethods(TrainerBase):
         callbacks = self.callback_handler.callbacks
         callbacks.remove(callback)
         callbacks.append(restored)
-
-
-def _ignored_on_save(model: nn.Module) -> list[str]:
-    return list(getattr(model, "_keys_to_ignore_on_save", None) or [])

@@ -78,7 +78,7 @@ class CheckpointMethods(CheckpointLoadingMethods):
     def _save_rng_state(self, output_dir: str) -> None:
         """Write the states of all random generators."""
         states = unpack_rng(read_rng())
-        torch.save(states, os.path.join(output_dir, self._own(names.RNG_STATE_NAME)))
+        torch.save(states, os.path.join(output_dir, self._rank_file(names.RNG_STATE_NAME)))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model, its configuration and its processor, so that `from_pretrained` reads them.

@@ -71,7 +71,7 @@ class EvaluationHost(BridgedTrainer, Protocol):
 
     def _prepare_input(self, data: Batch) -> Batch: ...
 
-    def _let_wrap_model(self, training: bool) -> None: ...
+    def _call_wrap_model(self, training: bool) -> None: ...
 
     def _make_module(self, plan: LightningPlan) -> WindowModule: ...
 
@@ -93,7 +93,7 @@ class Evaluator:
         self.is_prepared = False
         self._name: str | None = None
         self._part = WHOLE
-        self._alone: _Alone | None = None
+        self._outside_fit: _OutsideFit | None = None
 
     def evaluate_each(self, datasets: Mapping[str, DataSource], ignore_keys: list[str] | None, prefix: str) -> Metrics:
         """Evaluate several data sets with the Trainer's `evaluate`, each under a prefix with its name.
@@ -137,7 +137,7 @@ class Evaluator:
         host, args = self._host, self._host.args
         check_model_is_there(host.model)
         plan = host._plan.of(args, getattr(host.model, "config", None))
-        host._let_wrap_model(training=False)
+        host._call_wrap_model(training=False)
         model = self._prepare_model(plan)
         # Outside training, use the precision of full evaluations. Use the optimizer's averaged weights, if any.
         if not host.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
@@ -168,7 +168,7 @@ class Evaluator:
                 with module.evaluating(run), self._taking_part(trainer):
                     run_validation(trainer, batches)
             else:
-                self._run_alone(run, plan, batches)
+                self._run_outside_fit(run, plan, batches)
         output = run.output or run.finish()
         seconds = vars(host).get("model_preparation_time")
         if seconds is not None and output.metrics is not None:
@@ -226,18 +226,18 @@ class Evaluator:
         with trainer.as_part(part):
             yield
 
-    def _run_alone(self, run: EvaluationRun, plan: LightningPlan, batches: EvaluationBatches) -> None:
+    def _run_outside_fit(self, run: EvaluationRun, plan: LightningPlan, batches: EvaluationBatches) -> None:
         """Run an evaluation in its own Lightning trainer. Reuse the last one if it is still up to date."""
         host, callbacks = self._host, self._host._callbacks
         options = host._lightning_options.of_trainers()
-        kept, self._alone = self._alone, None
+        kept, self._outside_fit = self._outside_fit, None
         if kept is None or callbacks.lightning or options or not kept.is_for(plan, host):
             bridge = HFBridge(host, host._run)
             arranged = bridge.lightning_callback_list(callbacks.lightning, callbacks.order)
             # EarlyStopping chooses its hook in `setup`, by the trainer's validation interval
             looked_at = plan if host.args.eval_strategy == "no" else dataclasses.replace(plan, validate_every_updates=1)
             trainer = WindowTrainer(looked_at, arranged, callbacks.loggers(), host.args._launch, **options)
-            kept = _Alone(plan, host._run, host.model, trainer, host._make_module(plan), bridge)
+            kept = _OutsideFit(plan, host._run, host.model, trainer, host._make_module(plan), bridge)
         trainer, module = kept.trainer, kept.module
         if host._run.module is None:
             host.lightning_trainer = trainer
@@ -248,12 +248,12 @@ class Evaluator:
                 trainer.run_command(command, module, dataloaders=batches, verbose=False)
         finally:
             callbacks.watch_outputs(False)
-        self._alone = kept  # only after success, as an error may leave it in any state
+        self._outside_fit = kept  # only after success, as an error may leave it in any state
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Alone:
-    """The trainer for evaluations outside a fit, and what it depends on."""
+class _OutsideFit:
+    """The trainer for evaluations outside a fit, and the objects that it was made for."""
 
     plan: LightningPlan
     run: TrainingRun

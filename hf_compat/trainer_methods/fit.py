@@ -58,7 +58,7 @@ class FitHost(BridgedTrainer, Protocol):
 
     def compiled(self, model: nn.Module) -> nn.Module: ...
 
-    def _let_wrap_model(self, training: bool) -> None: ...
+    def _call_wrap_model(self, training: bool) -> None: ...
 
     def _make_module(self, plan: LightningPlan) -> WindowModule: ...
 
@@ -81,20 +81,20 @@ class Fit:
         """Plan, build and train. Afterwards the Trainer holds no part of the fit."""
         host, run = self._trainer, self._run
         assert run.windows is not None  # they are made before the fit
-        with self._limited_time():
+        with self._time_limit():
             run.flags = self._flag_agreement()
             plan = self._plan()
-            host._let_wrap_model(training=True)
+            host._call_wrap_model(training=True)
             wrap_forward(host.model, plan.precision, host.args.device.type)
             host._evaluator.is_prepared = True
             # with several ranks, one rank's error is raised on all at the next save or at the end
             writer = host._saver.background if host.args.world_size == 1 else None
-            bridge = HFBridge(host, run, writer, self.take_up_optimizer)
+            bridge = HFBridge(host, run, writer, self.on_optimizer_made)
             module = host._make_module(plan)
             module.num_training_updates = self._counts.max_updates
             module.observer = bridge
             trainer = self._build(plan, bridge)
-            self._log_beginning(plan)
+            self._log_start(plan)
             host.lightning_trainer = run.lightning_trainer = trainer
             run.module = module
             try:
@@ -103,10 +103,10 @@ class Fit:
                 with host.stop_signals.watched(args.enable_jit_checkpoint, is_requeued, args.ddp_timeout):
                     trainer.run_command(trainer.fit, module, train_dataloaders=run.windows, val_dataloaders=NO_BATCHES)
             finally:
-                self._leave(module)
+                self._clean_up(module)
 
     @contextlib.contextmanager
-    def _limited_time(self) -> Iterator[None]:
+    def _time_limit(self) -> Iterator[None]:
         """Add a callback that ends this fit in time, if the options set a limit."""
         timer = self._trainer._lightning_options.timer()
         if timer is None:
@@ -158,7 +158,7 @@ class Fit:
             host.accelerator.unscale = precision.unscale
         return trainer
 
-    def _log_beginning(self, plan: LightningPlan) -> None:
+    def _log_start(self, plan: LightningPlan) -> None:
         """Log the lines with which transformers' Trainer starts a training, and the settings of Lightning's trainer."""
         host, counts, args = self._trainer, self._counts, self._trainer.args
         parameters, done = host.get_num_trainable_parameters(), host.state.global_step
@@ -173,7 +173,7 @@ class Fit:
         if unused is not None:
             logger.warning("%s", unused)
 
-    def take_up_optimizer(self) -> None:
+    def on_optimizer_made(self) -> None:
         """Load optimizer states and update the callbacks' references, once Lightning has made the optimizer."""
         host, run = self._trainer, self._run
         assert run.lightning_trainer is not None and run.module is not None  # set before the fit
@@ -188,7 +188,7 @@ class Fit:
         handler.model, handler.optimizer, handler.lr_scheduler = host.model, host.optimizer, host.lr_scheduler
         handler.train_dataloader = run.loader
 
-    def _leave(self, module: WindowModule) -> None:
+    def _clean_up(self, module: WindowModule) -> None:
         host, run = self._trainer, self._run
         assert run.windows is not None  # `run` has checked it
         module.leave_fit()

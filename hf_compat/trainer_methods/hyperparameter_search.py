@@ -112,7 +112,7 @@ class SearchMethods(UpstreamHooks):
         self._check_arguments_of_trial()
         compare_arguments(self.args, None)
         self._train_batch_size = self.args.train_batch_size
-        self._take_accelerator()
+        self._make_accelerator()
 
     def _report_to_hp_search(self, trial: Trial, step: int, metrics: Metrics) -> None:
         """Report an evaluation to the search.

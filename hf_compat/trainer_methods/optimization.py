@@ -86,7 +86,7 @@ class OptimizationMethods(TrainerBase):
             self._created_lr_scheduler = True
         elif self.lr_scheduler is None:
             if optimizer is None and isinstance(self.optimizer, LayerWiseDummyOptimizer):
-                self._tell_of_constant_rates()
+                self._warn_of_constant_rates()
             # as upstream, with an optimizer passed each parameter of a layerwise one gets a schedule
             make = make_schedule if optimizer is None else get_scheduler
             own = global_of_trainer("get_scheduler")
@@ -100,7 +100,7 @@ class OptimizationMethods(TrainerBase):
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    def _tell_of_constant_rates(self) -> None:
+    def _warn_of_constant_rates(self) -> None:
         """Warn that, as in transformers 5, a schedule does not change the optimizers of single parameters."""
         kind = SchedulerType(getattr(self.args.lr_scheduler_type, "value", self.args.lr_scheduler_type))
         if kind != SchedulerType.CONSTANT:

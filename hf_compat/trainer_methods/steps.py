@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from hf_compat.data.checks import name_bad_batch
+from hf_compat.data.checks import raise_for_bad_batch
 from hf_compat.data.tree import move_to_device, nested_detach
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.errors import DataError, LossError
@@ -178,7 +178,7 @@ class StepMethods(TrainerBase):
         try:
             is_empty = len(inputs) == 0
         except TypeError:
-            name_bad_batch(inputs, "the model")
+            raise_for_bad_batch(inputs, "the model")
             raise
         if is_empty:
             raise DataError(
@@ -242,7 +242,7 @@ class StepMethods(TrainerBase):
             `transformers.Trainer.prediction_step`, 5.23.
         """
         if type(inputs) is not dict and not isinstance(inputs, Mapping):
-            name_bad_batch(inputs, "`prediction_step`")
+            raise_for_bad_batch(inputs, "`prediction_step`")
         with_loss = self._has_loss(inputs)
         inputs = self._prepare_inputs(inputs)
         ignored = self._ignored_keys(ignore_keys)
@@ -363,7 +363,7 @@ def call_model(model: nn.Module, inputs: Inputs) -> ModelOutput:
     try:
         return model(**inputs)
     except TypeError as error:
-        name_bad_batch(inputs, "the model")
+        raise_for_bad_batch(inputs, "the model")
         error.add_note(f"The model was called with {', '.join(inputs)}.")
         raise
 
@@ -384,7 +384,7 @@ def raise_for_bad_loss(loss: torch.Tensor, error: Exception, model: nn.Module) -
     elif loss.device.type == "meta":
         found, hint = "is on the meta device, which holds no numbers", "load the model's weights"
     elif not any(parameter.requires_grad for parameter in model.parameters()):
-        found = "does not require grad, and no parameter of the model does: all are frozen"
+        found = "does not require grad, and no parameter of the model does, as all are frozen"
         hint = "call `requires_grad_(True)` on the parameters to train, before making the Trainer"
     elif not loss.requires_grad:
         found = "does not require grad"

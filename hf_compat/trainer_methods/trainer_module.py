@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 from torch import nn
 
-from hf_compat.callbacks.manual_optimization import serve_callbacks, thaw_optimized
+from hf_compat.callbacks.manual_optimization import prepare_lightning_callbacks, unfreeze_optimized
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.protocols import TrainingSteps
 from hf_compat.plan.lightning_plan import LightningPlan
@@ -20,7 +20,7 @@ class TrainerModule(WindowModule):
 
     def configure_callbacks(self) -> Sequence[pl.Callback] | pl.Callback:
         """Prepare for Lightning's own callbacks, before Lightning checks them."""
-        serve_callbacks(self.trainer, self, self.model)
+        prepare_lightning_callbacks(self.trainer, self, self.model)
         return super().configure_callbacks()
 
     def setup(self, stage: str) -> None:
@@ -31,7 +31,7 @@ class TrainerModule(WindowModule):
 
     def on_fit_start(self) -> None:
         """Unfreeze the parameters that a resumed callback has added to the optimizer, then start the fit."""
-        thaw_optimized(self.trainer)
+        unfreeze_optimized(self.trainer)
         super().on_fit_start()
 
     def on_validation_model_train(self) -> None:
@@ -41,7 +41,7 @@ class TrainerModule(WindowModule):
 
 
 class FSDP2Module(TrainerModule):
-    """The same for FSDP 2: the model is sharded before its optimizer is made."""
+    """The same for FSDP 2, which shards the model before its optimizer is made."""
 
     def configure_model(self) -> None:
         """Shard the model according to the strategy's plan."""

@@ -119,7 +119,7 @@ class TrainingMethods(WindowMethods, CheckpointMethods, DataloaderMethods, Optim
         self.log(metrics)
         best = self.state.best_model_checkpoint
         if self.args.load_best_model_at_end and best is not None:
-            with self._taking_whole_weights():
+            with self._loading_whole_weights():
                 self._load_best_model()
         if self.args.should_save:
             self._saver.rotate_at_end(self._get_output_dir(trial), best)

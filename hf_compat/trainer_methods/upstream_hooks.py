@@ -51,7 +51,7 @@ class UnmeasuredMemory:
 
 
 def memory_tracker(skip_memory_metrics: bool) -> UnmeasuredMemory:
-    """Return a tracker of the memory in a Trainer's stages: transformers' own if `skip_memory_metrics` is False."""
+    """Return a tracker of the memory in a Trainer's stages, transformers' own if `skip_memory_metrics` is False."""
     missing = [package for package in ("transformers", "psutil") if not is_installed(package)]
     if missing and not skip_memory_metrics:
         told = f"transformers measures memory with psutil, and these are not installed: {', '.join(missing)}"
@@ -137,7 +137,7 @@ class UpstreamHooks(TrainerBase):
         self.accelerator.is_trained_by_engine = self._is_own_model
         self.gather_function: Callable[..., Nested] = self.accelerator.gather_for_metrics
 
-    def _take_accelerator(self) -> None:
+    def _make_accelerator(self) -> None:
         """Make `self.accelerator`. If an override makes Accelerate's own, copy its data options.
 
         Warns:
@@ -166,7 +166,7 @@ class UpstreamHooks(TrainerBase):
         """Return the model for a fit or an evaluation, unchanged, as Lightning's strategy wraps it."""
         return model
 
-    def _let_wrap_model(self, training: bool) -> None:
+    def _call_wrap_model(self, training: bool) -> None:
         """Call `_wrap_model` as upstream does.
 
         Raises:

@@ -45,7 +45,7 @@ class WindowMethods(TrainerBase):
         return RunCounts(*method(args, dataloader, *([self.get_total_train_batch_size(args)] if is_old else [])))
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
-        """Return the samples in one update over all ranks."""
+        """Return the number of samples in one update over all ranks."""
         processes = args.world_size // self.get_tp_size() // self.get_cp_size() // self.get_sp_size()
         return int(self._train_batch_size * args.gradient_accumulation_steps * processes)
 

@@ -35,7 +35,7 @@ def flag_sources(
         callbacks: The HF callbacks of this rank.
         has_lightning_callbacks: Whether there are Lightning callbacks, which may stop the run.
         trainer: The Trainer, or its class. User-defined methods may set flags, too.
-        micro_batches: Micro-batches in an update. A window with one of them cannot end early.
+        micro_batches: Micro-batches in an update. A window of one micro-batch cannot end early.
     """
     events = {event for callback in callbacks for event in _events(callback)}
     return FlagSources(

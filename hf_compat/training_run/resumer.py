@@ -74,7 +74,7 @@ class ResumingHost(Protocol):
 
     def is_world_process_zero(self) -> bool: ...
 
-    def _taking_whole_weights(self) -> contextlib.AbstractContextManager[None]: ...
+    def _loading_whole_weights(self) -> contextlib.AbstractContextManager[None]: ...
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None: ...
 
@@ -321,7 +321,7 @@ class Resumer:
 
     def _load_weights(self, checkpoint: str) -> None:
         log_line(f"Loading model from {checkpoint}.")
-        with self._host._taking_whole_weights():
+        with self._host._loading_whole_weights():
             self._host._load_from_checkpoint(checkpoint)
 
     def _load_state(self, checkpoint: str) -> None:

@@ -310,5 +310,7 @@ def test_a_module_of_another_shape_is_named(make_args, tmp_path):
 def test_a_model_without_a_trained_parameter_is_called_frozen(make_args):
     model = toy.Classifier()
     model.requires_grad_(False)
-    with pytest.raises(LossError, match=r"no parameter of the model does: all are frozen(.|\n)*requires_grad_\(True\)"):
+    with pytest.raises(
+        LossError, match=r"no parameter of the model does, as all are frozen(.|\n)*requires_grad_\(True\)"
+    ):
         Trainer(model, make_args(), train_dataset=toy.rows(8)).train()

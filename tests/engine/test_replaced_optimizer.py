@@ -74,6 +74,6 @@ def test_another_accumulation_within_a_training_is_warned_of(tmp_path):
     def accumulate(trainer):
         trainer.args.gradient_accumulation_steps = 2
 
-    with pytest.warns(HfCompatWarning, match="`gradient_accumulation_steps` was set to 2 within the training"):
+    with pytest.warns(HfCompatWarning, match="`gradient_accumulation_steps` was set to 2 during training"):
         trainer, _ = trained(tmp_path, accumulate)
     assert trainer.state.global_step == 10

@@ -1,4 +1,4 @@
-"""`torch_compile`: what it compiles, how often, and what reaches files. Numbers are in tests/parity/model_cases.py."""
+"""`torch_compile`: compiled models, number of graphs, and files. Numbers are in tests/parity/model_cases.py."""
 
 from __future__ import annotations
 

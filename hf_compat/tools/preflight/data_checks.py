@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from hf_compat.data.checks import name_bad_batch
+from hf_compat.data.checks import raise_for_bad_batch
 from hf_compat.errors import HfCompatError
 from hf_compat.runtime.inspection import fitting_arguments, has_length
 from hf_compat.tools.preflight.explaining import line_of
@@ -68,7 +68,7 @@ def _read(session: Session) -> None:
         session.error(CHECK, "The training data gives no batch: nothing would be trained.", "look how it was filtered")
     if not any(overrides(trainer, name) for name in ("training_step", "compute_loss", "_prepare_inputs")):
         for batch in batches:
-            name_bad_batch(batch, "the model")
+            raise_for_bad_batch(batch, "the model")
     session.batches = list(batches)
 
 
