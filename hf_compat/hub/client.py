@@ -304,10 +304,6 @@ def _status_of(error: BaseException) -> int | None:
     return status if isinstance(status, int) else None
 
 
-def _is_offline(error: BaseException) -> bool:
-    return type(error).__name__ == "OfflineModeIsEnabled"
-
-
 def hub_error(fact: str, error: Exception, token: Token, way_out: str | None = None) -> HubError:
     """Return an error of ours that is also of the class of huggingface_hub's: an `except` written for that matches.
 
@@ -345,7 +341,7 @@ def reason_of(error: BaseException, token: Token) -> str:
 
 
 def _way_out(error: Exception) -> str:
-    if _is_offline(error):
+    if type(error).__name__ == "OfflineModeIsEnabled":
         return "unset HF_HUB_OFFLINE; or leave `push_to_hub` out, and push the folder later"
     status = _status_of(error)
     if status in (401, 403, 404):

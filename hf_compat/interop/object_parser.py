@@ -54,7 +54,17 @@ def parse_args(self: ArgumentParser, args: Sequence[str] | None = None, *further
 def parse_object(self: ArgumentParser, obj: Namespace | dict[str, Spec], *further: Spec, **options: Spec) -> Namespace:
     """Parse what a file or a script says, in which arguments may have old names."""
     if "" in _ARGUMENTS.get(self, []):
-        obj = _in_todays_names(obj)
+        values = dict(vars(obj) if isinstance(obj, Namespace) else obj)
+        for name in [name for name in values if name in OLD_NAMES]:
+            for today, said in todays_values(name, values[name]).items():
+                if values.setdefault(today, said) != said:
+                    raise ArgumentError(
+                        f"`{shown(name, values[name])}` is an old name for `{shown(today, said)}`, but "
+                        f"`{shown(today, values[today])}` was given too.\n\nHint: keep `{today}` only."
+                    )
+            if todays_values(name, values[name]):
+                del values[name]
+        obj = Namespace(values) if isinstance(obj, Namespace) else values  # type: ignore[no-untyped-call]  # theirs
     parsed: Namespace = ArgumentParser.parse_object(self, obj, *further, **options)
     return parsed
 
@@ -145,22 +155,3 @@ def _with_todays_names(words: Sequence[str], prefixes: Sequence[str]) -> list[st
             text = waiting.pop(0) if waiting and not waiting[0].startswith("--") else "true"
         turned += in_todays_words(found, option.removeprefix(f"--{found}"), text)
     return turned
-
-
-def _in_todays_names(given: Namespace | dict[str, Spec]) -> Namespace | dict[str, Spec]:
-    """Return arguments under today's names; one that has no effect stays, and their class says so.
-
-    Raises:
-        ArgumentError: An old name and its successor have different values.
-    """
-    values = dict(vars(given) if isinstance(given, Namespace) else given)
-    for name in [name for name in values if name in OLD_NAMES]:
-        for today, said in todays_values(name, values[name]).items():
-            if values.setdefault(today, said) != said:
-                raise ArgumentError(
-                    f"`{shown(name, values[name])}` is an old name for `{shown(today, said)}`, but "
-                    f"`{shown(today, values[today])}` was given too.\n\nHint: keep `{today}` only."
-                )
-        if todays_values(name, values[name]):
-            del values[name]
-    return Namespace(values) if isinstance(given, Namespace) else values  # type: ignore[no-untyped-call]  # theirs

@@ -45,7 +45,7 @@ class CopyMemory:
 
     def place_for(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor on the CPU that a strided one can be copied to; page-locked for one of a GPU."""
-        form = _form(tensor)
+        form = (tensor.shape, tensor.stride(), tensor.dtype, copies_beside(tensor.device))
         free = self._free.get(form)
         place = free.pop() if free else torch.empty_like(tensor, device="cpu", pin_memory=copies_beside(tensor.device))
         self._used.append((form, place))
@@ -152,10 +152,6 @@ def _steps_as_torch_does(optimizer: Optimizer) -> bool:
         step = getattr(step, "__wrapped__", step)
     is_own = getattr(step, "__func__", step) is kind.step and hasattr(kind.step, "hooked")
     return kind.__module__.startswith("torch.optim.") and is_own
-
-
-def _form(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, copies_beside(tensor.device)
 
 
 def frozen_copy(
