@@ -1,6 +1,15 @@
 """`HFModule` and `HFDataModule`: HF's steps and loaders in anybody's `lightning.Trainer` or `LightningCLI`."""
 
-import hf_compat.engine  # noqa: F401 - loads Lightning
-from hf_compat.native.lightning_cli import serve_lightning_cli
+from lightning.pytorch.cli import LightningArgumentParser
 
-serve_lightning_cli()
+import hf_compat.engine  # noqa: F401 - loads Lightning
+from hf_compat.interop import object_parser
+
+# LightningCLI's parser, which users do not make, reads parts of objects and old names as `hf-compat fit` does.
+for _method in (
+    object_parser.parse_args,
+    object_parser.parse_object,
+    object_parser.add_class_arguments,
+    object_parser.error,
+):
+    setattr(LightningArgumentParser, _method.__name__, _method)

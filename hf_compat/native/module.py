@@ -65,8 +65,7 @@ from hf_compat.native.refusals import (
     trained_names,
 )
 from hf_compat.native.schedules import adopt_optimizer, keep_monitor, step_plateau, updates_of_fit
-from hf_compat.native.seeding import seed_from
-from hf_compat.native.steps import NativeSteps
+from hf_compat.native.steps import NativeSteps, seed_from
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.lightning_equivalents import PRECISIONS, check_mechanics, check_native

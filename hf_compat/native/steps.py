@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import fields
 
 import torch
 from torch import nn
@@ -12,7 +13,9 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.optim.stepping import stepping_of
+from hf_compat.plan.argument_support import default_of
 from hf_compat.runtime.launch import Launch
+from hf_compat.runtime.seeding import enable_full_determinism, seed_of_lightning, set_seed
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import Dataset, ProcessingClass
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
@@ -151,3 +154,20 @@ class NativeSteps(SetupMethods, ModelMethods, GenerationSteps, OptimizationMetho
             self._called = called
             self._introspect()
             self._signature_columns = None
+
+
+def seed_from(args: TrainingArguments) -> None:
+    """Seed every generator with `args.seed`; where it is the default, with the seed of `seed_everything`.
+
+    All ranks draw the same order of samples then, which is what they share out.
+
+    Args:
+        args: `seed` and `full_determinism`.
+    """
+    by_lightning = seed_of_lightning()
+    default = {field.name: default_of(field) for field in fields(args)}["seed"]
+    seed = by_lightning if by_lightning is not None and args.seed == default else args.seed
+    if args.full_determinism:
+        enable_full_determinism(seed)
+    else:
+        set_seed(seed)
