@@ -36,7 +36,11 @@ TRAINING = ("tests/test_smoke.py", "tests/test_lightning_trains.py", "tests/engi
 # Which tests each package's releases are tried with. torch is left out: its other releases for Python 3.11 are builds
 # for CUDA of several GB. Oldest releases of what transformers itself needs newer ones of are left out, too.
 SUITES = {"lightning": ENGINE, "jsonargparse": COMMAND_LINE, "torchmetrics": TRAINING, "tqdm": TRAINING}
-LEFT_OUT = {"torch": "builds of several GB", "numpy": "scikit-learn needs 1.26.4", "safetensors": "transformers needs 0.8"}
+LEFT_OUT = {
+    "torch": "builds of several GB",
+    "numpy": "scikit-learn needs 1.26.4",
+    "safetensors": "transformers needs 0.8",
+}
 
 
 def oldest() -> dict[str, str]:
