@@ -21,7 +21,7 @@ from transformers.training_args import OptimizerNames
 KNOWN = Path(__file__).with_suffix(".json")
 # For each kind of name, what has to know a new one.
 PLACES = {
-    "fields of transformers.TrainingArguments": "hf_compat/hf: declare the field; docs/arguments.md by tools/document.py",
+    "fields of transformers.TrainingArguments": "hf_compat/hf: declare the field; write docs/arguments.md",
     "fields of transformers.Seq2SeqTrainingArguments": "hf_compat/hf/arguments_seq2seq.py",
     "fields of transformers.TrainerState": "hf_compat/hf/state.py",
     "methods of transformers.Trainer": "hf_compat/trainer_methods, or UpstreamHooks where it cannot be called",
