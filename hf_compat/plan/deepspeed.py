@@ -26,6 +26,7 @@ from hf_compat.hf.value_types import (
     read_options_file,
     whole_number,
 )
+from hf_compat.plan.deepspeed_keys import check_keys
 from hf_compat.runtime.text import parse_switch
 
 Config = dict[str, Any]  # DeepSpeed's, as JSON has it: sections within sections
@@ -57,6 +58,9 @@ def deepspeed_config(
         `transformers.integrations.HfTrainerDeepSpeedConfig`, 5.23.
     """
     config = _read(args.deepspeed) if args.deepspeed else _config_of_accelerate(variables)
+    if "bfloat16" in config:
+        config.setdefault("bf16", config.pop("bfloat16"))
+    check_keys(config)
     # Refuse sections that are none, before they are looked into
     sections = {name: config[name] for name in _SECTIONS if config.get(name) is not None}
     read_options("deepspeed", dict.fromkeys(_SECTIONS, OPTIONS), sections)

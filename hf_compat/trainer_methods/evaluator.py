@@ -196,7 +196,8 @@ class Evaluator:
         As in HF, only a first evaluation before any training is timed and runs compiled.
         """
         host, start_time = self._host, time.time()
-        wrap_forward(host.model, plan.precision, host.args.device.type)
+        if plan.strategy != "deepspeed":
+            wrap_forward(host.model, plan.precision, host.args.device.type)
         if self.is_prepared:
             return host.model
         self.is_prepared = True

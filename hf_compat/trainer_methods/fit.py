@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 class FitHost(BridgedTrainer, Protocol):
     """What a `Fit` needs of its Trainer besides `BridgedTrainer`. Subclasses may override the methods."""
 
+    is_deepspeed_enabled: bool
     model_wrapped: nn.Module
     accelerator: AcceleratorFacade
     optimizer: torch.optim.Optimizer | None
@@ -85,7 +86,9 @@ class Fit:
             run.flags = self._flag_agreement()
             plan = self._plan()
             host._call_wrap_model(training=True)
-            wrap_forward(host.model, plan.precision, host.args.device.type)
+            host.is_deepspeed_enabled = plan.strategy == "deepspeed"
+            if not host.is_deepspeed_enabled:  # its engine holds the model in half precision, without autocast
+                wrap_forward(host.model, plan.precision, host.args.device.type)
             host._evaluator.is_prepared = True
             # with several ranks, one rank's error is raised on all at the next save or at the end
             writer = host._saver.background if host.args.world_size == 1 else None

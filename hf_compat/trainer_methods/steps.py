@@ -160,13 +160,24 @@ class StepMethods(TrainerBase):
 
     def _prepare_input(self, data: Nested) -> Nested:
         """Move nested tensors to this rank's device. As upstream, an override is called for every part."""
-        if not is_replaced(self, "_prepare_input", StepMethods):
+        half = self._engines_precision()
+        if half is None and not is_replaced(self, "_prepare_input", StepMethods):
             return move_to_device(data, self.args.device)
         if isinstance(data, Mapping):
             return type(data)({key: self._prepare_input(part) for key, part in data.items()})  # type: ignore[call-arg]  # of the batch's own type
         if isinstance(data, (tuple, list)):
             return type(data)(self._prepare_input(part) for part in data)
-        return move_to_device(data, self.args.device)
+        moved = move_to_device(data, self.args.device)
+        if half is not None and isinstance(moved, torch.Tensor) and moved.is_floating_point():
+            return moved.to(half)
+        return moved
+
+    def _engines_precision(self) -> torch.dtype | None:
+        """Return the precision in which DeepSpeed's engine holds the model; None without one, and in float32."""
+        if not self.is_deepspeed_enabled:
+            return None
+        dtype = next((parameter.dtype for parameter in self.model.parameters()), torch.float32)
+        return None if dtype == torch.float32 else dtype
 
     def _prepare_inputs(self, inputs: Inputs) -> Inputs:
         """Prepare a micro-batch for the model.

@@ -16,19 +16,24 @@ import torch
 import toy
 
 
-def train(api, folder: Path, section: dict, stage: int, options: dict, resume: str | None = None) -> list:
+def train(api, folder: Path, section: dict | None, stage: int, options: dict, resume: str | None = None) -> list:
     config = {
-        "zero_optimization": {"stage": stage}, "scheduler": section, "train_batch_size": "auto",
-        "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
-    }  # fmt: skip
+        "zero_optimization": {"stage": stage}, "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
+    } | ({"scheduler": section} if section else {})  # fmt: skip
+    options = dict(options)
+    for name, value in options.pop("config", {}).items():
+        config[name] = {**config[name], **value} if isinstance(config.get(name), dict) else value
     api.set_seed(1)
     base = {"per_device_train_batch_size": 2, "max_steps": 6, "logging_steps": 1, "save_strategy": "no"}
     quiet = {"use_cpu": True, "disable_tqdm": True, "report_to": []}
     args = api.TrainingArguments(str(folder), deepspeed=config, **quiet, **base | options)
     trainer = api.Trainer(toy.Classifier(), args, train_dataset=toy.rows())
     trainer.train(resume_from_checkpoint=resume)
+    if options.get("bf16"):
+        trainer.state.log_history.append({"loss": trainer.evaluate(toy.rows(8))["eval_loss"], "grad_norm": 0})
     names = ("loss", "grad_norm", "learning_rate")
-    return [[log[name] for name in names] for log in trainer.state.log_history if "loss" in log]
+    return [[log.get(name) for name in names] for log in trainer.state.log_history if "loss" in log]
 
 
 def main() -> None:
@@ -36,7 +41,7 @@ def main() -> None:
     torch.set_num_threads(1)
     api = importlib.import_module(name)
     found = [train(api, folder / str(number), *row) for number, row in enumerate(rows)]
-    if name == "hf_compat":
+    if name == "hf_compat" and rows[0][0]:
         section, stage, options = rows[0]
         train(api, folder / "saved", section, stage, {**options, "save_strategy": "steps", "save_steps": 3})
         resume = str(folder / "saved" / "checkpoint-3")

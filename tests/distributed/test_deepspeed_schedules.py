@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from launching import TORCHRUN, start
 
 JOB = Path(__file__).resolve().parent / "deepspeed_job.py"
@@ -21,15 +22,54 @@ ROWS = [
 ]  # fmt: skip
 
 
-def test_every_schedule_of_deepspeed_gives_transformers_numbers_and_resumes(tmp_path):
+TORCHS_ADAMW = {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto",
+                                             "torch_adam": True}}  # fmt: skip
+TALK = {"steps_per_print": 2, "wall_clock_breakdown": True, "memory_breakdown": False, "dump_state": False}
+# Keys that are passed on, or compared with the arguments
+KEYS = [
+    (None, stage, {"config": config, "gradient_accumulation_steps": 2})
+    for config in (
+        {"optimizer": TORCHS_ADAMW},
+        {"communication_data_type": "fp32", **TALK},
+        {"prescale_gradients": True, "gradient_predivide_factor": 2.0, "zero_optimization": {"reduce_scatter": False}},
+        {"zero_optimization": {"overlap_comm": False, "reduce_scatter": True, "contiguous_gradients": True,
+                               "reduce_bucket_size": 500, "allgather_bucket_size": 500, "sub_group_size": 100}},
+        {"zero_optimization": {"round_robin_gradients": True, "stage3_param_persistence_threshold": 0}},
+        {"csv_monitor": {"enabled": False}, "flops_profiler": {"enabled": False}, "comms_logger": {"enabled": False}},
+        {"bf16": {"enabled": True}, "zero_optimization": {"reduce_bucket_size": 500}},
+    )
+    for stage in (1, 2, 3)
+]  # fmt: skip
+for _row in KEYS[-3:]:
+    _row[2]["bf16"] = True
+
+
+def found_by(folder, rows):
+    """Return what the Trainers of both packages log for each row, on two processes."""
     found = {}
     for package in ("transformers", "hf_compat"):
-        folder = tmp_path / package
-        folder.mkdir()
+        (folder / package).mkdir()
         launcher = [*TORCHRUN, str(JOB)]
-        done = start(folder, json.dumps(ROWS), launcher=launcher, script=package)
+        done = start(folder / package, json.dumps(rows), launcher=launcher, script=package)
         assert done.returncode == 0, done.stderr[-4000:]
-        found[package] = json.loads((folder / "found.json").read_text())
+        found[package] = json.loads((folder / package / "found.json").read_text())
+    return found
+
+
+def test_every_schedule_of_deepspeed_gives_transformers_numbers_and_resumes(tmp_path):
+    found = found_by(tmp_path, ROWS)
     *ours, resumed = found["hf_compat"]
     assert ours == found["transformers"] and len(ours) == len(ROWS) and all(len(logs) == 6 for logs in ours)
     assert resumed == ours[0]
+
+
+@pytest.mark.matrix
+def test_keys_that_are_passed_on_give_transformers_numbers_under_each_stage(tmp_path):
+    found = found_by(tmp_path, KEYS)
+    # with DeepSpeed's optimizer upstream logs the next update's rate, and torch's own sums in another order
+    upstream, ours = found["transformers"][3:], found["hf_compat"][3:]
+    differing = [row for row, *logs in zip(KEYS[3:], upstream, ours, strict=True) if logs[0] != logs[1]]
+    assert differing == [] and all(len(logs) >= 6 for logs in found["hf_compat"])
+    for theirs, own in zip(found["transformers"][:3], found["hf_compat"][:3], strict=True):
+        assert [row[0] for row in theirs] == [row[0] for row in own]
+        assert [row[2] for row in theirs][:-1] == [row[2] for row in own][1:]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from hf_compat import translate
-from hf_compat.errors import ArgumentError, HfCompatWarning
+from hf_compat.errors import ArgumentError, HfCompatWarning, InertArgumentWarning, UnsupportedArgument
 from hf_compat.optim.deepspeed_schedule import DeepSpeedSchedule
 from hf_compat.plan.deepspeed import deepspeed_config, schedule_section, uses_deepspeed, zero_stage
+from hf_compat.plan.deepspeed_keys import KEYS, Fate
 
 AUTO = {"warmup_num_steps": "auto"}
 
@@ -149,3 +151,80 @@ def test_a_total_that_differs_from_the_training_is_a_disagreement(args_of):
     args = args_of(deepspeed={"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 11}}})
     with pytest.raises(ArgumentError, match=r"(?s)total_num_steps = 11.*updates of the training.* = 10"):
         schedule_section(args, {}, 10)
+
+
+class Recorded(dict):
+    """A configuration that notes which keys are asked for."""
+
+    def __init__(self, values, asked):
+        super().__init__(values)
+        self.asked = asked
+
+    def get(self, key, default=None):
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key):
+        self.asked.add(key)
+        return super().__contains__(key)
+
+    def __getitem__(self, key):
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def keys(self):
+        return self  # `x in config.keys()` asks, too
+
+
+def test_the_table_has_every_key_that_deepspeed_reads(monkeypatch):
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(name, str(int(name == "WORLD_SIZE")))
+    asked: set[str] = set()
+    DeepSpeedConfig(Recorded({"train_batch_size": 2}, asked))
+    # read by `deepspeed.initialize`
+    assert asked | {"sequence_parallel_size", "data_parallel_size"} == set(KEYS)
+
+
+def test_the_table_of_keys_stands_in_the_documentation():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "scale.md").read_text()
+    lines = text[text.index("| key of DeepSpeed |") :].split("\n\n")[0].splitlines()[2:]
+    told = [f"| `{name}` | {key.fate} | {key.why} |" for name, key in KEYS.items() if key.fate is not Fate.PASSED]
+    passed = ", ".join(f"`{name}`" for name, key in KEYS.items() if key.fate is Fate.PASSED)
+    assert lines == [*told, f"| {passed} | passed on | |"]
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"amp": {"enabled": True}}, "amp: it needs NVIDIA's apex"),
+        ({"elasticity": {"enabled": True}}, "elasticity: it chooses batch sizes"),
+        ({"tensor_parallel": {"autotp_size": 2}}, "tensor parallelism"),
+        ({"nebula": {"enabled": True}, "hybrid_engine": {"enabled": True}}, "nebula: .*\n  hybrid_engine"),
+        ({"checkpoint": {"load_universal": True}}, "universal"),
+    ],
+)
+def test_keys_that_are_refused_say_why(args_of, config, told):
+    with pytest.raises(UnsupportedArgument, match=told):
+        translate(args_of(deepspeed=config))
+    off = {name: dict.fromkeys(section, 0) for name, section in config.items()}
+    assert translate(args_of(deepspeed=off)).strategy == "deepspeed"
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"dataloader_drop_last": True}, "`dataloader_drop_last` has no effect"),
+        ({"zero_optimisation": {"stage": 2}}, "(?s)reads no key 'zero_optimisation'.*zero_optimization"),
+        ({"my_note": 1}, "reads no key 'my_note'"),
+    ],
+)
+def test_keys_without_an_effect_are_warned_of(args_of, config, told):
+    with pytest.warns(InertArgumentWarning, match=told):
+        translate(args_of(deepspeed=config))
+
+
+def test_the_old_name_of_bf16_is_read(args_of):
+    config = translate(args_of(deepspeed={"bfloat16": {"enabled": "auto"}}, bf16=True)).strategy_options["config"]
+    assert config["bf16"] == {"enabled": True} and "bfloat16" not in config
