@@ -56,7 +56,7 @@ def test_a_training_is_one_output_with_a_full_bar_and_a_table(outputs):
     shown = [one for one in outputs[1] if one.output_type == "display_data"]
     [page] = pages(shown)
     assert "<progress value='6' max='6'" in page and re.search(r"\[6/6 00:\d\d, Epoch 3/3\]", page)
-    assert page.count("<tr>") == 1 + 3 and page.count("<progress") == 1  # the bars of the evaluations are gone
+    assert page.count("<tr") == 1 + 3 and page.count("<progress") == 1  # the bars of the evaluations are gone
     text = "".join(one.text for one in outputs[1] if one.output_type == "stream")
     assert "%|" not in text and "'loss'" not in text and "IProgress" not in text
 
