@@ -12,8 +12,8 @@ from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.conversion_paths import checked_paths, put, writing
 from hf_compat.checkpoint.dcp_reader import dcp_tensors, is_dcp_folder
 from hf_compat.checkpoint.files import first_line, naming, open_regular, short
+from hf_compat.checkpoint.forms import is_count
 from hf_compat.checkpoint.lightning_io import from_hf, read_lightning, to_hf, warn_of_left_out, write_weights
-from hf_compat.checkpoint.plain_values import is_count
 from hf_compat.checkpoint.reading import StoredTensor, fitting
 from hf_compat.checkpoint.zero_reader import find_zero_folder, zero_tensors
 from hf_compat.errors import ArgumentError, CheckpointError

@@ -1,11 +1,14 @@
 """What the plain contents of state files look like: types, shapes and ranges that every owner relies on.
 
 An optimizer, a schedule and a random generator take over whatever they are given, and fail updates later, or never: a
-learning rate that is text, a moment of another shape. So each content is looked at before it is handed over.
+learning rate that is text, a moment of another shape. So each content is looked at before it is handed over, field by
+field. What it lacks shows only once its owner has taken it over.
 """
 
 from __future__ import annotations
 
+import inspect
+import logging
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,13 +22,122 @@ from hf_compat.checkpoint.files import first_line, short
 from hf_compat.checkpoint.reading import COMPILED
 from hf_compat.errors import CheckpointError
 
-_RATES = ("lr", "initial_lr", "weight_decay", "eps", "momentum", "dampening", "betas")
-_SECONDMOMENTS = {"exp_avg_sq", "exp_avg_sq_row", "exp_inf", "exp_avg_diff"}
-_SWITCHES = ("amsgrad", "nesterov", "maximize", "foreach", "capturable", "differentiable", "fused")
-MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg")
+logger = logging.getLogger(__name__)
+
 Kept = Mapping[str, Any]  # of a parameter: each optimizer has its own values
-_COUNTS = ("last_epoch", "_step_count")
-_SCHEDULED_RATES = ("base_lrs", "_last_lr")
+Kind = tuple[str, Callable[[object], bool]]  # in words, and whether a value is of it
+
+_LARGEST_COUNT = 2**63
+_SECONDMOMENTS = {"exp_avg_sq", "exp_avg_sq_row", "exp_inf", "exp_avg_diff"}
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg")
+_RATES = ("lr", "initial_lr", "weight_decay", "eps", "momentum", "dampening", "betas")
+_NEED_MORE = (torch.optim.LBFGS, torch.optim.SparseAdam)  # a closure, sparse gradients
+_WAYS = ("foreach", "fused", "capturable", "differentiable")  # how a step is worked out: the state is the same
+
+
+def wrong_field(values: Mapping[str, object], kinds: Mapping[str, Kind], where: str = "") -> str | None:
+    """Return in words which value is not of its kind; fields that are missing are left to the caller.
+
+    Args:
+        values: The fields.
+        kinds: Of those that are known.
+        where: What stands before a field's name.
+    """
+    for name, (expected, fits) in kinds.items():
+        if name in values and not fits(values[name]):
+            return f"`{where}{name}` is {short(values[name])}, not {expected}"
+    return None
+
+
+def or_none(kind: Kind) -> Kind:
+    """Return the kind of values that may also be missing."""
+    expected, fits = kind
+    return f"{expected}, or null", lambda value: value is None or fits(value)
+
+
+def list_of(expected: str, fits: Callable[[Any], bool]) -> Kind:
+    """Return the kind of lists of what fits."""
+    return f"a list of {expected}", lambda value: _is_list(value) and all(map(fits, value))
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return whether a value is a number; truth values are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_count(value: object, least: int = 0) -> TypeGuard[int]:
+    """Return whether a value is a whole number from the least on that fits 64 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < _LARGEST_COUNT
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _is_scalar(value: object) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and value.numel() == 1
+
+
+def _is_rate(value: object) -> bool:
+    """Return whether a value is a finite number; a tensor may hold one, as capturable optimizers have it."""
+    return _is_scalar(value) or (isinstance(value, (int, float)) and abs(value) < math.inf)
+
+
+def _is_moment(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _are_averages(value: object) -> bool:
+    if not isinstance(value, Mapping) or value.keys() != {"sums", "weights"}:
+        return False
+    sums, weights = value["sums"], value["weights"]
+    are_alike = isinstance(sums, Mapping) and isinstance(weights, Mapping) and sums.keys() == weights.keys()
+    return are_alike and all(isinstance(one, (int, float, torch.Tensor)) for one in (*sums.values(), *weights.values()))
+
+
+COUNT: Kind = ("a whole number from 0 on", is_count)
+AMOUNT: Kind = ("a number from 0 on", lambda value: is_number(value) and 0 <= value < math.inf)
+NUMBER: Kind = ("a number", is_number)
+SEED: Kind = ("a seed", lambda value: isinstance(value, int) and is_count(value >> 1))
+FLAG: Kind = ("true or false", lambda value: isinstance(value, bool))
+TEXT: Kind = ("text", lambda value: isinstance(value, str))
+MAPPING: Kind = ("a mapping", lambda value: isinstance(value, dict))
+
+# What an optimizer holds: of a group of parameters, and of each parameter.
+_GROUP: dict[str, Kind] = {
+    "params": list_of("parameters", lambda one: isinstance(one, str) or is_count(one)),
+    **dict.fromkeys(_RATES, ("a number", lambda value: all(map(_is_rate, value if _is_list(value) else [value])))),
+    "betas": ("a pair of numbers", lambda value: _is_list(value) and len(value) >= 2 and all(map(_is_rate, value))),
+    **dict.fromkeys(
+        ("amsgrad", "nesterov", "maximize", "foreach", "capturable", "differentiable", "fused"),
+        ("true or false", lambda value: value is None or isinstance(value, bool)),
+    ),
+}
+_OF_PARAMETER: dict[str, Kind] = {
+    "step": ("a number", _is_rate),
+    **dict.fromkeys(MOMENTS, ("a tensor of floating-point numbers", _is_moment)),
+    # SGD without momentum has none
+    "momentum_buffer": ("a tensor of floating-point numbers", lambda value: value is None or _is_moment(value)),
+}
+_SCHEDULE: dict[str, Kind] = {
+    **dict.fromkeys(("last_epoch", "_step_count"), ("a whole number", lambda value: is_count(value, -1))),
+    **dict.fromkeys(("base_lrs", "_last_lr"), list_of("numbers", _is_rate)),
+    "lr_lambdas": list_of("states", lambda one: one is None or isinstance(one, Mapping)),
+}
+# What the log of losses holds; the first version wrote tensors.
+LOSSES: dict[str, Kind] = {
+    **dict.fromkeys(("tr_loss", "total_loss"), ("a number", lambda v: isinstance(v, (int, float)) or _is_scalar(v))),
+    **dict.fromkeys(
+        ("last_logged", "first_update", "nonfinite_steps"),
+        ("a whole number", lambda value: is_count(value, -1) or _is_scalar(value)),
+    ),
+    "scalars": ("sums and weights", _are_averages),
+}
+
+
+def unfit(path: str, what: str) -> CheckpointError:
+    """Return the error for a state that nothing can go on with."""
+    return CheckpointError(f"{path} cannot be used: {what}.\n\nHint: resume from another checkpoint.")
 
 
 def check_optimizer(path: str, content: object) -> None:
@@ -39,6 +151,47 @@ def check_optimizer(path: str, content: object) -> None:
         raise unfit(path, wrong)
 
 
+def _optimizer_problem(content: object) -> str | None:
+    if not isinstance(content, Mapping):
+        return f"it holds {short(content)}, not the state of an optimizer"
+    groups, states = content.get("param_groups"), content.get("state")
+    if not _is_list(groups) or not all(isinstance(group, Mapping) for group in groups):
+        return f"`param_groups` is {short(groups)}, not a list of groups"
+    if not isinstance(states, Mapping) or not all(isinstance(kept, Mapping) for kept in states.values()):
+        return "`state` is no mapping of parameters to their states"
+    rates = [[name for name in _RATES if name in group] for group in groups]
+    if any(names != rates[0] for names in rates):
+        return f"the groups of `param_groups` have different rates: {', '.join(map(short, rates))}"
+    for index, group in enumerate(groups):
+        # Adafactor works rates out that are None
+        given = {name: value for name, value in group.items() if value is not None or not group.get("relative_step")}
+        wrong = wrong_field({"params": None, **given}, _GROUP, f"param_groups[{index}].")
+        if wrong is None and "initial_lr" in group and "lr" not in group:
+            wrong = f"`param_groups[{index}].lr` is missing"
+        if wrong is not None:
+            return wrong
+    wrongs = (wrong_field(kept, _OF_PARAMETER, f"state[{index}].") for index, kept in states.items())
+    return next(filter(None, wrongs), None) or _states_problem(groups, states)
+
+
+def _states_problem(groups: Sequence[Mapping[str, Sequence[object]]], states: Mapping[object, Kept]) -> str | None:
+    known = {parameter for group in groups for parameter in group["params"]}
+    unknown = [parameter for parameter in states if parameter not in known]
+    if unknown:
+        return f"`state` has the parameter {short(unknown[0])}, which is in no group"
+    halves = [index for index, kept in states.items() if "exp_avg" in kept and not _SECONDMOMENTS & kept.keys()]
+    if 0 < len(halves) < sum("exp_avg" in kept for kept in states.values()):
+        return f"`state[{halves[0]}]` has no second moment, unlike others"
+    shapes = {
+        index: {kept[name].shape for name in MOMENTS if isinstance(kept.get(name), torch.Tensor)}
+        for index, kept in states.items()
+    }
+    uneven = [index for index, found in shapes.items() if len(found) > 1]
+    # of some optimizers no two moments are of one shape
+    has_even = any(len(found) == 1 and found != {torch.Size([])} for found in shapes.values())
+    return f"the moments of `state[{uneven[0]}]` have different shapes" if uneven and has_even else None
+
+
 def check_schedule(path: str, content: object) -> None:
     """Refuse what is no state of a schedule of torch.
 
@@ -47,15 +200,9 @@ def check_schedule(path: str, content: object) -> None:
     """
     if not isinstance(content, Mapping):
         raise unfit(path, f"it holds {short(content)}, not fields")
-    for name in _COUNTS:
-        if name in content and not _is_count(content[name]):
-            raise unfit(path, f"`{name}` is {short(content[name])}, not a whole number")
-    for name in _SCHEDULED_RATES:
-        if name in content and not (_is_list(content[name]) and all(map(_is_rate, content[name]))):
-            raise unfit(path, f"`{name}` is {short(content[name])}, not a list of numbers")
-    functions = content.get("lr_lambdas", [])
-    if not _is_list(functions) or not all(one is None or isinstance(one, Mapping) for one in functions):
-        raise unfit(path, f"`lr_lambdas` is {short(functions)}, not a list of states")
+    wrong = wrong_field(content, _SCHEDULE)
+    if wrong is not None:
+        raise unfit(path, wrong)
 
 
 def check_random_states(path: str, states: object) -> None:
@@ -94,113 +241,82 @@ def random_states_problem(states: object) -> str | None:
     return None
 
 
-def _optimizer_problem(content: object) -> str | None:
-    if not isinstance(content, Mapping):
-        return f"it holds {short(content)}, not the state of an optimizer"
-    groups, states = content.get("param_groups"), content.get("state")
-    if not _is_list(groups) or not all(isinstance(group, Mapping) for group in groups):
-        return f"`param_groups` is {short(groups)}, not a list of groups"
-    if not isinstance(states, Mapping) or not all(isinstance(kept, Mapping) for kept in states.values()):
-        return "`state` is no mapping of parameters to their states"
-    rates = [[name for name in _RATES if name in group] for group in groups]
-    if any(names != rates[0] for names in rates):
-        return f"the groups of `param_groups` have different rates: {', '.join(map(short, rates))}"
-    found = [_group_problem(index, group) for index, group in enumerate(groups)]
-    found += [_state_problem(index, kept) for index, kept in states.items()]
-    return next(filter(None, found), None) or _states_problem(groups, states)
+def check_optimizer_took_over(path: str, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what an optimizer of torch has taken over and cannot step with; of other optimizers nothing is known.
+
+    Values of a parameter's shape get the parameter's memory layout, in any optimizer. Parameters without a state are
+    warned of: they may have had no gradient yet, and their state starts anew.
+
+    Raises:
+        CheckpointError: The state of a parameter lacks a value, or has a moment of another shape than the parameter.
+    """
+    for parameter, state in optimizer.state.items():
+        # Kernels walk all of them by one set of strides. A value with other strides trains other numbers, and one
+        # that repeats a number (stride 0) ends the process.
+        for name, value in state.items():
+            is_plain = type(value) is torch.Tensor and type(parameter) in (torch.Tensor, torch.nn.Parameter)
+            if is_plain and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return
+    for group in optimizer.param_groups:
+        states = [(parameter, optimizer.state.get(parameter)) for parameter in group["params"]]
+        kept = [(parameter, state) for parameter, state in states if state]
+        needed = _fresh_values(type(optimizer), group) if kept else set()
+        for parameter, state in kept:
+            wrong = _lacking(state, needed, parameter)
+            if wrong is not None:
+                raise unfit(path, wrong)
+        if 0 < len(kept) < len(states):
+            logger.warning(
+                "%s has no state of the optimizer for %d of %d parameters of a group: theirs start anew.",
+                path,
+                len(states) - len(kept),
+                len(states),
+            )
 
 
-def _group_problem(index: int, group: Mapping[str, object]) -> str | None:
-    where = f"param_groups[{index}]"
-    parameters = group.get("params")
-    if not _is_list(parameters) or not all(isinstance(one, str) or _is_count(one) for one in parameters):
-        return f"`{where}.params` is {short(parameters)}, not a list of parameters"
-    for name in _RATES:
-        values = group.get(name, 0.0)
-        if values is None and group.get("relative_step"):  # Adafactor works its rate out
-            continue
-        if name == "betas" and not (_is_list(values) and len(values) >= 2) and name in group:
-            return f"`{where}.betas` is {short(values)}, not a pair of numbers"
-        if not all(_is_rate(value) for value in (values if _is_list(values) else [values])):
-            return f"`{where}.{name}` is {short(values)}, not a number"
-    if "initial_lr" in group and "lr" not in group:
-        return f"`{where}.lr` is missing"
-    for name in _SWITCHES:
-        if not isinstance(group.get(name), (bool, type(None))):
-            return f"`{where}.{name}` is {short(group[name])}, not true or false"
-    return None
+def _fresh_values(kind: type[torch.optim.Optimizer], group: Mapping[str, object]) -> set[str]:
+    """Return the names of the values that an optimizer keeps of a parameter, after a step with these options."""
+    if issubclass(kind, _NEED_MORE):
+        return set()
+    known = inspect.signature(kind).parameters.keys() - {"params", "lr", *_WAYS}
+    parameter = torch.zeros(1, 1, requires_grad=True)
+    parameter.grad = torch.zeros(1, 1)
+    options: dict[str, Any] = {name: value for name, value in group.items() if name in known}
+    make: Callable[..., torch.optim.Optimizer] = kind
+    optimizer = make([parameter], lr=1.0, **options)
+    optimizer.step()
+    return {str(name) for name in optimizer.state[parameter]}
 
 
-def _state_problem(index: object, kept: Mapping[str, object]) -> str | None:
-    where = f"state[{index}]"
-    step = kept.get("step", 0)
-    if not _is_rate(step):
-        return f"`{where}.step` is {short(step)}, not a number"
+def _lacking(state: Kept, needed: set[str], parameter: torch.Tensor) -> str | None:
+    missing, own = sorted(needed - state.keys()), list(parameter.shape)
+    if missing:
+        return f"the state of a parameter lacks `{missing[0]}`"
     for name in MOMENTS:
-        moment = kept.get(name)
-        if name not in kept or (moment is None and name == "momentum_buffer"):  # SGD without momentum has none
-            continue
-        if not (isinstance(moment, torch.Tensor) and moment.is_floating_point()):
-            return f"`{where}.{name}` is no tensor of floating-point numbers"
+        moment = state.get(name)
+        if isinstance(moment, torch.Tensor) and list(moment.shape) != own:
+            return f"`{name}` of a parameter has the shape {list(moment.shape)}, its parameter {own}"
     return None
 
 
-def _states_problem(groups: Sequence[Mapping[str, Sequence[object]]], states: Mapping[object, Kept]) -> str | None:
-    known = {parameter for group in groups for parameter in group["params"]}
-    unknown = [parameter for parameter in states if parameter not in known]
-    if unknown:
-        return f"`state` has the parameter {short(unknown[0])}, which is in no group"
-    halves = [index for index, kept in states.items() if "exp_avg" in kept and not _SECONDMOMENTS & kept.keys()]
-    if 0 < len(halves) < sum("exp_avg" in kept for kept in states.values()):
-        return f"`state[{halves[0]}]` has no second moment, unlike others"
-    uneven = [index for index, kept in states.items() if len(_moment_shapes(kept)) > 1]
-    # of some optimizers no two moments are of one shape
-    has_even = any(len(shapes) == 1 and shapes != {torch.Size([])} for shapes in map(_moment_shapes, states.values()))
-    return f"the moments of `state[{uneven[0]}]` have different shapes" if uneven and has_even else None
+def check_schedule_took_over(path: str, schedule: object) -> None:
+    """Refuse rates, which a schedule has taken over, that are not one for each group that it was made for.
 
+    Groups that a callback has added since have rates of their own.
 
-def _moment_shapes(kept: Kept) -> set[torch.Size]:
-    return {kept[name].shape for name in MOMENTS if isinstance(kept.get(name), torch.Tensor)}
-
-
-def losses_problem(losses: Mapping[str, object]) -> str | None:
-    """Return which entry of a loss log's state is none; what an earlier release did not write may be missing."""
-    for name in ("tr_loss", "total_loss"):
-        value = losses.get(name, 0.0)  # the first version wrote tensors
-        if not isinstance(value, (int, float)) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
-            return name
-    for name in ("last_logged", "first_update", "nonfinite_steps"):
-        value = losses.get(name, 0)
-        if not _is_count(value) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
-            return name
-    averages = losses.get("scalars", {"sums": {}, "weights": {}})
-    if not isinstance(averages, Mapping) or averages.keys() != {"sums", "weights"}:
-        return "scalars"
-    sums, weights = averages["sums"], averages["weights"]
-    if not isinstance(sums, Mapping) or not isinstance(weights, Mapping) or sums.keys() != weights.keys():
-        return "scalars"
-    are_numbers = all(isinstance(value, (int, float, torch.Tensor)) for value in (*sums.values(), *weights.values()))
-    return None if are_numbers else "scalars"
-
-
-def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 2**63
-
-
-def _is_rate(value: object) -> bool:
-    """Return whether a value is a finite number; a tensor may hold one, as capturable optimizers have it."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() == 1
-    return isinstance(value, (int, float)) and abs(value) < math.inf
-
-
-def unfit(path: str, what: str) -> CheckpointError:
-    """Return the error for a state that nothing can go on with."""
-    return CheckpointError(f"{path} cannot be used: {what}.\n\nHint: resume from another checkpoint.")
+    Raises:
+        CheckpointError: There are fewer, or more.
+    """
+    groups = getattr(getattr(schedule, "optimizer", None), "param_groups", None)
+    if groups is None:
+        return
+    made_for = min(len(getattr(schedule, "lr_lambdas", groups)), len(groups))
+    for name in ("base_lrs", "_last_lr"):
+        rates = getattr(schedule, name, None)
+        if isinstance(rates, list) and len(rates) != made_for:
+            raise unfit(path, f"`{name}` is {short(rates)}, and the optimizer has {made_for} groups")
 
 
 def check_weights(where: str, weights: Mapping[str, torch.Tensor], model: nn.Module) -> None:

@@ -12,8 +12,7 @@ import lightning
 import torch
 
 from hf_compat.checkpoint.files import naming, short
-from hf_compat.checkpoint.forms import check_optimizer, check_schedule
-from hf_compat.checkpoint.plain_values import is_count
+from hf_compat.checkpoint.forms import check_optimizer, check_schedule, is_count
 from hf_compat.checkpoint.run_state import DataPosition
 from hf_compat.errors import CheckpointError
 

@@ -19,20 +19,22 @@ import torch
 
 from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.files import first_line, short
-from hf_compat.checkpoint.forms import losses_problem, random_states_problem
-from hf_compat.checkpoint.layout import of_rank
-from hf_compat.checkpoint.plain_values import (
+from hf_compat.checkpoint.forms import (
     COUNT,
     FLAG,
+    LOSSES,
     MAPPING,
     NUMBER,
     SEED,
     TEXT,
     Kind,
-    array_globals,
+    list_of,
     or_none,
+    random_states_problem,
     wrong_field,
 )
+from hf_compat.checkpoint.layout import of_rank
+from hf_compat.checkpoint.plain_values import array_globals
 from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.errors import CheckpointError
 from hf_compat.plan.run_counts import RunCounts
@@ -241,7 +243,8 @@ class RunState:
             state = cls.from_plain(plain, ended_by_callback)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CheckpointError(f"{path} is not a readable run state: {type(error).__name__}: {error}.") from error
-        wrong = _problem(state)
+        wrong = wrong_field(_fields(state), _RUN_KINDS) or _position_problem(state.data)
+        wrong = wrong or wrong_field(state.losses, LOSSES, "losses.")
         if wrong is not None:
             raise CheckpointError(f"{path} is not a readable run state: {wrong}.")
         return state
@@ -259,16 +262,9 @@ _RUN_KINDS: dict[str, Kind] = {
     **dict.fromkeys(("grad_norm", "learning_rate"), or_none(NUMBER)),
     **dict.fromkeys(("losses", "loops", "callbacks", "extras"), MAPPING),
     "lightning_version": TEXT,
-    "evaluated": ("names", lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value)),
+    "evaluated": list_of("names", lambda name: isinstance(name, str)),
     "knows_epoch_end": FLAG,
 }
-
-
-def _problem(state: RunState) -> str | None:
-    """Return which field of a run state holds what no run writes."""
-    wrong = wrong_field(_fields(state), _RUN_KINDS) or _position_problem(state.data)
-    losses = None if wrong is not None else losses_problem(state.losses)
-    return wrong if losses is None else f"`losses.{losses}` is nothing that a run writes"
 
 
 def _position_problem(data: DataPosition) -> str | None:

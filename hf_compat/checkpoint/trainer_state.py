@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 
 from hf_compat.checkpoint.files import STATE_FILE_BYTES, read_json
-from hf_compat.checkpoint.plain_values import AMOUNT, COUNT, FLAG, MAPPING, NUMBER, TEXT, Kind, or_none, wrong_field
+from hf_compat.checkpoint.forms import AMOUNT, COUNT, FLAG, MAPPING, NUMBER, TEXT, Kind, or_none, wrong_field
 from hf_compat.errors import CheckpointError
 from hf_compat.hf.state import TrainerState
 

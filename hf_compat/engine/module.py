@@ -18,12 +18,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric, MetricCollection
 
-from hf_compat.checkpoint.forms import check_weights
+from hf_compat.checkpoint.forms import check_optimizer_took_over, check_schedule_took_over, check_weights
 from hf_compat.checkpoint.lightning_form import OWN_KEY
 from hf_compat.checkpoint.lightning_io import PREFIX, HFCheckpointIO
 from hf_compat.checkpoint.reading import COMPILED, Weights, names_of, plain_names
 from hf_compat.checkpoint.run_state import DataPosition
-from hf_compat.checkpoint.taken_over import check_optimizer_took_over, check_schedule_took_over
 from hf_compat.data.tree import find_batch_size
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun

@@ -19,7 +19,7 @@ from torch import nn
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.adapters import holds_whole_model, load_adapters
 from hf_compat.checkpoint.contents import Contents, is_read_as_it_is
-from hf_compat.checkpoint.forms import check_schedule
+from hf_compat.checkpoint.forms import check_schedule, check_schedule_took_over
 from hf_compat.checkpoint.judging import has_weights
 from hf_compat.checkpoint.model_state import ModelState, make_model_state
 from hf_compat.checkpoint.reading import (
@@ -27,7 +27,6 @@ from hf_compat.checkpoint.reading import (
     fitting,
     read_torch_file,
 )
-from hf_compat.checkpoint.taken_over import check_schedule_took_over
 from hf_compat.hf.state import TrainerControl
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.interop.upstream_log import log_line

@@ -79,8 +79,8 @@ def test_what_other_optimizers_write_is_right():
         (("state", 0), None, "`state` is no mapping"),
         (("state", 0, "step"), "x", "`state[0].step` is 'x'"),
         (("state", 0, "exp_avg"), torch.zeros(5), "the moments of `state[0]` have different shapes"),
-        (("state", 0, "exp_avg"), None, "`state[0].exp_avg` is no tensor"),
-        (("state", 0, "exp_avg"), torch.zeros(2, 3, dtype=torch.int32), "`state[0].exp_avg` is no tensor of floating"),
+        (("state", 0, "exp_avg"), None, "`state[0].exp_avg` is None, not a tensor"),
+        (("state", 0, "exp_avg"), torch.zeros(2, 3, dtype=torch.int32), "not a tensor of floating-point numbers"),
         (("state", 0, "exp_avg_sq"), damage.REMOVED, "`state[0]` has no second moment"),
     ],
 )

@@ -13,7 +13,7 @@ from torch import nn
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.contents import Contents
-from hf_compat.checkpoint.forms import check_optimizer
+from hf_compat.checkpoint.forms import check_optimizer, check_optimizer_took_over
 from hf_compat.checkpoint.model_state.shards import (
     has_model_shards,
     has_optimizer_shards,
@@ -29,7 +29,6 @@ from hf_compat.checkpoint.reading import (
     read_torch_file,
     read_weights,
 )
-from hf_compat.checkpoint.taken_over import check_optimizer_took_over
 from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.checkpoint.zero_reader import named_zero_folder, optimizer_files, zero_states
 from hf_compat.errors import CheckpointMismatch
