@@ -8,7 +8,8 @@
 
 Each case makes 30 updates of two micro-batches, evaluates at 10, 20 and 30, saves at 15 and 30, evaluates, and trains
 again from the checkpoint of update 15. Losses, logged metrics, weights and files are compared bit for bit. The
-libraries have to be importable: trl, sentence-transformers, setfit, peft.
+libraries have to be importable: trl, sentence-transformers, setfit, peft, FlagEmbedding, gliner,
+chronos-forecasting, granite-tsfm, adaptive-trainer.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ import toys
 from library_cases import DIFFERENCES, LIBRARIES
 
 PAGE = HERE.parent.parent / "docs" / "libraries.md"
+# Packages whose distribution has another name.
+DISTRIBUTIONS = {"chronos": "chronos-forecasting", "tsfm_public": "granite-tsfm"}
 HEADING = "## Trainers under both engines"
 
 
@@ -47,6 +50,7 @@ def run_engine(engine: str, folder: Path, names: list[str], devices: int, timeou
     """Run cases under an engine; their results lie in the folder."""
     (folder / engine).mkdir(parents=True, exist_ok=True)
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CI": "1", "OMP_NUM_THREADS": "1"}
+    offline["PYTHONHASHSEED"] = "0"  # GLiNER draws its negative labels from a set
     for group in [names] if devices == 1 else [[name] for name in names]:
         script = [str(HERE / "worker.py"), str(folder / "models"), str(folder / engine), *group]
         with (folder / f"{engine}.log").open("a") as log:
@@ -129,7 +133,11 @@ def table(folder: Path, verdicts: dict[str, str]) -> str:
     for name, found in verdicts.items():
         case = LIBRARIES[name]
         told = "equal bit for bit" if found == "equal" else DIFFERENCES[name][1]
-        release = f" {importlib.metadata.version(case.module)}" if case.library != "as in optimum" else ""
+        release = (
+            f" {importlib.metadata.version(DISTRIBUTIONS.get(case.module, case.module))}"
+            if case.library != "as in optimum"
+            else ""
+        )
         updates = "none" if found.startswith("fails") else "30"
         cells = (case.library + release, case.trainer, case.variant, updates, told, goes_on(folder, name))
         rows.append("| " + " | ".join(cells) + " |")
