@@ -10,6 +10,7 @@ import torch
 
 from hf_compat.tools.ejection.expressions import Expressions, ProjectFiles
 from hf_compat.tools.ejection.findings import CannotBeWritten
+from hf_compat.tools.ejection.model_part import _options_of_parts
 from hf_compat.tools.ejection.project import as_yaml
 from hf_compat.tools.ejection.recording import Recorder
 
@@ -162,3 +163,19 @@ def test_a_schedule_is_written_by_the_call_that_made_it(tmp_path):
         "StepLR(optimizer, 3, gamma=0.5)",
         "get_linear_schedule_with_warmup(optimizer=optimizer, num_warmup_steps=2, num_training_steps=9)",
     ]
+
+
+def test_a_part_keeps_what_its_own_configuration_says(tmp_path):
+    """The Trainer switches the cache off in the model's configuration alone: a decoder that has one goes on with it."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    model = T5ForConditionalGeneration(T5Config(vocab_size=30, **sizes))
+    model.config.use_cache = False
+    model.save_pretrained(tmp_path)
+    again = T5ForConditionalGeneration.from_pretrained(tmp_path)
+    assert again.decoder.config.use_cache is False
+    lines = _options_of_parts("model", model, again)
+    assert lines == ["model.decoder.config.use_cache = True"]
+    exec(lines[0], {"model": again})
+    assert again.decoder.config.use_cache is True and again.config.use_cache is False

@@ -115,7 +115,36 @@ def _pretrained(name: str, model: nn.Module, write: Expressions) -> list[str]:
         again = saved.from_pretrained(folder)
     _check_same(model, again)
     file = write.files.add("model", model, saved.save_pretrained)
-    return [f"{name} = {write.of(type(model))}.from_pretrained({write.here(file)})"]
+    made = f"{name} = {write.of(type(model))}.from_pretrained({write.here(file)})"
+    return [made, *_options_of_parts(name, model, again)]
+
+
+# What a configuration says of the files that it was read from.
+_OF_FILES = {"_name_or_path", "name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
+
+
+def _options_of_parts(name: str, model: nn.Module, again: nn.Module) -> list[str]:
+    """Return statements for what the configuration of a part says otherwise than the model that was read back.
+
+    A part's configuration is a copy of the model's when that was made. The Trainer sets `use_cache` in the model's
+    alone, so a decoder goes on with a cache, which changes the last bits of gradients.
+    """
+    lines: list[str] = []
+    seen: set[int] = set()
+    parts = dict(again.named_modules())
+    for path, part in model.named_modules():
+        config, other = getattr(part, "config", None), getattr(parts.get(path), "config", None)
+        if not path or config is None or other is None or id(config) in seen:
+            continue
+        seen.add(id(config))
+        said, read = vars(config), vars(other)
+        place = path if all(word.isidentifier() for word in path.split(".")) else f'get_submodule("{path}")'
+        for option in sorted(said.keys() & read.keys() - _OF_FILES):
+            value = said[option]
+            if isinstance(value, (bool, int, float, str)) and value != read[option]:
+                setattr(other, option, value)  # parts may share it
+                lines.append(f"{name}.{place}.config.{option} = {value!r}")
+    return lines
 
 
 def _plain(model: nn.Module, write: Expressions) -> list[str]:
