@@ -27,10 +27,23 @@ def make(folder, kind=Trainer, api=hf_compat, model=None, callbacks=None, **valu
     return kind(model, args, train_dataset=ROWS, eval_dataset=ROWS[:6], callbacks=callbacks)
 
 
+class WaitsForPushes(hf_compat.TrainerCallback):
+    """Lets no update begin while a push is under way: transformers sends the very files that the next save rewrites."""
+
+    trainer = None
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        under_way = getattr(self.trainer, "push_in_progress", None)
+        if under_way is not None:
+            under_way.wait_until_done()
+
+
 def pushed_by(api, folder, monkeypatch, model=make_model, **values):
     """Train and push; return the commits."""
     with running_hub() as hub, talked_to(monkeypatch, hub):
-        trainer = make(folder, api.Trainer, api, model(), hub_always_push=True, **values)
+        waits = WaitsForPushes()
+        trainer = make(folder, api.Trainer, api, model(), [waits], hub_always_push=True, **values)
+        waits.trainer = None if api is hf_compat else trainer
         trainer.train()
         trainer.push_to_hub(tags=["mine"], dataset="toys", language="en")
         return hub.commits, set(hub.tokens)
