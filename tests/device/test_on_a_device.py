@@ -10,6 +10,7 @@ import torch
 import torchmetrics
 import toy
 from pretended import pretended_device
+from transformers.utils import is_torch_cuda_available
 
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments, set_seed
 from hf_compat.errors import HfCompatWarning, UnsupportedArgument
@@ -119,11 +120,13 @@ def test_a_resumed_run_draws_what_the_device_would_have_drawn(tmp_path):
 
 
 def test_memory_of_the_device_is_told_and_freed_batches_go(tmp_path):
+    is_torch_cuda_available.cache_clear()  # another test may have asked on a machine without one
     with pretended_device() as machine:
         trainer = trainer_of(tmp_path, skip_memory_metrics=False, torch_empty_cache_steps=2)
         metrics = trainer.train().metrics
         assert metrics["train_mem_gpu_alloc_delta"] > 0 and metrics["train_mem_gpu_peaked_delta"] >= 0
         assert machine.calls.count("empty_cache") >= 3
+    is_torch_cuda_available.cache_clear()
 
 
 def test_a_device_that_runs_out_halves_the_batch(tmp_path):

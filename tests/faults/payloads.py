@@ -191,6 +191,9 @@ class Engine:
     def load_universal_checkpoint(self) -> bool:
         return False
 
+    def zero_optimization_partition_weights(self) -> bool:
+        return False
+
     def load_checkpoint(self, load_dir: str, tag: str | None = None, load_lr_scheduler_states: bool = True) -> None:
         import glob
 

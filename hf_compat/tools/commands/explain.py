@@ -195,8 +195,9 @@ def _training_arguments(pairs: Sequence[str]) -> TrainingArguments:
         if not equals:
             raise ArgumentError(f"{pair!r} is no name=value.\n\nHint: write e.g. learning_rate=1e-4.")
         values[name] = _value(text)
-    of_seq2seq = [one.name for one in dataclasses.fields(Seq2SeqTrainingArguments)][len(TrainingArguments._checks()) :]
-    kind = Seq2SeqTrainingArguments if values.keys() & set(of_seq2seq) else TrainingArguments
+    plain = {one.name for one in dataclasses.fields(TrainingArguments)}
+    added = {one.name for one in dataclasses.fields(Seq2SeqTrainingArguments)} - plain
+    kind = Seq2SeqTrainingArguments if values.keys() & added else TrainingArguments
     return kind(**values)  # type: ignore[arg-type]  # it checks the values itself
 
 

@@ -47,7 +47,7 @@ MIRRORS: dict[str, frozenset[str]] = {
         {
             "BestRun", "EvalLoopOutput", "EvalPrediction", "HPSearchBackend", "HubStrategy", "IntervalStrategy",
             "PREFIX_CHECKPOINT_DIR", "PredictionOutput", "RemoveColumnsCollator", "SaveStrategy", "SchedulerType",
-            "TrainOutput", "TrainerMemoryTracker", "default_compute_objective", "default_hp_space_optuna",
+            "TrainOutput", "default_compute_objective", "default_hp_space_optuna",
             "default_hp_space_ray", "default_hp_space_wandb", "denumpify_detensorize", "enable_full_determinism",
             "get_last_checkpoint", "has_length", "number_of_arguments", "seed_worker", "set_seed", "speed_metrics",
         }
