@@ -113,8 +113,14 @@ def check_bounds(text: str) -> None:
         YAMLError: It is no YAML, or passes a bound.
     """
     measure = _Measure()
-    for event in yaml.parse(text, Loader=Loader):
-        measure.take(event)
+    try:
+        for event in yaml.parse(text, Loader=Loader):
+            measure.take(event)
+    except yaml.MarkedYAMLError as error:
+        # libyaml of PyYAML 6.0.4 reads ahead, and has a bound of its own on levels
+        if "maximum nesting depth" not in str(error.problem):
+            raise
+        raise TooLarge(f"it nests more than {MOST_LEVELS} levels") from error
 
 
 def load(text: str) -> Loaded:

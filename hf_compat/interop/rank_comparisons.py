@@ -25,8 +25,8 @@ def comparisons_in_file(path: str) -> list[tuple[int, str]]:
 def comparisons_with_zero(source: str) -> list[tuple[int, str]]:
     """Return line and text of each comparison that takes the first process for rank 0 and not for -1, too.
 
-    An object is taken for training arguments by its name (`args`, `training_args`), unless the source declares an
-    option or a field `local_rank` itself.
+    An object is taken for training arguments by its name (`args`, `training_args`), or where it is made by a class of
+    such a name, unless the source declares an option or a field `local_rank` itself.
 
     Args:
         source: Python source.
@@ -43,11 +43,16 @@ def comparisons_with_zero(source: str) -> list[tuple[int, str]]:
         for target in node.targets:
             if isinstance(target, ast.Name):
                 values.setdefault(target.id, []).append(node.value)
-    names = {
+    made = {
+        f"{name}.local_rank"
+        for name, held in values.items()
+        if any(isinstance(one, ast.Call) and "TrainingArguments" in ast.unparse(one.func) for one in held)
+    }
+    names = made | {
         name
         for name, held in values.items()
-        if any(map(_is_rank_of_arguments, held))
-        and all(_is_rank_of_arguments(one) or isinstance(one, ast.Constant) for one in held)
+        if any(_is_rank(one, made) for one in held)
+        and all(_is_rank(one, made) or isinstance(one, ast.Constant) for one in held)
     }
     also_minus_one = {
         inner
@@ -94,7 +99,8 @@ def _compares(node: ast.expr, names: set[str], rank: int) -> bool:
 
 
 def _is_rank(node: ast.expr, names: set[str]) -> bool:
-    return _is_rank_of_arguments(node) or (isinstance(node, ast.Name) and node.id in names)
+    is_known = isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in names
+    return is_known or _is_rank_of_arguments(node)
 
 
 def _numbers(node: ast.expr) -> list[object]:

@@ -95,6 +95,10 @@ class Evaluator:
         self._part = WHOLE
         self._outside_fit: _OutsideFit | None = None
 
+    def begin_fit(self) -> None:
+        """Take the model for compiled, and let go of what evaluated before: it may hold the model of another trial."""
+        self.is_prepared, self._outside_fit = True, None
+
     def evaluate_each(self, datasets: Mapping[str, DataSource], ignore_keys: list[str] | None, prefix: str) -> Metrics:
         """Evaluate several data sets with the Trainer's `evaluate`, each under a prefix with its name.
 

@@ -89,7 +89,7 @@ class Fit:
             host.is_deepspeed_enabled = plan.strategy == "deepspeed"
             if not host.is_deepspeed_enabled:  # its engine holds the model in half precision, without autocast
                 wrap_forward(host.model, plan.precision, host.args.device.type)
-            host._evaluator.is_prepared = True
+            host._evaluator.begin_fit()
             # with several ranks, one rank's error is raised on all at the next save or at the end
             writer = host._saver.background if host.args.world_size == 1 else None
             bridge = HFBridge(host, run, writer, self.on_optimizer_made)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import multiprocessing
+import weakref
 
 import lightning.pytorch as pl
 import numpy as np
@@ -241,3 +243,13 @@ def test_an_evaluation_after_one_that_failed_has_a_trainer_of_its_own(make_args)
         trainer.evaluate()
     failed, trainer.model.fails = trainer.lightning_trainer, False
     assert trainer.evaluate()["eval_loss"] > 0 and trainer.lightning_trainer is not failed
+
+
+def test_a_training_lets_go_of_the_model_that_was_evaluated_before(make_args):
+    trainer = Trainer(args=make_args(max_steps=1), model_init=lambda: toy.Classifier(), train_dataset=toy.rows(8),
+                      eval_dataset=toy.rows(9, 1))  # fmt: skip
+    trainer.evaluate()
+    before = weakref.ref(trainer.model)
+    trainer.train()
+    gc.collect()
+    assert before() is None

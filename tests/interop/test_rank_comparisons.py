@@ -21,6 +21,8 @@ from hf_compat.interop.user_script import run_script
         "if args.local_rank != 0: quiet()",
         "if not trainer.args.local_rank: save()",
         "is_main = args.local_rank in (0,)",
+        "config = transformers.TrainingArguments('out')\nif config.local_rank == 0: save()",
+        "config = TrainingArguments('out')\nrank = config.local_rank\nif rank == 0: save()",
         "local_rank = None\ndef say(*a):\n    if local_rank == 0: print(*a)\ndef train():\n    global local_rank\n"
         "    local_rank = training_args.local_rank",
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -30,27 +31,32 @@ pytestmark = [
 ]
 
 SCRIPT = """
-import sys
+import os, signal, sys
 import toy
-from hf_compat import Trainer, TrainingArguments
+from hf_compat import Trainer, TrainerCallback, TrainingArguments
+
+class Interrupts(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 3 and sys.argv[2:] == ["interrupt"]:
+            os.kill(os.getpid(), signal.SIGINT)
 
 if __name__ == "__main__":
     args = TrainingArguments(
         sys.argv[1], max_steps=4, save_steps=2, per_device_train_batch_size=2, use_cpu=True, disable_tqdm=True,
         report_to="none", push_to_hub=True, hub_always_push=True, hub_token="hf_aSecretOfMine",
     )
-    trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(16))
+    trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(16), callbacks=[Interrupts()])
     trainer.train()
     trainer.push_to_hub("Last words", blocking=False)
 """
 
 
-def start(tmp_path, hub, launcher=()):
+def start(tmp_path, hub, *words, launcher=()):
     (tmp_path / "script.py").write_text(SCRIPT)
     tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     variables = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}
     variables["PYTHONPATH"] = os.pathsep.join([os.path.dirname(tests), tests])
-    command = [sys.executable, *launcher, str(tmp_path / "script.py"), str(tmp_path / "run")]
+    command = [sys.executable, *launcher, str(tmp_path / "script.py"), str(tmp_path / "run"), *words]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **variables})
 
 
@@ -62,6 +68,32 @@ def test_two_processes_push_once_and_their_end_waits_for_the_last_push(tmp_path)
     steps = [f"Training in progress, step {step}" for step in (2, 4)]
     assert hub.messages() == [*steps, "Last words"]
     assert {token for token in hub.tokens if token is not None} == {f"Bearer {TOKEN}"} and TOKEN not in said
+
+
+def test_ctrl_c_ends_the_wait_for_a_push_and_sends_no_further_one(tmp_path):
+    """The process then ends when the request at hand does, as under transformers: the server answers in the end."""
+    answered = threading.Event()
+
+    def fail(number, method, path):
+        return 400 if "/preupload/" in path and answered.wait(60) else None
+
+    def read_until(words):
+        said = ""
+        while words not in said:
+            line = job.stderr.readline()
+            assert line, said
+            said += line
+        return said
+
+    with running_hub(fail=fail) as hub:
+        job = start(tmp_path, hub, "interrupt")
+        assert "KeyboardInterrupt" in read_until("Waiting for the push")
+        job.send_signal(signal.SIGINT)
+        read_until("you have stopped it")
+        answered.set()
+        job.communicate(timeout=60)
+    assert job.returncode != 0 and hub.commits == []
+    assert (tmp_path / "run" / "checkpoint-2" / "manifest.json").is_file()
 
 
 def test_a_server_that_has_gone_silent_holds_up_a_run_for_so_long(tmp_path, monkeypatch, caplog):

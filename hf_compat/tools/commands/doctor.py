@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hf_compat.runtime.text import need
+from hf_compat.tools.commands.migrate import source_parser
 
 if TYPE_CHECKING:
     from hf_compat.tools.migration.diagnosis import Diagnosis, ScriptDiagnosis
@@ -18,21 +19,13 @@ if TYPE_CHECKING:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(
-        prog="hf-compat doctor",
-        description="Read scripts and folders, run nothing, and say what would be silently different, what would fail "
-        "and what is fine: gravest first.",
-        epilog="Exit status: 0 nothing differs silently or fails, 1 something does, 2 a path could not be read.",
+    return source_parser(
+        "doctor",
+        "Read scripts and folders, run nothing, and say what would be silently different, what would fail and what is "
+        "fine: gravest first.",
+        "Exit status: 0 nothing differs silently or fails, 1 something does, 2 a path could not be read.",
+        "hf_compat: as `hf-compat run` runs them; transformers-5: as transformers 5 does",
     )
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, or a folder that is searched for sources")
-    parser.add_argument(
-        "--to",
-        choices=("hf_compat", "transformers-5"),
-        default="hf_compat",
-        help="hf_compat: as `hf-compat run` runs them; transformers-5: as transformers 5 does (default: hf_compat)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
 
 
 def main(words: Sequence[str]) -> int:

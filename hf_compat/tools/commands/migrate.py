@@ -19,22 +19,32 @@ if TYPE_CHECKING:
 _COLOURS = {"+++": "1", "---": "1", "@": "36", "+": "32", "-": "31"}
 
 
+def source_parser(command: str, description: str, epilog: str, targets: str) -> argparse.ArgumentParser:
+    """Make the parser of a command that reads sources for a target.
+
+    Args:
+        command: The command's name.
+        description: What it does.
+        epilog: Its exit statuses.
+        targets: What the targets mean to it.
+    """
+    parser = argparse.ArgumentParser(prog=f"hf-compat {command}", description=description, epilog=epilog)
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, or a folder that is searched for sources")
+    targets = f"{targets} (default: hf_compat)"
+    parser.add_argument("--to", choices=("hf_compat", "transformers-5"), default="hf_compat", help=targets)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(
-        prog="hf-compat migrate",
-        description="Rewrite scripts of any release of transformers: imports, arguments, keywords, overrides.",
-        epilog="Exit status: 0 nothing to change or written, 1 the diff has changes, 2 a path could not be migrated.",
+    parser = source_parser(
+        "migrate",
+        "Rewrite scripts of any release of transformers: imports, arguments, keywords, overrides.",
+        "Exit status: 0 nothing to change or written, 1 the diff has changes, 2 a path could not be migrated.",
+        "transformers-5: today's names only, the imports stay with transformers",
     )
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, or a folder that is searched for sources")
     parser.add_argument("--write", action="store_true", help="change the files; without it a diff is printed")
-    parser.add_argument(
-        "--to",
-        choices=("hf_compat", "transformers-5"),
-        default="hf_compat",
-        help="transformers-5: today's names only, the imports stay with transformers (default: hf_compat)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 

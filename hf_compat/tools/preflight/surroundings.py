@@ -71,7 +71,7 @@ def _check_wandb(session: Session) -> None:
         return
     session.error(
         TRACKERS,
-        f"wandb has no key for {_host_of_wandb()}: a run would ask for one, or fail where nobody can answer.",
+        f"wandb has no key for {_host_of_wandb()}: a run would ask for one, or fail without a terminal.",
         "`wandb login`, set WANDB_API_KEY, set WANDB_MODE=offline, or set `report_to='none'`",
     )
 
@@ -97,7 +97,8 @@ def check_hub(session: Session) -> None:
         if args.hub_token is None and not _stored_token():
             session.error(
                 HUB,
-                "`push_to_hub=True`, and there is no token: no `hub_token`, no variable HF_TOKEN, no log-in.",
+                "`push_to_hub=True`, and no token was found: neither `hub_token`, nor the variable HF_TOKEN, nor "
+                "a log-in.",
                 "`hf auth login`, or set HF_TOKEN",
             )
 
