@@ -309,8 +309,7 @@ class HFBridge(HFEvents):
         """If a signal asks to stop, write a checkpoint and stop."""
         trainer = self.hf_trainer
         signals = trainer.stop_signals
-        signals.agree()
-        if signals.received is None:
+        if not signals.agree():
             return
         if self._last_saved != trainer.state.global_step:
             trainer._save_checkpoint(trainer.model, self.run.trial)

@@ -67,11 +67,22 @@ class StopSignals:
             for number, handler in self._handlers.items():
                 if signal.getsignal(number) == self.note:  # else the user has installed one of their own meanwhile
                     signal.signal(number, handler)
+        # The training has ended before an update could obey: the signal does what it does without a training
+        late, self.received = self.received, None
+        if late is not None:
+            signal.raise_signal(late)
 
-    def agree(self) -> None:
-        """Note a signal that another process of the run has received: all write the checkpoint together."""
-        if self._agreement is not None:
-            self.received = self._agreement.highest(self.received or 0) or None
+    def agree(self) -> bool:
+        """Ask whether a process of the run has received a signal: all write the checkpoint together.
+
+        A signal that arrives during the exchange is kept for the next one. The other processes do not know of it yet.
+        """
+        if self._agreement is None:
+            return self.received is not None
+        agreed = self._agreement.highest(self.received or 0)
+        if agreed:
+            self.received = agreed
+        return bool(agreed)
 
     @property
     def asks_for_requeue(self) -> bool:

@@ -1,0 +1,49 @@
+"""Signals that ask to stop: none is lost, whenever it arrives."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from hf_compat.runtime.signals import StopSignals
+
+
+class Exchange:
+    """Stands for the exchange between processes; something may happen while it waits."""
+
+    def __init__(self, meanwhile=lambda: None, others=0):
+        self.meanwhile, self.others = meanwhile, others
+
+    def highest(self, number):
+        self.meanwhile()
+        return max(number, self.others)
+
+
+def test_a_signal_that_arrives_during_the_exchange_is_obeyed_at_the_next_one():
+    signals = StopSignals()
+    signals._agreement = Exchange(lambda: signals.note(signal.SIGTERM, None))
+    assert signals.agree() is False, "the other processes do not know of it yet"
+    signals._agreement = Exchange()
+    assert signals.agree() is True and signals.received == signal.SIGTERM
+
+
+def test_a_signal_of_another_process_is_obeyed_here():
+    signals = StopSignals()
+    signals._agreement = Exchange(others=int(signal.SIGTERM))
+    assert signals.agree() is True and signals.received == signal.SIGTERM
+
+
+def test_a_signal_after_the_last_update_does_what_it_does_without_a_training():
+    seen, before = [], signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        with StopSignals().watched(stop=True):
+            signal.raise_signal(signal.SIGTERM)
+            assert seen == []
+        assert seen == [signal.SIGTERM]
+        with pytest.raises(ValueError, match="own"), StopSignals().watched(stop=True):
+            signal.raise_signal(signal.SIGTERM)
+            raise ValueError("an error of its own")
+        assert seen == [signal.SIGTERM], "an error comes out as it is"
+    finally:
+        signal.signal(signal.SIGTERM, before)
