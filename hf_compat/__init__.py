@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from hf_compat.checkpoint.manifest import get_last_checkpoint as get_last_checkpoint
     from hf_compat.cli.parser import HfArgumentParser as HfArgumentParser
     from hf_compat.data.collators import default_data_collator as default_data_collator
+    from hf_compat.hf.arguments import Seq2SeqTrainingArguments as Seq2SeqTrainingArguments
     from hf_compat.hf.arguments import TrainingArguments as TrainingArguments
-    from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments as Seq2SeqTrainingArguments
     from hf_compat.hf.builtin_callbacks import DefaultFlowCallback as DefaultFlowCallback
     from hf_compat.hf.builtin_callbacks import EarlyStoppingCallback as EarlyStoppingCallback
     from hf_compat.hf.builtin_callbacks import PrinterCallback as PrinterCallback
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from hf_compat.hf.enums import IntervalStrategy as IntervalStrategy
     from hf_compat.hf.enums import SaveStrategy as SaveStrategy
     from hf_compat.hf.enums import SchedulerType as SchedulerType
+    from hf_compat.hf.metrics import EvalLoopOutput as EvalLoopOutput
+    from hf_compat.hf.metrics import EvalPrediction as EvalPrediction
+    from hf_compat.hf.metrics import PredictionOutput as PredictionOutput
+    from hf_compat.hf.metrics import TrainOutput as TrainOutput
     from hf_compat.hf.metrics import speed_metrics as speed_metrics
-    from hf_compat.hf.outputs import EvalLoopOutput as EvalLoopOutput
-    from hf_compat.hf.outputs import EvalPrediction as EvalPrediction
-    from hf_compat.hf.outputs import PredictionOutput as PredictionOutput
-    from hf_compat.hf.outputs import TrainOutput as TrainOutput
     from hf_compat.hf.state import TrainerControl as TrainerControl
     from hf_compat.hf.state import TrainerState as TrainerState
     from hf_compat.interop.patching import patch as patch
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from hf_compat.runtime.seeding import set_seed as set_seed
     from hf_compat.tools.preflight.report import PreflightReport as PreflightReport
     from hf_compat.trainer import Trainer as Trainer
-    from hf_compat.trainer_methods.lightning_options import LightningOptions as LightningOptions
+    from hf_compat.trainer_methods.evaluator import LightningOptions as LightningOptions
     from hf_compat.trainer_seq2seq import Seq2SeqTrainer as Seq2SeqTrainer
 
 __version__ = "0.1.0"
@@ -61,7 +61,7 @@ _HOME = {
     "Trainer": "trainer",
     "TrainingArguments": "hf.arguments",
     "Seq2SeqTrainer": "trainer_seq2seq",
-    "Seq2SeqTrainingArguments": "hf.arguments_seq2seq",
+    "Seq2SeqTrainingArguments": "hf.arguments",
     "TrainerCallback": "hf.callbacks",
     "CallbackHandler": "hf.callbacks",
     "TrainerState": "hf.state",
@@ -70,10 +70,10 @@ _HOME = {
     "ProgressCallback": "hf.builtin_callbacks",
     "PrinterCallback": "hf.builtin_callbacks",
     "EarlyStoppingCallback": "hf.builtin_callbacks",
-    "EvalPrediction": "hf.outputs",
-    "EvalLoopOutput": "hf.outputs",
-    "PredictionOutput": "hf.outputs",
-    "TrainOutput": "hf.outputs",
+    "EvalPrediction": "hf.metrics",
+    "EvalLoopOutput": "hf.metrics",
+    "PredictionOutput": "hf.metrics",
+    "TrainOutput": "hf.metrics",
     "PreflightReport": "tools.preflight.report",
     "IntervalStrategy": "hf.enums",
     "SaveStrategy": "hf.enums",
@@ -89,7 +89,7 @@ _HOME = {
     "HFBridge": "callbacks.bridge",
     "HFCallbackAdapter": "callbacks.hf_in_lightning",
     "LightningCallbackAdapter": "callbacks.lightning_in_hf",
-    "LightningOptions": "trainer_methods.lightning_options",
+    "LightningOptions": "trainer_methods.evaluator",
     "LoggerCallback": "callbacks.loggers",
     "TensorBoardCallback": "callbacks.trackers",
     "WandbCallback": "callbacks.trackers",

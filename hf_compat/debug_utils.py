@@ -9,7 +9,7 @@ __getattr__, __dir__ = mirror(
     "transformers.debug_utils",
     {
         "DebugOption": "hf.enums",
-        "DebugUnderflowOverflow": "engine.overflow_debug",
-        "detect_overflow": "engine.overflow_debug",
+        "DebugUnderflowOverflow": "engine.model_hooks",
+        "detect_overflow": "engine.model_hooks",
     },
 )

@@ -9,7 +9,7 @@ __getattr__, __dir__ = mirror(
     "transformers.optimization",
     {
         "Adafactor": "optim.adafactor",
-        "GreedyLR": "optim.greedy_lr",
+        "GreedyLR": "optim.lr_schedulers",
         "get_scheduler": "optim.lr_schedulers",
     },
 )

@@ -16,49 +16,49 @@ from torch import nn
 from hf_compat.callbacks.bridge import close_bars
 from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.callbacks.loggers import mark_as_failed
-from hf_compat.callbacks.startup_log import show_logs
+from hf_compat.callbacks.trackers import show_logs
 from hf_compat.data.types import Collator
+from hf_compat.engine.model_hooks import watching_for_overflow
 from hf_compat.engine.module import WindowModule
-from hf_compat.engine.overflow_debug import watching_for_overflow
 from hf_compat.errors import ArgumentError, UnknownArgument
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.outputs import TrainOutput
+from hf_compat.hf.metrics import TrainOutput
 from hf_compat.hf.search import Trial
 from hf_compat.hub.pushes import Pushes
 from hf_compat.interop.arguments import adopt_arguments
-from hf_compat.interop.edited_source import refuse_edited_methods
-from hf_compat.interop.replaced_globals import tell_of_unread_globals
+from hf_compat.interop.patching import refuse_edited_methods, tell_of_unread_globals
 from hf_compat.interop.upstream_log import follow_level, log_line
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.deepspeed import uses_deepspeed
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.translate import CurrentPlan, parallel_sizes
-from hf_compat.runtime.absent_ranks import naming_absent_ranks, telling_of_failure
-from hf_compat.runtime.collectives import start_processes
+from hf_compat.runtime.collectives import naming_absent_ranks, start_processes, telling_of_failure
+from hf_compat.runtime.console import brief
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import launcher_variables
-from hf_compat.runtime.out_of_memory import run_with_fitting_batch_size
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.runtime.text import did_you_mean, shown
-from hf_compat.runtime.tracebacks import brief
-from hf_compat.trainer_methods.argument_checks import ArgumentChecks
-from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass
+from hf_compat.trainer_methods.base import (
+    AnyCallback,
+    Dataset,
+    MetricSource,
+    ModelOutput,
+    ProcessingClass,
+    SetupMethods,
+)
 from hf_compat.trainer_methods.evaluation import EvaluationMethods
-from hf_compat.trainer_methods.evaluator import Evaluator
+from hf_compat.trainer_methods.evaluator import CheckedOptions, Evaluator, LightningOptions, checked
 from hf_compat.trainer_methods.hub import HubMethods
-from hf_compat.trainer_methods.lightning_options import CheckedOptions, LightningOptions, checked
 from hf_compat.trainer_methods.logs import LogMethods
-from hf_compat.trainer_methods.setup import SetupMethods
+from hf_compat.trainer_methods.model_setup import ArgumentChecks
 from hf_compat.trainer_methods.steps import StepMethods
-from hf_compat.trainer_methods.trainer_module import make_module
-from hf_compat.trainer_methods.training import TrainingMethods
+from hf_compat.trainer_methods.training import TrainingMethods, make_module, run_with_fitting_batch_size
 from hf_compat.trainer_methods.upstream_hooks import memory_tracker
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.output_folder import make_output_folder, saves_checkpoints
 from hf_compat.training_run.resumer import Resumer
-from hf_compat.training_run.run import TrainingRun
+from hf_compat.training_run.run import TrainingRun, compare_arguments
 from hf_compat.training_run.saver import Saver
-from hf_compat.training_run.shared_values import compare_arguments
 
 if TYPE_CHECKING:
     from hf_compat.tools.preflight.report import PreflightReport

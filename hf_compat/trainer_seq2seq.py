@@ -10,9 +10,8 @@ from torch import nn
 
 from hf_compat.data.types import Collator
 from hf_compat.errors import warn_once
-from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
-from hf_compat.hf.outputs import PredictionOutput
+from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
+from hf_compat.hf.metrics import PredictionOutput
 from hf_compat.hf.search import Metrics, Trial
 from hf_compat.interop.mirrors import mirror
 from hf_compat.trainer import Trainer
@@ -23,8 +22,8 @@ from hf_compat.trainer_methods.base import (
     ModelOutput,
     ProcessingClass,
 )
+from hf_compat.trainer_methods.evaluator import LightningOptions
 from hf_compat.trainer_methods.generation import GenerationSteps
-from hf_compat.trainer_methods.lightning_options import LightningOptions
 
 __getattr__, __dir__ = mirror(__name__, "transformers.trainer_seq2seq", {"Trainer": "trainer"})
 

@@ -8,7 +8,7 @@ __getattr__, __dir__ = mirror(
     __name__,
     "transformers.training_args_seq2seq",
     {
-        "Seq2SeqTrainingArguments": "hf.arguments_seq2seq",
+        "Seq2SeqTrainingArguments": "hf.arguments",
         "TrainingArguments": "hf.arguments",
     },
 )

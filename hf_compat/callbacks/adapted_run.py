@@ -32,11 +32,16 @@ from hf_compat.hf.metrics import speed_metrics
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.collectives import gather
 from hf_compat.runtime.inspection import has_length
-from hf_compat.training_run.best_metric import note_best_checkpoint, note_best_metric
-from hf_compat.training_run.flags import NO_AGREEMENT, FlagAgreement, FlagSources
 from hf_compat.training_run.loss_log import LossLog, LossLogState
-from hf_compat.training_run.rotation import checkpoints_to_delete, checkpoints_to_delete_at_end, in_order_of_rotation
-from hf_compat.training_run.run import run_summary
+from hf_compat.training_run.run import (
+    NO_AGREEMENT,
+    FlagAgreement,
+    FlagSources,
+    note_best_checkpoint,
+    note_best_metric,
+    run_summary,
+)
+from hf_compat.training_run.saver import checkpoints_to_delete, checkpoints_to_delete_at_end, in_order_of_rotation
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,7 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
-from hf_compat.callbacks.callback_set import CallbackSet
-from hf_compat.callbacks.event_order import PAIRS, CallbackOrder, HFEvents
+from hf_compat.callbacks.callback_set import PAIRS, CallbackOrder, CallbackSet, HFEvents
 from hf_compat.callbacks.trackers import TensorBoardCallback
 from hf_compat.checkpoint.run_state import Moment
 from hf_compat.data.types import Batch

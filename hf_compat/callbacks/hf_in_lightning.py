@@ -24,7 +24,7 @@ import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from hf_compat.callbacks.adapted_run import AdaptedRun, AdapterState, arguments_of, loss_of
-from hf_compat.callbacks.other_distribution import is_of_other_distribution
+from hf_compat.callbacks.loggers import is_of_other_distribution
 from hf_compat.data.types import Batch
 from hf_compat.engine.internals import end_epoch_after_this_batch, metrics_of_running_loop, switch_off_own_validation
 from hf_compat.engine.module import WindowModule
@@ -34,7 +34,7 @@ from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, ProgressCallback
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
 from hf_compat.interop.arguments import adopt_arguments
-from hf_compat.training_run.flags import flag_sources, log_evaluate_save
+from hf_compat.training_run.run import flag_sources, log_evaluate_save
 
 # An HF callback, instance or class. It may be ours, one of transformers, or any object with its methods.
 AnyCallback = Any

@@ -29,17 +29,16 @@ import torch
 from lightning.pytorch import callbacks as lightning_callbacks
 from torch import nn
 
-from hf_compat.callbacks.event_order import check_lightning_callback
-from hf_compat.callbacks.loggers import HistoryLogger
-from hf_compat.callbacks.other_distribution import adopt
-from hf_compat.checkpoint.plain_values import readable_states
+from hf_compat.callbacks.callback_set import check_lightning_callback
+from hf_compat.callbacks.loggers import HistoryLogger, adopt
+from hf_compat.checkpoint.run_state import readable_states
 from hf_compat.data.types import Batch
 from hf_compat.engine.internals import mirror_running_fit, note_metrics, set_progress
 from hf_compat.engine.window_trainer import quietly
 from hf_compat.errors import CallbackError, CheckpointError, HfCompatWarning
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.state import ExportableState, TrainerControl, TrainerState
-from hf_compat.interop.callback_classes import exportable_of_transformers
+from hf_compat.interop.transformers_models import exportable_of_transformers
 
 # Hooks within a step or for single evaluation batches, for which HF has no event.
 _WITHOUT_EVENT = (

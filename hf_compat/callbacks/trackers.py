@@ -1,25 +1,39 @@
 """TensorBoard and Weights & Biases as HF callbacks, with HF's keys. A resumed training continues its tracker run.
 
 Their packages are imported once a run reports to them.
+
+`trackers.json`: the tracker run of an output folder, so that a resumed training continues it.
+
+The file is only advice. A damaged one costs a warning and a new tracker run, never the training. Its paths are ignored
+if they lead outside the output folder.
+
+The log lines at the start of a run, and their handler.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, TypedDict, Unpack, cast
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
-from hf_compat.callbacks.run_memory import RunMemory
+from hf_compat.checkpoint.files import first_line, read_json
+from hf_compat.errors import CheckpointError
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
+from hf_compat.hf.enums import SUMMARY_KEYS, default_logdir, numbers_of, rewrite_logs
 from hf_compat.hf.old_attributes import chosen_logging_dir
 from hf_compat.hf.state import TrainerControl, TrainerState
-from hf_compat.hf.tracking import SUMMARY_KEYS, default_logdir, numbers_of, rewrite_logs
+from hf_compat.plan.lightning_plan import LightningPlan, RunCounts
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import variable
 from hf_compat.runtime.text import need
@@ -27,7 +41,141 @@ from hf_compat.runtime.text import need
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+
 logger = logging.getLogger(__name__)
+
+TRACKERS_NAME = "trackers.json"
+_FILE_BYTES = 2**20  # a record takes about 100
+_RUN_ID = re.compile(r"[^/\\#?%:\x00-\x1f\ud800-\udfff]{1,128}")  # the ids that wandb accepts
+
+
+class RunRecord(TypedDict, total=False):
+    """The record of a tracker's run.
+
+    Attributes:
+        logdir: Folder of a TensorBoard run.
+        id: Id of a wandb run.
+        step: Update of the last log.
+        logs: Logs of that update.
+    """
+
+    logdir: str
+    id: str
+    step: int
+    logs: int
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and bool(value) and "\0" not in value
+
+
+def _is_run_id(value: object) -> bool:
+    return isinstance(value, str) and _RUN_ID.fullmatch(value) is not None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 2**63
+
+
+_FIELDS: dict[str, Callable[[object], bool]] = {
+    "logdir": _is_path,
+    "id": _is_run_id,
+    "step": _is_count,
+    "logs": _is_count,
+}
+
+
+class RunMemory:
+    """The tracker run that an output folder belongs to.
+
+    Args:
+        folder: The output folder.
+        tracker: Name of the tracker.
+    """
+
+    def __init__(self, folder: str, tracker: str) -> None:
+        self.folder = folder
+        self.path = os.path.join(folder, TRACKERS_NAME)
+        self.tracker = tracker
+        self._warned: set[str] = set()
+
+    def read(self) -> RunRecord:
+        """Return the run's record, without invalid fields. A warning names these."""
+        return cast(RunRecord, self._record(self._records().get(self.tracker, {})))
+
+    def logdir(self) -> str | None:
+        """Return the run's folder, created if missing. None, with a warning, for one outside the output folder.
+
+        The output folder may have another author. Only arguments and variables may name folders outside it.
+        """
+        named = self.read().get("logdir")
+        if named is None:
+            return None
+        path = os.path.expanduser(named)
+        if not _is_below(path, self.folder):
+            self._warn_once(f"`logdir` of {self.path} is {named[:200]!r}, outside {self.folder}, and is ignored.")
+            return None
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            self._warn_once(f"`logdir` of {self.path} is {named[:200]!r}, which cannot be used: {error.strerror}.")
+            return None
+        return path
+
+    def write(self, **values: Unpack[RunRecord]) -> None:
+        """Add to the record. A kill leaves the old record. A file that cannot be written costs a warning."""
+        known = self._records()
+        known[self.tracker] = {**self._record(known.get(self.tracker, {})), **values}
+        partial = f"{self.path}.tmp"
+        try:
+            os.makedirs(self.folder or ".", exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(partial)
+            with open(partial, "x", encoding="utf-8") as file:  # never follow an existing link
+                json.dump(known, file, indent=2)
+            os.replace(partial, self.path)
+        except OSError as error:
+            self._warn_once(
+                f"{self.path} cannot be written ({error.strerror}). A resumed training will start new runs."
+            )
+
+    def _records(self) -> dict[str, object]:
+        """Return the records of all trackers, unchecked."""
+        if not os.path.lexists(self.path):
+            return {}
+        try:
+            known = read_json(self.path, _FILE_BYTES)
+        except CheckpointError as error:
+            self._warn_once(f"{first_line(error)} Trackers start new runs.")
+            return {}
+        if not isinstance(known, dict):
+            self._warn_once(f"{self.path} holds no records of trackers, so they start new runs.")
+            return {}
+        return known
+
+    def _record(self, values: object) -> dict[str, object]:
+        """Return a record's valid and unknown fields."""
+        if not isinstance(values, dict):
+            self._warn_once(f"`{self.tracker}` in {self.path} holds no fields, so the tracker starts a new run.")
+            return {}
+        wrong = [name for name, fits in _FIELDS.items() if name in values and not fits(values[name])]
+        for name in wrong:
+            self._warn_once(f"`{name}` of `{self.tracker}` in {self.path} is not valid and is left out.")
+        return {name: value for name, value in values.items() if name not in wrong}
+
+    def _warn_once(self, message: str) -> None:
+        """Warn once, as a run writes its record at every log."""
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning(message)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    """Whether a path, with links followed, lies in a folder."""
+    try:
+        return Path(path).resolve().is_relative_to(Path(folder).resolve())
+    except (OSError, RuntimeError, ValueError):  # RuntimeError: circular links
+        return False
 
 
 class TensorBoardCallback(TrainerCallback):
@@ -313,3 +461,78 @@ def _log_model(wanted: str) -> str:
     if wanted.lower() != "false":
         logger.warning("WANDB_LOG_MODEL=%s is unknown (end, checkpoint, false), so no model is logged.", wanted)
     return "false"
+
+
+_PACKAGE = "hf_compat"
+
+
+def show_logs(level: int | None) -> None:
+    """Set the package's log level, and log to stderr if the program has not set up logging.
+
+    Args:
+        level: The level from the arguments. None keeps the program's level, or sets `INFO`, which shows the lines at
+            the start of a run.
+    """
+    logger = logging.getLogger(_PACKAGE)
+    if not logger.handlers and not logging.getLogger().handlers:
+        handler = _AboveBars(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+    if level is not None:
+        logger.setLevel(level)
+    elif logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+
+
+class _AboveBars(logging.StreamHandler[TextIO]):
+    """Writes lines above the progress bars and redraws the bars below them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with tqdm.external_write_mode(self.stream):
+            super().emit(record)
+
+
+def opening_lines(
+    plan: LightningPlan, schedule: RunCounts, parameters: int, updates_done: int, in_detail: bool
+) -> list[str]:
+    """Return the line that opens a run, or the lines below those of transformers' Trainer.
+
+    Args:
+        plan: The settings of the Lightning trainer.
+        schedule: Counts of the run.
+        parameters: Number of trainable parameters.
+        updates_done: Updates of the checkpoint that the run resumes from.
+        in_detail: Whether the lines of transformers' Trainer were logged before. Then only add what they lack.
+    """
+    if in_detail:
+        clip = "no clipping" if plan.gradient_clip_norm is None else f"clipping at {plan.gradient_clip_norm:g}"
+        return [
+            f"  Training on Lightning: device {plan.device}, precision {plan.precision}, {clip}",
+            *_process_lines(plan),
+        ]
+    resumed = f", from update {updates_done:,} on" if updates_done else ""
+    processes = f" in {plan.world_size} processes ({plan.strategy})" if plan.world_size > 1 else ""
+    return [
+        f"Training on Lightning: {parameters:,} parameters, {schedule.max_updates:,} updates of "
+        f"{schedule.total_train_batch_size} samples{resumed}, on {plan.device}{processes}, {plan.precision}",
+    ]
+
+
+def _process_lines(plan: LightningPlan) -> list[str]:
+    if plan.world_size == 1:
+        return []
+    machines = plan.world_size // plan.devices_per_node
+    return [f"  {plan.world_size} processes on {machines} machine(s): {plan.strategy}"]
+
+
+def unused_devices(plan: LightningPlan, schedule: RunCounts) -> str | None:
+    """Return a warning if one process trains on one of several GPUs. transformers would use larger updates."""
+    count = torch.cuda.device_count() if plan.world_size == 1 and plan.device.startswith("cuda") else 1
+    if count == 1:
+        return None
+    samples = schedule.total_train_batch_size
+    return (
+        f"Training uses one of {count} GPUs, with {samples} samples an update. transformers would use all in one "
+        f"process (DataParallel), with {samples * count}. "
+        "`hf-compat run script.py …` or torchrun starts a process on each."
+    )

@@ -13,10 +13,9 @@ from typing import Protocol, cast
 from torch import nn
 
 from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.files import read_json
-from hf_compat.checkpoint.headers import misfitting_weights, missing_adapter_weights, stored_names
-from hf_compat.checkpoint.reading import read_weights_file
+from hf_compat.checkpoint.forms import misfitting_weights, missing_adapter_weights, stored_names
+from hf_compat.checkpoint.reading import Contents, read_weights_file
 from hf_compat.errors import CheckpointError
 
 logger = logging.getLogger(__name__)

@@ -9,15 +9,23 @@ from collections.abc import Iterator
 import torch
 
 from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint.conversion_paths import checked_paths, put, writing
 from hf_compat.checkpoint.dcp_reader import dcp_tensors, is_dcp_folder
 from hf_compat.checkpoint.files import first_line, naming, open_regular, short
 from hf_compat.checkpoint.forms import is_count
-from hf_compat.checkpoint.lightning_io import from_hf, read_lightning, to_hf, warn_of_left_out, write_weights
+from hf_compat.checkpoint.lightning_io import (
+    checked_paths,
+    from_hf,
+    put,
+    read_lightning,
+    to_hf,
+    warn_of_left_out,
+    write_weights,
+    writing,
+)
 from hf_compat.checkpoint.reading import StoredTensor, fitting
 from hf_compat.checkpoint.zero_reader import find_zero_folder, zero_tensors
 from hf_compat.errors import ArgumentError, CheckpointError
-from hf_compat.runtime.progress import progress_bar
+from hf_compat.runtime.console import progress_bar
 
 SHARD_BYTES = 5 * 10**9
 _TORCH_BEGINS = (b"PK\x03\x04", b"\x80")  # a zip file; before 1.6 a pickle

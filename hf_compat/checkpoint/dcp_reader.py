@@ -30,10 +30,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from hf_compat.checkpoint.contents import Contents
-from hf_compat.checkpoint.files import first_line, is_plain_name, open_regular, read_small
-from hf_compat.checkpoint.pickles import Plain, is_whole_zip, walked
-from hf_compat.checkpoint.reading import StoredTensor, load_plain
+from hf_compat.checkpoint.files import Plain, first_line, is_plain_name, is_whole_zip, open_regular, read_small, walked
+from hf_compat.checkpoint.reading import Contents, StoredTensor, load_plain
 from hf_compat.errors import CheckpointError
 
 METADATA_NAME = ".metadata"

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.contents import MANIFEST_NAME, read_manifest, read_writer, reading_as_it_is
 from hf_compat.checkpoint.files import is_inside
 from hf_compat.checkpoint.judging import judge_edited, judge_unlisted
-from hf_compat.checkpoint.sealing import entries, refusal, seal
+from hf_compat.checkpoint.manifest import entries, refusal, seal
+from hf_compat.checkpoint.reading import MANIFEST_NAME, read_manifest, read_writer, reading_as_it_is
 from hf_compat.errors import ArgumentError, CheckpointError
 
 logger = logging.getLogger(__name__)

@@ -2,18 +2,29 @@
 
 A FIFO, a device or a socket in the place of a file could keep a reader waiting for ever. What cannot be read is a
 CheckpointError that names the file, whatever the cause.
+
+Pickles that somebody else may have written, walked before a loader follows them.
+
+A loader hashes keys, calls what is allowed and makes room for as many bytes as a number says. So a kilobyte can take
+hours or gigabytes, or end the process, before a result can be looked at. The walk imports, calls and hashes nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import pickle
 import reprlib
 import stat
-from collections.abc import Iterator, Mapping
+import zipfile
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, ClassVar
+
+import torch
 
 from hf_compat.errors import CheckpointError
 
@@ -208,3 +219,240 @@ def unreadable(path: str | os.PathLike[str], error: BaseException) -> Checkpoint
     """Return the error for a file that cannot be read, with its cause in words."""
     cause = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
     return CheckpointError(f"{os.fspath(path)!s} cannot be read: {cause}".replace("\0", "\\0"))
+
+
+Plain = Any  # tensors and plain containers: what a file holds, its reader knows
+
+# A container that is referred to twice counts twice, as for everything that walks through the content.
+_MOST_PARTS = 10**7
+_DEEPEST = 100
+# What tensors may need beyond their own storage, in bytes: a stride of 0 makes gigabytes of a number.
+_MOST_REPEATED_BYTES = 2**26
+_MOST_NAMES = 10**4
+_LEAVES = frozenset((int, float, str, bytes, bool, type(None)))
+# torch before 1.6 writes no zip file but pickles: three that say how, the content, and the names of its storages.
+_OLD_MAGIC = 0x1950A86A20F9469CFC6C
+_OLD_PICKLES = 5
+_CONTAINERS: dict[tuple[str, str], type] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "Counter"): Counter,
+    **{(module, kind.__name__): kind for module in ("builtins", "__builtin__") for kind in (set, frozenset)},
+}
+
+
+class Named:
+    """The stand-in for an object: the name of its class, and what the pickle has given it.
+
+    Args:
+        given: What the pickle calls the class or function with.
+    """
+
+    module = name = ""
+
+    def __new__(cls, *given: object, **keywords: object) -> Named:
+        # Room for as many bytes as a number says, which no writer of tensors and arrays asks for
+        is_torchs = cls.module.partition(".")[0] == "torch" and cls.name.endswith(("Tensor", "Storage", "_qtensor"))
+        is_array = cls.name == "_reconstruct" and given[1:2] != ((0,),)
+        is_bytes = cls.name == "bytearray" and isinstance(given[0] if given else 0, int)
+        if is_array or (given and (is_torchs or is_bytes or cls.name == "ndarray")):
+            raise pickle.UnpicklingError(f"it calls {cls.module}.{cls.name} with a size")
+        made = object.__new__(cls)
+        made.given, made.states = [*given, *keywords.values()], []
+        return made
+
+    def __init__(self, *given: object, **keywords: object) -> None:
+        self.given: list[object]
+        self.states: list[object]
+
+    def __setstate__(self, state: object) -> None:
+        self.states.append(state)
+
+    @property
+    def state(self) -> object:
+        """What the object's attributes are made of; None where the pickle has given none."""
+        return self.states[-1] if self.states else None
+
+
+class _Walker(pickle._Unpickler):  # written in Python: each step can be replaced
+    """Builds what a pickle says of stand-ins, and notes what is hashed.
+
+    Args:
+        file: The pickle.
+        size: Bytes that there are.
+    """
+
+    stack: list[object]
+    memo: dict[int, object]
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(pickle._Unpickler.dispatch)
+    del dispatch[pickle.BYTEARRAY8[0]]  # it makes room before it reads, and torch never writes it
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        super().__init__(file)
+        self._size = size
+        self._claimed = 0
+        self._storages: dict[object, int] = {}
+        self._types: dict[tuple[str, str], type] = {}
+        self.hashed: list[object] = []
+        hashed = self.hashed
+
+        def note(self: object) -> int:
+            hashed.append(self)  # a loader walks through all of its parts, each time
+            return id(self)
+
+        self._named = type("Named", (Named,), {"__hash__": note})
+        self.tuple = type("Tuple", (tuple,), {"__hash__": note, "__slots__": ()})
+
+    def find_class(self, module: str, name: str) -> type:
+        made = _CONTAINERS.get((module, name)) or self._types.get((module, name))
+        if made is None:
+            made = self._types[module, name] = type(name, (self._named,), {"module": module, "name": name})
+            if len(self._types) > _MOST_NAMES:
+                raise pickle.UnpicklingError("it names more classes than there are")
+        return made
+
+    def persistent_load(self, pid: object) -> Named:
+        if isinstance(pid, tuple) and len(pid) > 4 and isinstance(pid[4], int):  # its key, and how many numbers it has
+            key = pid[2] if isinstance(pid[2], (str, bytes)) else None
+            self._claimed += max(pid[4] - self._storages.get(key, 0), 0)
+            self._storages[key] = max(pid[4], self._storages.get(key, 0))
+            if self._claimed > self._size:
+                raise pickle.UnpicklingError("its storages have more numbers than it has bytes")
+        return Named(pid)
+
+
+def _with_own_tuples(step: Callable[[_Walker], None]) -> Callable[[_Walker], None]:
+    def with_own(walker: _Walker) -> None:
+        step(walker)
+        walker.stack[-1] = walker.tuple(walker.stack[-1])
+
+    return with_own
+
+
+_Walker.dispatch |= {
+    code[0]: _with_own_tuples(_Walker.dispatch[code[0]])
+    for code in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
+}
+
+
+def walked(path: str, file: BinaryIO, size: int) -> Plain:
+    """Return what a pickle holds, with a `Named` for each object and function.
+
+    Args:
+        path: Its file, for messages.
+        file: Where it begins.
+        size: Bytes of the file.
+
+    Raises:
+        CheckpointError: It is damaged, or following it would take without measure.
+    """
+    walker = _Walker(file, size)
+    try:
+        content = walker.load()
+    except Exception as error:  # a damaged pickle raises what it likes
+        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+    if max(walker.memo, default=0) > size:  # Python's own loader makes room for as many
+        raise CheckpointError(f"{path} cannot be read: it counts more objects than it has bytes.")
+    check_bounds(path, [content, walker.hashed])
+    return content
+
+
+def walked_torch_file(path: str, file: BinaryIO) -> Plain:
+    """Return what a file of `torch.save` holds, with a `Named` for each tensor; its storages are not read.
+
+    Raises:
+        CheckpointError: It is none, has compressed entries, or following it would take without measure.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    if not zipfile.is_zipfile(file):
+        file.seek(0)
+        first, *rest = (walked(path, file, size) for _ in range(_OLD_PICKLES))
+        if first != _OLD_MAGIC:
+            raise CheckpointError(f"{path} cannot be read: it is not a file of `torch.save`.")
+        return rest[2]
+    try:
+        with zipfile.ZipFile(file) as archive:
+            _check_stored(archive, size)
+            pickles = [name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl"]
+            found = [walked(path, io.BytesIO(archive.read(name)), size) for name in pickles]
+    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+    if len(found) != 1:
+        raise CheckpointError(f"{path} cannot be read: it holds {len(found)} pickles where torch writes one.")
+    return found[0]
+
+
+def is_whole_zip(file: BinaryIO) -> bool:
+    """Whether a file of `torch.save` has its checksums; one with compressed entries is none, and not unpacked."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            _check_stored(archive, file.seek(0, os.SEEK_END))
+            return archive.testzip() is None
+    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError, MemoryError):
+        return False
+
+
+def _check_stored(archive: zipfile.ZipFile, size: int) -> None:
+    """Refuse entries that are compressed or overlap: torch writes none, and a kilobyte may stand for gigabytes."""
+    entries = archive.infolist()
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise ValueError("it is compressed, and torch compresses nothing")
+    if sum(entry.file_size for entry in entries) > size:
+        raise ValueError("its entries overlap")
+
+
+def check_bounds(path: str, content: Plain) -> None:
+    """Refuse a content too large to walk through or to hold: bytes of it may stand for gigabytes.
+
+    Raises:
+        CheckpointError: It contains itself, is nested too deeply, shares parts without measure, or has tensors without
+            data or with far more numbers than are stored.
+    """
+    sizes: dict[int, tuple[int, int]] = {}  # of each container: its parts, and how deeply they are nested
+    around: set[int] = set()
+    repeated = 0
+    waiting: list[tuple[Plain, bool]] = [(content, False)]
+    while waiting:
+        item, is_counted = waiting.pop()
+        if isinstance(item, torch.Tensor):
+            repeated += _repeated_bytes(path, item)
+        parts = None if id(item) in sizes else _parts(item)
+        if parts is None:
+            continue
+        if is_counted:
+            around.discard(id(item))
+            found = [sizes.get(id(part), (1, 0)) for part in parts]
+            sizes[id(item)] = 1 + sum(count for count, _ in found), 1 + max((depth for _, depth in found), default=0)
+        elif id(item) in around:
+            raise CheckpointError(f"{path} cannot be read: it holds a container that contains itself.")
+        else:
+            around.add(id(item))
+            if len(around) > _DEEPEST:
+                raise CheckpointError(f"{path} cannot be read: its contents are nested too deeply.")
+            waiting.append((item, True))
+            waiting += ((part, False) for part in parts if type(part) not in _LEAVES)
+    count, depth = sizes.get(id(content), (1, 0))
+    if count > _MOST_PARTS or depth > _DEEPEST or repeated > _MOST_REPEATED_BYTES:
+        raise CheckpointError(
+            f"{path} cannot be read: its few bytes stand for {count} parts, {depth} levels deep, and for {repeated} "
+            "bytes of repeated numbers."
+        )
+
+
+def _parts(item: Plain) -> list[Plain] | None:
+    if isinstance(item, Mapping):
+        return [*item.keys(), *item.values()]
+    if isinstance(item, Named):
+        return [*item.given, *item.states]
+    return list(item) if isinstance(item, (list, tuple, set, frozenset)) else None
+
+
+def _repeated_bytes(path: str, tensor: torch.Tensor) -> int:
+    """Count the bytes of a tensor beyond those of its storage."""
+    if tensor.is_meta:
+        raise CheckpointError(f"{path} cannot be read: it holds tensors without data.")
+    if tensor.layout is not torch.strided:
+        return 0
+    return max(tensor.numel() * tensor.element_size() - tensor.untyped_storage().nbytes(), 0)

@@ -3,24 +3,35 @@
 An optimizer, a schedule and a random generator take over whatever they are given, and fail updates later, or never: a
 learning rate that is text, a moment of another shape. So each content is looked at before it is handed over, field by
 field. What it lacks shows only once its owner has taken it over.
+
+Shapes and types of a checkpoint's weights, read from headers: what does not fit a model is known first.
+
+Files and torch only; no weights are read.
+
+The one reader of `trainer_state.json`: every field has the type and range that a run needs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import logging
 import math
+import os
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
+import safetensors
 import torch
 from torch import nn
 
-from hf_compat.checkpoint.files import first_line, short
-from hf_compat.checkpoint.reading import COMPILED
+from hf_compat.checkpoint import layout as names
+from hf_compat.checkpoint.files import STATE_FILE_BYTES, check_regular, first_line, read_json, short
+from hf_compat.checkpoint.reading import COMPILED, Contents, shard_names
 from hf_compat.errors import CheckpointError
+from hf_compat.hf.state import TrainerState
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +221,7 @@ def check_random_states(path: str, states: object) -> None:
 
     Args:
         path: The file.
-        states: As `runtime.rng.read_rng` returns them, or as `transformers` writes them.
+        states: As `runtime.seeding.read_rng` returns them, or as `transformers` writes them.
 
     Raises:
         CheckpointError: One is damaged.
@@ -372,3 +383,148 @@ def misfits(stored: Mapping[str, tuple[Sequence[int], bool]], own: Iterable[tupl
         elif is_float != tensor.is_floating_point():
             found.append(f"`{name}` holds {'' if is_float else 'no '}floating-point numbers, unlike the model's")
     return found
+
+
+Shapes = dict[str, tuple[list[int], bool]]  # by weight: its shape, and whether it has floating-point numbers
+
+
+def weight_shapes(path: str) -> Shapes:
+    """Return what the header of a safetensors file says of each of its weights.
+
+    Raises:
+        CheckpointError: The file is damaged, or lies about its weights.
+    """
+    check_regular(path)
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:  # it compares the header with the file's size
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            return {
+                name: (list(one.get_shape()), one.get_dtype().startswith(("F", "BF"))) for name, one in slices.items()
+            }
+    except Exception as error:  # safetensors raises what it likes
+        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+
+
+def misfitting_weights(
+    folder: str, model: torch.nn.Module, adapter: str | None = None, subfolder: str = ""
+) -> Iterator[str]:
+    """Yield what is wrong with a folder's safetensors for a model; weights that are missing are warned of elsewhere.
+
+    Args:
+        folder: The checkpoint.
+        model: The model.
+        adapter: The name of the adapter that the folder holds, for a model of PEFT.
+        subfolder: Where in the folder that adapter is.
+    """
+    compared = [(_plain(name, adapter), tensor) for name, tensor in weights_that_torch_loads(model).items()]
+    contents = Contents(folder)
+    try:
+        for name in _files(contents, adapter, subfolder):
+            stored = {_plain(key, None): facts for key, facts in weight_shapes(contents.need(name)).items()}
+            if not stored and compared:
+                yield f"{name} holds no weights"
+            for wrong in misfits(stored, compared)[:3]:
+                yield f"{name} does not fit the model: {wrong}"
+    except CheckpointError as error:
+        yield first_line(error).removesuffix(".")
+
+
+def stored_names(folder: str) -> set[str]:
+    """Return the names of the weights in a folder's safetensors."""
+    contents = Contents(folder)
+    return {key for name in _files(contents, None, "") for key in weight_shapes(contents.need(name))}
+
+
+def missing_adapter_weights(folder: str, model: torch.nn.Module, adapter: str, subfolder: str = "") -> list[str]:
+    """List an adapter's weights that a folder does not hold: PEFT leaves them as they are and says nothing."""
+    contents = Contents(folder)
+    files = _files(contents, adapter, subfolder)
+    stored = {_plain(key, None) for name in files for key in weight_shapes(contents.need(name))}
+    own = [_plain(name, adapter) for name in model.state_dict() if f".{adapter}." in name and ".lora_" in name]
+    return [name for name in own if name not in stored] if stored else []
+
+
+def _plain(name: str, adapter: str | None) -> str:
+    name = name.replace(COMPILED, "")
+    return name if adapter is None else name.replace(f".{adapter}.", ".", 1)
+
+
+def _files(contents: Contents, adapter: str | None, subfolder: str) -> list[str]:
+    """List the safetensors files of which a folder's weights consist."""
+    before = f"{subfolder}/" if subfolder else ""
+    single = names.ADAPTER_SAFE_WEIGHTS_NAME if adapter is not None else names.SAFE_WEIGHTS_NAME
+    if contents.find(before + single) is not None:
+        return [before + single]
+    index = contents.find(names.SAFE_WEIGHTS_INDEX_NAME) if adapter is None else None
+    return [] if index is None else shard_names(index)
+
+
+def read_trainer_state(path: str | os.PathLike[str], where_missing: Mapping[str, float] | None = None) -> TrainerState:
+    """Read a state that this package or `transformers` wrote.
+
+    Args:
+        path: The file.
+        where_missing: Values of fields that the file may leave open, as one that was made of a `.ckpt` does.
+
+    Raises:
+        CheckpointError: The file cannot be read, or a field has a value that no run writes, or is missing; the message
+            names it.
+    """
+    values = read_json(path, STATE_FILE_BYTES)
+    if not isinstance(values, dict):
+        raise _wrong(path, "it holds no fields")
+    known = {field.name for field in dataclasses.fields(TrainerState)}
+    unknown = sorted(values.keys() - known)
+    if unknown:
+        raise _wrong(path, f"it has fields that are not known: {', '.join(map(repr, unknown))}")
+    missing = [f"`{name}` is missing" for name in _NEEDED if name not in values]
+    wrong = wrong_field(values, _KINDS) or next(iter(missing), None)
+    if wrong is not None:
+        raise _wrong(path, wrong)
+    return TrainerState(**{**(where_missing or {}), **values})
+
+
+def _wrong(path: str | os.PathLike[str], what: str) -> CheckpointError:
+    text = f"{os.fspath(path)} is not a readable trainer state: {what}."
+    return CheckpointError(f"{text}\n\nHint: resume from another checkpoint.")
+
+
+def _is_history(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(log, dict) for log in value)
+
+
+def _are_states(value: object) -> bool:
+    """Return whether a value has exported states by class name: one for each class, or a list of several."""
+    if not isinstance(value, dict):
+        return False
+    found = [state for one in value.values() for state in (one if isinstance(one, list) else [one])]
+    return all(isinstance(state, dict) and _is_exported(state) for state in found)
+
+
+def _is_exported(state: Mapping[str, object]) -> bool:
+    return all(isinstance(state.get(part, {}), dict) for part in ("args", "attributes"))
+
+
+_KINDS: dict[str, Kind] = {
+    "epoch": AMOUNT,
+    "global_step": COUNT,
+    "max_steps": COUNT,
+    "logging_steps": AMOUNT,  # 0 is right where a run does not log by updates
+    "eval_steps": AMOUNT,
+    "save_steps": AMOUNT,
+    "train_batch_size": or_none(COUNT),
+    "num_train_epochs": COUNT,
+    "num_input_tokens_seen": COUNT,
+    "total_flos": AMOUNT,
+    "log_history": or_none(("a list of logs", _is_history)),
+    "best_metric": or_none(NUMBER),
+    "best_global_step": or_none(COUNT),
+    "best_model_checkpoint": or_none(("a path", TEXT[1])),
+    "is_local_process_zero": FLAG,
+    "is_world_process_zero": FLAG,
+    "is_hyper_param_search": FLAG,
+    "trial_name": or_none(TEXT),
+    "trial_params": or_none(MAPPING),
+    "stateful_callbacks": or_none(("states by class name", _are_states)),
+}
+_NEEDED = ("global_step",)  # what every release writes, and nothing can be worked out without

@@ -11,18 +11,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint.contents import MANIFEST_NAME, Contents
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, check_values, open_dcp
-from hf_compat.checkpoint.files import STATE_FILE_BYTES, bounded_json, check_regular, open_regular, read_json
-from hf_compat.checkpoint.forms import check_optimizer, check_random_states, check_schedule
-from hf_compat.checkpoint.headers import weight_shapes
-from hf_compat.checkpoint.pickles import Plain, is_whole_zip
-from hf_compat.checkpoint.reading import Allowed, read_torch_file, shard_names
+from hf_compat.checkpoint.files import (
+    STATE_FILE_BYTES,
+    Plain,
+    bounded_json,
+    check_regular,
+    is_whole_zip,
+    open_regular,
+    read_json,
+)
+from hf_compat.checkpoint.forms import (
+    check_optimizer,
+    check_random_states,
+    check_schedule,
+    read_trainer_state,
+    weight_shapes,
+)
+from hf_compat.checkpoint.reading import MANIFEST_NAME, Allowed, Contents, read_torch_file, shard_names
 from hf_compat.checkpoint.run_state import RUN_STATE_FILE, RunState
-from hf_compat.checkpoint.trainer_state import read_trainer_state
 from hf_compat.checkpoint.zero_reader import LATEST_NAME, check_zero_files, named_zero_folder
 from hf_compat.errors import CheckpointError
-from hf_compat.runtime.rng import legacy_globals
+from hf_compat.runtime.seeding import legacy_globals
 
 _HEADER_BYTES = 10**8  # the most that safetensors reads
 

@@ -6,44 +6,235 @@ optimizer_states[0]         optimizer.pt
 lr_schedulers[0]            scheduler.pt
 global_step, epoch          trainer_state.json
 callbacks, hf_compat        run_state.pt (rng_state.pth where a folder has no more)
+
+What a Lightning checkpoint looks like: the fields, types and ranges that Lightning takes for granted.
+
+The two paths of a conversion: looked at before anything is read, and nothing of the user's is overwritten. Files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hf_compat.upstream  # noqa: F401 - loads Lightning
-
-# isort: split
 import lightning
 import safetensors.torch
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from safetensors import SafetensorError
 
+import hf_compat.upstream  # noqa: F401 - loads Lightning
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.adapters import holds_adapters
-from hf_compat.checkpoint.contents import Contents
-from hf_compat.checkpoint.conversion_paths import put, writing
 from hf_compat.checkpoint.edits import as_named, no_checkpoint
-from hf_compat.checkpoint.files import check_regular, first_line
+from hf_compat.checkpoint.files import check_regular, first_line, naming, short
+from hf_compat.checkpoint.forms import check_optimizer, check_schedule, is_count, read_trainer_state
 from hf_compat.checkpoint.judging import holds_model_alone
-from hf_compat.checkpoint.lightning_form import OWN_KEY, LightningCheckpoint, check_lightning
-from hf_compat.checkpoint.plain_values import readable_checkpoint, reading_arrays
-from hf_compat.checkpoint.reading import COMPILED, Weights, check_torch_file, fitting, read_torch_file, read_weights
-from hf_compat.checkpoint.run_state import RUN_STATE_NAME, DataPosition, Moment, RunState
-from hf_compat.checkpoint.sealing import seal
-from hf_compat.checkpoint.trainer_state import read_trainer_state
-from hf_compat.errors import ArgumentError, CheckpointError, HfCompatWarning
+from hf_compat.checkpoint.layout import CONVERTING, hidden_folder, remove_ended
+from hf_compat.checkpoint.manifest import seal
+from hf_compat.checkpoint.reading import (
+    COMPILED,
+    Contents,
+    Weights,
+    check_torch_file,
+    fitting,
+    read_torch_file,
+    read_weights,
+)
+from hf_compat.checkpoint.run_state import (
+    RUN_STATE_NAME,
+    DataPosition,
+    Moment,
+    RunState,
+    readable_checkpoint,
+    reading_arrays,
+)
+from hf_compat.errors import ArgumentError, CheckpointError, CheckpointWriteError, HfCompatError, HfCompatWarning
 from hf_compat.hf.state import INTERVALS, TrainerControl, TrainerState
 from hf_compat.runtime.nested import leaves
-from hf_compat.runtime.rng import legacy_globals, pack_legacy_rng, unpack_rng
+from hf_compat.runtime.seeding import legacy_globals, pack_legacy_rng, unpack_rng
+
+# isort: split
+
+
+LightningCheckpoint = dict[str, Any]  # what Lightning saves: its own keys, and what callbacks and modules add
+
+OWN_KEY = "hf_compat"
+
+
+def check_lightning(path: str, checkpoint: object) -> None:
+    """Refuse what Lightning would take apart as a checkpoint and is none.
+
+    Args:
+        path: The file, for messages.
+        checkpoint: What it holds.
+
+    Raises:
+        CheckpointError: A field is missing, or holds what Lightning does not write.
+    """
+    if not isinstance(checkpoint, dict):
+        raise CheckpointError(f"{path} cannot be read: it holds {short(checkpoint)}, not a checkpoint.")
+    weights = checkpoint.get("state_dict")
+    if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        raise CheckpointError(f"{path} cannot be read: its `state_dict` holds something else than weights by name.")
+    for name, check in (("optimizer_states", check_optimizer), ("lr_schedulers", check_schedule)):
+        states = checkpoint.get(name, [])
+        if not isinstance(states, list):
+            raise CheckpointError(f"{path} cannot be read: `{name}` is {short(states)}, not a list.")
+        for index, state in enumerate(states):
+            check(f"{path}: `{name}[{index}]`", state)
+    wrong = _wrong_field(checkpoint)
+    if wrong is not None:
+        raise CheckpointError(f"{path} cannot be read: `{wrong}` is not what Lightning writes.")
+    missing = [name for name in ("optimizer_states", "lr_schedulers") if name not in checkpoint]
+    if len(missing) == 1:
+        raise CheckpointError(f"{path} cannot be read: `{missing[0]}` is missing.")
+    own = checkpoint.get(OWN_KEY)
+    if own is None:
+        return
+    with naming(f"{path}: `{OWN_KEY}`"):
+        if not isinstance(own, dict) or not is_count(own.get("updates", 0)):
+            raise CheckpointError(f"It is {short(own)}, without a number of updates.")
+        DataPosition.read(own.get("windows"))
+
+
+def _wrong_field(checkpoint: LightningCheckpoint) -> str | None:
+    """Return which of Lightning's own fields has another type than Lightning gives it."""
+    for name in ("epoch", "global_step"):
+        if not isinstance(checkpoint.get(name), int) or not -1 <= checkpoint[name] < 2**63:
+            return name
+    version = checkpoint.get("pytorch-lightning_version", lightning.__version__)
+    if not isinstance(version, str) or not re.fullmatch(r"\d[\w.+!-]{0,59}", version):
+        return "pytorch-lightning_version"
+    if not isinstance(checkpoint.get("callbacks", {}), dict):
+        return "callbacks"
+    return _wrong_loop("loops", checkpoint.get("loops", {}))
+
+
+# each counts in all, and since the last start
+_PROGRESS = ("epoch_progress", "batch_progress", "scheduler_progress", "optim_step_progress")
+
+
+def _wrong_loop(where: str, state: object) -> str | None:
+    """Look at the states of loops: mappings, and whole numbers in those of their progress."""
+    if not isinstance(state, dict):
+        return where
+    for name, value in state.items():
+        inner = f"{where}.{name}"
+        kind = str(name).rpartition(".")[2]
+        if (kind in _PROGRESS and not _counts(value)) or (kind == "optim_progress" and not _counts_steps(value)):
+            return inner
+        if where == "loops" or str(name).endswith("progress") or name in ("total", "current"):
+            wrong = _wrong_loop(inner, value)
+        elif str(name).endswith("state_dict"):
+            wrong = None if isinstance(value, dict) else inner
+        else:
+            is_progress = where.endswith((".total", ".current"))
+            wrong = inner if is_progress and not (isinstance(value, int) and 0 <= value < 2**63) else None
+        if wrong is not None:
+            return wrong
+    return None
+
+
+def _counts(progress: object) -> bool:
+    return isinstance(progress, dict) and {"total", "current"} <= progress.keys()
+
+
+def _counts_steps(progress: object) -> bool:
+    """Return whether the progress of automatic optimization has its two counters."""
+    optimizer = progress.get("optimizer") if isinstance(progress, dict) else None
+    return isinstance(optimizer, dict) and _counts(optimizer.get("step")) and _counts(optimizer.get("zero_grad"))
+
+
+def checked_paths(source: object, target: object) -> tuple[str, str]:
+    """Return the paths of a conversion as text.
+
+    Raises:
+        ArgumentError: One is no path, there is no source, or the target cannot be made where it is to be.
+    """
+    from_path, to_path = _as_path("source", source), _as_path("target", target)
+    if not os.path.lexists(from_path):
+        raise ArgumentError(f"There is nothing to convert: {from_path!r} does not exist.\n\nHint: name a checkpoint.")
+    _check_target(to_path)
+    inside = os.path.realpath(from_path)
+    if os.path.isdir(from_path) and os.path.commonpath([inside, os.path.realpath(to_path)]) == inside:
+        raise ArgumentError(
+            f"The target {to_path} is inside the source {from_path}, which stays as it is.\n\n"
+            "Hint: name a path beside it."
+        )
+    return from_path, to_path
+
+
+def _as_path(name: str, given: object) -> str:
+    path = os.fspath(given) if isinstance(given, os.PathLike) else given
+    if not isinstance(path, str) or not path.strip() or "\0" in path:
+        raise ArgumentError(f"`{name}` is {short(given)}, not a path.\n\nHint: name a file or a folder.")
+    return path.rstrip(os.sep) or os.sep
+
+
+def _check_target(target: str) -> None:
+    try:
+        os.lstat(target)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        cause = error.strerror if isinstance(error, OSError) else first_line(error)
+        raise ArgumentError(f"{ascii(target)[1:-1]} cannot be written: {cause}.\n\nHint: name another path.") from error
+    else:
+        raise ArgumentError(f"{target} exists and is not overwritten.\n\nHint: name a new path.")
+    parent = os.path.dirname(os.path.abspath(target))
+    while not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
+    if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):
+        raise ArgumentError(f"{target} cannot be written: {parent} is no folder that you may write to.")
+
+
+@contextlib.contextmanager
+def writing(target: str) -> Iterator[str]:
+    """Give a new folder beside the target to write in; it, or a file in it, is then `put` into the target's place.
+
+    Raises:
+        CheckpointWriteError: Something could not be written; the message names the target and the cause.
+    """
+    beside, name = os.path.split(os.path.abspath(target))
+    try:
+        os.makedirs(beside, exist_ok=True)
+        remove_ended(beside, CONVERTING)
+        with hidden_folder(beside, CONVERTING) as hidden:
+            place = os.path.join(hidden, name)
+            os.mkdir(place)
+            yield place
+    except HfCompatError:
+        raise
+    except (OSError, RuntimeError, SafetensorError) as error:
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise CheckpointWriteError(
+            f"{target} could not be written: {cause}.\n\nHint: make room, or name another path."
+        ) from error
+
+
+def put(written: str, target: str) -> None:
+    """Give what was written its name.
+
+    Raises:
+        ArgumentError: Something has got this name meanwhile.
+    """
+    if os.path.lexists(target):
+        raise ArgumentError(f"{target} exists by now and is not overwritten.\n\nHint: name a new path.")
+    os.replace(written, target)
+
+
+# isort: split
+
 
 PREFIX = "model."
 ADAPTERS_KEY = "hf_compat_adapters"  # of a checkpoint in memory: the folder that PEFT reads

@@ -2,20 +2,48 @@
 
 A folder of ours holds `manifest.json`: every file with its size and SHA-256, written when all of them are on disk. A
 folder without one (written by `transformers`) is judged by what it needs to contain.
+
+How a checkpoint gets its manifest, at once or in two parts.
+
+`seal` forces the files to the disk, hashes them and lists them: all of it before training goes on. In two parts,
+`list_unflushed` lists them first, and the folder gets its name; `finish` forces them to the disk and hashes them beside
+the training. Until then an entry says in which boot of its system the file was written and when: who kills the process
+loses nothing of what the system holds, and after a power cut the boot is another one, so the folder is passed over.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import hashlib
+import json
 import logging
 import os
+import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
+from hf_compat.checkpoint import layout
 from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint.contents import (
+from hf_compat.checkpoint.files import first_line, is_inside, open_regular, write_new
+from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
+from hf_compat.checkpoint.layout import (
+    CONVERTING,
+    DELETED,
+    REPLACED,
+    SAVING,
+    has_ended,
+    hidden_folder,
+    hidden_folders,
+    land_left_over,
+    remove_ended,
+)
+from hf_compat.checkpoint.reading import (
+    MANIFEST_KIND,
     MANIFEST_NAME,
     Contents,
     Listed,
@@ -24,23 +52,264 @@ from hf_compat.checkpoint.contents import (
     read_manifest,
     read_writer,
 )
-from hf_compat.checkpoint.files import first_line, is_inside, open_regular
-from hf_compat.checkpoint.hidden_folders import (
-    CONVERTING,
-    DELETED,
-    REPLACED,
-    SAVING,
-    has_ended,
-    hidden_folder,
-    hidden_folders,
-    remove_ended,
-)
-from hf_compat.checkpoint.judging import judge_contents, judge_unlisted
 from hf_compat.checkpoint.run_lock import give_back_for_the_dead, is_in_use, is_locked
-from hf_compat.checkpoint.saving_place import land_left_over
-from hf_compat.checkpoint.sealing import difference_unflushed, entries, finish, flush, is_unfinished, refusal
-from hf_compat.checkpoint.sealing import seal as seal
 from hf_compat.errors import CheckpointError
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# Files up to this size, in bytes, are hashed at once: it takes less time than to put it off.
+_HASHED_AT_ONCE = 2**18
+_THREADS = 4
+
+Stamps = dict[str, tuple[int, int, int]]  # by file: bytes, time of change in ns, inode
+
+_WRITTEN_FIRST = f".{MANIFEST_NAME}."
+
+
+@functools.cache
+def this_boot() -> str | None:
+    """Return what tells this start of the system from any other, on any machine; None where it does not say."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError):  # only Linux has it
+        return None
+
+
+def entries(folder: Path) -> Iterator[Path]:
+    """List what is below a folder but subfolders and its manifest: files, links, and what else somebody put there."""
+    below = (path for path in sorted(folder.rglob("*")) if path.parent != folder or not _is_manifest(path))
+    return (path for path in below if path.is_symlink() or not path.is_dir())
+
+
+def _half_written() -> str:
+    return f"{_WRITTEN_FIRST}{secrets.token_hex(8)}"  # nobody can put a link there before
+
+
+def _is_manifest(path: Path) -> bool:
+    """Return whether a file is a manifest, or one that a kill has left half written."""
+    return path.name == MANIFEST_NAME or path.name.startswith(_WRITTEN_FIRST)
+
+
+def seal(folder: str, writer: Writer | None = None) -> None:
+    """Flush every file of a folder to disk, then write its manifest, which names the writer where there is one."""
+    root = Path(folder)
+    listed: Listed = {}
+    with ThreadPoolExecutor(_THREADS) as threads:  # both wait outside Python
+        names = list(_own_files(root))
+        listed.update(zip(names, threads.map(lambda name: _facts(root / name), names), strict=True))
+    _replace_manifest(root, listed, writer, root / _half_written())
+    _flush_folders(root, listed)
+
+
+def _facts(path: Path) -> dict[str, object]:
+    """Force a file to the disk, and return what a manifest says about it."""
+    flush(path)
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def list_unflushed(folder: str, writer: Writer | None = None) -> None:
+    """Write a manifest of files that are not on the disk yet; big ones are hashed by `finish`, which is to follow."""
+    root = Path(folder)
+    listed: Listed = {name: _facts_unflushed(root / name) for name in _own_files(root)}
+    _replace_manifest(root, listed, writer, root / _half_written(), is_durable=False)
+
+
+def _facts_unflushed(path: Path) -> dict[str, object]:
+    stat = path.stat()
+    facts: dict[str, object] = {"bytes": stat.st_size, "boot": this_boot(), "mtime_ns": stat.st_mtime_ns}
+    return facts | {"sha256": _sha256(path)} if stat.st_size <= _HASHED_AT_ONCE else facts
+
+
+def stamps(folder: str) -> Stamps:
+    """Return what tells each file of a folder from one that is put in its place: size, time and inode."""
+    root = Path(folder)
+    stats = {name: os.stat(root / name) for name in _own_files(root)}
+    return {name: (stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats.items()}
+
+
+def adopt_changes(folder: str, before: Stamps) -> list[str]:
+    """Write the manifest of a sealed folder anew where files were changed, removed or added since.
+
+    Args:
+        folder: The checkpoint.
+        before: Its `stamps` when it was sealed.
+
+    Returns:
+        What was changed; nothing where a manifest is not there any more.
+    """
+    root, now = Path(folder), stamps(folder)
+    listed = read_manifest(root)
+    if listed is None or now == before:
+        return []
+    missing = sorted(listed.keys() - now.keys())
+    added = sorted(name for name in now.keys() - before.keys() if layout.is_part_of_checkpoint(name))
+    changed = sorted(name for name in listed.keys() & now.keys() if now[name] != before.get(name))
+    kept = {name: facts for name, facts in listed.items() if name in now}
+    if missing or added or changed:
+        _replace_manifest(
+            root, kept | {name: _facts(root / name) for name in (*changed, *added)}, read_writer(root),
+            root / _half_written(),
+        )  # fmt: skip
+        _flush_folders(root, kept)
+    return [
+        f"{name} is {how}"
+        for how, files in (("changed", changed), ("removed", missing), ("added", added))
+        for name in files
+    ]
+
+
+def finish(folder: str) -> None:
+    """Flush the files of a folder that `list_unflushed` has listed, and write its manifest with all hashes.
+
+    A file that somebody has changed or removed since keeps its entry, which says so to whoever reads the folder. A
+    folder that somebody removes or renames meanwhile is left alone.
+
+    Raises:
+        OSError: They could not be written to the disk, though the system had taken them. The manifest says so.
+    """
+    root = Path(folder)
+    try:
+        _finish_sealing(root)
+    except FileNotFoundError:
+        if read_manifest(root) is not None:
+            raise
+
+
+def _finish_sealing(root: Path) -> None:
+    listed = read_manifest(root)
+    if listed is None:
+        return
+    finished = {}
+    for name, facts in listed.items():
+        try:
+            finished[name] = _finished(root, name, facts)
+        except OSError as error:
+            refuse(root, name, error)
+            raise
+    # beside the folder: who copies it, or removes it, meanwhile finds no file that comes and goes
+    with hidden_folder(str(root.parent), SAVING) as place:
+        _replace_manifest(root, finished, read_writer(root), Path(place) / MANIFEST_NAME)
+    _flush_folders(root, finished)
+    flush(root.parent)
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Return whether a folder's files were listed in this boot of the system and not yet flushed."""
+    listed = read_manifest(folder) or {}
+    return any(_is_of_this_boot(facts) for facts in listed.values())
+
+
+# Files that the disk refused where the manifest could not say so: their names, and the state of that manifest.
+_REFUSED: dict[tuple[int, int, int, str], str] = {}
+
+
+def refuse(root: Path, name: str, error: OSError) -> None:
+    """Note that the disk refused a file of an unfinished folder, which is not whole from then on.
+
+    The system reports such a failure once, and the next flush succeeds although the data are lost. So the manifest says
+    it to later processes. If the disk does not take that either, this process remembers it. A disk or folder that
+    cannot be written to at all has refused nothing.
+    """
+    listed = read_manifest(root)
+    if listed is None or error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT):
+        return
+    said = os.strerror(error.errno or errno.EIO)
+    _REFUSED[*_state_of_manifest(root), name] = said
+    with contextlib.suppress(OSError):
+        facts = {"refused": said, "mtime_ns": (root / name).stat().st_mtime_ns}
+        _replace_manifest(root, {**listed, name: facts}, read_writer(root), root / _half_written())
+
+
+def _state_of_manifest(root: Path) -> tuple[int, int, int]:
+    stat = os.stat(root / MANIFEST_NAME)
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns
+
+
+def refusal(root: Path, name: str, facts: object) -> str | None:
+    """Why a listed file, which is there, is not on the disk; None where it is. One that was not flushed is flushed.
+
+    A file that somebody has put in its place since is another one.
+    """
+    said = None
+    if isinstance(facts, dict) and _is_of_this_boot(facts):
+        said = _REFUSED.get((*_state_of_manifest(root), name))
+        try:
+            flush(root / name)
+        except OSError as error:
+            refuse(root, name, error)
+            said = None if error.errno == errno.EROFS else os.strerror(error.errno or errno.EIO)
+    elif isinstance(facts, dict) and facts.get("mtime_ns") == (root / name).stat().st_mtime_ns:
+        said = facts.get("refused")
+    return None if said is None else f"{name} could not be written to the disk: {said}"
+
+
+def difference_unflushed(facts: Mapping[str, object], stat: os.stat_result) -> str | None:
+    """Return how a file without a hash differs from what was listed; None where it is as it was written."""
+    if "boot" not in facts:
+        return "has no hash"
+    if not _is_of_this_boot(facts):
+        return "was not on the disk when its system stopped, or was written on another machine, and has no hash"
+    return None if stat.st_mtime_ns == facts.get("mtime_ns") else "was changed before it was hashed"
+
+
+def _is_of_this_boot(facts: object) -> bool:
+    return isinstance(facts, dict) and this_boot() is not None and facts.get("boot") == this_boot()
+
+
+def _finished(root: Path, name: str, facts: object) -> object:
+    """Flush a file, and return what a manifest says about it."""
+    path = root / name
+    if not _is_of_this_boot(facts) or not isinstance(facts, dict) or not is_inside(root, name):
+        return facts
+    try:
+        flush(path)
+        digest = facts.get("sha256") or _sha256(path)
+        is_as_listed = path.stat().st_mtime_ns == facts.get("mtime_ns")
+    except FileNotFoundError:
+        return facts
+    return {"bytes": facts.get("bytes"), "sha256": digest} if is_as_listed else facts
+
+
+def _own_files(root: Path) -> Iterator[str]:
+    """List the regular files of a folder; what a link that leads elsewhere leads to is no part of the checkpoint."""
+    names = (path.relative_to(root).as_posix() for path in entries(root) if path.is_file())
+    return (name for name in names if is_inside(root, name))
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def flush(path: Path) -> None:
+    """Force a file or folder to disk; folders cannot be opened for that everywhere."""
+    with contextlib.suppress(PermissionError, IsADirectoryError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _flush_folders(root: Path, listed: Listed) -> None:
+    above = {folder for name in listed if is_inside(root, name) for folder in Path(name).parents}
+    for folder in sorted(root / folder for folder in above | {Path()}):
+        with contextlib.suppress(FileNotFoundError):
+            flush(folder)
+
+
+def _replace_manifest(
+    root: Path, listed: Listed, writer: Writer | None, written: Path, is_durable: bool = True
+) -> None:
+    """Write a manifest, elsewhere at first: a folder that has one has the old one or the new one at every instant."""
+    by = {} if writer is None else asdict(writer)
+    text = json.dumps({"kind": MANIFEST_KIND, "version": 1, **by, "files": listed}, indent=1)
+    write_new(written, text.encode(), is_durable)
+    try:
+        os.replace(written, root / MANIFEST_NAME)
+    except OSError:
+        written.unlink(missing_ok=True)
+        raise
+
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.files import first_line, read_text
-from hf_compat.checkpoint.reading import StoredTensor, read_torch_file
+from hf_compat.checkpoint.reading import Contents, StoredTensor, read_torch_file
 from hf_compat.errors import CheckpointError
 
 LATEST_NAME = "latest"

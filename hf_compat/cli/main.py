@@ -65,7 +65,7 @@ def _run(words: list[str]) -> int:
     if first in _TOOLS:  # first: in isolation they start once more, and only there import torch
         run_command: Callable[[list[str]], int] = importlib.import_module(f"hf_compat.tools.commands.{first}").main
         return run_command(words[1:])
-    from hf_compat.cli.sections import COMMANDS
+    from hf_compat.cli.fit import COMMANDS
 
     if first in COMMANDS:
         from hf_compat.cli.fit import main as run_configuration

@@ -22,8 +22,7 @@ from hf_compat.hf.argument_values import OWN_ARGUMENTS, ArgumentCheck
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.hf.value_types import plain
-from hf_compat.interop.nested_words import Hint
-from hf_compat.interop.todays_words import read_plain
+from hf_compat.interop.object_parser import Hint, read_plain
 from hf_compat.runtime.text import bool_or_none, without_secrets
 
 if TYPE_CHECKING:

@@ -19,10 +19,12 @@ from typing import NamedTuple
 import torch
 
 from hf_compat.errors import ArgumentError, HfCompatError
-from hf_compat.hf.profiles import NEWEST, PROFILES, VARIABLE, followed
+from hf_compat.hf.arguments_rules import NEWEST, PROFILES, VARIABLE, followed
 from hf_compat.interop import child_site, patching
 from hf_compat.interop.user_script import require_script, run_module, run_script
+from hf_compat.runtime.console import has_children, saying_what_is_awaited
 from hf_compat.runtime.launch import (
+    Place,
     end_with_launcher,
     is_launched,
     launched_place,
@@ -32,9 +34,7 @@ from hf_compat.runtime.launch import (
     variable,
     wants_cpu,
 )
-from hf_compat.runtime.launchers import Place
 from hf_compat.runtime.text import shown
-from hf_compat.runtime.waiting import has_children, saying_what_is_awaited
 
 
 def make_parser() -> argparse.ArgumentParser:

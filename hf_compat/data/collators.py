@@ -1,18 +1,237 @@
-"""Make batches from samples: collate, pad, and remove columns that the model does not accept."""
+"""Make batches from samples: collate, pad, and remove columns that the model does not accept.
+
+Explain why data cannot be read: objects that are not data sets, and malformed samples or batches.
+
+Nothing here runs for every batch. A data set is checked once before reading, samples and batches after an error.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, Protocol, SupportsIndex
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
-from hf_compat.data.checks import raise_for_bad_samples, raise_for_unnamed_samples, stop_iteration_error
-from hf_compat.data.types import Batch, Collator, Sample
-from hf_compat.errors import DataError
+from hf_compat.data.types import Batch, Collator, DataSource, Sample
+from hf_compat.errors import DataError, OverrideError
 from hf_compat.interop.upstream_log import log_ignored_columns
+
+_LONGEST = 80
+
+
+def shown_value(value: object) -> str:
+    """Format a value as its type, with its shape or a short representation."""
+    if value is None:
+        return "None"
+    form = f" of shape {tuple(value.shape)}" if isinstance(value, (torch.Tensor, np.ndarray)) else ""
+    text = "" if form else repr(value)
+    return f"{type(value).__name__}{form}" + (f" ({text})" if text and len(text) <= _LONGEST else "")
+
+
+def check_dataset(name: str, dataset: DataSource) -> None:
+    """Refuse an object that no loader can read.
+
+    Args:
+        name: The argument's name.
+        dataset: The data set, not None.
+
+    Raises:
+        DataError: It is not a data set.
+    """
+    wrong = _why_unreadable(dataset)
+    if wrong is not None:
+        raise DataError(f"`{name}` {wrong[0]}.\n\nHint: {wrong[1]}.")
+    check_length(name, dataset)
+
+
+def _why_unreadable(dataset: DataSource) -> tuple[str, str] | None:
+    """Describe an object that no loader can read, and suggest an alternative. None for a readable data set."""
+    kind = type(dataset).__name__
+    if isinstance(dataset, type):
+        return f"is the class {dataset.__name__}, not an object of it", f"pass `{dataset.__name__}(…)`"
+    if isinstance(dataset, (str, bytes, int, float)):
+        return f"is {shown_value(dataset)}, not data", "load it first, for example with `datasets.load_dataset`"
+    if isinstance(dataset, DataLoader):
+        return (
+            "is a DataLoader, but the Trainer makes its own",
+            "pass its `dataset`, or override `get_train_dataloader`",
+        )
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        keys = ", ".join(repr(key) for key in list(dataset)[:5])
+        return (
+            f"is a {kind} with the keys {keys}, not a sequence of samples",
+            "pass one of its values if these are data sets, or make a list of samples if these are columns",
+        )
+    if isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"):
+        return None
+    once = "can be read once only and has" if isinstance(dataset, Iterator) else "has"
+    return (
+        f"is a {kind}, which {once} no `__getitem__`",
+        "make a list of it. If it does not fit into memory, subclass `torch.utils.data.IterableDataset`, or use "
+        "`datasets.IterableDataset.from_generator`",
+    )
+
+
+def check_length(name: str, dataset: DataSource) -> None:
+    """Refuse a data set whose `__len__` returns an invalid length. One without a length is accepted.
+
+    Raises:
+        DataError: The length is not a whole number, or is negative.
+    """
+    count = getattr(type(dataset), "__len__", None)
+    if count is None:
+        return
+    try:
+        length = count(dataset)
+    except (TypeError, AttributeError, NotImplementedError):  # `__len__` raises these if there is no length
+        return
+    if not isinstance(length, SupportsIndex) or length.__index__() < 0:
+        raise DataError(
+            f"`{name}`: `{type(dataset).__name__}.__len__` returned {shown_value(length)}, not a length.\n\n"
+            "Hint: return the number of samples, a whole number."
+        )
+
+
+def check_iterable(method: str, returned: object, wanted: str) -> None:
+    """Refuse the result of an overridden method if it is not iterable.
+
+    Args:
+        method: The method's name.
+        returned: Its result.
+        wanted: The expected result, for the message.
+
+    Raises:
+        OverrideError: It is not iterable.
+    """
+    if not hasattr(returned, "__iter__") and not hasattr(returned, "__getitem__"):
+        raise OverrideError(
+            f"`{method}` returned {shown_value(returned)}.\n\nHint: return {wanted}, or any other iterable."
+        )
+
+
+def raise_for_bad_samples(samples: Sequence[Sample], error: Exception) -> None:
+    """Explain why samples could not be joined. Return if no cause is found.
+
+    Args:
+        samples: The samples of a batch.
+        error: The error raised by the join.
+
+    Raises:
+        DataError: A sample has no named values, lacks one, or has one that does not fit the others.
+    """
+    raise_for_unnamed_samples(samples, error)
+    rows = [sample if isinstance(sample, Mapping) else vars(sample) for sample in samples]
+    names = {name: None for row in rows for name in row}
+    for place, row in enumerate(rows, start=1):
+        absent = [name for name in names if name not in row]
+        if absent:
+            lacks = f"sample {place} of {len(rows)} lacks {', '.join(map(repr, absent))}, which others have"
+            raise _not_joined(lacks) from error
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        for form in (_kind_of, _shape_of):
+            forms = sorted(set(map(form, values)))
+            if len(forms) > 1:
+                raise _not_joined(f"{name!r} is {' in one sample and '.join(forms)} in another") from error
+
+
+def raise_for_unnamed_samples(samples: Sequence[Sample], error: Exception) -> None:
+    """Explain the error if a sample has no named values. Return if all have them.
+
+    Args:
+        samples: The samples of a batch.
+        error: The error raised by the join.
+
+    Raises:
+        DataError: A sample is neither a mapping nor an object with attributes.
+    """
+    for place, sample in enumerate(samples, start=1):
+        has_names = isinstance(sample, Mapping) or (
+            hasattr(sample, "__dict__") and not (isinstance(sample, (torch.Tensor, type)) or callable(sample))
+        )
+        if not has_names:
+            found = f"sample {place} of {len(samples)} is {shown_value(sample)}, not a mapping of names to values"
+            raise _not_joined(found) from error
+
+
+def _not_joined(wrong: str) -> DataError:
+    return DataError(
+        f"The samples of a batch cannot be joined: {wrong}.\n\nHint: correct the data set, or pass a `data_collator` "
+        "that joins such samples."
+    )
+
+
+def _kind_of(value: object) -> str:
+    if isinstance(value, (bool, int, float, np.number)):
+        return "a number"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _shape_of(value: Sample) -> str:
+    try:
+        return f"of shape {tuple(np.shape(value))}"
+    except (ValueError, TypeError, RuntimeError):
+        return "of varying shapes"
+
+
+def raise_for_bad_batch(batch: Batch, taker: str) -> None:
+    """Raise an error if a batch is not a mapping of names to values. Return otherwise.
+
+    Args:
+        batch: The collator's result.
+        taker: Who needs the names, for the message.
+
+    Raises:
+        DataError: It is not a mapping, or has keys that are not strings.
+    """
+    if isinstance(batch, Mapping):
+        odd = [key for key in batch if not isinstance(key, str)]
+        if not odd:
+            return
+        found = f"with the key {odd[0]!r}"
+    else:
+        found = (
+            f"that is {shown_value(batch)}"
+            if (batch is None or isinstance(batch, (str, int, float, torch.Tensor, np.ndarray)))
+            else f"that is a {type(batch).__name__}"
+        )
+    raise DataError(
+        f"The collator made a batch {found}, but {taker} needs a mapping of names to tensors.\n\n"
+        "Hint: let `data_collator` return a dict with the names of the forward's parameters, or override the method in "
+        "a subclass."
+    )
+
+
+def is_raised_by_user_code(error: StopIteration, is_map_style: bool, auto_collates: bool) -> bool:
+    """Whether user code, rather than the end of the data, ended a pass over torch's loader.
+
+    A `StopIteration` from `__getitem__` or a collator looks like the end of the data. Its traceback shows the origin.
+
+    Args:
+        error: The error raised by torch's loader.
+        is_map_style: Whether the data is read by index.
+        auto_collates: Whether the loader makes batches of samples. It then handles the end of a stream itself.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    modules = [frame.f_globals.get("__name__") for frame, _ in frames]
+    if "torch._utils" in modules:  # sent by a worker
+        return True
+    within_fetch = "torch.utils.data._utils.fetch" in modules
+    return within_fetch and (is_map_style or (auto_collates and modules[-1] != "torch.utils.data._utils.fetch"))
+
+
+def stop_iteration_error() -> DataError:
+    """Make the error for a `StopIteration` of user code, which would silently end an epoch."""
+    return DataError(
+        "The data set's `__getitem__`, or the collator, raised StopIteration. In training or evaluation this looks "
+        "like the end of the data, and the rest would be skipped.\n\n"
+        "Hint: raise another error, or call `next(…)` with a default."
+    )
+
 
 logger = logging.getLogger(__name__)
 

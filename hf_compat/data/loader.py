@@ -17,18 +17,25 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
-from hf_compat.data.batch_rebalance import knows_its_rank
-from hf_compat.data.checks import is_raised_by_user_code, stop_iteration_error
-from hf_compat.data.rank_slices import BatchSamplerSlice, IterableDatasetSlice, RankSlice, dispatched, set_epoch_of
-from hf_compat.data.samplers import SeededRandomSampler, SkipFirstBatches
+from hf_compat.data.collators import is_raised_by_user_code, stop_iteration_error
+from hf_compat.data.samplers import (
+    BatchSamplerSlice,
+    IterableDatasetSlice,
+    RankSlice,
+    SeededRandomSampler,
+    SkipFirstBatches,
+    dispatched,
+    knows_its_rank,
+    set_epoch_of,
+)
 from hf_compat.data.tree import find_batch_size, move_to_device
 from hf_compat.data.types import Batch, Collator, DataSource, PositionState
 from hf_compat.interop.transformers_models import is_datasets_stream
-from hf_compat.runtime.child_signals import HeldChildSignals, dead_among
 from hf_compat.runtime.collectives import broadcast_object
+from hf_compat.runtime.console import progress_bar
 from hf_compat.runtime.device_copies import CopiesAhead, copies_beside
 from hf_compat.runtime.inspection import has_length
-from hf_compat.runtime.progress import progress_bar
+from hf_compat.runtime.signals import HeldChildSignals, dead_among
 
 
 class OpenPasses:

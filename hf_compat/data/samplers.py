@@ -1,15 +1,26 @@
-"""Orders of samples: HF's seeded shuffle, grouping by length, and skipping of batches."""
+"""Orders of samples: HF's seeded shuffle, grouping by length, and skipping of batches.
+
+Batches of different sizes and similar cost, so that each micro-batch of an update is the same work.
+
+The slice of the data that each rank trains on, divided as in Accelerate.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from dataclasses import dataclass
+from itertools import accumulate, chain, cycle, islice
+from typing import Literal
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
-from hf_compat.data.types import DataSource
-from hf_compat.errors import DataError
+from hf_compat.data.tree import concatenate, find_batch_size, slice_nested
+from hf_compat.data.types import Batch, DataSource, Sample
+from hf_compat.errors import ArgumentError, DataError, UnmetRequirement
+from hf_compat.interop.transformers_models import is_upstream_rebalance_sampler
+from hf_compat.runtime.collectives import broadcast_object
 
 
 class SeededRandomSampler(RandomSampler):
@@ -181,3 +192,375 @@ class SkipFirstBatches(Sampler[list[int]]):
 
     def __len__(self) -> int:
         return max(len(self.batches) - self.skip, 0)  # type: ignore[arg-type]  # callers know that it has a length
+
+
+Indices = list[int]
+# Weight of a length's square relative to the length itself, as attention relative to everything else.
+SQUARE_WEIGHT = 0.001
+
+
+class BatchRebalanceSampler(Sampler[Indices]):
+    """Divides an update's samples into micro-batches of similar cost, some with few long samples, some with many short.
+
+    Every rank divides the whole update in the same way and yields its own micro-batches, without communication.
+
+    Args:
+        lengths: Tokens of each sample of the data set.
+        effective_batch_size: Samples in an update, over all ranks.
+        dp_size: Number of ranks.
+        grad_accum: Micro-batches in an update, per rank.
+        shuffle: Shuffle each epoch with the seed `seed + epoch`.
+        seed: Seed of epoch 0.
+        rank: This rank.
+        drop_last: Leave out samples that do not fill an update.
+
+    Raises:
+        UnmetRequirement: A size is below one, or an update has fewer samples than micro-batches.
+
+    Mirrors:
+        `transformers.trainer_pt_utils.BatchRebalanceSampler`, 5.23: the same batches.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | torch.Tensor,
+        effective_batch_size: int,
+        dp_size: int,
+        grad_accum: int,
+        shuffle: bool = True,
+        seed: int = 42,
+        rank: int = 0,
+        drop_last: bool = True,
+    ) -> None:
+        if min(dp_size, grad_accum) < 1 or effective_batch_size < dp_size * grad_accum:
+            raise UnmetRequirement(
+                f"An update of {effective_batch_size} samples cannot be divided into micro-batches of at least one "
+                f"sample for {dp_size} ranks with {grad_accum} each.\n\nHint: make the batch size larger."
+            )
+        self.lengths: list[int] = lengths.tolist() if isinstance(lengths, torch.Tensor) else list(lengths)
+        self.effective_batch_size, self.drop_last = effective_batch_size, drop_last
+        self.dp_size, self.rank, self.grad_accum = dp_size, rank, grad_accum
+        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        updates, rest = divmod(len(self.lengths), self.effective_batch_size)
+        return (updates + (rest > 0 and not self.drop_last)) * self.grad_accum
+
+    def __iter__(self) -> Iterator[Indices]:
+        order = self._order()
+        for start in range(0, len(self) // self.grad_accum * self.effective_batch_size, self.effective_batch_size):
+            update = order[start : start + self.effective_batch_size]
+            # repeat the epoch's first samples in a short last update, as each micro-batch needs one
+            missing = max(self.dp_size * self.grad_accum - len(update), 0)
+            update += (order * math.ceil(missing / len(order)))[:missing]
+            longest_first = sorted(update, key=self.lengths.__getitem__, reverse=True)
+            division = _Division([self.lengths[index] for index in longest_first], self.dp_size, self.grad_accum)
+            division.balance(max(30 * len(division.counts), self.effective_batch_size))
+            # this rank's micro-batches. The most expensive ones of all ranks come first, at the same time
+            ranking, ends = division.most_expensive_first(), list(accumulate(division.counts))
+            for place in range(self.rank, len(ranking), self.dp_size):
+                end = ends[ranking[place]]
+                yield longest_first[end - division.counts[ranking[place]] : end]
+
+    def _order(self) -> Indices:
+        if not self.shuffle:
+            return list(range(len(self.lengths)))
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order: Indices = torch.randperm(len(self.lengths), generator=generator).tolist()
+        return order
+
+
+class _Division:
+    """The samples of one update, longest first, cut into consecutive groups.
+
+    Args:
+        lengths: The samples' lengths, longest first.
+        ranks: Number of groups that are trained on at the same time. Sorted by cost, these are neighbours.
+        turns: Number of groups for each rank.
+    """
+
+    def __init__(self, lengths: Sequence[int], ranks: int, turns: int) -> None:
+        self.lengths = lengths
+        self.ranks = ranks
+        each, rest = divmod(len(lengths), ranks * turns)
+        self.counts = [each + (group < rest) for group in range(ranks * turns)]
+        self._fixed: set[int] = set()
+
+    def balance(self, moves: int) -> None:
+        """Move samples one by one from the most to the least expensive group. Keep the most even division found."""
+        best, smallest = list(self.counts), math.inf
+        met: set[tuple[int, ...]] = set()
+        for _ in range(moves):
+            free = [group for group in range(len(self.counts)) if group not in self._fixed]
+            if tuple(self.counts) in met or len(free) <= 1:
+                break
+            met.add(tuple(self.counts))
+            costs = self.costs()
+            costliest, cheapest = max(free, key=costs.__getitem__), min(free, key=costs.__getitem__)
+            spread = costs[costliest] - costs[cheapest]
+            if spread < smallest:
+                best, smallest = list(self.counts), spread
+            if spread == 0:
+                break
+            if self.counts[costliest] > 1:
+                self._move(costliest, cheapest)
+            else:
+                # Fill the groups that run beside a single-sample group up to its cost, then fix them all
+                ranking = _most_expensive_first(costs)
+                first = ranking.index(costliest) // self.ranks * self.ranks
+                beside = set(ranking[first : first + self.ranks])  # a set, as upstream iterates in a set's order
+                for group in beside:
+                    if group not in self._fixed and group != costliest:
+                        self._fill(group, costs[costliest], beside)
+                self._fixed.update(beside)
+        self.counts = best
+
+    def costs(self) -> list[float]:
+        """Return the cost of each group, which is padded to its first and longest sample."""
+        starts = accumulate(self.counts[:-1], initial=0)
+        return [_cost(count, self.lengths[start]) for count, start in zip(self.counts, starts, strict=True)]
+
+    def most_expensive_first(self) -> list[int]:
+        """Return the groups, the most expensive one first."""
+        return _most_expensive_first(self.costs())
+
+    def _move(self, giver: int, taker: int) -> None:
+        self.counts[giver] -= 1
+        self.counts[taker] += 1
+
+    def _fill(self, group: int, limit: float, beside: set[int]) -> None:
+        """Move samples from cheap groups into one group until its cost would exceed the limit."""
+        while _cost(self.counts[group] + 1, self.lengths[sum(self.counts[:group])]) <= limit:
+            taken = self._fixed | beside
+            givers = [other for other, count in enumerate(self.counts) if other not in taken and count > 1]
+            if not givers:
+                return
+            self._move(min(givers, key=self.costs().__getitem__), group)
+
+
+def _cost(samples: int, longest: int) -> float:
+    return samples * longest + SQUARE_WEIGHT * samples * longest * longest
+
+
+def _most_expensive_first(costs: list[float]) -> list[int]:
+    return sorted(range(len(costs)), key=costs.__getitem__, reverse=True)
+
+
+def knows_its_rank(sampler: object) -> bool:
+    """Whether a sampler yields only this rank's batches, as our rebalancing sampler and transformers' own do."""
+    return isinstance(sampler, BatchRebalanceSampler) or is_upstream_rebalance_sampler(sampler)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSlice:
+    """The options that divide the data. Mirrors those of `accelerate.utils.DataLoaderConfiguration`.
+
+    Args:
+        rank: This rank.
+        world_size: Number of ranks.
+        split_batches: Divide each batch between the ranks, instead of giving each rank whole batches.
+        even_batches: Fill the last round with the first samples.
+        dispatch_batches: Rank 0 reads for all ranks. None means so for iterable data only.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    split_batches: bool = False
+    even_batches: bool = True
+    dispatch_batches: bool | None = None
+
+    def dispatches(self, is_iterable: bool) -> bool:
+        """Whether rank 0 reads for all ranks.
+
+        Args:
+            is_iterable: Whether the data set is iterable, without indices.
+        """
+        chosen = is_iterable if self.dispatch_batches is None else self.dispatch_batches
+        return self.world_size > 1 and chosen
+
+
+def set_epoch_of(parts: Iterable[object], epoch: int) -> None:
+    """Set the epoch of all samplers and data sets that have one."""
+    for part in parts:
+        set_epoch = getattr(part, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+
+
+class BatchSamplerSlice(Sampler[Indices]):
+    """One rank's share of a batch sampler: every `world_size`-th batch, or a part of every batch.
+
+    Args:
+        batches: The batch sampler for all ranks.
+        ranks: The options that choose this rank's share.
+
+    Raises:
+        ArgumentError: A batch cannot be cut into equal parts.
+
+    Mirrors:
+        `accelerate.data_loader.BatchSamplerShard`, 1.15.
+    """
+
+    def __init__(self, batches: Sampler[Indices], ranks: RankSlice) -> None:
+        self.batch_sampler = batches
+        self.ranks = ranks
+        self.batch_size: int | None = getattr(batches, "batch_size", None)
+        self.drop_last = bool(getattr(batches, "drop_last", False))
+        self.sampler = getattr(batches, "sampler", None)
+        if ranks.split_batches and (self.batch_size is None or self.batch_size % ranks.world_size):
+            raise ArgumentError(
+                f"`accelerator_config={{'split_batches': True}}` cannot cut a batch of {self.batch_size} into "
+                f"{ranks.world_size} equal parts.\n\n"
+                "Hint: make the batch size a multiple of the number of processes."
+            )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the batch sampler and of its sampler."""
+        set_epoch_of((self.batch_sampler, self.sampler), epoch)
+
+    def __len__(self) -> int:
+        total = len(self.batch_sampler)  # type: ignore[arg-type]  # callers know that it has a length
+        if self.ranks.split_batches:
+            return total
+        rounds, rest = divmod(total, self.ranks.world_size)
+        if rest == 0 or self.drop_last:
+            return rounds
+        return rounds + 1 if self.ranks.even_batches or self.ranks.rank < rest else rounds
+
+    def __iter__(self) -> Iterator[Indices]:
+        return self._parts_of_batches() if self.ranks.split_batches else self._whole_batches()
+
+    def _whole_batches(self) -> Iterator[Indices]:
+        first: list[Indices] = []
+        batches = iter(self.batch_sampler)
+        while current := list(islice(batches, self.ranks.world_size)):
+            first = first or current
+            if len(current) == self.ranks.world_size and (
+                self.batch_size is None or len(current[-1]) == self.batch_size
+            ):
+                yield current[self.ranks.rank]
+            else:
+                yield from self._of_last_round(current, first)
+
+    def _of_last_round(self, current: list[Indices], first: list[Indices]) -> Iterator[Indices]:
+        rank, size = self.ranks.rank, self.batch_size
+        if self.drop_last:
+            return
+        if not self.ranks.even_batches:
+            if rank < len(current):
+                yield current[rank]
+        elif size is None:  # repeat whole batches if their lengths vary
+            yield list(islice(chain(current, cycle(first)), self.ranks.world_size))[rank]
+        else:
+            samples = chain(chain.from_iterable(current), cycle(chain.from_iterable(first)))
+            yield list(islice(samples, rank * size, (rank + 1) * size))
+
+    def _parts_of_batches(self) -> Iterator[Indices]:
+        first: Indices = []
+        size = self.batch_size // self.ranks.world_size  # type: ignore[operator]  # the constructor has checked it
+        own = slice(self.ranks.rank * size, (self.ranks.rank + 1) * size)
+        for batch in self.batch_sampler:
+            first = first or list(batch)
+            if len(batch) == self.batch_size:
+                yield batch[own]
+            elif not self.drop_last:
+                if self.ranks.even_batches:
+                    yield list(islice(chain(batch, cycle(first)), own.start, own.stop))
+                elif batch[own]:
+                    yield batch[own]
+
+
+class IterableDatasetSlice(IterableDataset[Sample]):
+    """One rank's samples of an iterable data set: one of every `world_size` consecutive batches.
+
+    Args:
+        dataset: The data set that all ranks read.
+        batch_size: Samples in one rank's batch.
+        ranks: The options that choose this rank's samples.
+        drop_last: Leave out an incomplete last round. Otherwise it is filled with the first samples.
+
+    Mirrors:
+        `accelerate.data_loader.IterableDatasetShard`, 1.15.
+    """
+
+    def __init__(self, dataset: DataSource, batch_size: int, ranks: RankSlice, drop_last: bool) -> None:
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.rank = ranks.rank
+        self.world_size = ranks.world_size
+        self.drop_last = drop_last
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, and that of the data set."""
+        self.epoch = epoch
+        set_epoch_of((self.dataset,), epoch)
+
+    def __len__(self) -> int:
+        rounds, rest = divmod(len(self.dataset), self.batch_size * self.world_size)
+        return (rounds + (rest > 0 and not self.drop_last)) * self.batch_size
+
+    def __iter__(self) -> Iterator[Sample]:
+        generator = getattr(self.dataset, "generator", None)
+        if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
+            generator.manual_seed(self.epoch)
+        first: list[Sample] = []
+        samples = iter(self.dataset)
+        size = self.batch_size * self.world_size
+        while current := list(islice(samples, size)):
+            first = first or current
+            if len(current) < size and self.drop_last:
+                return
+            full = current if len(current) == size else list(islice(chain(current, cycle(first)), size))
+            yield from full[self.rank * self.batch_size : (self.rank + 1) * self.batch_size]
+
+
+def dispatched(batches: Iterable[Batch] | None, ranks: RankSlice, drop_last: bool) -> Iterator[tuple[Batch, int, bool]]:
+    """Yield one rank's part of batches that only rank 0 reads: (batch, samples of all ranks, is the last).
+
+    Args:
+        batches: Rank 0's batches, or None on other ranks.
+        ranks: The options. With `split_batches` a rank gets a part of each batch, else one of `world_size` joined ones.
+        drop_last: Leave out an incomplete last round.
+
+    Mirrors:
+        `accelerate.data_loader.DataLoaderDispatcher`, 1.15.
+    """
+    rank, world_size = ranks.rank, ranks.world_size
+    batches_of_a_round = 1 if ranks.split_batches else world_size
+    source = iter(batches) if batches is not None else iter(())
+    first: Batch = None
+    following = _next_round(source, rank, batches_of_a_round, drop_last)
+    while following is not None:
+        joined = following
+        following = _next_round(source, rank, batches_of_a_round, drop_last)
+        samples = find_batch_size(joined) or 0
+        if first is None:
+            first = slice_nested(joined, 0, world_size)
+        size, rest = divmod(samples, world_size)
+        if following is None and rest and not drop_last:
+            joined, size = concatenate([joined, first]), size + 1
+        yield slice_nested(joined, rank * size, (rank + 1) * size), samples, following is None
+
+
+def _next_round(source: Iterator[Batch], rank: int, count: int, drop_last: bool) -> Batch | None:
+    """Read and broadcast the batches of one round, or return None at the end. All ranks raise a reader's error."""
+    message: tuple[Literal["batch", "end", "error"], Batch | str] = ("end", None)
+    failed: BaseException | None = None
+    if rank == 0:
+        try:
+            read = list(islice(source, count))
+            if read and not (drop_last and len(read) < count):
+                message = ("batch", concatenate(read) if len(read) > 1 else read[0])
+        except Exception as error:  # the user's data may raise anything, and the other ranks wait for a message
+            failed, message = error, ("error", f"{type(error).__name__}: {error}")
+    kind, content = broadcast_object(message)
+    if failed is not None:
+        raise failed
+    if kind == "error":
+        raise RuntimeError(f"Rank 0, which reads the data for all ranks, has failed: {content}")
+    return content if kind == "batch" else None

@@ -13,17 +13,24 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hf_compat.data.checks import shown_value
+from hf_compat.data.collators import shown_value
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.tree import PADDING_INDEX, find_batch_size, truncate_to
 from hf_compat.data.types import Batch
-from hf_compat.engine.kept_batches import CountedRows, KeptBatches, RepeatedNumbers, RunningMean
-from hf_compat.engine.protocols import PredictionSteps
-from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics, Metrics, TorchMetrics, torch_metrics
+from hf_compat.engine.kept_batches import (
+    ComputeMetrics,
+    CountedRows,
+    KeptBatches,
+    Metrics,
+    RepeatedNumbers,
+    RunningMean,
+    TorchMetrics,
+    torch_metrics,
+)
+from hf_compat.engine.windows import PredictionSteps
 from hf_compat.errors import ArgumentError, HfCompatWarning, OverrideError
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.metrics import plain_metrics
-from hf_compat.hf.outputs import Arrays, EvalLoopOutput, EvalPrediction
+from hf_compat.hf.metrics import Arrays, EvalLoopOutput, EvalPrediction, plain_metrics
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import Nested, leaves
 

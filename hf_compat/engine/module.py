@@ -19,8 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric, MetricCollection
 
 from hf_compat.checkpoint.forms import check_optimizer_took_over, check_schedule_took_over, check_weights
-from hf_compat.checkpoint.lightning_form import OWN_KEY
-from hf_compat.checkpoint.lightning_io import PREFIX, HFCheckpointIO
+from hf_compat.checkpoint.lightning_io import OWN_KEY, PREFIX, HFCheckpointIO
 from hf_compat.checkpoint.reading import COMPILED, Weights, names_of, plain_names
 from hf_compat.checkpoint.run_state import DataPosition
 from hf_compat.data.tree import find_batch_size
@@ -42,18 +41,13 @@ from hf_compat.engine.internals import (
     validates_after_this_batch,
     warn_of_newer_lightning,
 )
-from hf_compat.engine.protocols import SilentObserver, TrainingSteps, UpdateObserver
-from hf_compat.engine.strategies import wrapped_model
-from hf_compat.engine.update_mechanics import UpdateMechanics, make_update_mechanics
-from hf_compat.engine.windows import Window, Windows
+from hf_compat.engine.strategies import UpdateMechanics, make_update_mechanics, wrapped_model
+from hf_compat.engine.windows import SilentObserver, TrainingSteps, UpdateObserver, Window, Windows
 from hf_compat.interop.transformers_models import as_held
-from hf_compat.optim.deepspeed_schedule import DeepSpeedSchedule
-from hf_compat.optim.lr_schedulers import follows_metric
-from hf_compat.optim.prepared import HeldOptimizer
-from hf_compat.optim.stepping import Stepping, stepping_of_all
-from hf_compat.runtime.inspection import call_by_place
+from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric
+from hf_compat.optim.stepping import HeldOptimizer, Stepping, stepping_of_all
+from hf_compat.runtime.inspection import call_by_place, forget_gradients
 from hf_compat.runtime.nested import Nested
-from hf_compat.runtime.parameters import forget_gradients
 
 logger = logging.getLogger(__name__)
 

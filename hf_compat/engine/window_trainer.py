@@ -23,10 +23,9 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
 
-from hf_compat.engine import lean_loop
+from hf_compat.engine import loops
 from hf_compat.engine.internals import do_nothing, switch_off_own_validation
-from hf_compat.engine.lean_evaluation import EvaluationPart, LeanEvaluationLoop
-from hf_compat.engine.lean_loop import CarriedStop, LeanEpochLoop, carrying_stops
+from hf_compat.engine.loops import CarriedStop, EvaluationPart, LeanEpochLoop, LeanEvaluationLoop, carrying_stops
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import HFDDPStrategy, HFFSDP2Strategy, HFSingleDeviceStrategy, LaunchedEnvironment
 from hf_compat.plan.lightning_plan import LightningPlan
@@ -126,7 +125,7 @@ class WindowTrainer(pl.Trainer):
             # the user may choose the CPU on purpose
             warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
             super().__init__(**{**settings, **options})
-        if not lean_loop.IS_KNOWN:
+        if not loops.IS_KNOWN:
             installed = lightning.__version__
             logger.info("hf_compat does not support the loops of Lightning %s, so steps are slower.", installed)
         self._sigint_handler: Any = None  # Python's handler of Ctrl-C, as returned by `signal.getsignal`

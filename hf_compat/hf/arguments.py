@@ -1,26 +1,30 @@
 """`TrainingArguments`: the 114 fields of HF, each with all that the package knows of it.
 
 What stands beside: `argument_values.py` (`Row`, and the types that it names), `arguments_rules.py` (rules over several
-fields), `arguments_views.py` (properties, dumps), `arguments_setters.py` (the `set_*` methods), `legacy.py` (old names)
+fields), `arguments_views.py` (properties, dumps, the `set_*` methods), `legacy.py` (old names)
 and `old_attributes.py` (reading and setting them).
+
+`Seq2SeqTrainingArguments`: the five fields that HF adds for models that generate.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from hf_compat.errors import ArgumentError
 from hf_compat.hf import argument_values as values
-from hf_compat.hf.accelerator_config import AcceleratorConfig
 from hf_compat.hf.argument_values import (
     LOG_LEVELS,
     OWN_ARGUMENTS,
     ROWS,
+    AcceleratorConfig,
     ArgumentCheck,
     ArgumentValue,
     Row,
@@ -28,39 +32,38 @@ from hf_compat.hf.argument_values import (
     read_all,
 )
 from hf_compat.hf.arguments_rules import (
+    NEWEST,
     choose_tf32,
+    followed,
+    generation_beside,
     intervals,
     metrics_needed,
     normalise_arguments,
     precision,
+    read_profile,
     repository,
     workers,
 )
-from hf_compat.hf.arguments_setters import ArgumentSetters
-from hf_compat.hf.arguments_views import ArgumentViews
-from hf_compat.hf.declared_old_names import (
+from hf_compat.hf.arguments_rules import VARIABLE as PROFILE
+from hf_compat.hf.arguments_views import ArgumentSetters, ArgumentViews
+from hf_compat.hf.enums import DebugOption, HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
+from hf_compat.hf.legacy import OLD_NAMES, Translation, translate_legacy
+from hf_compat.hf.old_attributes import (
     REPLACE,
+    OldAttributes,
+    assign_old,
     declared_old_names,
     follow_declared,
     hand_over_old,
+    is_old_attribute,
     obey_declared,
+    read_old_state,
+    remember,
     source_of_replace,
     without_outdated,
 )
-from hf_compat.hf.enums import (
-    DebugOption,
-    HubStrategy,
-    IntervalStrategy,
-    OptimizerNames,
-    SaveStrategy,
-    SchedulerType,
-)
-from hf_compat.hf.legacy import OLD_NAMES, Translation, translate_legacy
-from hf_compat.hf.old_attributes import OldAttributes, assign_old, is_old_attribute, read_old_state, remember
-from hf_compat.hf.profiles import NEWEST, followed, generation_beside, read_profile
-from hf_compat.hf.profiles import VARIABLE as PROFILE
+from hf_compat.hf.process_state import has_state, may_be_asked
 from hf_compat.hf.value_types import NAME, OPTIONS, PATH, Range
-from hf_compat.runtime.accelerate_processes import has_state, may_be_asked
 from hf_compat.runtime.launch import variable
 from hf_compat.runtime.text import shown
 
@@ -610,3 +613,65 @@ def declare(kind: type[TrainingArguments]) -> None:
 
 
 declare(TrainingArguments)
+
+
+# A `transformers.GenerationConfig`; transformers may be absent when command lines are made from these hints.
+GenerationOptions: TypeAlias = Any
+
+
+@dataclass(repr=False)
+class Seq2SeqTrainingArguments(TrainingArguments):
+    """How to train, evaluate and save a model that is evaluated on what it generates.
+
+    Raises:
+        ArgumentError: A value, or a combination of values, that cannot work (a `ValueError`).
+
+    Mirrors:
+        `transformers.Seq2SeqTrainingArguments`, 5.23: names, order, defaults.
+
+    Differs:
+        `generation_config` may also be a dict of options, or its JSON. `sortish_sampler` changes nothing, as in
+        transformers, and says so.
+
+    Examples:
+        >>> args = Seq2SeqTrainingArguments("out", predict_with_generate=True, generation_num_beams=4, use_cpu=True)
+        >>> args.to_dict()["generation_num_beams"]
+        4
+    """
+
+    # fmt: off
+    sortish_sampler: bool = _arg(
+        False, "Sort samples by length, roughly; `train_sampling_strategy` does that today.", Row(
+        "nothing", "nothing",
+        inert="transformers has no such sampler; `train_sampling_strategy='group_by_length'` sorts by length"))
+    predict_with_generate: bool = _arg(False, "Evaluate and predict on what the model generates (ROUGE, BLEU).", Row(
+        "`generate` in evaluations and predictions", "taken"))
+    generation_max_length: int | None = _arg(None, "`max_length` of generations; None is the model's own.", Row(
+        "`max_length` of `generate` in evaluations and predictions", "taken", allowed=values.COUNT))
+    generation_num_beams: int | None = _arg(None, "`num_beams` of generations; None is the model's own.", Row(
+        "`num_beams` of `generate` in evaluations and predictions", "taken", allowed=values.COUNT))
+    generation_config: str | Path | GenerationOptions | None = _arg(
+        None, "Generation options: a model's name, a folder, a JSON file, or an object.", Row(
+        "model.generation_config", "taken", kind=values.GENERATION_CONFIG))
+    # fmt: on
+
+    @classmethod
+    def _checks(cls) -> Mapping[str, ArgumentCheck]:
+        return checks_of(cls, Seq2SeqTrainingArguments)
+
+    def to_dict(self) -> dict[str, ArgumentValue]:
+        """Return the fields as plain values; a generation config becomes its dict, a path its text.
+
+        Mirrors:
+            `transformers.Seq2SeqTrainingArguments.to_dict`, 5.23.
+        """
+        values = super().to_dict()
+        config = values["generation_config"]
+        if callable(getattr(config, "to_dict", None)):
+            values["generation_config"] = config.to_dict()
+        elif isinstance(config, os.PathLike):
+            values["generation_config"] = os.fspath(config)
+        return values
+
+
+declare(Seq2SeqTrainingArguments)

@@ -11,9 +11,8 @@ from hf_compat.errors import UnmetRequirement
 from hf_compat.hf.callbacks import Args, Kwarg, TrainerCallback
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.state import ExportableState, ExportedState, TrainerControl, TrainerState
+from hf_compat.runtime.console import SharedLogger, progress_bar
 from hf_compat.runtime.inspection import has_length
-from hf_compat.runtime.progress import progress_bar
-from hf_compat.runtime.shared_logger import SharedLogger
 from hf_compat.runtime.signals import StopSignals
 
 logger = SharedLogger(__name__, "transformers.trainer_callback")

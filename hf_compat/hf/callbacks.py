@@ -33,8 +33,8 @@ from torch.utils.data import DataLoader
 from hf_compat.errors import CallbackError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.state import CONTROL_FLAGS, TrainerControl, TrainerState
+from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import accepted_parameters
-from hf_compat.runtime.shared_logger import SharedLogger
 
 logger = SharedLogger(__name__, "transformers.trainer_callback")
 

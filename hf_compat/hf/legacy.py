@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnknownArgument
-from hf_compat.hf.accelerator_config import AcceleratorConfig
-from hf_compat.hf.argument_values import ArgumentCheck, ArgumentValue, read_as
+from hf_compat.hf.argument_values import AcceleratorConfig, ArgumentCheck, ArgumentValue, read_as
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
     NONE,
@@ -419,7 +418,7 @@ def _contradiction(by_old: Said, giver: str, given: ArgumentValue) -> ArgumentEr
     return ArgumentError(f"{asks}, but {other}.\n\nHint: keep `{by_old.new}` only.")
 
 
-# Arguments of trainers that generate (`arguments_seq2seq.py`).
+# Arguments of trainers that generate (`Seq2SeqTrainingArguments`).
 _OF_SEQ2SEQ = (
     "sortish_sampler", "predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config",
 )  # fmt: skip

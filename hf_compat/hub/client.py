@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_compat.checkpoint.hidden_folders import OWN_PREFIX, hidden_folders, make_hidden, remove_hidden
+from hf_compat.checkpoint.layout import OWN_PREFIX, hidden_folders, make_hidden, remove_hidden
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.errors import HubError
 from hf_compat.runtime.text import need

@@ -1,25 +1,37 @@
-"""`Pushes`: what a Trainer sends to the Hub, and when. `client.py` sends it."""
+"""`Pushes`: what a Trainer sends to the Hub, and when. `client.py` sends it.
+
+What a model card says of a run: transformers' own card where it is installed, a shorter one elsewhere.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
+import platform
 import shutil
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from types import SimpleNamespace
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import nn
 
 from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint.hidden_folders import SAVING
+from hf_compat.checkpoint.layout import SAVING
 from hf_compat.checkpoint.run_lock import LOCK_NAME
+from hf_compat.data.types import DataSource
 from hf_compat.errors import HubError
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.enums import HubStrategy, SaveStrategy
+from hf_compat.hf.enums import HubStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from hf_compat.hf.state import TrainerState
 from hf_compat.hub.client import Commit, HubClient, files_below, hub_error, set_aside
 from hf_compat.runtime.collectives import agree
+from hf_compat.runtime.text import is_installed
 
 logger = logging.getLogger(__name__)
 
@@ -269,3 +281,147 @@ def _model_files(checkpoint: str) -> list[str]:
             with open(path, encoding="utf-8") as file:
                 found += [index, *sorted(set(json.load(file)["weight_map"].values()))]
     return [name for name in found if os.path.isfile(os.path.join(checkpoint, name))]
+
+
+Facts: TypeAlias = dict[str, str | list[str] | None]
+Logs: TypeAlias = Sequence[Mapping[str, object]]
+
+_MARK = "<!-- This model card has been generated automatically"
+_OWN_MARK = f"{_MARK} by hf_compat. You\nshould probably proofread and complete it, then remove this comment. -->"
+_KEPT_NAME = "_README.before"  # a push leaves out what begins with an underscore
+
+
+class CardArguments:
+    """Training arguments as transformers' card reads them: with its own enums.
+
+    Args:
+        args: The training arguments.
+    """
+
+    def __init__(self, args: TrainingArguments) -> None:
+        self._args = args
+        self.optim = OptimizerNames(args.optim)
+        self.lr_scheduler_type = SchedulerType(args.lr_scheduler_type)
+
+    @property
+    def parallel_mode(self) -> object:
+        kind = importlib.import_module("transformers.training_args").ParallelMode
+        return kind(self._args.parallel_mode.value)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._args, name)
+
+
+def card_of(
+    model: nn.Module,
+    args: TrainingArguments,
+    log_history: Logs,
+    datasets: tuple[DataSource, DataSource],
+    facts: Facts,
+) -> str:
+    """Return the text of a card.
+
+    Args:
+        model: The model.
+        args: The training arguments.
+        log_history: What was logged.
+        datasets: The training data and the evaluation data.
+        facts: What `Trainer.create_model_card` is told.
+    """
+    if not is_installed("transformers"):
+        front = {
+            "language": facts["language"],
+            "license": facts["license"],
+            "base_model": facts["finetuned_from"],
+            "tags": [*listed(facts["tags"]), "generated_from_trainer"],
+            "pipeline_tag": next(iter(listed(facts["tasks"])), None),
+            "datasets": listed(facts["dataset_tags"]) or listed(facts["dataset"]),
+        }
+        name = facts["model_name"] or os.path.basename(os.path.abspath(str(args.output_dir)))
+        lines = [
+            "---",
+            *(f"{key}: {value}" for key, value in front.items() if value),
+            "---",
+            "",
+            _OWN_MARK,
+            "",
+            f"# {name}",
+        ]
+        about_data = listed(facts["dataset_args"])
+        if about_data:
+            lines += ["", f"Data: {', '.join(about_data)}."]
+        shown = ("learning_rate", "train_batch_size", "eval_batch_size", "gradient_accumulation_steps", "seed")
+        values: dict[str, object] = {name: getattr(args, name) for name in shown}
+        kinds = {"optimizer": OptimizerNames(args.optim).value, "schedule": SchedulerType(args.lr_scheduler_type).value}
+        lines += ["", "## Arguments", "", *(f"- {key}: {value}" for key, value in (values | kinds).items())]
+        versions = {"PyTorch": torch.__version__, "Python": platform.python_version()}
+        lines += [*_table_of_evaluations(log_history), "", "## Framework versions", ""]
+        return "\n".join([*lines, *(f"- {key} {value}" for key, value in versions.items())]) + "\n"
+    # Transformers' card asks every model for one
+    trainer = SimpleNamespace(
+        model=model if hasattr(model, "config") else type(type(model).__name__, (), {"config": None})(),
+        args=CardArguments(args),
+        state=SimpleNamespace(log_history=list(log_history)),
+        train_dataset=datasets[0],
+        eval_dataset=datasets[1],
+    )
+    cards = importlib.import_module("transformers.modelcard")
+    try:
+        return str(cards.TrainingSummary.from_trainer(trainer, **facts).to_model_card())
+    except OSError as error:  # the licence of the model that this one was made from is asked of the Hub
+        logger.warning("The model card names no licence: the Hub did not tell it (%s).", error)
+    summary = cards.TrainingSummary.from_trainer(trainer, **{**facts, "license": "unknown"})
+    summary.license = None
+    return str(summary.to_model_card())
+
+
+def keep_written_card(path: str) -> None:
+    """Keep a card that somebody has written, under another name beside it: the new one takes its place.
+
+    Args:
+        path: Where the card stands, if there is one.
+    """
+    if not os.path.isfile(path):
+        return
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    if _MARK in text or "library_name: peft" in text:
+        return
+    folder = Path(path).parent
+    if any(other.read_text(encoding="utf-8") == text for other in folder.glob(f"{_KEPT_NAME}*.md")):
+        return
+    number = 1
+    while os.path.lexists(kept := f"{folder / _KEPT_NAME!s}{'' if number == 1 else f'-{number}'}.md"):
+        number += 1
+    os.replace(path, kept)
+    logger.warning("%s was not written by a Trainer: it is %s now, and a new card takes its place.", path, kept)
+
+
+def read_tags(path: str) -> tuple[list[str], str | None]:
+    """Return the tags and the library that a card names; nothing where it names none or cannot be read."""
+    if not os.path.isfile(path) or not is_installed("huggingface_hub"):
+        return [], None
+    try:
+        data = importlib.import_module("huggingface_hub").ModelCard.load(path).data
+    except Exception as error:  # of YAML that somebody has written
+        logger.warning("The tags of %s cannot be read, and are not in the new card: %s", path, error)
+        return [], None
+    return listed(data.get("tags")), data.get("library_name")
+
+
+def listed(value: str | list[str] | None) -> list[str]:
+    """Return one or several words as a list of one's own."""
+    return [value] if isinstance(value, str) else list(value or [])
+
+
+def _table_of_evaluations(history: Logs) -> list[str]:
+    evaluations = [log for log in history if any(key.startswith("eval_") for key in log)]
+    if not evaluations:
+        return []
+    kept = [key for key in evaluations[-1] if not key.endswith(("_runtime", "_per_second", "_time"))]
+    rows = (f"| {' | '.join(_short(log.get(key, '')) for key in kept)} |" for log in evaluations)
+    return ["", "## Evaluations", "", f"| {' | '.join(kept)} |", "|---" * len(kept) + "|", *rows]
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

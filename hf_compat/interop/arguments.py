@@ -8,15 +8,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 
 from hf_compat.errors import ArgumentError, warn_once
-from hf_compat.hf.accelerator_config import AcceleratorConfig
-from hf_compat.hf.argument_values import checks_of, default_of
-from hf_compat.hf.arguments import AcceptOldNames, TrainingArguments
-from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
-from hf_compat.hf.arguments_setters import ArgumentSetters
-from hf_compat.hf.arguments_views import ArgumentViews
-from hf_compat.hf.declared_old_names import asked_by_declared, declared_old_names
+from hf_compat.hf.argument_values import AcceleratorConfig, checks_of, default_of
+from hf_compat.hf.arguments import AcceptOldNames, Seq2SeqTrainingArguments, TrainingArguments
+from hf_compat.hf.arguments_views import ArgumentSetters, ArgumentViews
 from hf_compat.hf.legacy import OLD_NAMES
-from hf_compat.hf.old_attributes import OldAttributes, assign_old, read_attribute, remember, remembered
+from hf_compat.hf.old_attributes import (
+    OldAttributes,
+    asked_by_declared,
+    assign_old,
+    declared_old_names,
+    read_attribute,
+    remember,
+    remembered,
+)
 from hf_compat.runtime.text import shown
 
 # What upstream resolves into objects of Accelerate and DeepSpeed; ours are made from the fields.

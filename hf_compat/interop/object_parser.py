@@ -2,30 +2,330 @@
 
 Parts of objects whose type is open are typed by the constructor that they go to, arguments have their old names as
 well, and an unknown name is told with the nearest known one. The functions are methods of a parser's class.
+
+From what a configuration says to objects: paths of classes, functions and classmethods, with their arguments.
+
+model:
+class_path: transformers.AutoModelForSequenceClassification.from_pretrained
+init_args: {pretrained_model_name_or_path: ./model, num_labels: 3}
+compute_metrics: my_project.accuracy          # a text is the thing itself, not a call of it
+
+Words of a command line about a part of an object: `--data.train_dataset.init_args.n 32`.
+
+The constructor that a value goes to says what is read: `n: int` gets 32, `name: str` gets '32', `shuffle: bool` False.
+
+Old names of arguments in a command line, or a configuration, in the words of today.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
+import json
 import re
 import sys
 import typing
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
+import jsonargparse
 from jsonargparse import ArgumentParser, Namespace
 from torch import nn
 
 from hf_compat.errors import ArgumentError
+from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.legacy import OLD_NAMES
-from hf_compat.hf.value_types import parts_of
-from hf_compat.interop.class_paths import Spec
-from hf_compat.interop.nested_words import ANYTHING, Hint, put_in, take_words
-from hf_compat.interop.todays_words import in_todays_words, todays_values
+from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, read_old
+from hf_compat.hf.value_types import parts_of, plain
 from hf_compat.runtime.text import nearest, shown
+
+Spec = Any  # a part of a configuration: a mapping, a list, a text, a number
+Made = Any  # whatever the user's configuration names
+
+# Where names without a module are looked up.
+_HOMES = ("hf_compat", "lightning.pytorch.callbacks", "lightning.pytorch.loggers", "transformers")
+
+
+def import_path(path: str, where: str) -> Made:
+    """Import `package.module.Class.method`; a bare name is looked up here, in Lightning and in transformers.
+
+    Args:
+        path: The path.
+        where: What it stands for, for errors.
+
+    Raises:
+        ArgumentError: There is no such thing.
+    """
+    parts = path.split(".")
+    if len(parts) == 1:
+        return _by_name(path, where)
+    for count in range(len(parts) - 1, 0, -1):
+        module = _import_or_none(".".join(parts[:count]))
+        if module is not None:
+            # The attribute of a module that the parts after the first `count` name
+            found: Made = module
+            for index, name in enumerate(parts[count:], start=count):
+                if not hasattr(found, name):
+                    near = nearest(name, dir(found))
+                    hint = f"did you mean {'.'.join([*parts[:index], near])}?" if near else "check the path."
+                    raise ArgumentError(f"`{where}`: {'.'.join(parts[:index])} has no {name!r}.\n\nHint: {hint}")
+                found = getattr(found, name)
+            return found
+    raise ArgumentError(
+        f"`{where}`: no module named {parts[0]!r} ({path}).\n\n"
+        "Hint: install it, or run the command in the folder that holds it."
+    )
+
+
+def _import_or_none(name: str) -> ModuleType | None:
+    """Import a module; None where there is none of this name."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not name.startswith(error.name):
+            raise  # the module is there, and one that it imports is not
+        return None
+
+
+def _by_name(name: str, where: str) -> Made:
+    for home in _HOMES:
+        try:
+            found = getattr(importlib.import_module(home), name, None)
+        except ImportError:
+            continue
+        if found is not None:
+            return found
+    raise ArgumentError(
+        f"`{where}`: there is no {name!r} in {', '.join(_HOMES)}.\n\nHint: write its whole path, package.module.{name}."
+    )
+
+
+def build(spec: Spec, where: str) -> Made:
+    """Make what a part of a configuration says.
+
+    Args:
+        spec: A mapping with `class_path` (and `init_args`) is called; lists and mappings are made part by part;
+            anything else stays as it is.
+        where: Its place in the configuration, for errors.
+
+    Raises:
+        ArgumentError: There is no such thing, or it does not take such an argument.
+    """
+    if isinstance(spec, Namespace):
+        spec = spec.as_dict()
+    if isinstance(spec, (list, tuple)):
+        return [build(part, f"{where}[{index}]") for index, part in enumerate(spec)]
+    if not isinstance(spec, Mapping):
+        return spec
+    if "class_path" not in spec:
+        return {name: build(part, f"{where}.{name}") for name, part in spec.items()}
+    target = import_path(spec["class_path"], where)
+    beside = {name: part for name, part in spec.items() if name not in ("class_path", "init_args", "dict_kwargs")}
+    # a command line may leave `init_args` out: `--model.class_path X --model.width 8`
+    given = {**(spec.get("init_args") or {}), **(spec.get("dict_kwargs") or {}), **beside}
+    arguments = {name: build(part, f"{where}.init_args.{name}") for name, part in given.items()}
+    check_names(target, arguments, where, spec["class_path"])
+    return target(**arguments)
+
+
+def build_or_import(spec: Spec, where: str) -> Made:
+    """Make what a mapping says, or take the thing itself that a text names: a function of metrics, a callback class."""
+    return import_path(spec, where) if isinstance(spec, str) else build(spec, where)
+
+
+def build_data(spec: Spec, where: str) -> Made:
+    """Make a data set, collator or tokenizer: a text is the path of a thing, and what gives a data set is called."""
+    made = build_or_import(spec, where)
+    return made() if isinstance(spec, str) and where.endswith("dataset") and callable(made) else made
+
+
+def check_names(target: Callable[..., Made], arguments: Mapping[str, Made], where: str, path: str) -> None:
+    """Refuse arguments that a class or function does not take.
+
+    Raises:
+        ArgumentError: There is one; the message has the nearest name.
+    """
+    try:
+        parameters = inspect.signature(target).parameters
+    except (TypeError, ValueError):  # builtins without a signature say it themselves
+        return
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for name in arguments:
+        if name not in parameters:
+            near = nearest(name, parameters)
+            hint = f"did you mean {near!r}?" if near else f"it takes {', '.join(parameters)}."
+            raise ArgumentError(f"`{where}`: {path} does not take {name!r}.\n\nHint: {hint}")
+
+
+Hint = Any  # a type hint: a class, a union, a `Literal` …; typing has no common type of these
+ANYTHING = Any  # a value that its reader checks, not the parser
+
+_AROUND = ("class_path", "init_args", "dict_kwargs")
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word about a part of an object of the configuration.
+
+    Args:
+        section: The object's place: `model`, `data.train_dataset` …
+        path: The keys that lead to the value; none for the whole object.
+        text: The value as it was written.
+    """
+
+    section: str
+    path: tuple[str, ...]
+    text: str
+
+
+def take_words(line: Sequence[str], sections: Mapping[str, bool]) -> tuple[list[str], list[Word]]:
+    """Take the words about objects out of a command line.
+
+    Args:
+        line: The words.
+        sections: The places of the objects, and whether any word about the whole of one is taken; else a parser reads
+            those that are no JSON.
+
+    Returns:
+        The other words, and those that were taken, in order.
+    """
+    rest, taken, waiting = [], [], list(line)
+    while waiting:
+        word = waiting.pop(0)
+        name, equals, text = word.removeprefix("--").partition("=")
+        found = next((s for s in sections if name == s or name.startswith(f"{s}.")), None)
+        if not word.startswith("--") or found is None or name.endswith(".help"):
+            rest.append(word)
+            continue
+        if not equals and not waiting:
+            raise ArgumentError(f"`--{name}` has no value.\n\nHint: `--{name} VALUE`.")
+        words = [word] if equals else [word, waiting.pop(0)]
+        text = text if equals else words[1]
+        path = () if name == found else tuple(name.removeprefix(f"{found}.").split("."))
+        if path or sections[found] or text.lstrip().startswith("{"):
+            taken.append(Word(found, path, text))
+        else:
+            rest += words
+    return rest, taken
+
+
+def put_in(config: Namespace, words: Sequence[Word]) -> None:
+    """Put the values of words into a configuration.
+
+    Raises:
+        ArgumentError: A constructor does not take such an argument, or not such a value.
+    """
+    for word in words:
+        config[word.section] = _changed(config.get(word.section), word.path, word.text, word.section)
+
+
+def _changed(spec: Spec, path: tuple[str, ...], text: str, where: str) -> Spec:
+    """Return a part of a configuration, of the kind that it was, with a value put into it."""
+    if not path:
+        return _read(text, ANYTHING, where)
+    kind = Namespace if isinstance(spec, Namespace) else dict
+    held = {"class_path": spec} if isinstance(spec, str) else _items(spec)
+    key, *rest = path
+    if key == "class_path":
+        return spec if held.get("class_path") == text else {"class_path": text}
+    if "class_path" not in held:  # a mapping of several
+        part = held.get(key)
+        return {
+            **held,
+            key: _changed(part, tuple(rest), text, f"{where}.{key}") if rest else _read(text, ANYTHING, where),
+        }
+    if key in ("init_args", "dict_kwargs"):
+        key, *rest = rest or [""]
+    place = "init_args" if key not in _items(held.get("dict_kwargs")) else "dict_kwargs"
+    beside = {name: value for name, value in held.items() if name not in _AROUND}
+    given = {**beside, **_items(held.get(place))}
+    target = import_path(held["class_path"], where)
+    check_names(target, {key: text}, where, held["class_path"])
+    at = f"{where}.init_args.{key}"
+    given[key] = _changed(given.get(key), tuple(rest), text, at) if rest else _read(text, _hint(target, key), at)
+    return kind(**{**{name: value for name, value in held.items() if name in _AROUND}, place: kind(**given)})
+
+
+def _items(spec: Spec) -> dict[str, Spec]:
+    if isinstance(spec, Namespace):
+        return dict(vars(spec))
+    return dict(spec) if isinstance(spec, Mapping) else {}
+
+
+def _hint(target: Callable[..., object], name: str) -> Hint:
+    """What a parameter takes: its type hint, or the type of its default."""
+    function = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]  # of the class itself
+    parameter = inspect.signature(target).parameters.get(name)
+    try:
+        hint = typing.get_type_hints(function).get(name)
+    except (NameError, TypeError, AttributeError):  # names that only a type checker has, or no function
+        hint = None
+    if hint is not None or parameter is None:
+        return ANYTHING if hint is None else hint
+    kinds = {bool: bool, int: int | float, float: float, str: str}
+    return kinds.get(type(parameter.default), ANYTHING)
+
+
+def _read(text: str, hint: Hint, where: str) -> Spec:
+    """Read a value as a type says; as YAML does where the type is none that the parser knows."""
+    reader = jsonargparse.ArgumentParser(exit_on_error=False)
+    try:
+        reader.add_argument("--value", type=hint)
+    except ValueError:
+        reader = jsonargparse.ArgumentParser(exit_on_error=False)
+        reader.add_argument("--value", type=ANYTHING)
+    try:
+        value = reader.parse_args([f"--value={text}"]).value
+    except jsonargparse.ArgumentError as error:
+        kind = getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
+        raise ArgumentError(
+            f"`{where}`: {text!r} is not of the type {kind}.\n\nHint: see the class's signature."
+        ) from error
+    return value.as_dict() if isinstance(value, Namespace) else value
+
+
+def read_plain(word: str | bool) -> bool | int | float | str:
+    """Read the value of an old name: a truth value, a number, or text."""
+    if isinstance(word, bool) or word.lower() in ("true", "false"):
+        return str(word).lower() == "true"
+    for read in (int, float):
+        try:
+            return read(word)
+        except ValueError:
+            continue
+    return word
+
+
+def in_todays_words(prefix: str, name: str, text: str) -> list[str]:
+    """Return an argument's word; of an old name, the words of today: they override a configuration file's.
+
+    Args:
+        prefix: The place of the arguments, as `args.`.
+        name: Of today or old.
+        text: The value as it was written.
+    """
+    today = todays_values(name, read_plain(text)) if name in OLD_NAMES else {}
+    if not today:
+        return [f"--{prefix}{name}={text}"]
+    return [f"--{prefix}{n}={value if isinstance(value, str) else json.dumps(value)}" for n, value in today.items()]
+
+
+def todays_values(name: str, value: Spec) -> dict[str, Spec]:
+    """Return what an old name says in today's; nothing for one that has no effect or no counterpart."""
+    row = OLD_NAMES[name]
+    if row.inert or name in ATTRIBUTES_ONLY:
+        return {}
+    translated: Mapping[str, Spec] = row.translate(
+        read_old(name, value, checks_of(TrainingArguments, TrainingArguments))
+    )
+    return {today: plain(said) for today, said in translated.items()}
+
 
 # What `build` makes something of. A parser leaves it as it is written: it would fill in None for what a class needs.
 SPEC = bool | int | float | dict | list | str | None  # type: ignore[type-arg]  # the parser looks into dict[str, …]

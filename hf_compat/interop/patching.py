@@ -1,27 +1,226 @@
 """Our names in place of those in `transformers`, for code that is not to be changed; and back again.
 
 Names that transformers had before 5, and classes that were pickled under them, are served too.
+
+`patch()` at the first import of transformers' trainers, for Pythons that a patched script starts.
+
+A Python that never imports them pays nothing: this file imports the standard library alone.
+
+Libraries that rewrite transformers' Trainer as text, with `inspect.getsource` and `exec`: detected, and refused.
+
+axolotl and unsloth look for lines of transformers' own source, replace some, and put what they have compiled into the
+class. Lightning's engine stands in their place here: the edit would be lost, or break a run in its middle.
+
+What a script puts under a name of transformers' trainer modules after `patch()`.
+
+transformers' Trainer looks these names up whenever it needs them, so that scripts change its ways by an assignment:
+`transformers.trainer.DEFAULT_CALLBACKS.append(…)`. Lightning's engine reads a few of them; of the others it is told.
 """
 
 from __future__ import annotations
 
 import copyreg
 import importlib
+import importlib.abc
+import importlib.machinery
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from types import FrameType, ModuleType
 
-from hf_compat.errors import warn_once
-from hf_compat.hf.profiles import follow
-from hf_compat.interop.edited_source import let_readers_be, watch_readers
+from hf_compat.errors import OverrideError, warn_once
+from hf_compat.hf.arguments_rules import follow
 from hf_compat.interop.former_names import add_former_names, take_former_names_back
-from hf_compat.interop.kinship import acknowledge, heirs, kin_of
+from hf_compat.interop.mirrors import acknowledge, heirs, kin_of
 from hf_compat.interop.releases import guest_of, modules_there, need_names
-from hf_compat.interop.replaced_globals import forget_globals, remember_globals
-from hf_compat.runtime.shared_logger import log_as_transformers
+from hf_compat.runtime.console import log_as_transformers
 from hf_compat.runtime.text import need
+
+# What a script, or the lazy top level for it, imports when it asks for a Trainer, its arguments or callbacks.
+_TRAINER_MODULES = frozenset(
+    f"transformers.{name}"
+    for name in (
+        "trainer", "trainer_seq2seq", "training_args", "training_args_seq2seq", "trainer_callback", "hf_argparser",
+    )
+)  # fmt: skip
+
+
+class _PatchAfterImport(importlib.abc.MetaPathFinder):
+    """Finds the watched modules as Python does, and patches when the outermost of them is loaded."""
+
+    def __init__(self) -> None:
+        self._loading = 0
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of a watched module, whose loader patches; None for all others."""
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path) if fullname in _TRAINER_MODULES else None
+        if spec is not None and spec.loader is not None:
+            self._watch(spec.loader)
+        return spec
+
+    def _watch(self, loader: importlib.abc.Loader) -> None:
+        load = loader.exec_module
+
+        def load_and_patch(module: ModuleType) -> None:
+            self._loading += 1
+            try:
+                load(module)
+            finally:
+                self._loading -= 1
+            if not self._loading:
+                self._patch()
+
+        loader.exec_module = load_and_patch  # type: ignore[method-assign]  # the loader is of this one module
+
+    def _patch(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            importlib.import_module("hf_compat.interop.patching").patch()
+
+
+def patch_when_imported() -> None:
+    """Patch as soon as somebody imports one of transformers' trainer modules."""
+    sys.meta_path.insert(0, _PatchAfterImport())
+
+
+# Packages that read the Trainer's source in order to rewrite it.
+_EDITORS = frozenset({"axolotl", "unsloth", "unsloth_zoo"})
+_INSTEAD = (
+    "{} `{}` as text, in order to rewrite transformers' source; the engine is Lightning's here, and has no such lines."
+    "\n\nHint: override the method in a subclass of Trainer, or run the script with transformers itself."
+)
+
+_getsource = inspect.getsource
+
+
+def watch_readers() -> None:
+    """Refuse, from now on, to show our Trainer's source to code that would edit it."""
+    inspect.getsource = _getsource_for_readers  # type: ignore[assignment]  # takes anything, as that does
+
+
+def let_readers_be() -> None:
+    """Take that back, unless somebody else has replaced the function since."""
+    if inspect.getsource is _getsource_for_readers:
+        inspect.getsource = _getsource
+
+
+def _getsource_for_readers(object: Callable[..., object]) -> str:
+    """Return the text of an object's source, as `inspect.getsource` does.
+
+    Raises:
+        OverrideError: It is of the Trainer, and who asks is a script or a package that edits it.
+    """
+    caller = sys._getframe(1)
+    # Whether something is one of our Trainers, a method of theirs, or the module
+    home = str(getattr(object, "__module__", None) or getattr(object, "__name__", ""))
+    is_other_class = isinstance(object, type) and not object.__name__.endswith("Trainer")
+    if (home.startswith("hf_compat.") and "trainer" in home and not is_other_class) and _may_edit(caller):
+        raise OverrideError(_INSTEAD.format(f"{caller.f_globals.get('__name__')} reads", _written_name(object)))
+    return _getsource(object)
+
+
+def _written_name(candidate: object) -> str:
+    return str(getattr(candidate, "__qualname__", candidate))
+
+
+def _may_edit(frame: FrameType) -> bool:
+    """Return whether a caller is a script, or a package known for it; tools that show source are neither."""
+    if str(frame.f_globals.get("__name__", "")).partition(".")[0] in _EDITORS:
+        return True
+    file = frame.f_globals.get("__file__")  # what a notebook's cells do not have
+    installed = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    return isinstance(file, str) and not file.startswith(installed) and "site-packages" not in file
+
+
+def refuse_edited_methods(kind: type) -> None:
+    """Look for methods of our own classes that compiled text has replaced.
+
+    Args:
+        kind: The class of a Trainer that is being made.
+
+    Raises:
+        OverrideError: There is one; the message names it and who has put it there.
+    """
+    for base in kind.__mro__:
+        if base.__module__.startswith("hf_compat."):
+            for name, value in vars(base).items():
+                code = getattr(value, "__code__", None)
+                if (
+                    code is not None
+                    and code.co_filename == "<string>"
+                    and not (sys.argv[:1] == ["-c"] and getattr(value, "__module__", None) == "__main__")
+                ):
+                    who = value.__globals__.get("__name__")
+                    raise OverrideError(_INSTEAD.format(f"{who} has compiled", f"{kind.__name__}.{name}"))
+
+
+_TRAINER = "transformers.trainer"
+# Modules whose globals transformers' Trainer reads when it trains.
+_WATCHED = (_TRAINER, "transformers.trainer_seq2seq", "transformers.trainer_optimizer", "transformers.optimization")
+# What our Trainer reads there, too; and what scripts import from there rather than the Trainer.
+_READ = frozenset({"DEFAULT_CALLBACKS", "DEFAULT_PROGRESS_CALLBACK", "get_scheduler"})
+_IMPORTED = frozenset({"Trainer", "Seq2SeqTrainer"})
+
+_before: dict[str, dict[str, object]] = {}  # module → name → what stood there when `patch()` was done
+
+
+def remember_globals() -> None:
+    """Note what stands under each name, where that is not noted yet."""
+    for module in _WATCHED:
+        if module in sys.modules:
+            known = _before.setdefault(module, {})
+            values = {name: _kept(value) for name, value in vars(sys.modules[module]).items()}
+            known.update({name: value for name, value in values.items() if name not in known})
+
+
+def forget_globals() -> None:
+    """Look at these names no more."""
+    _before.clear()
+
+
+def global_of_trainer(name: str) -> object:
+    """Return what a script has put under a name of `transformers.trainer`; None where it has put nothing there."""
+    here = vars(sys.modules[_TRAINER]).get(name) if _TRAINER in _before else None
+    return here if here is not None and not _same(_before[_TRAINER].get(name), here) else None
+
+
+def tell_of_unread_globals() -> None:
+    """Warn of what a script has put in places that transformers' Trainer reads, and ours does not."""
+    found = sorted(_unread())
+    if found:
+        warn_once(
+            f"The script has replaced {', '.join(f'`{name}`' for name in found)}, which transformers' Trainer would "
+            "use; Lightning's engine does not.\n\nHint: override the method of Trainer that uses it in a subclass, or "
+            "run the script with transformers itself."
+        )
+
+
+def _unread() -> Iterator[str]:
+    for module, names in _before.items():
+        for name, before in names.items():
+            here = vars(sys.modules[module]).get(name)
+            is_internal = name.startswith("__") or isinstance(before, ModuleType)
+            if not is_internal and name not in _READ | _IMPORTED and not _same(before, here) and not _is_own(here):
+                yield f"{module}.{name}"
+
+
+def _kept(value: object) -> object:
+    """Return a copy of what scripts change in place, and anything else itself."""
+    return value.copy() if type(value) in (list, dict) else value  # type: ignore[attr-defined]  # both have it
+
+
+def _same(before: object, here: object) -> bool:
+    return before == here if type(here) in (list, dict) else before is here
+
+
+def _is_own(value: object) -> bool:
+    """Return whether it is transformers' or ours: a second `patch()`, or transformers itself, has put it there."""
+    return str(getattr(value, "__module__", "")).partition(".")[0] in ("transformers", "hf_compat")
+
 
 Reduced = tuple[object, ...]  # what `__reduce_ex__` returns
 _originals: dict[str, type] = {}

@@ -21,8 +21,8 @@ from torch import nn
 from hf_compat.errors import ArgumentError, MissingPackage
 from hf_compat.hf.argument_values import checks_of
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.profiles import PROFILES, Guest
-from hf_compat.interop.kinship import kin_of
+from hf_compat.hf.arguments_rules import PROFILES, Guest
+from hf_compat.interop.mirrors import kin_of
 from hf_compat.runtime.inspection import accepts_keyword
 
 # The oldest release that was run whole; older ones work as far as they have the names.

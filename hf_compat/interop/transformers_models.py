@@ -1,19 +1,37 @@
-"""Questions about `transformers` and `peft` objects, answered without importing either."""
+"""Questions about `transformers` and `peft` objects, answered without importing either.
+
+Generation configs of `transformers`: made from what arguments say, and read for the length of a generation.
+
+Models that `from_pretrained(device_map=…)` has put onto devices: their placement stays. torch and HF words.
+
+Liger's kernels in the place of a model's layers: `use_liger_kernel`. HF words only; users bring the package.
+
+Compiling a model block by block, as Accelerate does it: `accelerate launch --dynamo_use_regional_compilation`.
+
+Our callbacks as `transformers`' own classes, for scripts that ask with `isinstance`.
+"""
 
 from __future__ import annotations
 
+import copy
+import functools
+import importlib
 import inspect
+import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias, cast
 
 import torch
 from torch import nn
 
-from hf_compat.errors import ArgumentError, UnsupportedArgument
-from hf_compat.interop.releases import align_tokens, check_quantization
-from hf_compat.runtime.text import is_installed
+from hf_compat.errors import ArgumentError, MissingPackage, UnsupportedArgument, warn_once
+from hf_compat.hf.callbacks import EVENTS, TrainerCallback
+from hf_compat.interop.releases import align_tokens, check_quantization, validate_strictly
+from hf_compat.runtime.console import in_notebook
+from hf_compat.runtime.text import did_you_mean, is_installed, missing_package, need, shown
 
 
 def loaded(package: str) -> ModuleType | None:
@@ -207,3 +225,309 @@ def read_pretrained(folder: str, architecture: str) -> nn.Module | None:
         return None
     model: nn.Module = kind.from_pretrained(folder)  # type: ignore[attr-defined]  # mypy does not see it there
     return model
+
+
+# What `generate` takes by name.
+GenerationKeywords: TypeAlias = dict[str, Any]
+
+
+class GenerationConfig(Protocol):
+    """What is used of `transformers.GenerationConfig`, 5.23."""
+
+    max_length: int | None
+    max_new_tokens: int | None
+    _from_model_config: bool
+
+    def validate(self, strict: bool = False) -> None: ...
+
+    def update(self, defaults_only: bool = False, **options: object) -> object: ...
+
+    def _get_default_generation_params(self) -> dict[str, object]: ...
+
+
+def make_generation_config(source: object) -> GenerationConfig:
+    """Return the generation config that an argument says.
+
+    Args:
+        source: A config, which is copied; its options as a dict; a JSON file, a folder, or a model's name.
+
+    Raises:
+        ArgumentError: It cannot be read, or its options contradict each other.
+        MissingPackage: transformers is not installed.
+    """
+    need("transformers", "'hf-compat[transformers]'", "`generation_config`")
+    config = _read(source)
+    try:
+        validate_strictly(config)
+    except ValueError as error:
+        raise ArgumentError(
+            f"`generation_config`: {error}\n\n"
+            "Fix these issues to train your model: one with such options cannot be saved."
+        ) from error
+    return config
+
+
+def _read(source: object) -> GenerationConfig:
+    from transformers import GenerationConfig as Theirs
+
+    if isinstance(source, Theirs):
+        return copy.deepcopy(source)
+    if isinstance(source, Mapping):
+        return Theirs(**source)
+    path = Path(source) if isinstance(source, (str, os.PathLike)) else None
+    if path is None:
+        raise ArgumentError(
+            f"`{shown('generation_config', source)}` is no GenerationConfig.\n\nHint: pass one, or a name or path."
+        )
+    folder, file = (path.parent, path.name) if path.is_file() else (path if path.is_dir() else source, None)
+    try:
+        return Theirs.from_pretrained(folder, file)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"`{shown('generation_config', source)}` cannot be read: {error}\n\n"
+            "Hint: give a folder with generation_config.json, a JSON file, or the name of a model."
+        ) from error
+
+
+def length_of_generations(config: GenerationConfig) -> tuple[int, int | None]:
+    """Return the lengths to which generations are filled up: `max_length`, and that of `max_new_tokens`.
+
+    What the config leaves open becomes transformers' default in it.
+
+    Mirrors:
+        What `transformers.Seq2SeqTrainer.prediction_step` does to `model.generation_config`, 5.23.
+    """
+    # else each call of `generate` would make it anew from the model's configuration
+    if config._from_model_config:
+        config._from_model_config = False
+    if hasattr(config, "_get_default_generation_params"):  # before 5.0 a config is made with the defaults
+        config.update(**config._get_default_generation_params(), defaults_only=True)
+    assert config.max_length is not None  # it has a default
+    return config.max_length, None if config.max_new_tokens is None else config.max_new_tokens + 1
+
+
+Place = int | str | torch.device  # a number counts accelerators
+_OFFLOADED = ("cpu", "disk")
+
+
+def is_model_parallel(model: nn.Module, device: torch.device) -> bool:
+    """Return whether a model stands on several accelerators, or on another one than the run's.
+
+    Mirrors:
+        `transformers.Trainer.is_model_parallel`, 5.23.
+    """
+    places = {place for place in _placement(model).values() if place not in _OFFLOADED}
+    return len(places) > 1 or not all(_is_same(place, device) for place in places)
+
+
+def check_placement(model: nn.Module, device: torch.device, world_size: int) -> None:
+    """Refuse a placement with which no run can train.
+
+    Raises:
+        UnsupportedArgument: The model is spread out and there are several processes; or it is quantized and is not
+            where the run trains.
+
+    Mirrors:
+        `accelerate.Accelerator.prepare_model`, 1.13.
+    """
+    if world_size > 1 and any(len(_placement(module)) > 1 for module in model.modules()):
+        raise UnsupportedArgument(
+            f"The model is spread over devices (`device_map`), and there are {world_size} processes: each of them "
+            "needs the whole model on its own device.\n\n"
+            "Hint: run one process; or load it without `device_map='auto'`, and let `fsdp` or `deepspeed` shard it."
+        )
+    is_quantized = any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (8, 4))
+    if is_quantized and _placement(model):
+        _check_quantized(set(_placement(model).values()), device)
+
+
+def _check_quantized(places: set[Place], device: torch.device) -> None:
+    offloaded = [str(place) for place in places if place == "disk" or (str(place) == "cpu" and device.type != "cpu")]
+    if offloaded:
+        raise UnsupportedArgument(
+            f"The model is loaded in 8 or 4 bits and parts of it are offloaded ({', '.join(sorted(offloaded))}): such "
+            "parts cannot be trained.\n\nHint: load it with `device_map={'': torch.cuda.current_device()}`."
+        )
+    elsewhere = len(places) == 1 and not any(_is_same(place, device) for place in places)
+    if elsewhere:
+        raise UnsupportedArgument(
+            f"The model is loaded in 8 or 4 bits on {next(iter(places))}, and this process trains on {device}: "
+            "quantized weights cannot be moved.\n\nHint: load it with `device_map={'': torch.cuda.current_device()}`."
+        )
+
+
+def _is_same(place: Place, device: torch.device) -> bool:
+    named = torch.device("cuda" if device.type == "cpu" else device.type, place) if isinstance(place, int) else place
+    found = torch.device(named)
+    return found.type == device.type and (found.index or 0) == (device.index or 0)
+
+
+def _placement(model: nn.Module) -> Mapping[str, Place]:
+    found = getattr(model, "hf_device_map", None)
+    return found if isinstance(found, Mapping) else {}
+
+
+Config = Mapping[str, bool]
+
+
+class _Liger(Protocol):
+    _apply_liger_kernel_to_instance: Callable[..., None]
+
+
+def check_liger(model: nn.Module | None, config: object) -> None:
+    """Refuse, before anything is trained, what Liger could not do.
+
+    Args:
+        model: The model; None where there is none yet.
+        config: Which kernels are used: `liger_kernel_config`.
+
+    Raises:
+        ArgumentError: The configuration names a kernel that the model's architecture has not, or is contradictory.
+        MissingPackage: liger-kernel is not installed, or does not load here.
+    """
+    _package()
+    chosen = _as_config(config)
+    known = None if model is None else _kernels_of(unwrap_peft(model))
+    unknown = next((name for name in chosen if known is not None and name not in known), None)
+    if unknown is not None:
+        assert known is not None  # a name is unknown to something
+        hint = did_you_mean(unknown, known, f"there are {', '.join(known)}.")
+        told = shown("liger_kernel_config", dict(chosen))
+        raise ArgumentError(f"`{told}`: Liger has no kernel {unknown!r} for this model.\n\nHint: {hint}")
+
+
+def apply_liger(model: nn.Module, config: object) -> None:
+    """Put Liger's kernels into a model, in place.
+
+    Args:
+        model: A model of transformers, also within a wrapper of PEFT; another one is left alone, with a warning.
+        config: Which kernels are used.
+
+    Mirrors:
+        `transformers.integrations.liger.apply_liger_kernel`, 5.23.
+    """
+    inner = unwrap_peft(model)
+    if is_transformers_model(inner):
+        _package()._apply_liger_kernel_to_instance(model=inner, **_as_config(config))
+    else:
+        warn_once(
+            f"`use_liger_kernel=True` has no effect: {type(inner).__name__} is no `PreTrainedModel` of transformers."
+        )
+
+
+def _package() -> _Liger:
+    if "liger_kernel" not in sys.modules and not is_installed("liger_kernel"):
+        raise missing_package("liger_kernel", "liger-kernel", "`use_liger_kernel=True`")
+    try:
+        return cast(_Liger, importlib.import_module("liger_kernel.transformers"))
+    except ImportError as error:
+        raise MissingPackage(
+            f"`use_liger_kernel=True` needs liger-kernel, which does not load here: {error}.\n\n"
+            "Hint: pip install liger-kernel triton; its kernels need a GPU."
+        ) from error
+
+
+def _as_config(config: object) -> Config:
+    """Return the configuration as the keywords that it is made of.
+
+    Raises:
+        ArgumentError: A value is no truth value, or two kernels for the same layer are chosen.
+    """
+    chosen: dict[str, bool] = dict(config) if isinstance(config, Mapping) else {}
+    name = next((name for name, value in chosen.items() if not isinstance(value, bool)), None)
+    if name is not None:
+        raise ArgumentError(
+            f"`{shown('liger_kernel_config', chosen)}`: {name} is no truth value.\n\nHint: write true or false."
+        )
+    if chosen.get("cross_entropy") and chosen.get("fused_linear_cross_entropy"):
+        raise ArgumentError(
+            f"`{shown('liger_kernel_config', chosen)}` chooses two kernels of the loss.\n\n"
+            "Hint: `cross_entropy` or `fused_linear_cross_entropy`."
+        )
+    return chosen
+
+
+def _kernels_of(model: nn.Module) -> list[str] | None:
+    """Return the names of the kernels that Liger has for a model; None where it does not tell."""
+    functions = getattr(sys.modules.get("liger_kernel.transformers.monkey_patch"), "MODEL_TYPE_TO_APPLY_LIGER_FN", None)
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    if not isinstance(functions, Mapping) or kind is None:
+        return None
+    if kind not in functions:
+        warn_once(f"`use_liger_kernel=True` has no effect: Liger has no kernels for models of the type {kind!r}.")
+        return None
+    return [name for name in inspect.signature(functions[kind]).parameters if name != "model"]
+
+
+def compile_blocks(model: nn.Module, keywords: Mapping[str, str | bool]) -> nn.Module:
+    """Return a model whose repeated blocks are compiled one by one.
+
+    Args:
+        model: The model; its parameters are shared.
+        keywords: Of `torch.compile`.
+
+    Raises:
+        MissingPackage: Accelerate is not installed.
+    """
+    if not is_installed("accelerate"):
+        raise missing_package("accelerate", "accelerate", "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=true")
+    from accelerate.utils import compile_regions
+
+    form: nn.Module = compile_regions(model, **keywords)
+    return form
+
+
+# Where transformers has the classes that a Trainer adds by itself.
+_HOMES = (
+    "transformers.trainer_callback",
+    "transformers.integrations.integration_utils",
+    "transformers.trainer_jit_checkpoint",
+)
+
+
+def known_to_transformers(kind: type[TrainerCallback]) -> type[TrainerCallback]:
+    """Return our class, or one that is transformers' class of the same name too, where somebody has imported that.
+
+    Every event stays ours.
+    """
+    for home in _HOMES:
+        theirs = getattr(loaded(home), kind.__name__, None)
+        if isinstance(theirs, type) and not issubclass(kind, theirs):
+            return _both(kind, theirs)  # type: ignore[arg-type]  # classes have a hash
+    return kind
+
+
+def notebooks_callback() -> type | None:
+    """Return transformers' `NotebookProgressCallback` where this process is a notebook's and transformers is there."""
+    if not in_notebook() or not is_installed("transformers"):
+        return None
+    bar: type = importlib.import_module("transformers.utils.notebook").NotebookProgressCallback
+    return bar
+
+
+def exportable_of_transformers() -> type | None:
+    """Return transformers' `ExportableState`; None where it is not installed, or before 4.44."""
+    if not is_installed("transformers"):
+        return None
+    theirs = getattr(importlib.import_module("transformers.trainer_callback"), "ExportableState", None)
+    return theirs if isinstance(theirs, type) else None
+
+
+@functools.cache
+def _both(ours: type[TrainerCallback], theirs: type) -> type[TrainerCallback]:
+    content = {"__module__": ours.__module__, "__qualname__": ours.__qualname__, "__doc__": ours.__doc__}
+    # Where `patch()` came before theirs was imported, its base class is ours: its events would come before our base's
+    events = {name: getattr(ours, name) for name in EVENTS}
+
+    def reduce(callback: TrainerCallback, protocol: int) -> tuple[object, ...]:
+        """Say how to copy or pickle a callback: its class cannot be found by its name."""
+        return _made_again, (ours, vars(callback))
+
+    return type(ours.__name__, (ours, theirs), {**content, **events, "__reduce_ex__": reduce})
+
+
+def _made_again(ours: type[TrainerCallback], attributes: dict[str, object]) -> TrainerCallback:
+    kind = known_to_transformers(ours)
+    callback = object.__new__(kind)
+    vars(callback).update(attributes)
+    return callback

@@ -18,14 +18,11 @@ from hf_compat.engine.internals import ranks_of, sample_indices_wrapper
 from hf_compat.engine.windows import Windows, WindowsWithoutLength
 from hf_compat.errors import DataError
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.native.agreement import share_arguments
-from hf_compat.native.limits import hold_windows
 from hf_compat.native.loading import DataSpec, made
 from hf_compat.native.module import HFModule
-from hf_compat.native.override_points import refuse_unheard_methods
-from hf_compat.native.plain_batches import MicroBatches, MicroBatchesWithoutLength, check_told
-from hf_compat.native.schedules import NO_END
-from hf_compat.native.steps import NativeSteps
+from hf_compat.native.own_methods import refuse_unheard_methods
+from hf_compat.native.plain_batches import MicroBatches, MicroBatchesWithoutLength, check_told, share_arguments
+from hf_compat.native.steps import NO_END, NativeSteps, hold_windows
 from hf_compat.runtime.inspection import has_length
 from hf_compat.trainer_methods.base import Dataset
 

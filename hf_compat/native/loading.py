@@ -17,20 +17,24 @@ from torch import nn
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.adapters import check_adapters, holds_adapters, load_adapters
-from hf_compat.checkpoint.contents import MANIFEST_NAME, Contents
 from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.files import read_json
-from hf_compat.checkpoint.lightning_form import OWN_KEY, LightningCheckpoint
-from hf_compat.checkpoint.lightning_io import ADAPTERS_KEY, PREFIX, HFCheckpointIO
-from hf_compat.checkpoint.pickled_arguments import read_pickled_arguments
-from hf_compat.checkpoint.reading import COMPILED, read_torch_file, read_weights
+from hf_compat.checkpoint.lightning_io import ADAPTERS_KEY, OWN_KEY, PREFIX, HFCheckpointIO, LightningCheckpoint
+from hf_compat.checkpoint.reading import (
+    COMPILED,
+    MANIFEST_NAME,
+    Contents,
+    read_pickled_arguments,
+    read_torch_file,
+    read_weights,
+)
 from hf_compat.data.types import DataSource
 from hf_compat.engine.internals import given_hyperparameters, load_state, restricted_classmethod
 from hf_compat.engine.module import WindowModule
 from hf_compat.errors import ArgumentError, CheckpointError, HfCompatWarning
 from hf_compat.hf.argument_values import ROWS
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.interop.class_paths import Made, Spec, build, build_data
+from hf_compat.interop.object_parser import Made, Spec, build, build_data
 from hf_compat.interop.transformers_models import is_peft_model, read_pretrained
 from hf_compat.runtime.text import is_secret
 

@@ -1,10 +1,14 @@
-"""`HFModule`: a model that trains as HF trains it, in anybody's `lightning.Trainer` or `LightningCLI`."""
+"""`HFModule`: a model that trains as HF trains it, in anybody's `lightning.Trainer` or `LightningCLI`.
+
+Warnings of Lightning that do not apply to an `HFModule`: left out while a trainer works with one.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -16,37 +20,35 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT, OptimizerLRScheduler
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
-from hf_compat.callbacks.manual_optimization import prepare_lightning_callbacks, refuse_native, unfreeze_optimized
-from hf_compat.callbacks.other_distribution import adopt_callbacks_of, adopt_data_of
+from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, refuse_native, unfreeze_optimized
+from hf_compat.callbacks.loggers import adopt_callbacks_of, adopt_data_of
 from hf_compat.checkpoint.files import short
 from hf_compat.data.tree import find_batch_size
 from hf_compat.data.types import Batch
-from hf_compat.engine.embedding_noise import begin_noise, end_noise
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
 from hf_compat.engine.internals import compile_model_only, ranks_of, skip_step_metrics
-from hf_compat.engine.overflow_debug import DebugUnderflowOverflow, watch_if_enabled
+from hf_compat.engine.kept_batches import check_metrics
+from hf_compat.engine.model_hooks import DebugUnderflowOverflow, begin_noise, end_noise, watch_if_enabled
 from hf_compat.engine.precision import ForwardPrecision, move_autocast_to_forward, unwrap_forward
-from hf_compat.engine.torchmetrics_evaluation import check_metrics
+from hf_compat.engine.window_trainer import EXPECTED
 from hf_compat.engine.windows import Window, Windows
 from hf_compat.errors import ArgumentError, OverrideError
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.interop.liger import apply_liger, check_liger
-from hf_compat.native.agreement import share_arguments
-from hf_compat.native.evaluations import LastUpdate, NativeEvaluations
-from hf_compat.native.expected_warnings import leave_out_expected, show_expected
-from hf_compat.native.kept_hooks import keep_hooks, note_hooks
-from hf_compat.native.limits import (
-    accumulate_batches,
-    begin_at_epoch,
-    check_accumulation,
-    check_strategy,
-    count_updates,
-    forget_updates,
-    leave_epoch,
-    read_when_due,
-)
+from hf_compat.interop.transformers_models import apply_liger, check_liger
 from hf_compat.native.loading import LoadableModule, ModelSpec, made
-from hf_compat.native.override_points import OverridePoints, call_overrides, refuse_unheard_methods
+from hf_compat.native.own_methods import (
+    OverridePoints,
+    call_overrides,
+    keep_hooks,
+    names_beside,
+    note_hooks,
+    overrides_automatic_hooks,
+    refuse_late,
+    refuse_unheard_methods,
+    refuse_unused_hooks,
+    tell_of_untrained,
+    trained_names,
+)
 from hf_compat.native.own_steps import (
     AuthorStep,
     GuardedStep,
@@ -55,24 +57,58 @@ from hf_compat.native.own_steps import (
     makes_updates,
     serve_own_step,
 )
-from hf_compat.native.plain_batches import PlainBatches
-from hf_compat.native.refusals import (
-    names_beside,
-    overrides_automatic_hooks,
-    refuse_late,
-    refuse_unused_hooks,
-    tell_of_untrained,
-    trained_names,
+from hf_compat.native.plain_batches import PlainBatches, share_arguments
+from hf_compat.native.steps import (
+    LastUpdate,
+    NativeEvaluations,
+    NativeSteps,
+    accumulate_batches,
+    adopt_optimizer,
+    begin_at_epoch,
+    check_accumulation,
+    check_strategy,
+    count_updates,
+    forget_updates,
+    keep_monitor,
+    leave_epoch,
+    read_when_due,
+    seed_from,
+    step_plateau,
+    updates_of_fit,
 )
-from hf_compat.native.schedules import adopt_optimizer, keep_monitor, step_plateau, updates_of_fit
-from hf_compat.native.steps import NativeSteps, seed_from
 from hf_compat.optim.lr_schedulers import follows_metric
-from hf_compat.plan.argument_support import check_supported
-from hf_compat.plan.lightning_equivalents import PRECISIONS, check_mechanics, check_native
-from hf_compat.plan.optimization_checks import check_optimization
+from hf_compat.plan.argument_support import (
+    PRECISIONS,
+    check_mechanics,
+    check_native,
+    check_optimization,
+    check_supported,
+)
+from hf_compat.runtime.collectives import leave_at_exit
 from hf_compat.runtime.nested import Nested
-from hf_compat.runtime.process_exit import leave_at_exit
-from hf_compat.training_run.best_metric import tracked_value
+from hf_compat.training_run.run import tracked_value
+
+_EXPECTED = frozenset(
+    {
+        *(message for message in EXPECTED if "sync_dist" not in message),  # of a subclass's own logs it holds
+        # every HFModule has a `validation_step`
+        ".*You defined a `validation_step` but have no `val_dataloader`.*",
+    }
+)
+
+
+def leave_out_expected() -> None:
+    """Leave the warnings out from now on."""
+    for message in _EXPECTED:
+        warnings.filterwarnings("ignore", message)
+
+
+def show_expected() -> None:
+    """Show the warnings again: other modules of this process may need them."""
+    warnings.filters[:] = [  # type: ignore[index]  # a list, which typeshed declares to be read only
+        entry for entry in warnings.filters if getattr(entry[1], "pattern", None) not in _EXPECTED
+    ]
+
 
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 

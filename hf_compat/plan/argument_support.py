@@ -1,16 +1,33 @@
-"""The check of a run's arguments against their rows: what is refused, and what changes nothing."""
+"""The check of a run's arguments against their rows: what is refused, and what changes nothing.
+
+Settings that Lightning's Trainer and HF's arguments both have: one row each, and what compares the two.
+
+Whether `optim_args` and `lr_scheduler_kwargs` work: a small optimizer and its schedule are built and asked.
+
+So an option that the schedule does not take, or one of a wrong type, is told before anything is loaded or trained.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import math
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
-from typing import Any
+from enum import Enum
+from typing import Any, Protocol, cast
 
-from hf_compat.errors import InertArgumentWarning, UnsupportedArgument
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from hf_compat.errors import ArgumentError, HfCompatError, InertArgumentWarning, UnsupportedArgument
 from hf_compat.hf.argument_values import ALONE, ROWS, Row
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import check_again
-from hf_compat.plan.compilation import compilation_of
+from hf_compat.optim.lr_schedulers import get_scheduler
+from hf_compat.optim.optimizers import check_request, entry_of, get_optimizer_cls_and_kwargs
+from hf_compat.plan.lightning_plan import PrecisionName, compilation_of
 from hf_compat.runtime.text import shown
 
 # Defaults that normalisation gives another form.
@@ -76,3 +93,336 @@ def _is_set(row: Row, value: object, default: object) -> bool:
     if default is None:  # the object of a parallelism_config may answer `!=` with anything
         return value is not None
     return bool(value != default)
+
+
+Setting = Any  # a value of Lightning's Trainer or of an argument: a text, a number, a flag
+Values = dict[str, Setting]  # of arguments, by name
+
+# Lightning's precision → HF's `mixed_precision`; of several spellings the first is the one Lightning is given.
+PRECISIONS = {
+    "bf16-mixed": "bf16",
+    "bf16": "bf16",
+    "16-mixed": "fp16",
+    "16": "fp16",
+    "32-true": "no",
+    "32": "no",
+}
+
+
+def lightning_precision(mixed_precision: str) -> PrecisionName:
+    """Return Lightning's word for HF's `mixed_precision`."""
+    first_spellings = {hf_word: precision for precision, hf_word in reversed(PRECISIONS.items())}
+    return cast(PrecisionName, first_spellings[mixed_precision])
+
+
+def _same(name: str) -> Callable[[Setting], Values]:
+    return lambda value: {name: value}
+
+
+def _precision(value: Setting) -> Values:
+    try:
+        mixed_precision = PRECISIONS[str(value)]
+        return {"bf16": mixed_precision == "bf16", "fp16": mixed_precision == "fp16"}
+    except KeyError:
+        raise ArgumentError(
+            f"`trainer.precision={value!r}` has no counterpart among the arguments.\n\n"
+            f"Hint: choose one of {', '.join(PRECISIONS)}."
+        ) from None
+
+
+def _interval(value: Setting) -> Values:
+    if isinstance(value, float) and value <= 1.0:
+        raise ArgumentError(
+            f"`trainer.val_check_interval={value!r}` is a share of an epoch, HF's `eval_steps` below 1 of the run.\n\n"
+            "Hint: set `args.eval_strategy` and `args.eval_steps`."
+        )
+    return {"eval_strategy": "steps", "eval_steps": int(value)}
+
+
+def _every_epoch(value: Setting) -> Values:
+    if value == 1:
+        return {"eval_strategy": "epoch"}
+    raise ArgumentError(
+        f"`trainer.check_val_every_n_epoch={value!r}` has no counterpart in HF.\n\n"
+        "Hint: set `args.eval_strategy` to 'epoch', or to 'steps' with `args.eval_steps`."
+    )
+
+
+def _accelerator(value: Setting) -> Values:
+    if value == "cpu":
+        return {"use_cpu": True}
+    if value in ("gpu", "cuda") and torch.cuda.is_available():
+        return {"use_cpu": False}
+    if value == "auto":
+        return {}
+    raise ArgumentError(
+        f"`trainer.accelerator={value!r}` is not to be had here.\n\n"
+        "Hint: leave it out: a GPU is used where there is one."
+    )
+
+
+def _determinism(value: Setting) -> Values:
+    if isinstance(value, bool):
+        return {"full_determinism": value}
+    raise ArgumentError(f"`trainer.deterministic={value!r}` has no counterpart in HF.\n\nHint: true, or leave it out.")
+
+
+# A setting of `trainer:` → from its value to the arguments that say the same.
+EQUIVALENTS: dict[str, Callable[[Setting], Values]] = {
+    "max_epochs": _same("num_train_epochs"),
+    "max_steps": _same("max_steps"),
+    "accumulate_grad_batches": _same("gradient_accumulation_steps"),
+    "gradient_clip_val": _same("max_grad_norm"),
+    "log_every_n_steps": _same("logging_steps"),
+    "default_root_dir": _same("output_dir"),
+    "deterministic": _determinism,
+    "precision": _precision,
+    "val_check_interval": _interval,
+    "check_val_every_n_epoch": _every_epoch,
+    "accelerator": _accelerator,
+    "enable_progress_bar": lambda value: {"disable_tqdm": not value},
+}
+
+# Handed to Lightning as they are: they change nothing that HF has a word for.
+PASSED_ON = ("profiler", "detect_anomaly", "benchmark", "enable_model_summary", "max_time")
+
+# What the arguments, or other sections, decide; and where it is set.
+ELSEWHERE = {
+    "callbacks": "`callbacks`",
+    "logger": "`args.report_to`, which takes names of trackers and Lightning loggers",
+    "enable_checkpointing": "`args.save_strategy`, or a ModelCheckpoint among the callbacks",
+    "devices": "the launcher: one process a device",
+    "num_nodes": "the launcher",
+    "strategy": "the arguments (`fsdp`, `deepspeed`)",
+    "min_epochs": "nothing: HF has no minimum",
+    "min_steps": "nothing: HF has no minimum",
+    "limit_train_batches": "a shorter data set",
+    "limit_val_batches": "a shorter data set",
+    "limit_test_batches": "a shorter data set",
+    "limit_predict_batches": "a shorter data set",
+    "overfit_batches": "a shorter data set",
+    "fast_dev_run": "`args.max_steps=1`, with `eval_strategy='steps'`, `eval_steps=1` and `save_strategy='no'`",
+    "num_sanity_val_steps": "`args.eval_on_start`",
+    "inference_mode": "nothing: evaluation runs without gradients",
+    "gradient_clip_algorithm": "nothing: HF clips by the norm",
+    "use_distributed_sampler": "`args.accelerator_config`",
+    "sync_batchnorm": "the model: `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`",
+    "reload_dataloaders_every_n_epochs": "nothing: HF loads data once",
+    "plugins": "nothing: precision and checkpoints are hf_compat's",
+    "barebones": "`args.report_to='none'`, `disable_tqdm=True` and `save_strategy='no'`",
+    "enable_autolog_hparams": "`args.report_to`: trackers are given the arguments",
+    "model_registry": "nothing: checkpoints are HF folders",
+}
+
+
+def join(trainer: Mapping[str, Setting], args: Mapping[str, Setting], given: set[str]) -> Values:
+    """Return the arguments that a `trainer` section and an `args` section ask for together.
+
+    Args:
+        trainer: The settings of the Lightning trainer; None is not set.
+        args: The arguments.
+        given: Names of arguments that the user set.
+
+    Raises:
+        ArgumentError: One setting has two values, or another section decides it; all are listed.
+    """
+    joined, problems = dict(args), []
+    for name, value in trainer.items():
+        if value is None or name in PASSED_ON:
+            continue
+        if name in ELSEWHERE:
+            problems.append(
+                f"`trainer.{name}={value!r}` is not set here.\n\nHint: it is the affair of {ELSEWHERE[name]}."
+            )
+            continue
+        wanted = EQUIVALENTS[name](value)
+        contradicted = [n for n in wanted if n in given and _differs(args.get(n), wanted[n])]
+        problems += [_contradiction(name, value, n, args.get(n)) for n in contradicted]
+        joined |= wanted
+    if problems:
+        raise ArgumentError("\n\n".join(problems))
+    return joined
+
+
+def _contradiction(name: str, value: Setting, argument: str, has: Setting) -> str:
+    return (
+        f"`trainer.{name}={value!r}` and `args.{argument}={has!r}` set the same thing to two values.\n\n"
+        "Hint: keep one of them."
+    )
+
+
+def _differs(a: Setting, b: Setting) -> bool:
+    return str(getattr(a, "value", a)) != str(b) if isinstance(b, str) else bool(a != b)
+
+
+class MechanicsOfTrainer(Protocol):
+    """What a Lightning trainer may be told to do to gradients."""
+
+    @property
+    def gradient_clip_algorithm(self) -> Enum | None:
+        """`norm` or `value`."""
+
+    accumulate_grad_batches: int
+    gradient_clip_val: float | None
+
+
+def check_mechanics(args: TrainingArguments, trainer: MechanicsOfTrainer) -> None:
+    """Refuse a trainer of the user's own that accumulates or clips beside the arguments.
+
+    Raises:
+        ArgumentError: It does; the argument that does the same is named.
+    """
+    if trainer.accumulate_grad_batches != 1:
+        wanted, set_to = "gradient_accumulation_steps", trainer.accumulate_grad_batches
+        shown = f"accumulate_grad_batches={set_to}"
+    elif trainer.gradient_clip_val is not None and float(trainer.gradient_clip_val) > 0:
+        wanted, set_to = "max_grad_norm", trainer.gradient_clip_val  # type: ignore[assignment]
+        shown = f"gradient_clip_val={set_to}"
+    elif trainer.gradient_clip_algorithm is not None and trainer.gradient_clip_algorithm.value != "norm":
+        raise ArgumentError(
+            f"`gradient_clip_algorithm={trainer.gradient_clip_algorithm.value!r}` of lightning.Trainer has no effect "
+            f"on an HFModule, which clips by the norm (`max_grad_norm={args.max_grad_norm}`).\n\n"
+            "Hint: leave it out; to clip by value, set `max_grad_norm=0` and call `torch.nn.utils.clip_grad_value_` in "
+            "`on_before_optimizer_step` of a callback."
+        )
+    else:
+        return
+    raise ArgumentError(
+        f"`{shown}` of lightning.Trainer has no effect on an HFModule, which accumulates and clips as its arguments "
+        f"say (`{wanted}={getattr(args, wanted)}`).\n\n"
+        f"Hint: leave it out, and set `TrainingArguments({wanted}={set_to})`."
+    )
+
+
+def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> None:
+    """Compare arguments with a Lightning trainer of the user's own, in which a native module trains.
+
+    Args:
+        args: The arguments of the module.
+        trainer: `max_epochs`, `max_steps` and `precision` of the trainer.
+
+    Raises:
+        ArgumentError: An argument that was set says another thing than the trainer; both are shown.
+    """
+    defaults = {field.name: default_of(field) for field in fields(args)}
+    problems = []
+    for name, value in trainer.items():
+        for argument, wanted in EQUIVALENTS[name](value).items():
+            has = getattr(args, argument)
+            if argument == "fp16" and args.device.type == "cpu":  # nothing there
+                continue
+            if has != defaults[argument] and _differs(has, wanted):
+                problems.append(
+                    f"`{argument}={has!r}` of the arguments and `{name}={value!r}` of lightning.Trainer set the same "
+                    "thing to two values.\n\nHint: a native module trains as its trainer says; set it there."
+                )
+    if problems:
+        raise ArgumentError("\n\n".join(problems))
+    inert = [name for name, row in ROWS.items() if row.native and getattr(args, name) != defaults[name]]
+    # evaluating by steps without a number of them takes over `logging_steps`
+    if "eval_steps" in inert and args.eval_steps == defaults["logging_steps"]:
+        inert.remove("eval_steps")
+    if inert:
+        ways = ", ".join(f"`{name}` ({ROWS[name].native})" for name in inert)
+        warnings.warn(
+            f"A Lightning trainer of your own decides what these arguments say; they have no effect: {ways}.",
+            InertArgumentWarning,
+            stacklevel=2,
+        )
+
+
+# What builders and schedules of torch raise for values that they cannot use.
+_UNUSABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+# Of the run that a schedule is asked about: before and after the warmup, in the middle, at the end.
+_WARMUP, _TOTAL = 10, 1000
+_ASKED = (0, 5, 10, 500, 999)
+# A metric that improves, stays, and gets worse.
+_METRICS = (1.0, 0.5, 0.5, 2.0, 3.0)
+
+
+def check_optimization(args: TrainingArguments) -> None:
+    """Build the optimizer and the schedule that the arguments ask for, and ask the schedule for rates.
+
+    Raises:
+        ArgumentError: One of them does not work with its options; the message names the argument.
+        MissingOptimizer: The optimizer's package is missing.
+    """
+    check_schedule(args, check_optimizer(args))
+
+
+def check_optimizer(args: TrainingArguments, model: torch.nn.Module | None = None) -> torch.optim.Optimizer | None:
+    """Return the optimizer that the arguments ask for, of two numbers: one that decays, one that does not.
+
+    Args:
+        args: The arguments.
+        model: The model, where it is known: GaLore and others choose among its parameters.
+
+    Returns:
+        The optimizer; None where it can only be made of a whole model's parameters.
+
+    Raises:
+        ArgumentError: It does not take its options, or the model has nothing for it.
+        MissingOptimizer: Its package is missing.
+        UnsupportedArgument: Something that it cannot be combined with.
+    """
+    check_request(args, model)
+    if entry_of(args).needs_model:
+        return None
+    try:
+        kind, keywords = get_optimizer_cls_and_kwargs(args)
+        return kind(_two_groups(), **keywords)
+    except HfCompatError:
+        raise
+    except _UNUSABLE as error:
+        numbers = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
+        told = ", ".join(f"`{shown(name, getattr(args, name))}`" for name in ("optim", "optim_args", *numbers))
+        raise ArgumentError(f"The optimizer cannot be made: {error}.\n\nHint: check {told}.") from error
+
+
+def check_schedule(args: TrainingArguments, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Ask the schedule of the arguments for learning rates, at some updates.
+
+    Args:
+        args: The arguments.
+        optimizer: Whose learning rate it sets; one of torch's with `learning_rate` where none is given.
+
+    Raises:
+        ArgumentError: The schedule does not take its options, or gives no learning rate with them.
+    """
+    if optimizer is None:
+        optimizer = torch.optim.SGD(_two_groups(), lr=args.learning_rate)
+    try:
+        rates = _rates(args, optimizer)
+    except HfCompatError as error:
+        if "lr_scheduler_type" in str(error):
+            raise
+        raise _unusable(args, str(error)) from error
+    except _UNUSABLE as error:
+        raise _unusable(args, f"{type(error).__name__}: {error}") from error
+    if not all(math.isfinite(rate) for rate in rates):
+        raise _unusable(args, "it gives learning rates that are not finite")
+
+
+def _unusable(args: TrainingArguments, why: str) -> ArgumentError:
+    options = shown("lr_scheduler_kwargs", args.lr_scheduler_kwargs)
+    return ArgumentError(
+        f"`{shown('lr_scheduler_type', args.lr_scheduler_type)}` does not work with `{options}` and "
+        f"`learning_rate={args.learning_rate}`: {why}.\n\nHint: check these three."
+    )
+
+
+def _two_groups() -> list[dict[str, object]]:
+    return [{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(2)]
+
+
+def _rates(args: TrainingArguments, optimizer: torch.optim.Optimizer) -> list[float]:
+    options = dict(args.lr_scheduler_kwargs or {})  # type: ignore[arg-type]  # a dict once normalised
+    # a schedule that follows a metric may print what it does
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        schedule = get_scheduler(args.lr_scheduler_type, optimizer, _WARMUP, _TOTAL, options)
+        if isinstance(schedule, LambdaLR):
+            return [float(factor(update)) for factor in schedule.lr_lambdas for update in _ASKED]
+        for metric in _METRICS:
+            schedule.step(metric)  # type: ignore[arg-type]  # it follows a metric
+        return [float(group["lr"]) for group in optimizer.param_groups]

@@ -1,10 +1,24 @@
-"""The plan: everything that Lightning is told about a run, as one frozen dataclass. Pure data."""
+"""The plan: everything that Lightning is told about a run, as one frozen dataclass. Pure data.
+
+What `torch_compile` and `accelerate launch --dynamo_backend` ask for, as keywords of `torch.compile`.
+
+How many updates, epochs and samples a run has. Pure arithmetic over lengths and arguments.
+"""
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from hf_compat.errors import ArgumentError, DataError
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.runtime.launch import launcher_variables
+from hf_compat.runtime.text import did_you_mean, parse_switch, shown
 
 StrategyName = Literal["one_device", "ddp", "fsdp2", "deepspeed"]
 
@@ -75,3 +89,179 @@ class LightningPlan:
             "use_distributed_sampler": False,
             "inference_mode": False,
         }
+
+
+_VARIABLE = "ACCELERATE_DYNAMO_"
+# Accelerate's word for no compilation.
+OFF = "no"
+_DEFAULT_MODE = "default"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compilation:
+    """How a model is compiled.
+
+    Args:
+        backend: One that torch has, or that somebody has registered with it.
+        mode: Its mode.
+        fullgraph: Refuse a model that falls into several graphs.
+        dynamic: Trace sizes as symbols; None lets torch find out.
+        by_blocks: Compile repeated blocks one by one, which starts sooner.
+
+    Mirrors:
+        `accelerate.utils.TorchDynamoPlugin`, 1.15.
+    """
+
+    backend: str
+    mode: str = _DEFAULT_MODE
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    by_blocks: bool = False
+
+    def keywords(self) -> dict[str, str | bool]:
+        """Return the keywords of `torch.compile` that differ from its defaults."""
+        found: dict[str, str | bool] = {"backend": self.backend}
+        if self.mode != _DEFAULT_MODE:
+            found["mode"] = self.mode
+        if self.fullgraph:
+            found["fullgraph"] = True
+        if self.dynamic is not None:
+            found["dynamic"] = self.dynamic
+        return found
+
+
+def compilation_of(args: TrainingArguments) -> Compilation | None:
+    """Return how the model is compiled; None where it is not.
+
+    Args:
+        args: The arguments; where they say nothing, the variables of `accelerate launch` count.
+
+    Raises:
+        ArgumentError: torch has no such backend, or no such mode.
+    """
+    variables = launcher_variables()
+    by_arguments = (args.torch_compile_backend or "inductor") if args.torch_compile else None
+    backend = (by_arguments or variables.get(_VARIABLE + "BACKEND") or OFF).lower()
+    if backend in (OFF, "none"):
+        return None
+    name = "torch_compile_backend" if by_arguments else _VARIABLE + "BACKEND"
+    known = sorted(torch.compiler.list_backends(exclude_tags=()))
+    if backend not in known:
+        hint = did_you_mean(backend, known, f"choose one of {', '.join(known)}.")
+        raise ArgumentError(f"`{shown(name, backend)}` is no backend of torch.compile.\n\nHint: {hint}")
+    mode = args.torch_compile_mode or variables.get(_VARIABLE + "MODE") or _DEFAULT_MODE
+    if backend == "inductor":
+        name = "torch_compile_mode" if args.torch_compile_mode else _VARIABLE + "MODE"
+        from torch._inductor import list_mode_options  # slow: only where something is compiled
+
+        known = sorted(list_mode_options())
+        if mode not in known:
+            raise ArgumentError(
+                f"`{shown(name, mode)}` is no mode of torch.compile.\n\nHint: choose one of {', '.join(known)}."
+            )
+    dynamic = _VARIABLE + "USE_DYNAMIC"
+    return Compilation(
+        backend=backend,
+        mode=mode,
+        fullgraph=parse_switch(variables, _VARIABLE + "USE_FULLGRAPH"),
+        dynamic=parse_switch(variables, dynamic) if dynamic in variables else None,
+        by_blocks=parse_switch(variables, _VARIABLE + "USE_REGIONAL_COMPILATION"),
+    )
+
+
+ENDLESS_EPOCHS = sys.maxsize
+
+
+class RunCounts(NamedTuple):
+    """The counts of one run, in the order of what upstream's `set_initial_training_values` returns.
+
+    Args:
+        num_train_epochs: Epochs that may begin; `ENDLESS_EPOCHS` where only updates count.
+        updates_per_epoch: Windows of an epoch, a short last one included.
+        num_examples: Samples of an epoch, as reported.
+        num_train_samples: Samples of the run, as reported.
+        total_train_batch_size: Samples of one update over all processes.
+        micro_batches_per_epoch: Micro-batches of an epoch; for endless data those of the whole run.
+        max_updates: Updates of the run.
+    """
+
+    num_train_epochs: int
+    updates_per_epoch: int
+    num_examples: int
+    num_train_samples: float
+    total_train_batch_size: int
+    micro_batches_per_epoch: int
+    max_updates: int
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether the data has no length: the run is one epoch, and only its updates end it."""
+        return self.num_train_epochs == ENDLESS_EPOCHS
+
+
+def make_run_counts(
+    args: TrainingArguments,
+    *,
+    micro_batches: int | None,
+    num_examples: int | None,
+    total_train_batch_size: int,
+) -> RunCounts:
+    """Return the counts of a run.
+
+    Args:
+        args: The arguments: `max_steps`, `num_train_epochs`, `gradient_accumulation_steps` are read.
+        micro_batches: Length of the training loader; None where it has none.
+        num_examples: Samples of an epoch; read only where `micro_batches` is given.
+        total_train_batch_size: Samples of one update over all processes.
+
+    Raises:
+        ArgumentError: Data without a length, and no `max_steps` to end by.
+        DataError: Data with the length 0.
+
+    Mirrors:
+        `transformers.Trainer.set_initial_training_values`, 5.23.
+    """
+    window = args.gradient_accumulation_steps
+    samples_per_update = total_train_batch_size
+    if micro_batches is None:
+        max_steps = args.max_steps
+        if max_steps <= 0:
+            raise ArgumentError(
+                f"The training data has no length, so `max_steps={max_steps}` leaves the end of training open: "
+                "max_steps has to be specified.\n\nHint: set `max_steps` to the number of updates to train."
+            )
+        return RunCounts(
+            num_train_epochs=ENDLESS_EPOCHS,
+            updates_per_epoch=max_steps,
+            num_examples=samples_per_update * max_steps,
+            num_train_samples=samples_per_update * max_steps,
+            total_train_batch_size=samples_per_update,
+            micro_batches_per_epoch=max_steps * window,
+            max_updates=max_steps,
+        )
+    if micro_batches == 0:
+        raise DataError(
+            "The training data set gives no batch.\n\n"
+            "Hint: check its length; with `dataloader_drop_last=True` it must hold at least one full batch."
+        )
+    updates_per_epoch = math.ceil(micro_batches / window)
+    epochs, updates, samples = _planned(args, updates_per_epoch, samples_per_update, num_examples or 0)
+    return RunCounts(
+        num_train_epochs=epochs,
+        updates_per_epoch=updates_per_epoch,
+        num_examples=num_examples or 0,
+        num_train_samples=samples,
+        total_train_batch_size=samples_per_update,
+        micro_batches_per_epoch=micro_batches,
+        max_updates=updates,
+    )
+
+
+def _planned(
+    args: TrainingArguments, updates_per_epoch: int, samples_per_update: int, num_examples: int
+) -> tuple[int, int, float]:
+    """Return the epochs that begin, the updates and the samples of a run: `max_steps` goes before the epochs."""
+    if args.max_steps > 0:
+        return math.ceil(args.max_steps / updates_per_epoch), args.max_steps, args.max_steps * samples_per_update
+    epochs = args.num_train_epochs
+    return math.ceil(epochs), math.ceil(epochs * updates_per_epoch), num_examples * epochs

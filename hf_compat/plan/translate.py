@@ -17,12 +17,10 @@ from hf_compat.errors import ArgumentError, InertArgumentWarning, UnsupportedArg
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.state import TrainerState
 from hf_compat.interop.arguments import as_our_arguments
-from hf_compat.plan.argument_support import check_supported
+from hf_compat.plan.argument_support import check_supported, lightning_precision
 from hf_compat.plan.deepspeed import deepspeed_config, uses_deepspeed
 from hf_compat.plan.fsdp import fsdp_plan, uses_fsdp
-from hf_compat.plan.lightning_equivalents import lightning_precision
-from hf_compat.plan.lightning_plan import LightningPlan, StrategyName
-from hf_compat.plan.run_counts import ENDLESS_EPOCHS, RunCounts
+from hf_compat.plan.lightning_plan import ENDLESS_EPOCHS, LightningPlan, RunCounts, StrategyName
 from hf_compat.runtime.launch import has_rendezvous, launcher_variables
 from hf_compat.runtime.text import parse_switch
 

@@ -1,4 +1,7 @@
-"""Text that people write or read: truth values, secrets, hints for names, missing packages. Imports only errors."""
+"""Text that people write or read: truth values, secrets, hints for names, missing packages. Imports only errors.
+
+Names that upstream's classes have and ours have no machinery for: an error says what to do when one is read.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from types import ModuleType
+from typing import Never
 
-from hf_compat.errors import ArgumentError, MissingPackage
+from hf_compat.errors import AbsentName, ArgumentError, MissingPackage
 
 # The words of `transformers.utils.strtobool` and `accelerate.utils.str_to_bool`, upper or lower case.
 _TRUE = frozenset(("1", "true", "t", "yes", "y", "on"))
@@ -162,3 +166,23 @@ def need(module: str, install: str, for_what: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise missing_package(module.partition(".")[0], install, for_what) from error
+
+
+class Absent:
+    """A name of upstream's class that stands for nothing here.
+
+    Reading it, on the class, on an object or through `super()`, raises `AbsentName`. So `hasattr` says False, and
+    `getattr` gives its default. A subclass or an object may have something of that name.
+
+    Args:
+        name: The name.
+        way_out: What to do instead.
+    """
+
+    def __init__(self, name: str, way_out: str) -> None:
+        self.name, self.way_out = name, way_out
+
+    def __get__(self, instance: object, owner: type) -> Never:
+        raise AbsentName(
+            f"{owner.__name__} has no `{self.name}` here, which a release of transformers has.\n\nHint: {self.way_out}."
+        )

@@ -1,9 +1,19 @@
-"""One trial of a search: what it begins with, its objective, and what is given back after it."""
+"""One trial of a search: what it begins with, its objective, and what is given back after it.
+
+What a search runs on: which packages there are, what they are called in errors, and the names of their trials.
+
+A backend's own file is imported when a search runs on it.
+
+What a search checks before it begins, and what it sets before a trial.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from numbers import Real
 from typing import Protocol
 
@@ -13,12 +23,23 @@ from torch import nn
 
 from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.checkpoint.model_state import ModelState
-from hf_compat.errors import OverrideError, SearchError
+from hf_compat.errors import ArgumentError, MissingSearchBackend, OverrideError, SearchError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import CallbackHandler
-from hf_compat.hf.search import Metrics, Objective, Space, Trial
+from hf_compat.hf.search import (
+    BestRun,
+    HPSearchBackend,
+    Metrics,
+    Objective,
+    Space,
+    Trial,
+    default_hp_space_optuna,
+    default_hp_space_ray,
+    default_hp_space_wandb,
+)
 from hf_compat.hf.state import TrainerControl, TrainerState
-from hf_compat.runtime.text import shown
+from hf_compat.runtime.console import SharedLogger
+from hf_compat.runtime.text import brief, did_you_mean, is_installed, need, shown
 
 
 class _Accelerator(Protocol):
@@ -123,3 +144,189 @@ def check_model_is_there(model: object) -> None:
             "The Trainer has no model: the search has let go of its last trial's.\n\n"
             "Hint: set the arguments of the best run, call `train()`, then evaluate; or load the best run's checkpoint."
         )
+
+
+logger = SharedLogger(__name__, "transformers.trainer")
+
+Directions = str | list[str]
+Options = dict[str, object]
+Search = Callable[[SearchHost, int | None, Directions, Options], BestRun | list[BestRun] | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPackage:
+    """A package that proposes trials.
+
+    Args:
+        module: The module that a search needs.
+        install: What `pip install` takes.
+        home: The module of ours that runs a search on it, and its function.
+        default_space: The space where none is given.
+        needs_transformers: The search is transformers' own.
+    """
+
+    module: str
+    install: str
+    home: tuple[str, str]
+    default_space: Callable[..., Space]
+    needs_transformers: bool = True
+
+    def search(self) -> Search:
+        """Return what runs a search on it."""
+        module, name = self.home
+        run: Search = getattr(importlib.import_module(f"hf_compat.search.{module}"), name)
+        return run
+
+    def missing(self) -> tuple[str, str] | None:
+        """Return what is not installed of what a search needs, and what `pip install` takes."""
+        guest = [("transformers", "'hf-compat[transformers]'")] if self.needs_transformers else []
+        return next((one for one in [(self.module, self.install), *guest] if not is_installed(one[0])), None)
+
+
+PACKAGES = {
+    HPSearchBackend.OPTUNA: SearchPackage(
+        module="optuna",
+        install="'hf-compat[search]'",
+        home=("with_optuna", "search"),
+        default_space=default_hp_space_optuna,
+        needs_transformers=False,
+    ),
+    HPSearchBackend.RAY: SearchPackage(
+        module="ray.tune",
+        install="'ray[tune]'",
+        home=("with_upstream", "search_ray"),
+        default_space=default_hp_space_ray,
+    ),
+    HPSearchBackend.WANDB: SearchPackage(
+        module="wandb",
+        install="'hf-compat[wandb]'",
+        home=("with_upstream", "search_wandb"),
+        default_space=default_hp_space_wandb,
+    ),
+}
+
+
+def chosen_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
+    """Return the backend of a search: the one that is asked for, else the first that is installed.
+
+    Raises:
+        ArgumentError: There is no backend of this name.
+        MissingSearchBackend: Its package is not installed, or none is.
+    """
+    if wanted is None:
+        found = [backend for backend, package in PACKAGES.items() if package.missing() is None]
+        if not found:
+            ways = "\n".join(f"  pip install {package.install}" for package in PACKAGES.values())
+            raise MissingSearchBackend(
+                f"No package that can search is installed.\n\nHint: install one of these:\n{ways}"
+            )
+        if len(found) > 1:
+            logger.info(f"The search runs on {found[0].value}; `backend=…` chooses another.")
+        return found[0]
+    backend = HPSearchBackend(wanted)
+    missing = PACKAGES[backend].missing()
+    if missing is not None:
+        raise MissingSearchBackend(
+            f"`backend={backend.value!r}` needs the package {missing[0]}, which is not installed.\n\n"
+            f"Hint: pip install {missing[1]}"
+        )
+    return backend
+
+
+def name_of_trial(backend: HPSearchBackend, trial: Trial, hp_name: Callable[..., str] | None) -> str:
+    """Return the name of a trial's folder: what `hp_name` says, else `run-` and the trial's id.
+
+    Raises:
+        ArgumentError: `hp_name` gives no text.
+    """
+    if hp_name is not None:
+        name = hp_name(trial)
+        if not isinstance(name, str) or not name:
+            raise ArgumentError(f"`hp_name` has returned {brief(name)}.\n\nHint: return the trial's name.")
+        return name
+    if backend == HPSearchBackend.OPTUNA:
+        return f"run-{trial.number}"
+    if backend == HPSearchBackend.RAY:
+        return f"run-{need('ray.tune', PACKAGES[backend].install, '`backend=ray`').get_context().get_trial_id()}"
+    return f"run-{need('wandb', PACKAGES[backend].install, '`backend=wandb`').run.id}"
+
+
+_DIRECTIONS = ("minimize", "maximize")
+# Fields that the constructor has read: a trial's value comes too late, upstream as here.
+_READ_BY_CONSTRUCTOR = ("disable_tqdm", "label_names", "label_smoothing_factor", "log_level", "report_to")
+
+
+def check_search(model_init: object, n_trials: int | None, direction: Directions, **functions: object) -> None:
+    """Refuse a search that cannot be run.
+
+    Raises:
+        SearchError: There is no `model_init`.
+        ArgumentError: A setting that no search can follow.
+    """
+    if model_init is None:
+        raise SearchError(
+            "A search needs a new model for each trial, and this Trainer has no `model_init`.\n\n"
+            "Hint: pass `model_init=` to the Trainer in place of `model=`."
+        )
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise ArgumentError(f"`{shown(name, function)}` cannot be called.\n\nHint: pass a function.")
+    is_count = isinstance(n_trials, int) and not isinstance(n_trials, bool) and n_trials >= 0
+    if n_trials is not None and not is_count:
+        raise ArgumentError(f"`{shown('n_trials', n_trials)}` is no number of trials.\n\nHint: `n_trials=20`, say.")
+    wrong = [d for d in _as_sequence(direction) if isinstance(d, str) and d not in _DIRECTIONS]
+    if wrong or not _as_sequence(direction):
+        raise ArgumentError(
+            f"`{shown('direction', direction)}` is not known.\n\nHint: 'minimize', 'maximize', or a list of these."
+        )
+
+
+def space_of(trainer: SearchHost, backend: HPSearchBackend, trial: Trial) -> Space:
+    """Return names and values that a trial sets.
+
+    Raises:
+        OverrideError: `hp_space` gives no dict.
+    """
+    if backend == HPSearchBackend.OPTUNA:
+        space = trainer.hp_space(trial)
+        if not isinstance(space, dict):
+            raise OverrideError(
+                f"`{shown('hp_space', space)}` is no dict.\n\nHint: return the names and values of a trial."
+            )
+        return space
+    if backend == HPSearchBackend.RAY:
+        trial.pop("wandb", None)
+    return dict(trial)
+
+
+def set_from_trial(args: TrainingArguments, name: str, value: object) -> None:
+    """Set an argument to a trial's value.
+
+    Raises:
+        ArgumentError: It cannot have that value.
+    """
+    if not hasattr(args, name):
+        close = did_you_mean(name, vars(args), "`model_init(trial)` may read it.")
+        logger.warning(f"The trial sets {shown(name, value)}, which is no field of the training arguments. {close}")
+        return
+    old = getattr(args, name)
+    try:
+        # A value in the type that the argument has: ray draws a seed of 17.3. Texts for truth values, lists and
+        # dicts are left to the argument itself, which reads them.
+        reads_itself = isinstance(old, (bool, list, tuple, dict)) and isinstance(value, str)
+        if not (old is None or value is None or reads_itself or isinstance(old, Enum)):
+            value = type(old)(value)
+        setattr(args, name, value)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ArgumentError(f"The trial sets `{shown(name, value)}`, which cannot be set: {error}") from error
+    if name in _READ_BY_CONSTRUCTOR and value != old:
+        logger.warning(f"The trial sets {name}, which the Trainer has read before the search: it stays as it was.")
+
+
+def _as_sequence(direction: Directions) -> list[str]:
+    return list(direction) if isinstance(direction, (list, tuple)) else [direction]
+
+
+def as_list(direction: Directions) -> Directions:
+    """Return several directions as a list, which is how a search knows that there are several."""
+    return list(direction) if isinstance(direction, (list, tuple)) else direction

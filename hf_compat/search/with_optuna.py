@@ -13,8 +13,7 @@ from hf_compat.errors import ArgumentError, ProcessError, SearchError, UnknownAr
 from hf_compat.hf.search import BestRun, Objective, Trial
 from hf_compat.runtime.collectives import broadcast_object
 from hf_compat.runtime.text import did_you_mean, shown
-from hf_compat.search.backends import Directions, Options
-from hf_compat.search.trials import SearchHost, release_model, run_trial
+from hf_compat.search.trials import Directions, Options, SearchHost, release_model, run_trial
 
 _OF_STUDY = frozenset(inspect.signature(optuna.create_study).parameters) - {"direction", "directions"}
 _OF_RUN = frozenset(inspect.signature(optuna.study.Study.optimize).parameters) - {"self", "func", "n_trials"}

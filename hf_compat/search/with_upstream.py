@@ -8,10 +8,9 @@ from types import ModuleType
 from hf_compat.callbacks.trackers import TensorBoardCallback, WandbCallback
 from hf_compat.errors import ArgumentError, SearchError, UnknownArgument
 from hf_compat.hf.search import BestRun
-from hf_compat.interop.callback_classes import known_to_transformers
+from hf_compat.interop.transformers_models import known_to_transformers
 from hf_compat.runtime.text import did_you_mean, shown
-from hf_compat.search.backends import Directions, Options
-from hf_compat.search.trials import SearchHost
+from hf_compat.search.trials import Directions, Options, SearchHost
 
 _OF_SWEEPS = ("sweep_id", "project", "name", "entity", "metric")
 

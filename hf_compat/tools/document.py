@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_compat.hf.argument_values import ALONE, OWN_ARGUMENTS, ROWS, Row, checks_of
-from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
+from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.plan.argument_support import default_of
 
@@ -24,7 +23,7 @@ _HEAD = """# Arguments
 
 This page lists every argument: its default, the values that it takes, whether it is supported, and where it goes.
 `python -m hf_compat.tools.document docs/arguments.md` makes the page from `hf_compat/hf/arguments.py`,
-`hf_compat/hf/arguments_seq2seq.py` and `hf_compat/hf/legacy.py`.
+`hf_compat/hf/arguments.py` and `hf_compat/hf/legacy.py`.
 
 - **values** holds for the constructor and for setting a field later. Numbers and truth values may be text (`"5e-5"`,
   `"false"`) or scalars of NumPy and torch. Any other value is an `ArgumentError` that names the argument, and the

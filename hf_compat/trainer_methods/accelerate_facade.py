@@ -19,21 +19,26 @@ from torch.utils.data import DataLoader
 
 from hf_compat.checkpoint.model_state import make_model_state
 from hf_compat.data.loader import OpenPasses
-from hf_compat.data.rank_slices import RankSlice
+from hf_compat.data.samplers import RankSlice
 from hf_compat.data.tree import truncate_to
 from hf_compat.data.types import Batch
 from hf_compat.engine.precision import unwrap_forward
 from hf_compat.errors import UnsupportedArgument, warn_once
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.process_state import ProcessState
-from hf_compat.optim.prepared import Prepared, unprepared
+from hf_compat.hf.process_state import (
+    ProcessState,
+    as_distributed_type,
+    may_be_asked,
+    share_accelerator,
+    share_processes,
+)
+from hf_compat.optim.stepping import Prepared, unprepared
 from hf_compat.plan.deepspeed import deepspeed_config, zero_stage
 from hf_compat.runtime import collectives as processes
-from hf_compat.runtime.accelerate_processes import as_distributed_type, may_be_asked, share_accelerator, share_processes
 from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import launcher_variables
 from hf_compat.runtime.nested import Nested, leaves
-from hf_compat.trainer_methods.accelerate_preparing import PreparingMembers, Unused
+from hf_compat.trainer_methods.accelerate_states import PreparingMembers, Unused
 
 
 class ReadingAccelerator(Protocol):

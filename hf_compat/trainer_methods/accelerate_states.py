@@ -1,29 +1,192 @@
-"""`accelerator.save_state`, `load_state` and what belongs to them."""
+"""`accelerator.save_state`, `load_state` and what belongs to them.
+
+A folder as `Accelerator.save_state` writes it: names of its files, writing and reading. Files and tensors only.
+
+What is written is put into place when all of it is written; what is read is read before any of it is used. Nothing is
+unpickled but tensors and plain containers.
+
+What a script hands to `accelerator.prepare`, and what a fit trains beside it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.hooks import RemovableHandle
 
 from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint.accelerate_folder import StateFolder, numbered, numbered_object
-from hf_compat.checkpoint.forms import check_schedule, check_weights
+from hf_compat.checkpoint.files import Plain
+from hf_compat.checkpoint.forms import check_random_states, check_schedule, check_weights
+from hf_compat.checkpoint.lightning_io import write_weights
 from hf_compat.checkpoint.model_state import DeepSpeedState, ModelState, make_model_state
 from hf_compat.checkpoint.model_state.base import TorchState
-from hf_compat.checkpoint.pickles import Plain
-from hf_compat.checkpoint.reading import Weights, fitting
+from hf_compat.checkpoint.reading import Weights, fitting, plain_names, read_torch_file, read_weights_file
+from hf_compat.checkpoint.run_state import readable_state
+from hf_compat.checkpoint.torch_writer import save_torch
+from hf_compat.data.loader import LoaderOptions, OpenPasses, PreparedDataLoader
+from hf_compat.data.samplers import RankSlice
+from hf_compat.data.types import Batch, DataSource
+from hf_compat.engine.precision import wrap_forward
 from hf_compat.errors import ArgumentError, CheckpointError, CheckpointWriteError, UnsupportedArgument, warn_once
+from hf_compat.hf.argument_values import AcceleratorConfig
+from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.process_state import ProcessMembers
-from hf_compat.optim.prepared import Prepared, unprepared
+from hf_compat.optim.stepping import Prepared, PreparedOptimizer, PreparedScheduler, unprepared
 from hf_compat.runtime.collectives import agree
-from hf_compat.runtime.rng import RandomStates, write_rng
+from hf_compat.runtime.seeding import RandomStates, legacy_globals, pack_legacy_rng, read_rng, unpack_rng, write_rng
+
+_WAYS_OUT = (
+    "Hint: name a folder that `accelerator.save_state` has written with as many models and optimizers; from a "
+    "checkpoint of the Trainer `trainer.train(resume_from_checkpoint=…)` goes on."
+)
+
+
+def numbered(name: str, index: int) -> str:
+    """Return the name of a file of the first, or of a further, object of a kind: `model.bin`, `model_1.bin`."""
+    stem, dot, suffix = name.rpartition(".")
+    return name if index == 0 else f"{stem}_{index}{dot}{suffix}"
+
+
+class StateFolder:
+    """A folder of states.
+
+    Args:
+        path: The folder.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._written: list[str] = []
+
+    def write_weights(self, weights: Weights, index: int, safe: bool) -> None:
+        """Write a model's weights, with safetensors or torch."""
+        if safe:
+            self._write(numbered("model.safetensors", index), lambda path: write_weights(weights, path))
+        else:
+            self.write_torch(plain_names(weights), numbered("pytorch_model.bin", index))
+
+    def write_torch(self, content: Plain, name: str) -> None:
+        """Write tensors and plain containers."""
+        self._write(name, lambda path: save_torch(content, path))
+
+    def write_object(self, content: Plain, index: int, whose: str) -> None:
+        """Write the state of an object of the script's own.
+
+        Raises:
+            CallbackError: It could not be read back.
+        """
+        self.write_torch(readable_state(content, f"The state of {whose}"), numbered_object(index))
+
+    def write_random_states(self, rank: int, step: int) -> None:
+        """Write the states of this process's random generators, and how often `accumulate` was entered."""
+        states = unpack_rng(read_rng())
+        content = {
+            "step": step,
+            "random_state": states["python"],
+            "numpy_random_seed": states["numpy"],
+            "torch_manual_seed": states["cpu"],
+        }
+        if torch.cuda.is_available():
+            content["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()
+        self._write(_random_states(rank), lambda path: torch.save(content, path))
+
+    def _write(self, name: str, write: Callable[[str], None]) -> None:
+        os.makedirs(self.path, exist_ok=True)
+        self._written.append(name)
+        write(self._hidden(name))
+
+    def _hidden(self, name: str) -> str:
+        return os.path.join(self.path, f".{name}.partial")
+
+    def land(self) -> None:
+        """Put into place what is written."""
+        for name in self._written:
+            os.replace(self._hidden(name), os.path.join(self.path, name))
+        self._written.clear()
+
+    def discard(self) -> None:
+        """Remove what is written and not in its place."""
+        for name in self._written:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(self._hidden(name))
+        self._written.clear()
+
+    def read_weights(self, index: int) -> Weights:
+        """Read a model's weights; `module.`, which DDP puts before names, is taken off.
+
+        Raises:
+            CheckpointError: There are none, or they are damaged.
+        """
+        path = self._find(numbered("model.safetensors", index), numbered("pytorch_model.bin", index))
+        weights = plain_names(read_weights_file(path))
+        if all(name.startswith("module.") for name in weights):
+            return {name.removeprefix("module."): tensor for name, tensor in weights.items()}
+        return weights
+
+    def read_torch(self, name: str) -> tuple[str, Plain]:
+        """Return a file's path and what is in it.
+
+        Raises:
+            CheckpointError: There is none, or it is damaged.
+        """
+        path = self._find(name)
+        return path, read_torch_file(path, allowed=legacy_globals())
+
+    def has(self, name: str) -> bool:
+        """Return whether there is such a file."""
+        return os.path.isfile(os.path.join(self.path, name))
+
+    def count_objects(self) -> int:
+        """Count the states of objects of the script's own."""
+        known = (name for name in os.listdir(self.path) if name.startswith("custom_checkpoint_"))
+        return sum(name.endswith(".pkl") for name in known)
+
+    def read_random_states(self, rank: int) -> tuple[RandomStates, int] | None:
+        """Return a process's random states, and how often `accumulate` was entered; None where it has none.
+
+        Raises:
+            CheckpointError: They are damaged.
+        """
+        if not self.has(_random_states(rank)):
+            return None
+        path, content = self.read_torch(_random_states(rank))
+        if not isinstance(content, Mapping) or "torch_manual_seed" not in content:
+            raise CheckpointError(f"{path} cannot be used: it holds no random states.")
+        states = {
+            "python": content.get("random_state"),
+            "numpy": content.get("numpy_random_seed"),
+            "cpu": content["torch_manual_seed"],
+        }
+        check_random_states(path, states)
+        cuda = content.get("torch_cuda_manual_seed")
+        if cuda and torch.cuda.is_available():
+            states["cuda"] = cuda[min(torch.cuda.current_device(), len(cuda) - 1)]
+        return pack_legacy_rng(states), int(content.get("step", 0))
+
+    def _find(self, *candidates: str) -> str:
+        found = next(filter(self.has, candidates), None)
+        if found is None:
+            raise CheckpointError(f"{self.path} has no {' and no '.join(candidates)}.\n\n{_WAYS_OUT}")
+        return os.path.join(self.path, found)
+
+
+def numbered_object(index: int) -> str:
+    """Return the name of the file of an object of the script's own."""
+    return f"custom_checkpoint_{index}.pkl"
+
+
+def _random_states(rank: int) -> str:
+    return f"random_states_{rank}.pkl"
+
 
 # Called before states are written, with models, weights and the folder; before they are read, with models and folder.
 StateHook: TypeAlias = Callable[..., None]
@@ -297,3 +460,168 @@ def _attempt(folder: StateFolder, write: Callable[[], None]) -> Exception | None
         )
         failed.__cause__ = error
         return failed
+
+
+# Options of Accelerate's that change nothing here.
+Unused: TypeAlias = Any
+
+
+def _is_never(_: nn.Module) -> bool:
+    return False  # no lambda: native modules hold this object, and pickle finds a function by its name
+
+
+class PreparingMembers(StateMembers):
+    """What makes loaders, models, optimizers and schedules of the script's own work beside the engine's."""
+
+    _args: TrainingArguments
+    mixed_precision: str
+    rank_slice: RankSlice
+    sync_gradients: bool
+    passes: OpenPasses
+    run_backward: Callable[..., None] | None
+    unscale: Callable[[Prepared], None] | None
+
+    def _begin_unprepared(self) -> None:
+        # what a script has prepared, and what a fit trains
+        self._models: list[Prepared] = []
+        self._optimizers: list[Prepared] = []
+        self._schedulers: list[Prepared] = []
+        self._dataloaders: list[Prepared] = []
+        self._trained_optimizer: Prepared = None
+        self.is_trained_by_engine: Callable[[nn.Module], bool] = _is_never
+        self._begin_without_states()
+
+    @property
+    def dataloader_config(self) -> AcceleratorConfig:
+        """How data is loaded across processes: `accelerator_config` of the arguments."""
+        return AcceleratorConfig.from_any(self._args.accelerator_config)
+
+    @property
+    def split_batches(self) -> bool:
+        """Whether a loader's batch is split between the processes."""
+        return self.dataloader_config.split_batches
+
+    def _half_precision(self) -> torch.dtype | None:
+        raise NotImplementedError
+
+    def prepare(self, *objects: Prepared, device_placement: list[bool] | None = None) -> Prepared:
+        """Prepare loaders, models, optimizers and schedules of the script's own; the engine prepares what it trains."""
+        prepared = [self._prepare_one(one) for one in objects if not hasattr(one, "get_last_lr")]
+        made = iter(prepared)  # schedules come last: they follow the optimizers
+        found = tuple(self.prepare_scheduler(one) if hasattr(one, "get_last_lr") else next(made) for one in objects)
+        return found if len(found) != 1 else found[0]
+
+    def _prepare_one(self, candidate: Prepared) -> Prepared:
+        if isinstance(candidate, DataLoader):
+            return self.prepare_data_loader(candidate)
+        if isinstance(candidate, nn.Module):
+            return self.prepare_model(candidate)
+        return self.prepare_optimizer(candidate) if isinstance(candidate, torch.optim.Optimizer) else candidate
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Put a further model on the device and under the run's precision; of several processes, into DDP.
+
+        Args:
+            model: A reference or reward model, a discriminator; the Trainer's own is left to the engine.
+            device_placement: False leaves it where it is.
+            evaluation_mode: It is not trained: DDP is left out.
+        """
+        if self.is_trained_by_engine(model):
+            return model if device_placement is False else model.to(self.device)
+        if device_placement is not False and not self.verify_device_map(model):
+            model = model.to(self.device)
+        if self._half_precision() is not None:
+            wrap_forward(model, {"bf16": "bf16-mixed", "fp16": "16-mixed"}[self.mixed_precision], self.device.type)
+        self._note(self._models, model)
+        is_wrapped = isinstance(model, DistributedDataParallel)
+        return (
+            self._in_ddp(model)
+            if (self.use_distributed and not is_wrapped and any(one.requires_grad for one in model.parameters()))
+            and not evaluation_mode
+            else model
+        )
+
+    def _in_ddp(self, model: nn.Module) -> nn.Module:
+        unused = self._args.ddp_find_unused_parameters
+        place = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, place, find_unused_parameters=True if unused is None else unused)
+
+    def verify_device_map(self, model: nn.Module) -> bool:
+        """Return whether a model, or a part of it, stands on several devices by its `hf_device_map`."""
+        return any(len(getattr(part, "hf_device_map", None) or ()) > 1 for part in model.modules())
+
+    def prepare_optimizer(self, optimizer: Prepared, device_placement: bool | None = None) -> Prepared:
+        """Let an optimizer of the script's own step where an update ends, and not at each micro-batch."""
+        if optimizer is not self._trained_optimizer and not getattr(optimizer, "_is_accelerate_prepared", False):
+            optimizer = PreparedOptimizer(optimizer, self)
+        return self._note(self._optimizers, optimizer)
+
+    def prepare_scheduler(self, scheduler: Prepared) -> Prepared:
+        """Let a schedule of the script's own step with its optimizer."""
+        if not isinstance(scheduler, PreparedScheduler):
+            followed = [one for one in self._optimizers if isinstance(one, PreparedOptimizer)]
+            own = [one for one in followed if one.optimizer is getattr(scheduler, "optimizer", None)]
+            scheduler = PreparedScheduler(scheduler, own or followed, self)
+        return self._note(self._schedulers, scheduler)
+
+    def take_up(self, held: ModelState, optimizer: object, scheduler: object) -> None:
+        """List what a fit trains before what the script has prepared.
+
+        Args:
+            held: The model, and what reads and writes its state.
+            optimizer: Its optimizer.
+            scheduler: Its schedule.
+        """
+        self._optimizers[:] = [one for one in self._optimizers if unprepared(one) is not optimizer]
+        self._models[:] = [held.model, *(one for one in self._models if one is not held.model)]
+        self._optimizers.insert(0, optimizer)
+        self._trained_state, self._trained_optimizer, self._trained_schedule = held, optimizer, scheduler
+
+    def leave_fit(self) -> None:
+        """Go on without the engine's passes; what was trained stays listed."""
+        self.run_backward = self.unscale = None
+        self.sync_gradients = True
+
+    @staticmethod
+    def _note(held: list[Prepared], candidate: Prepared) -> Prepared:
+        if not any(candidate is one for one in held):
+            held.append(candidate)
+        return candidate
+
+    def prepare_data_loader(self, loader: DataLoader[Batch], **kwargs: Unused) -> PreparedDataLoader:
+        """Make a loader like the Trainer's own: one batch ahead, on the device, seeded shuffling."""
+        if isinstance(loader, PreparedDataLoader):
+            return loader
+        chosen: dict[str, Any]
+        if isinstance(loader.dataset, IterableDataset):
+            chosen = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        elif loader.batch_sampler is None:  # the data set is asked for a batch at a time
+            chosen = {"batch_size": None, "sampler": loader.sampler}
+        elif loader.batch_size is None:
+            chosen = {"batch_sampler": loader.batch_sampler}
+        else:
+            chosen = {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+        return self.make_loader(loader.dataset, LoaderOptions.of(loader), **chosen)
+
+    def make_loader(self, dataset: DataSource, options: LoaderOptions, **chosen: Any) -> PreparedDataLoader:
+        """Make a loader for this process as the arguments ask for it.
+
+        Args:
+            dataset: Map-style or iterable.
+            options: How it reads.
+            chosen: Which samples it reads: `batch_size`, `sampler`, `drop_last`, `batch_sampler` of torch's loader.
+        """
+        config = self.dataloader_config
+        return PreparedDataLoader(
+            dataset,
+            device=self.device,
+            non_blocking=config.non_blocking,
+            seed=self._args.data_seed,
+            use_seedable_sampler=config.use_seedable_sampler,
+            rank_slice=self.rank_slice,
+            passes=self.passes,
+            **options.keywords(),
+            **chosen,
+        )

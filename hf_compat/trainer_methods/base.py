@@ -1,4 +1,7 @@
-"""`TrainerBase`: the Trainer's attributes, and the methods that one method group calls of another."""
+"""`TrainerBase`: the Trainer's attributes, and the methods that one method group calls of another.
+
+Set-up shared by the Trainer and native mode: data, collator, state, counters.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,22 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.checkpoint.model_state import ModelState
+from hf_compat.data.collators import PaddingCollator, default_data_collator
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
 from hf_compat.engine.module import WindowModule
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import CallbackHandler
-from hf_compat.hf.outputs import EvalLoopOutput, TrainOutput
+from hf_compat.hf.metrics import EvalLoopOutput, TrainOutput
 from hf_compat.hf.search import HPSearchBackend, Metrics, Objective, Space, Trial
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.hub.pushes import Pushes
+from hf_compat.interop.transformers_models import pads_itself
 from hf_compat.optim.label_smoothing import LabelSmoother
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.translate import CurrentPlan
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
-from hf_compat.trainer_methods.evaluator import Evaluator
-from hf_compat.trainer_methods.lightning_options import CheckedOptions
+from hf_compat.trainer_methods.evaluator import CheckedOptions, Evaluator
 from hf_compat.training_run.resumer import Resumer
 from hf_compat.training_run.run import TrainingRun
 from hf_compat.training_run.saver import Saver
@@ -259,3 +263,34 @@ class TrainerBase:
 
     def pop_callback(self, callback: AnyCallback) -> AnyCallback:
         raise NotImplementedError
+
+
+class SetupMethods(TrainerBase):
+    """The parts of a constructor that do not need the model."""
+
+    def _set_up_data(
+        self,
+        train_dataset: Dataset,
+        eval_dataset: Dataset,
+        data_collator: Collator | None,
+        processing_class: ProcessingClass,
+    ) -> None:
+        """Set the data sets and the collator. By default the collator stacks tensors, or the processor pads them."""
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.processing_class = processing_class
+        pads = processing_class is not None and pads_itself(processing_class)
+        self.data_collator = data_collator or (PaddingCollator(processing_class) if pads else default_data_collator)
+
+    def _set_up_counters(self) -> None:
+        """Set the state and counters of a new run."""
+        self.state = TrainerState(
+            is_local_process_zero=self.args.local_process_index == 0,
+            is_world_process_zero=self.args.process_index == 0,
+        )
+        self.control = TrainerControl()
+        self.is_in_train = False
+        self.current_flos = 0
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
+        self._train_batch_size = self.args.train_batch_size
+        self._signature_columns = None
+        self._created_lr_scheduler = False

@@ -2,31 +2,208 @@
 
 Subclasses may override every method under its name and signature in `transformers.Trainer`. `training_run/saver.py`
 calls them. Only tensors and plain containers are unpickled (`weights_only=True`).
+
+Load checkpoints in HF's layout.
+
+Subclasses may override every method under its name and signature in `transformers.Trainer`. Only tensors and plain
+containers are unpickled (`weights_only=True`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.adapters import holds_whole_model, load_adapters
+from hf_compat.checkpoint.forms import check_schedule, check_schedule_took_over
+from hf_compat.checkpoint.judging import has_weights
 from hf_compat.checkpoint.lightning_io import write_weights
-from hf_compat.checkpoint.reading import COMPILED, Weights, plain_names
+from hf_compat.checkpoint.model_state import ModelState, make_model_state
+from hf_compat.checkpoint.reading import (
+    COMPILED,
+    Contents,
+    LoadResult,
+    Weights,
+    fitting,
+    is_read_as_it_is,
+    plain_names,
+    read_torch_file,
+)
 from hf_compat.hf.search import Trial
-from hf_compat.interop.transformers_models import is_pretrained_model
+from hf_compat.hf.state import TrainerControl
+from hf_compat.interop.transformers_models import is_peft_model, is_pretrained_model
 from hf_compat.interop.upstream_log import log_line
 from hf_compat.optim.stepping import stepping_of
 from hf_compat.runtime.collectives import agree
+from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import is_replaced, reads_parameter
-from hf_compat.runtime.rng import read_rng, unpack_rng
-from hf_compat.search.backends import name_of_trial
-from hf_compat.trainer_methods.checkpoint_loading import CheckpointLoadingMethods
+from hf_compat.runtime.seeding import legacy_globals, pack_legacy_rng, read_rng, unpack_rng, write_rng
+from hf_compat.search.trials import name_of_trial
+from hf_compat.trainer_methods.base import TrainerBase
+
+logger = logging.getLogger(__name__)
+shared_logger = SharedLogger(__name__, "transformers.trainer")
+
+
+class CheckpointLoadingMethods(TrainerBase):
+    """The overridable methods that load checkpoints."""
+
+    # the model's weights that the last loaded checkpoint lacked
+    _weights_not_loaded: Sequence[str] = ()
+
+    @property
+    def _model_state(self) -> ModelState:
+        """Reader and writer of the model's state, with or without the last fit's wrapper."""
+        state = self._fit_model_state
+        return state if state is not None and state.model is self.model else make_model_state(self.model)
+
+    def _rank_file(self, name: str) -> str:
+        """Return the name of a file that each rank has its own of."""
+        return names.of_rank(name, self.args.process_index, self.args.world_size)
+
+    def _loading_whole_weights(self) -> AbstractContextManager[None]:
+        """Let an override load whole weights into a model whose parameters are sharded."""
+        methods = (self._load_from_checkpoint, self._load_best_model)
+        is_ours = all(getattr(method, "__module__", None) == __name__ for method in methods)
+        return contextlib.nullcontext() if is_ours else self._model_state.taking_whole()
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Load a checkpoint's weights into the model.
+
+        Args:
+            resume_from_checkpoint: The folder.
+            model: The model. By default the Trainer's.
+
+        Raises:
+            CheckpointError: The folder has no weights.
+        """
+        self._load_known_weights(resume_from_checkpoint, model)
+
+    def _load_known_weights(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        given = self.model if model is None else model
+        target = self.accelerator.unwrap_model(given)
+        folder = str(resume_from_checkpoint)
+        if is_peft_model(target) and not holds_whole_model(folder, target):
+            self._weights_not_loaded = load_adapters(target, folder)
+            return
+        is_own = given is self.model or given is self.model_wrapped
+        state = self._model_state if is_own else make_model_state(target)
+        self._issue_warnings_after_load(state.load_weights(folder))
+
+    def _issue_warnings_after_load(self, load_result: LoadResult) -> None:
+        """Warn of weights that the checkpoint lacks, and of those that the model lacks."""
+        target = self.accelerator.unwrap_model(self.model)
+        first_names = {name for name, _ in target.named_parameters()}
+        missing = (
+            set(load_result.missing_keys)
+            - ({name for name, _ in target.named_parameters(remove_duplicate=False)} - first_names)
+            - set(getattr(target, "_keys_to_ignore_on_save", None) or [])
+        )
+        self._weights_not_loaded = sorted(missing)
+        if missing:
+            shared_logger.warning(f"There were missing keys in the checkpoint model loaded: {sorted(missing)}.")
+        if load_result.unexpected_keys:
+            shared_logger.warning(
+                f"There were unexpected keys in the checkpoint model loaded: {load_result.unexpected_keys}."
+            )
+
+    def _load_best_model(self) -> None:
+        """Load the weights of the best checkpoint."""
+        best = self.state.best_model_checkpoint
+        assert best is not None  # the only caller checks it
+        self._saver.background.wait()
+        log_line(f"Loading best model from {best} (score: {self.state.best_metric}).", otherwise=logger)
+        if not os.path.isdir(best):
+            shared_logger.warning(f"Could not locate the best model at {best}, so the last one is kept.")
+            return
+        stepping_of(self.optimizer).to_evaluation()  # the next evaluation must not average the loaded weights
+        # like upstream, read the files directly, and call an override only for files of its own
+        load = self._load_known_weights if has_weights(Path(best)) else self._load_from_checkpoint
+        load(best)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load the states of optimizer and schedule if a checkpoint has them."""
+        if checkpoint is None:
+            return
+        schedule = Contents(checkpoint).find(names.SCHEDULER_NAME)
+        if schedule is None or not self._load_optimizer(checkpoint):
+            level = logging.INFO if is_read_as_it_is(checkpoint) else logging.WARNING  # an earlier warning covers it
+            logger.log(level, "%s has no optimizer and schedule, so both start anew.", checkpoint)
+            return
+        content = read_torch_file(schedule)
+        check_schedule(schedule, content)
+        # plain functions have no state, and a file may lack the list of them
+        own = getattr(self.lr_scheduler, "lr_lambdas", None)
+        functions = {} if own is None else {"lr_lambdas": [None] * len(own)}
+        with fitting(schedule):
+            self.lr_scheduler.load_state_dict({**functions, **content})
+        check_schedule_took_over(schedule, self.lr_scheduler)
+
+    def _load_optimizer(self, checkpoint: str) -> bool:
+        stepping_of(self.optimizer).tell_of_resuming()
+        with fitting(f"The optimizer's state in {checkpoint}"):
+            return self._model_state.load_optimizer(checkpoint, self.optimizer)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Load the gradient scaler's state, if there is one."""
+        scaler = self.accelerator.scaler
+        path = Contents(checkpoint).find(names.SCALER_NAME) if scaler is not None and checkpoint is not None else None
+        if scaler is not None and path is not None:
+            with fitting(path):
+                scaler.load_state_dict(read_torch_file(path))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Set all random generators to a checkpoint's states, if it has them."""
+        exact = self._resumer.exact_rng
+        if exact is not None:
+            write_rng(exact)
+            return
+        own, first = self._rank_file(names.RNG_STATE_NAME), names.of_rank(names.RNG_STATE_NAME, 0, 2)
+        places = [own, first, names.RNG_STATE_NAME]  # with another number of ranks use rank 0's
+        if checkpoint is None:
+            return
+        path = next(filter(None, map(Contents(checkpoint).find, places)), None)
+        if path is None:
+            shared_logger.info(f"Didn't find an RNG file in {checkpoint}, reproducibility is not guaranteed.")
+            return
+        with fitting(path):
+            write_rng(pack_legacy_rng(read_torch_file(path, allowed=legacy_globals())))
+
+    def _load_callback_state(self) -> None:
+        """Restore the states of callbacks and control if the arguments ask for it."""
+        if not self.args.restore_callback_states_from_checkpoint:
+            return
+        absent = []
+        for name, saved in self.state.stateful_callbacks.items():
+            found = [c for c in [*self.callback_handler.callbacks, self.control] if type(c).__name__ == name]
+            if not found:
+                absent.append(name)
+            for callback, state in zip(found, saved if isinstance(saved, list) else [saved], strict=False):
+                self._restore(callback, state)
+        if absent:
+            shared_logger.warning(f"The checkpoint has states of missing callbacks: {', '.join(absent)}.")
+
+    def _restore(self, callback: Any, state: dict[str, Any]) -> None:
+        with fitting(f"The state of {type(callback).__name__} in `stateful_callbacks` of {names.TRAINER_STATE_NAME}"):
+            restored = type(callback).from_state(state)
+        if isinstance(callback, TrainerControl):
+            self.control = restored
+            return
+        callbacks = self.callback_handler.callbacks
+        callbacks.remove(callback)
+        callbacks.append(restored)
 
 
 class CheckpointMethods(CheckpointLoadingMethods):

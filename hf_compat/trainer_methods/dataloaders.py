@@ -1,6 +1,8 @@
 """Data loaders, samplers and columns.
 
 Subclasses may override every method under its name and signature in `transformers.Trainer`.
+
+The run's counts, and the training data cut into updates, for the Trainer and for native mode.
 """
 
 from __future__ import annotations
@@ -15,18 +17,25 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
-from hf_compat.data.batch_rebalance import BatchRebalanceSampler, knows_its_rank
-from hf_compat.data.checks import check_dataset, check_iterable
-from hf_compat.data.collators import RemoveColumnsCollator, raise_no_columns
+from hf_compat.checkpoint.run_state import DataCut, PlainState, ResumePoint
+from hf_compat.data.collators import RemoveColumnsCollator, check_dataset, check_iterable, raise_no_columns
 from hf_compat.data.loader import LoaderOptions, PreparedDataLoader
-from hf_compat.data.rank_slices import IterableDatasetSlice
-from hf_compat.data.samplers import LengthGroupedSampler, measure_lengths
-from hf_compat.data.types import Batch, Collator, DataSource
+from hf_compat.data.samplers import (
+    BatchRebalanceSampler,
+    IterableDatasetSlice,
+    LengthGroupedSampler,
+    knows_its_rank,
+    measure_lengths,
+)
+from hf_compat.data.types import Batch, Collator, DataSource, Loader
+from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, DataError, InertArgumentWarning
+from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.interop.transformers_models import is_datasets_dataset
 from hf_compat.interop.upstream_log import log_ignored_columns
-from hf_compat.runtime.inspection import fitting_arguments, has_length, is_replaced
+from hf_compat.plan.lightning_plan import RunCounts, make_run_counts
+from hf_compat.runtime.inspection import fitting_arguments, has_length, is_replaced, needs_parameter
 from hf_compat.runtime.seeding import seed_worker
 from hf_compat.runtime.text import shown
 from hf_compat.trainer_methods.base import TrainerBase
@@ -309,4 +318,89 @@ class DataloaderMethods(TrainerBase):
             self._signature_columns or [],
             model_name=type(self.model).__name__,
             description=description,
+        )
+
+
+class WindowMethods(TrainerBase):
+    """The methods that count a run's updates and cut its data into them."""
+
+    def set_initial_training_values(
+        self, args: TrainingArguments, dataloader: Loader, total_train_batch_size: int | None = None
+    ) -> RunCounts:
+        """Compute the counts of a run.
+
+        Args:
+            args: The arguments.
+            dataloader: The training loader.
+            total_train_batch_size: Samples in an update, which 4.57 and 5.0 pass. Computed by default.
+
+        Mirrors:
+            `transformers.Trainer.set_initial_training_values`, 5.23.
+        """
+        micro_batches = len(dataloader) if has_length(dataloader) else None
+        return make_run_counts(
+            args,
+            micro_batches=micro_batches,
+            num_examples=self.num_examples(dataloader) if micro_batches else None,
+            total_train_batch_size=total_train_batch_size or self.get_total_train_batch_size(args),
+        )
+
+    def run_counts(self, args: TrainingArguments, dataloader: Loader) -> RunCounts:
+        """Return the counts as `RunCounts`. An override from any release may return a plain tuple."""
+        method = self.set_initial_training_values
+        # before 5.0 the method also took the samples of an update
+        is_old = needs_parameter(method, "total_train_batch_size")
+        return RunCounts(*method(args, dataloader, *([self.get_total_train_batch_size(args)] if is_old else [])))
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """Return the number of samples in one update over all ranks."""
+        processes = args.world_size // self.get_tp_size() // self.get_cp_size() // self.get_sp_size()
+        return int(self._train_batch_size * args.gradient_accumulation_steps * processes)
+
+    def get_tp_size(self) -> int:
+        """Return the number of devices that share a tensor, always 1."""
+        return 1
+
+    def get_cp_size(self) -> int:
+        """Return the number of devices that share a sequence's context, always 1."""
+        return 1
+
+    def get_sp_size(self) -> int:
+        """Return the number of devices that share a sequence, always 1."""
+        return 1
+
+    def _data_cut(self, counts: RunCounts) -> DataCut:
+        return DataCut(
+            counts=counts,
+            window_size=self.args.gradient_accumulation_steps,
+            world_size=self.args.world_size,
+            samples_per_micro_batch=self._train_batch_size * self.args.world_size,
+        )
+
+    def _make_windows(
+        self,
+        loader: Loader,
+        counts: RunCounts,
+        start: ResumePoint | None = None,
+        kind: type[Windows] = Windows,
+        restore_rng: Callable[[PlainState | None], None] | None = None,
+    ) -> Windows:
+        """Cut a loader's micro-batches into updates.
+
+        Args:
+            loader: The training loader.
+            counts: The run's counts.
+            start: The point at which the run starts.
+            kind: The class of the windows.
+            restore_rng: Sets the random states of the start. With None it sets those of the checkpoint.
+        """
+        # before 4.50 the method took no device
+        return kind(
+            loader,
+            read_window=lambda *parts: self.get_batch_samples(*fitting_arguments(self.get_batch_samples, parts)),
+            window_size=self.args.gradient_accumulation_steps,
+            counts=counts,
+            device=self.args.device,
+            start=start,
+            restore_rng=restore_rng,
         )

@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 
 from hf_compat.data.types import Loader
-from hf_compat.hf.outputs import EvalLoopOutput, PredictionOutput
+from hf_compat.hf.metrics import EvalLoopOutput, PredictionOutput
 from hf_compat.hf.search import Metrics
-from hf_compat.runtime.tracebacks import brief
+from hf_compat.runtime.console import brief
 from hf_compat.trainer_methods.base import Dataset
 from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks
-from hf_compat.training_run.best_metric import check_tracked_value
+from hf_compat.training_run.run import check_tracked_value
 
 
 class EvaluationMethods(UpstreamHooks):

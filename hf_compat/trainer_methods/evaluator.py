@@ -1,16 +1,25 @@
-"""`Evaluator`: runs a Trainer's evaluations, with its model, its metrics, and Lightning's validation loop."""
+"""`Evaluator`: runs a Trainer's evaluations, with its model, its metrics, and Lightning's validation loop.
+
+`LightningOptions`: options of `lightning.Trainer` beside the arguments, checked on assignment.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import time
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from datetime import timedelta
+from typing import Protocol, TypedDict
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.profilers import Profiler
 from torch import nn
 
 from hf_compat.callbacks.bridge import BridgedTrainer, HFBridge
@@ -18,27 +27,159 @@ from hf_compat.data.tree import join_batches
 from hf_compat.data.types import Batch, DataSource, Loader
 from hf_compat.engine.evaluation import EvaluationBatches, EvaluationRun, EvaluationSettings
 from hf_compat.engine.internals import is_validating_within_fit, run_validation
-from hf_compat.engine.lean_evaluation import WHOLE, EvaluationPart
+from hf_compat.engine.kept_batches import ComputeMetrics
+from hf_compat.engine.loops import WHOLE, EvaluationPart
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import wrap_forward
-from hf_compat.engine.torchmetrics_evaluation import ComputeMetrics
 from hf_compat.engine.window_trainer import WindowTrainer
-from hf_compat.hf.metrics import speed_metrics
-from hf_compat.hf.outputs import EvalLoopOutput
+from hf_compat.errors import ArgumentError, UnknownArgument, UnsupportedArgument
+from hf_compat.hf.metrics import EvalLoopOutput, speed_metrics
 from hf_compat.hf.search import Metrics
 from hf_compat.interop.upstream_log import log_evaluation
 from hf_compat.optim.stepping import stepping_of
+from hf_compat.plan.argument_support import ELSEWHERE, EQUIVALENTS
 from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.translate import CurrentPlan
-from hf_compat.runtime.absent_ranks import naming_absent_ranks
-from hf_compat.runtime.collectives import gather_objects
+from hf_compat.runtime.collectives import gather_objects, naming_absent_ranks
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import Nested
+from hf_compat.runtime.text import did_you_mean, shown
 from hf_compat.search.trials import check_model_is_there
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
-from hf_compat.trainer_methods.lightning_options import CheckedOptions
 from hf_compat.training_run.loss_log import StepAverages
 from hf_compat.training_run.run import TrainingRun
+
+_PROFILERS = ("simple", "advanced", "pytorch", "xla")
+
+
+class LightningOptions(TypedDict, total=False):
+    """Options of `lightning.Trainer` for `Trainer(lightning_options={…})`. They do not change any numbers.
+
+    Attributes:
+        profiler: `"simple"`, `"advanced"`, `"pytorch"`, `"xla"` or a Profiler. It measures fits and evaluations.
+        detect_anomaly: Raise an error that names an operation whose gradient is NaN.
+        benchmark: Let cuDNN find the fastest convolutions.
+        enable_model_summary: Print the layers and their sizes at the start of a fit.
+        max_time: Time limit of a `train()` (`"DD:HH:MM:SS"`, a timedelta, or a dict of its keywords). Training stops
+            after the current update. Checkpoints store the used time.
+        plugins: A CheckpointIO, or a list of one, which writes the files of Lightning's ModelCheckpoint.
+    """
+
+    profiler: str | Profiler | None
+    detect_anomaly: bool
+    benchmark: bool | None
+    enable_model_summary: bool
+    max_time: str | timedelta | dict[str, float] | None
+    plugins: CheckpointIO | list[CheckpointIO] | None
+
+
+class CheckedOptions(UserDict[str, object]):
+    """Options that are checked when set, singly or together.
+
+    Raises:
+        UnknownArgument: `lightning.Trainer` has no such option.
+        UnsupportedArgument: Another setting decides this. The message names it.
+        ArgumentError: The option does not accept the value.
+    """
+
+    def __setitem__(self, name: str, value: object) -> None:
+        check_option(name, value)
+        super().__setitem__(name, value)
+
+    def __ior__(self, other: object) -> CheckedOptions:  # type: ignore[override,misc]  # UserDict's takes anything
+        self.update(other)  # type: ignore[call-overload]
+        return self
+
+    def of_trainers(self) -> dict[str, object]:
+        """Return the keywords for each Lightning trainer, without the time limit, which is only for fits."""
+        return {name: value for name, value in self.items() if name != "max_time" and value is not None}
+
+    def timer(self) -> Timer | None:
+        """Return a new callback that ends a fit in time, or None without a limit."""
+        limit = self.get("max_time")
+        return None if limit is None else Timer(limit)  # type: ignore[arg-type]  # `check_option` has checked it
+
+
+def checked(options: object) -> CheckedOptions:
+    """Check options and return them.
+
+    Raises:
+        ArgumentError: They are not a mapping, or an option cannot be set.
+    """
+    if not isinstance(options, Mapping):
+        raise ArgumentError(
+            f"`{shown('lightning_options', options)}` is not a mapping.\n\nHint: write {{'profiler': 'simple'}}."
+        )
+    return CheckedOptions(options)
+
+
+def check_option(name: str, value: object) -> None:
+    """Check one option and its value."""
+    if name not in _TAKES:
+        raise _refusal(name, value)
+    is_taken, kinds = _TAKES[name]
+    if not is_taken(value):
+        raise ArgumentError(f"`lightning_options` has `{shown(name, value)}`.\n\nHint: {kinds}.")
+
+
+def _refusal(name: str, value: object) -> UnknownArgument | UnsupportedArgument:
+    if name not in ELSEWHERE and name not in EQUIVALENTS:
+        hint = did_you_mean(str(name), _TAKES, f"there are {', '.join(_TAKES)}.")
+        return UnknownArgument(f"`lightning_options` has an unknown name: `{shown(str(name), value)}`.\n\nHint: {hint}")
+    way = ELSEWHERE.get(name) or f"`TrainingArguments({_ARGUMENTS[name]})`"
+    return UnsupportedArgument(
+        f"`{shown(name, value)}` cannot be set in `lightning_options`.\n\nHint: its counterpart here is {way}."
+    )
+
+
+# The training arguments to use instead of an option.
+_ARGUMENTS = {
+    "max_epochs": "num_train_epochs=…",
+    "max_steps": "max_steps=…",
+    "accumulate_grad_batches": "gradient_accumulation_steps=…",
+    "gradient_clip_val": "max_grad_norm=…",
+    "log_every_n_steps": "logging_steps=…",
+    "default_root_dir": "output_dir=…",
+    "deterministic": "full_determinism=True",
+    "precision": "bf16=True)` or `TrainingArguments(fp16=True",
+    "val_check_interval": "eval_strategy='steps', eval_steps=…",
+    "check_val_every_n_epoch": "eval_strategy='epoch'",
+    "accelerator": "use_cpu=True",
+    "enable_progress_bar": "disable_tqdm=True",
+}
+
+
+def _is_profiler(value: object) -> bool:
+    return value is None or isinstance(value, Profiler) or value in _PROFILERS
+
+
+def _is_switch(value: object) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _is_duration(value: object) -> bool:
+    if value is None:
+        return True
+    try:
+        return isinstance(value, (str, timedelta, dict)) and (Timer(value).time_remaining() or 0) > 0
+    except (MisconfigurationException, TypeError):  # a malformed text, or a keyword that timedelta lacks
+        return False
+
+
+def _are_plugins(value: object) -> bool:
+    plugins = value if isinstance(value, list) else [value]
+    return value is None or (len(plugins) == 1 and isinstance(plugins[0], CheckpointIO))
+
+
+_SWITCH = (_is_switch, "it takes True or False")
+_TAKES: dict[str, tuple[Callable[[object], bool], str]] = {
+    "profiler": (_is_profiler, f"it takes a Profiler, or one of {', '.join(_PROFILERS)}"),
+    "detect_anomaly": _SWITCH,
+    "benchmark": _SWITCH,
+    "enable_model_summary": _SWITCH,
+    "max_time": (_is_duration, "it takes a positive duration: 'DD:HH:MM:SS', a timedelta, or {'minutes': 5}"),
+    "plugins": (_are_plugins, "it takes a CheckpointIO, as the arguments decide precision and processes"),
+}
 
 
 class EvaluationHost(BridgedTrainer, Protocol):

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from hf_compat.engine.fsdp2 import gathering_method, is_sharded
+from hf_compat.engine.strategies import gathering_method, is_sharded
 from hf_compat.errors import ArgumentError, InertArgumentWarning
 from hf_compat.interop.deepspeed import is_partitioned
-from hf_compat.interop.generation import (
+from hf_compat.interop.transformers_models import (
     GenerationConfig,
     GenerationKeywords,
     length_of_generations,

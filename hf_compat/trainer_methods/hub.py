@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hf_compat.hf.enums import HubStrategy
 from hf_compat.hub.client import PushInProgress
-from hf_compat.hub.model_card import Facts, card_of, keep_written_card, listed, read_tags
+from hf_compat.hub.pushes import Facts, card_of, keep_written_card, listed, read_tags
 from hf_compat.trainer_methods.base import TrainerBase
 
 

@@ -10,16 +10,22 @@ from collections.abc import Callable
 
 import torch
 
-from hf_compat.callbacks.fresh_states import SavedCallbackStates
+from hf_compat.callbacks.callback_set import SavedCallbackStates
 from hf_compat.checkpoint import layout as names
 from hf_compat.hf.search import BestRun, HPSearchBackend, Metrics, Objective, Space, Trial, default_compute_objective
 from hf_compat.interop.upstream_log import log_line
-from hf_compat.runtime.tracebacks import brief
-from hf_compat.search.backends import PACKAGES, chosen_backend
-from hf_compat.search.settings import as_list, check_search, set_from_trial, space_of
-from hf_compat.search.trials import checked_objective
+from hf_compat.runtime.console import brief
+from hf_compat.search.trials import (
+    PACKAGES,
+    as_list,
+    check_search,
+    checked_objective,
+    chosen_backend,
+    set_from_trial,
+    space_of,
+)
 from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks
-from hf_compat.training_run.shared_values import compare_arguments
+from hf_compat.training_run.run import compare_arguments
 
 logger = logging.getLogger(__name__)
 

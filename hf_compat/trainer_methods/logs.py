@@ -20,10 +20,8 @@ from hf_compat.hf.metrics import loggable, metrics_format, speed_metrics
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.runtime.inspection import call_by_place, needs_parameter
 from hf_compat.trainer_methods.hyperparameter_search import SearchMethods
-from hf_compat.training_run.best_metric import note_best_metric, tracked_value
-from hf_compat.training_run.flags import log_evaluate_save
 from hf_compat.training_run.loss_log import LoggedValue
-from hf_compat.training_run.run import Trial
+from hf_compat.training_run.run import Trial, log_evaluate_save, note_best_metric, tracked_value
 
 # Names that a training log already contains.
 _ENTRIES = frozenset({"loss", "grad_norm", "learning_rate", "epoch", "step", "nonfinite_steps"})

@@ -1,31 +1,135 @@
-"""Set up the Trainer's model: make, seed, place and load it."""
+"""Set up the Trainer's model: make, seed, place and load it.
+
+Inspect a Trainer's model, and change it as the arguments ask.
+
+Checks in a Trainer's constructor: arguments that contradict each other, the data or the model.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import lightning.pytorch as pl
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
-from hf_compat.engine.embedding_noise import EmbeddingNoise
+from hf_compat.data.collators import check_dataset, check_length
+from hf_compat.engine.kept_batches import check_metrics
+from hf_compat.engine.model_hooks import EmbeddingNoise, compiled, uncompiled
 from hf_compat.engine.module import WindowModule
-from hf_compat.errors import ArgumentError, CheckpointError, warn_once
+from hf_compat.errors import ArgumentError, CheckpointError, InertArgumentWarning, warn_once
 from hf_compat.hf.argument_values import checks_of
-from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.arguments_rules import choose_tf32
-from hf_compat.hf.profiles import generation_beside
+from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
+from hf_compat.hf.arguments_rules import choose_tf32, generation_beside
+from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
 from hf_compat.hf.search import Trial
-from hf_compat.interop.device_maps import check_placement, is_model_parallel
-from hf_compat.interop.liger import apply_liger, check_liger
-from hf_compat.interop.transformers_models import align_special_tokens, check_trainable
+from hf_compat.hf.value_types import ANYTHING, NONE, TRUTH_VALUE, ValueType, either, read_options
+from hf_compat.interop.transformers_models import (
+    align_special_tokens,
+    apply_liger,
+    check_liger,
+    check_placement,
+    check_trainable,
+    is_model_parallel,
+    loss_shifts_labels,
+    takes_loss_keywords,
+    unwrap_peft,
+)
+from hf_compat.interop.upstream_log import log_line
+from hf_compat.optim.label_smoothing import LabelSmoother
+from hf_compat.plan.argument_support import check_optimizer, check_schedule, check_supported
+from hf_compat.plan.lightning_plan import compilation_of
 from hf_compat.runtime.collectives import failing_together
-from hf_compat.runtime.inspection import number_of_arguments
+from hf_compat.runtime.console import SharedLogger
+from hf_compat.runtime.inspection import (
+    can_return_loss,
+    find_labels,
+    has_length,
+    has_var_keyword,
+    is_replaced,
+    number_of_arguments,
+)
 from hf_compat.runtime.seeding import enable_full_determinism, set_seed
-from hf_compat.runtime.shared_logger import SharedLogger
+from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.trainer_methods.checkpoints import CheckpointMethods
-from hf_compat.trainer_methods.model import ModelMethods
+from hf_compat.trainer_methods.dataloaders import DataloaderMethods
+from hf_compat.trainer_methods.optimization import OptimizationMethods
+from hf_compat.trainer_methods.steps import StepMethods
 from hf_compat.training_run.resumer import ResumeAt, read_state
+
+
+class ModelMethods(TrainerBase):
+    """The methods that depend on the model."""
+
+    def _introspect(self) -> None:
+        """Inspect the model's inputs and outputs."""
+        model = self._model_with_forward()
+        accepts = getattr(model, "accepts_loss_kwargs", None)
+        accepts = takes_loss_keywords(model) if accepts is None else accepts
+        self.model_accepts_loss_kwargs = has_var_keyword(model.forward) if accepts is None else accepts
+        labels = self.args.label_names
+        self.label_names = find_labels(type(model)) if labels is None else labels
+        self.can_return_loss = can_return_loss(type(model))
+        self._loss_shifts_labels = loss_shifts_labels(model)
+        self.label_smoother = None
+        if self.args.label_smoothing_factor != 0:
+            if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
+                warnings.warn(
+                    "Label smoothing is not compatible with multi-label classification and is off for this Trainer.",
+                    stacklevel=4,
+                )
+            else:
+                self.label_smoother = LabelSmoother(epsilon=self.args.label_smoothing_factor)
+
+    def _model_with_forward(self) -> nn.Module:
+        """Return the module whose forward determines the columns of a batch and the divisor of a loss."""
+        return unwrap_peft(self.accelerator.unwrap_model(self.model if self._called is None else self._called))
+
+    def compiled(self, model: nn.Module) -> nn.Module:
+        """Compile a model as the arguments ask, once for each model. Without such arguments return it unchanged."""
+        held = self._compiled_model
+        if held is None or held is model or uncompiled(held) is not model:
+            held = self._compiled_model = compiled(model, compilation_of(self.args))
+        return held
+
+    def _wrapped_between_runs(self) -> nn.Module:
+        """Return `model_wrapped` for the time between runs: the model, compiled if it was."""
+        held = self._compiled_model
+        return held if held is not None and uncompiled(held) is self.model else self.model
+
+    def _set_use_cache(self) -> None:
+        """Set `use_cache` in the model's configuration, which changes the last bits of gradients.
+
+        None keeps the model's own value. As in transformers 4.x, activation checkpointing switches the cache off.
+        """
+        config = getattr(self.model, "config", None)
+        if config is not None and self.args.use_cache is not None:
+            config.use_cache = self.args.use_cache
+        elif getattr(config, "use_cache", False) and self.args.activation_checkpointing:
+            self.model.config.use_cache = False  # type: ignore[union-attr]  # it has one
+
+    def _enable_activation_checkpointing(self) -> None:
+        if not self.args.activation_checkpointing:
+            return
+        options = dict(self.args.activation_checkpointing_kwargs or {})  # type: ignore[arg-type]  # a dict once normalised
+        enable = getattr(self.model, "activation_checkpointing_enable", None)
+        if callable(enable):
+            enable(
+                every_n_layers=options.pop("every_n_layers", 1),
+                offload=options.pop("offload", False),
+                activation_checkpointing_kwargs=options or None,
+            )
+            return
+        enable = getattr(self.model, "gradient_checkpointing_enable", None)
+        if not callable(enable):
+            raise ArgumentError(
+                f"`activation_checkpointing=True`, but {type(self.model).__name__} has no method to enable it.\n\n"
+                "Hint: add `gradient_checkpointing_enable(gradient_checkpointing_kwargs=None)` to the model."
+            )
+        enable(gradient_checkpointing_kwargs=options or None)
+
 
 logger = SharedLogger(__name__, "transformers.trainer")
 
@@ -149,3 +253,109 @@ def _check_lightning_module(model: nn.Module) -> None:
             f"`model` is a LightningModule, and its {', '.join(own)} are not called. The Trainer calls `forward`, "
             "which must return the loss. Fit it with a `lightning.Trainer`, or override the Trainer's methods."
         )
+
+
+# The keywords of `torch.utils.checkpoint.checkpoint`.
+_RECOMPUTATION: dict[str, ValueType] = {
+    **dict.fromkeys(("use_reentrant", "preserve_rng_state", "debug", "early_stop"), either((NONE, TRUTH_VALUE))),
+    **dict.fromkeys(("context_fn", "determinism_check"), ANYTHING),
+}
+
+
+class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
+    """The constructor's checks, by subject."""
+
+    def _validate_args(self) -> None:
+        """Refuse arguments that contradict each other, the data or the model.
+
+        Raises:
+            ArgumentError: Strategies or data that contradict each other.
+            RuntimeError: An optimizer passed twice, or for a model that does not exist yet.
+            TypeError: A collator that is not callable.
+        """
+        check_metrics(self.compute_metrics, self.eval_dataset, self.args.batch_eval_metrics)
+        self._check_strategies()
+        if self.optimizer_cls_and_kwargs is not None and self.optimizer is not None:
+            raise RuntimeError("Passing both `optimizers` and `optimizer_cls_and_kwargs` arguments is incompatible.")
+        if self.model_init is not None and (self.optimizer is not None or self.lr_scheduler is not None):
+            raise RuntimeError(
+                "Passing a `model_init` is incompatible with providing the `optimizers` argument: they hold parameters "
+                "of another model.\n\nHint: override `create_optimizer_and_scheduler` in a subclass."
+            )
+
+        self._check_optimization()
+        # Transformers' models pass these options to torch's checkpoint, which would refuse them in a forward
+        enable = getattr(self.model, "gradient_checkpointing_enable", None)
+        options = self.args.activation_checkpointing_kwargs
+        if (
+            self.args.activation_checkpointing
+            and isinstance(options, dict)
+            and str(getattr(enable, "__module__", "")).startswith("transformers.")
+        ):
+            read_options("activation_checkpointing_kwargs` (`gradient_checkpointing_kwargs", _RECOMPUTATION, options)
+        if not callable(self.data_collator):
+            raise TypeError("The `data_collator` should be a simple callable (function, class with `__call__`).")
+        own_loader = is_replaced(self, "get_train_dataloader", DataloaderMethods)
+        if self.train_dataset is not None and not own_loader:
+            check_length("train_dataset", self.train_dataset)
+        if isinstance(self.train_dataset, IterableDataset):
+            strategy = self.args.train_sampling_strategy
+            log_line(f"The `train_sampling_strategy='{strategy}'` option is ignored when using an `IterableDataset`.")
+        if self.train_dataset is not None and not has_length(self.train_dataset) and self.args.max_steps <= 0:
+            if not own_loader:
+                check_dataset("train_dataset", self.train_dataset)
+            raise ArgumentError(
+                "The train_dataset does not implement __len__, so the number of training steps cannot be inferred; "
+                "max_steps has to be specified.\n\nHint: set `max_steps` to the number of updates to train."
+            )
+        asks = isinstance(self.args, Seq2SeqTrainingArguments) and self.args.predict_with_generate
+        if asks and not is_replaced(self, "prediction_step", StepMethods):
+            warnings.warn(
+                f"`predict_with_generate=True` has no effect, as a {type(self).__name__} does not generate. Use a "
+                "Seq2SeqTrainer, or override `prediction_step`.",
+                InertArgumentWarning,
+                stacklevel=3,
+            )
+
+    def _can_train(self) -> bool:
+        """Whether there is training data, or a subclass's method that provides it."""
+        own_loader = is_replaced(self, "get_train_dataloader", DataloaderMethods)
+        return self.train_dataset is not None or own_loader
+
+    def _check_strategies(self) -> None:
+        args = self.args
+        evaluates = args.eval_strategy != IntervalStrategy.NO
+        own_loader = is_replaced(self, "get_eval_dataloader", DataloaderMethods)
+        if evaluates and self.eval_dataset is None and not own_loader:
+            raise ArgumentError(
+                f"You have set `args.eval_strategy` to {IntervalStrategy(args.eval_strategy).value!r} but you didn't "
+                "pass an `eval_dataset` to `Trainer`.\n\nHint: pass one, or set `eval_strategy='no'`."
+            )
+        if args.save_strategy == SaveStrategy.BEST and args.metric_for_best_model is None:
+            raise ArgumentError(
+                "`args.metric_for_best_model` must be provided when using 'best' save_strategy.\n\n"
+                "Hint: set `metric_for_best_model='loss'`, say."
+            )
+        if args.save_strategy == SaveStrategy.BEST and not evaluates:
+            raise ArgumentError(
+                "`save_strategy='best'` saves after evaluations, but `eval_strategy='no'` makes none.\n\n"
+                "Hint: set `eval_strategy` to 'steps' or 'epoch'."
+            )
+
+    def _check_optimization(self) -> None:
+        """Refuse options that the arguments' optimizer or schedule does not accept."""
+        if self.optimizer is not None or self._overrides("create_optimizer", "create_optimizer_and_scheduler"):
+            return
+        optimizer = None
+        if self.optimizer_cls_and_kwargs is None and not self._overrides("get_optimizer_cls_and_kwargs"):
+            optimizer = check_optimizer(self.args, self.model if isinstance(self.model, nn.Module) else None)
+        if self.lr_scheduler is None and not self._overrides("create_scheduler"):
+            check_schedule(self.args, optimizer)
+
+    def _check_arguments_of_trial(self) -> None:
+        """Refuse a trial's arguments that cannot be trained with, as the constructor does."""
+        check_supported(self.args)
+        self._check_optimization()
+
+    def _overrides(self, *names: str) -> bool:
+        return any(is_replaced(self, name, OptimizationMethods) for name in names)

@@ -14,19 +14,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from hf_compat.errors import warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.enums import OptimizerNames, SchedulerType
-from hf_compat.interop.replaced_globals import global_of_trainer
+from hf_compat.interop.patching import global_of_trainer
 from hf_compat.optim import optimizers
-from hf_compat.optim.deepspeed_schedule import DeepSpeedSchedule
-from hf_compat.optim.entries import ClassAndKeywords
-from hf_compat.optim.greedy_lr import GreedyLR
-from hf_compat.optim.layerwise import LayerWiseDummyOptimizer
-from hf_compat.optim.lr_schedulers import follows_metric, get_scheduler, make_schedule
-from hf_compat.optim.plain_optimizers import keep_embeddings_in_32_bit, wants_embeddings_in_32_bit
-from hf_compat.optim.prepared import unprepared
-from hf_compat.optim.stepping import stepping_of
+from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, GreedyLR, follows_metric, get_scheduler, make_schedule
+from hf_compat.optim.optimizers import LayerWiseDummyOptimizer
+from hf_compat.optim.plain_optimizers import ClassAndKeywords, keep_embeddings_in_32_bit, wants_embeddings_in_32_bit
+from hf_compat.optim.stepping import stepping_of, unprepared
 from hf_compat.plan.deepspeed import schedule_section
+from hf_compat.runtime.inspection import parameters_of
 from hf_compat.runtime.launch import launcher_variables
-from hf_compat.runtime.parameters import parameters_of
 from hf_compat.trainer_methods.base import TrainerBase
 
 # As in torch: `params` and the group's options.

@@ -14,15 +14,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from hf_compat.data.checks import raise_for_bad_batch
+from hf_compat.data.collators import raise_for_bad_batch
 from hf_compat.data.tree import move_to_device, nested_detach
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.errors import DataError, LossError
 from hf_compat.interop.deepspeed import is_partitioned, whole_size
 from hf_compat.interop.transformers_models import is_causal_lm
+from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import accepts_keyword, attribute_of, call_with_optional, is_replaced, takes_place
 from hf_compat.runtime.nested import Nested
-from hf_compat.runtime.shared_logger import SharedLogger
 from hf_compat.trainer_methods.base import TrainerBase
 
 logger = SharedLogger(__name__, "transformers.trainer")

@@ -15,15 +15,14 @@ from torch.utils.data import DataLoader
 
 from hf_compat.data.tree import nested_numpify
 from hf_compat.errors import CallbackError, InertArgumentWarning, OverrideError, warn_once
-from hf_compat.hf.accelerator_config import AcceleratorConfig
+from hf_compat.hf.argument_values import AcceleratorConfig
 from hf_compat.hf.callbacks import CallbackHandler
-from hf_compat.hf.outputs import EvalLoopOutput
+from hf_compat.hf.metrics import EvalLoopOutput
+from hf_compat.interop.former_names import ABSENT, FORMER_METHODS, REFUSED_OVERRIDES
 from hf_compat.interop.releases import align_tokens
-from hf_compat.interop.trainer_names import ABSENT, FORMER_METHODS, REFUSED_OVERRIDES
-from hf_compat.runtime.absent_names import Absent
 from hf_compat.runtime.inspection import home_of
 from hf_compat.runtime.nested import Nested
-from hf_compat.runtime.text import is_installed
+from hf_compat.runtime.text import Absent, is_installed
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 from hf_compat.trainer_methods.base import TrainerBase
 

@@ -8,7 +8,7 @@ import tempfile
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.contents import Writer
+from hf_compat.checkpoint.reading import Writer
 from hf_compat.checkpoint.run_lock import Owner, RunLock
 from hf_compat.errors import HfCompatError, OutputFolderError
 from hf_compat.hf.arguments import TrainingArguments

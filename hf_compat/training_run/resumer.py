@@ -21,27 +21,25 @@ from torch import nn
 
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.adapters import holds_whole_model, misfitting_adapters
-from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.edits import no_checkpoint, problems_of_named, reading_edited, warn_of, way_out
 from hf_compat.checkpoint.files import first_line, naming
-from hf_compat.checkpoint.headers import misfitting_weights
+from hf_compat.checkpoint.forms import misfitting_weights, read_trainer_state
 from hf_compat.checkpoint.judging import holds_model_alone
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from hf_compat.checkpoint.lightning_io import read_lightning, to_hf
+from hf_compat.checkpoint.reading import Contents
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.checkpoint.run_state import PlainState, RunState, resume_point
-from hf_compat.checkpoint.trainer_state import read_trainer_state
 from hf_compat.errors import CheckpointError, CheckpointMismatch, HfCompatError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.state import INTERVALS, TrainerState
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.interop.upstream_log import log_line
 from hf_compat.runtime.collectives import agree, broadcast_object, failing_together
-from hf_compat.runtime.shared_logger import SharedLogger
+from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.signals import is_requeued
-from hf_compat.training_run.callback_states import LightningCallbacks, restore_callback_states
 from hf_compat.training_run.loss_log import LossLogState
-from hf_compat.training_run.run import TrainingRun
+from hf_compat.training_run.run import LightningCallbacks, TrainingRun, restore_callback_states
 from hf_compat.training_run.saver import Saver
 
 logger = logging.getLogger(__name__)

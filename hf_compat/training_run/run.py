@@ -1,32 +1,220 @@
-"""`TrainingRun`: the state of one call of `train()`."""
+"""`TrainingRun`: the state of one call of `train()`.
+
+The actions after an update or an epoch: log → evaluate → save, according to the control's flags.
+
+With several ranks the flags are synchronized first, wherever a callback may set them on one rank only.
+
+A run's best evaluation, and the checkpoint saved at it.
+
+Check that all ranks of a run have the same arguments and the same training data.
+
+Save and restore the states of Lightning callbacks in HF checkpoints, including weights that they replace.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import secrets
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-import hf_compat.upstream  # noqa: F401 - loads Lightning
-
-# isort: split
-import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import lightning
 import lightning.pytorch as pl
 import torch
+from torch import nn
 
-from hf_compat.checkpoint.plain_values import readable_states
-from hf_compat.checkpoint.run_state import DataCut, DataPosition, Moment, PlainState, ResumePoint, RunState
+import hf_compat.upstream  # noqa: F401 - loads Lightning
+from hf_compat.checkpoint.reading import Weights
+from hf_compat.checkpoint.run_state import (
+    DataCut,
+    DataPosition,
+    Moment,
+    PlainState,
+    ResumePoint,
+    RunState,
+    readable_states,
+)
+from hf_compat.data.types import Loader
 from hf_compat.engine.internals import is_training_batch, loops_state
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.window_trainer import WindowTrainer
-from hf_compat.engine.windows import Loader, Windows
-from hf_compat.hf.metrics import speed_metrics
-from hf_compat.plan.run_counts import RunCounts
-from hf_compat.training_run.flags import NO_AGREEMENT, FlagAgreement
+from hf_compat.engine.windows import Windows
+from hf_compat.errors import ArgumentError, MetricError, MissingMetric
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.hf.builtin_callbacks import eval_metric_name
+from hf_compat.hf.callbacks import EVENTS, Callback, TrainerCallback
+from hf_compat.hf.enums import SaveStrategy
+from hf_compat.hf.metrics import number_of_metric, speed_metrics
+from hf_compat.hf.state import TrainerControl, TrainerState
+from hf_compat.plan.lightning_plan import RunCounts
+from hf_compat.runtime.collectives import CPUAgreement, gather_objects, is_distributed
+from hf_compat.runtime.inspection import home_of
 from hf_compat.training_run.loss_log import LossLog
+
+if TYPE_CHECKING:
+    from hf_compat.hf.arguments import TrainingArguments
+
+
+# Modules whose callbacks set no flag before an evaluation. Ranks synchronize after each evaluation in any case.
+_KNOWN = ("hf_compat.", "transformers.integrations.")
+# Events before the point at which a flag may end a window early.
+_BEFORE_WINDOWS_END = ("on_train_begin", "on_epoch_begin", "on_step_begin", "on_substep_end")
+
+
+def flag_sources(
+    callbacks: Iterable[Callback], has_lightning_callbacks: bool, trainer: object, micro_batches: int
+) -> FlagSources:
+    """Find out when user code may set a flag.
+
+    Args:
+        callbacks: The HF callbacks of this rank.
+        has_lightning_callbacks: Whether there are Lightning callbacks, which may stop the run.
+        trainer: The Trainer, or its class. User-defined methods may set flags, too.
+        micro_batches: Micro-batches in an update. A window of one micro-batch cannot end early.
+    """
+    events = {event for callback in callbacks for event in _events(callback)}
+    return FlagSources(
+        in_updates=bool(events) or has_lightning_callbacks or _has_methods_of_user(trainer),
+        in_windows=micro_batches > 1 and not events.isdisjoint(_BEFORE_WINDOWS_END),
+        in_epochs="on_epoch_end" in events or has_lightning_callbacks,
+    )
+
+
+def _events(callback: Callback) -> list[str]:
+    """Return the events that a user-defined callback has a method for."""
+    if _is_known(type(callback)) and vars(callback).keys().isdisjoint(EVENTS):
+        return []
+    methods = {event: getattr(callback, event, None) for event in EVENTS}
+    return [event for event, method in methods.items() if callable(method) and not _is_empty(method, event)]
+
+
+def _is_empty(method: Callable[..., object], event: str) -> bool:
+    """Whether a method comes from the base class, ours or transformers' own."""
+    function = getattr(method, "__func__", method)
+    return function is getattr(TrainerCallback, event) or function.__module__ == "transformers.trainer_callback"
+
+
+def _has_methods_of_user(trainer: object) -> bool:
+    """Whether the user has defined a method: in a subclass, on the object, or in place of one of our class."""
+    kind = trainer if isinstance(trainer, type) else type(trainer)
+    ours = [one for one in kind.__mro__ if one.__module__.startswith("hf_compat.")]
+    return not _is_known(kind) or any(
+        callable(value) and callable(getattr(kind, name, None)) and not f"{home_of(value)}.".startswith(_KNOWN)
+        for owner in (trainer, *ours)
+        for name, value in vars(owner).items()
+        if not name.startswith("__")
+    )
+
+
+def _is_known(kind: type) -> bool:
+    return f"{kind.__module__}.".startswith(_KNOWN)
+
+
+FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
+
+
+class Controlled(Protocol):
+    """A run with its arguments and flags. A callback may replace the control at any event."""
+
+    args: TrainingArguments
+    control: TrainerControl
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlagSources:
+    """The points at which user code may set a flag, and so at which ranks must synchronize.
+
+    Args:
+        in_updates: At any event of an update.
+        in_windows: Between the micro-batches of an update.
+        in_epochs: At an epoch's end.
+    """
+
+    in_updates: bool = False
+    in_windows: bool = False
+    in_epochs: bool = False
+
+
+class FlagAgreement:
+    """Synchronizes flags between ranks. A flag set on one rank is set on all.
+
+    Otherwise a rank that obeys a flag alone would leave the others waiting until `ddp_timeout`. The arguments set the
+    same flags on all ranks, which needs no exchange. If user code may set one, an update costs a message between CPUs.
+
+    Args:
+        timeout_seconds: How long a rank waits for the others.
+        sources: Where this rank's flags may be set. The union over all ranks applies.
+    """
+
+    def __init__(self, timeout_seconds: float = 0.0, sources: FlagSources | None = None) -> None:
+        self.sources = FlagSources() if sources is None else sources
+        self._agreement = CPUAgreement(timeout_seconds) if timeout_seconds and is_distributed() else None
+        if self._agreement is not None:
+            in_updates, in_windows, in_epochs = self._agreement.highest_each([int(s) for s in astuple(self.sources)])
+            self.sources = FlagSources(
+                in_updates=bool(in_updates), in_windows=bool(in_windows), in_epochs=bool(in_epochs)
+            )
+
+    def agree(self, control: TrainerControl) -> None:
+        """Set every flag that another rank has set."""
+        if self._agreement is None:
+            return
+        for name, value in zip(FLAGS, self._agreement.highest_each(flags_of(control)), strict=True):
+            if value and not getattr(control, name):
+                setattr(control, name, True)
+
+
+def flags_of(control: TrainerControl) -> list[int]:
+    """Return the flags as 0 or 1, in the order of `FLAGS`."""
+    return [int(bool(getattr(control, name))) for name in FLAGS]
+
+
+NO_AGREEMENT = FlagAgreement()
+
+
+def log_evaluate_save(
+    run: Controlled,
+    *,
+    log: Callable[[], None],
+    evaluate: Callable[[], bool],
+    save: Callable[[], None],
+    agreement: FlagAgreement = NO_AGREEMENT,
+) -> None:
+    """Log, evaluate and save, in this order. Each flag is read just before its action.
+
+    With `save_strategy="best"` the evaluation decides whether to save.
+
+    Args:
+        run: The owner of flags and arguments.
+        log: Logs the loss.
+        evaluate: Evaluates. Returns whether the tracked metric is the best so far.
+        save: Writes a checkpoint.
+        agreement: Synchronizes the flags between ranks after each action.
+
+    Mirrors:
+        `transformers.Trainer._maybe_log_save_evaluate`, 5.23.
+    """
+    if run.control.should_log:
+        log()
+        if agreement.sources.in_updates:
+            agreement.agree(run.control)
+    if run.control.should_evaluate:
+        is_best = evaluate()
+        if run.args.save_strategy == SaveStrategy.BEST:
+            run.control.should_save = is_best
+        agreement.agree(run.control)  # metrics may differ between ranks, and so may best metric and early stopping
+    if run.control.should_save:
+        save()
+        if agreement.sources.in_updates:
+            agreement.agree(run.control)
+
+
+# isort: split
+
 
 logger = logging.getLogger(__name__)
 
@@ -168,3 +356,221 @@ def run_summary(
         nonfinite_updates,
     )
     return {**summary, "nonfinite_steps": nonfinite_updates}
+
+
+def tracked_value(metrics: Mapping[str, float], metric_for_best_model: str) -> float:
+    """Return the metric that the arguments name.
+
+    Raises:
+        MissingMetric: It is not among the metrics (a `KeyError`).
+        MetricError: It is not a number, or the metrics are not a mapping.
+    """
+    name = eval_metric_name(metric_for_best_model)
+    if not isinstance(metrics, Mapping):  # an override may return anything
+        raise MetricError(
+            f"`evaluate` returned {metrics!r}, which is not a mapping with an entry {name!r}.\n\n"
+            "Hint: return the metrics, or train without `metric_for_best_model`."
+        )
+    try:
+        return number_of_metric(metrics[name], name)
+    except KeyError:
+        raise MissingMetric(
+            f"The `metric_for_best_model` training argument is set to {name!r}, which is not found in the "
+            f"evaluation metrics. The available evaluation metrics are: {list(metrics)}.\n\n"
+            "Hint: name one of them, or let `compute_metrics` return it."
+        ) from None
+
+
+def check_tracked_value(metrics: Mapping[str, float], metric_for_best_model: str | None) -> None:
+    """Refuse a tracked metric that cannot be compared. A missing one is accepted.
+
+    Raises:
+        MetricError: It is not a number.
+    """
+    if metric_for_best_model is not None and eval_metric_name(metric_for_best_model) in metrics:
+        tracked_value(metrics, metric_for_best_model)
+
+
+def note_best_metric(state: TrainerState, args: TrainingArguments, metrics: Mapping[str, float]) -> bool:
+    """Compare an evaluation with the best one so far, and store it in the state if it is better.
+
+    Returns:
+        Whether it is the best so far. False if no metric is tracked.
+
+    Raises:
+        MissingMetric: The tracked metric is not among the metrics.
+        MetricError: It is not a number.
+
+    Mirrors:
+        `transformers.Trainer._determine_best_metric`, 5.23.
+    """
+    if args.metric_for_best_model is None:
+        return False
+    value = tracked_value(metrics, args.metric_for_best_model)
+    if state.best_metric is None:
+        state.best_metric = float("-inf") if args.greater_is_better else float("inf")
+    is_best = bool(value > state.best_metric if args.greater_is_better else value < state.best_metric)
+    if is_best:
+        state.best_metric = value
+        if args.save_strategy != SaveStrategy.NO:
+            state.best_global_step = state.global_step
+    return is_best
+
+
+def note_best_checkpoint(
+    state: TrainerState,
+    path_of: Callable[[int], str],
+    current: str,
+    was_written: Callable[[str], bool] = os.path.exists,
+) -> None:
+    """Store the path of the best update's checkpoint in the state, if it was written or is about to be.
+
+    Args:
+        state: The run's state, before it is saved.
+        path_of: Returns the path of an update's checkpoint.
+        current: Path of the checkpoint that is about to be written.
+        was_written: Whether this run wrote a checkpoint. A folder of that name may belong to another run.
+    """
+    if not state.best_global_step:
+        return
+    path = path_of(state.best_global_step)
+    if path == current or was_written(path):
+        state.best_model_checkpoint = path
+
+
+# Each affects what ranks exchange and when, or how a rank changes its copy of the weights.
+SHARED_ARGUMENTS = (
+    *("max_steps", "num_train_epochs", "per_device_train_batch_size", "per_device_eval_batch_size"),
+    *("gradient_accumulation_steps", "auto_find_batch_size", "dataloader_drop_last", "accelerator_config"),
+    *("train_sampling_strategy", "length_column_name", "ignore_data_skip"),
+    *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps", "batch_eval_metrics"),
+    *("prediction_loss_only", "eval_do_concat_batches", "eval_use_gather_object", "include_for_metrics"),
+    *("save_strategy", "save_steps", "save_only_model", "save_on_each_node", "enable_jit_checkpoint"),
+    *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    *("logging_strategy", "logging_steps", "logging_first_step", "include_num_input_tokens_seen"),
+    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay"),
+    *("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "label_smoothing_factor"),
+    *("average_tokens_across_devices", "bf16", "fp16", "gradient_checkpointing", "activation_checkpointing"),
+    *("fsdp", "fsdp_config", "deepspeed", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
+)
+
+
+def differences(by_rank: Sequence[Mapping[str, str]]) -> list[str]:
+    """List the values that differ between ranks.
+
+    Args:
+        by_rank: The values of each rank, in the order of ranks.
+
+    Returns:
+        A line for each name: `max_steps` is 4 on rank 0, 6 on rank 1.
+    """
+    lines = []
+    for name in by_rank[0]:
+        ranks: dict[str, list[str]] = {}
+        for rank, values in enumerate(by_rank):
+            ranks.setdefault(values.get(name, "not set"), []).append(str(rank))
+        if len(ranks) > 1:
+            by_value = (f"{value} on rank{'s'[: len(on) - 1]} {', '.join(on)}" for value, on in ranks.items())
+            lines.append(f"`{name}` is {'; '.join(by_value)}")
+    return lines
+
+
+def compare_arguments(args: TrainingArguments, checkpoint: str | bool | None) -> None:
+    """Refuse arguments that differ between ranks, before the ranks wait for each other.
+
+    Args:
+        args: This rank's arguments.
+        checkpoint: The checkpoint that this rank resumes from.
+
+    Raises:
+        ArgumentError: The message names arguments, values and ranks.
+    """
+    if args.world_size == 1:
+        return
+    wanted = repr(os.path.basename(checkpoint) if isinstance(checkpoint, str) else checkpoint)
+    arguments = args.to_dict()
+    mine = {name: repr(arguments[name]) for name in SHARED_ARGUMENTS if name in arguments}
+    refuse_differences({**mine, "resume_from_checkpoint": wanted}, "arguments")
+
+
+def refuse_differences(mine: dict[str, str], what: str) -> None:
+    """Refuse values that differ between ranks.
+
+    Args:
+        mine: This rank's values, as text.
+        what: Their name in the message.
+
+    Raises:
+        ArgumentError: The message names values and ranks.
+    """
+    found = differences(gather_objects(mine))
+    if found:
+        raise ArgumentError(
+            f"The processes of this run have different {what} and would wait for each other forever.\n"
+            + "\n".join(f"  {line}" for line in found)
+            + "\n\nHint: pass the same values to every process."
+        )
+
+
+class LightningCallbacks(Protocol):
+    """A Trainer's callbacks, of which Lightning's have states."""
+
+    lightning: list[pl.Callback]
+
+
+def collect_callback_entries(
+    callbacks: Sequence[pl.Callback], trainer: pl.Trainer, module: pl.LightningModule
+) -> tuple[Weights | None, dict[str, Any]]:
+    """Call `on_save_checkpoint` of Lightning callbacks, which may replace the weights, for instance by averages.
+
+    Returns:
+        The model's weights if a callback has replaced them, else None. Then the added entries.
+    """
+    asked = [callback for callback in callbacks if _overrides(callback, "on_save_checkpoint")]
+    if not asked:
+        return None, {}
+    weights = module.state_dict()
+    checkpoint: dict[str, Any] = {"state_dict": weights}
+    for callback in asked:
+        callback.on_save_checkpoint(trainer, module, checkpoint)
+    replaced = checkpoint.pop("state_dict")
+    if replaced is weights:
+        return None, checkpoint
+    return {name.removeprefix("model."): value for name, value in replaced.items()}, checkpoint
+
+
+def restore_callback_states(
+    callbacks: Sequence[pl.Callback], state: RunState, trainer: pl.Trainer, module: pl.LightningModule
+) -> None:
+    """Load the callbacks' states and the entries that they added to the checkpoint."""
+    for callback in callbacks:
+        saved = state.callbacks.get(callback.state_key)
+        if saved:
+            callback.load_state_dict(saved)
+        if state.extras and _overrides(callback, "on_load_checkpoint"):
+            callback.on_load_checkpoint(trainer, module, {"state_dict": module.state_dict(), **state.extras})
+
+
+def _overrides(callback: pl.Callback, hook: str) -> bool:
+    return getattr(type(callback), hook) is not getattr(pl.Callback, hook) or hook in vars(callback)
+
+
+@contextlib.contextmanager
+def holding(model: nn.Module, weights: Weights | None) -> Iterator[None]:
+    """Let a model hold other weights within the context, so that they can be written."""
+    if weights is None:
+        yield
+        return
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    if own.keys() != weights.keys():  # pruned weights, for which the model has weights and masks
+        model.__dict__["state_dict"] = lambda *args, **kwargs: dict(weights)
+        try:
+            yield
+        finally:
+            del model.__dict__["state_dict"]
+        return
+    model.load_state_dict(weights)
+    try:
+        yield
+    finally:
+        model.load_state_dict(own)

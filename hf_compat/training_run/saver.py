@@ -7,6 +7,8 @@
 
 `Timing` says which of them run beside the training. The files themselves are written by the Trainer's methods, each of
 which a subclass may override.
+
+Rotation: choose the checkpoints to delete after a save, and at the end of the run. Pure functions.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import Any, Protocol
@@ -27,12 +29,13 @@ import torch
 from torch import nn
 
 from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint import manifest, sealing
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import manifest as sealing
+from hf_compat.checkpoint.layout import SavingPlace
 from hf_compat.checkpoint.model_state import ModelState
 from hf_compat.checkpoint.reading import Weights
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, PlainState, RunState
-from hf_compat.checkpoint.saving_place import SavingPlace
 from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.data.types import Collator
 from hf_compat.engine.windows import as_plain
@@ -42,18 +45,83 @@ from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.interop.upstream_log import log_line
-from hf_compat.optim.prepared import unprepared
-from hf_compat.optim.stepping import stepping_of
+from hf_compat.optim.stepping import stepping_of, unprepared
 from hf_compat.runtime.collectives import agree
-from hf_compat.runtime.device_copies import DeviceCopies
-from hf_compat.runtime.frozen_copies import CopyMemory, LaterCopies, StateCopies, frozen_copy
+from hf_compat.runtime.device_copies import CopyMemory, DeviceCopies, LaterCopies, StateCopies, frozen_copy
 from hf_compat.runtime.inspection import is_replaced
-from hf_compat.runtime.rng import read_rng, unpack_rng
-from hf_compat.training_run.best_metric import note_best_checkpoint
-from hf_compat.training_run.callback_states import LightningCallbacks, collect_callback_entries, holding
+from hf_compat.runtime.seeding import read_rng, unpack_rng
 from hf_compat.training_run.output_folder import OutputFolder, is_from_run, saves_checkpoints, writer_of_run
-from hf_compat.training_run.rotation import checkpoints_to_delete, checkpoints_to_delete_at_end, in_order_of_rotation
-from hf_compat.training_run.run import TrainingRun
+from hf_compat.training_run.run import (
+    LightningCallbacks,
+    TrainingRun,
+    collect_callback_entries,
+    holding,
+    note_best_checkpoint,
+)
+
+
+def checkpoints_to_delete(
+    oldest_first: Sequence[str], save_total_limit: int | None, keep: Iterable[str | None]
+) -> list[str]:
+    """Choose the oldest checkpoints to delete, except those in `keep`.
+
+    Args:
+        oldest_first: All checkpoints, folders or files.
+        save_total_limit: Number of checkpoints to keep. None or 0 keeps all.
+        keep: The best one, and the newest or the one just written. None for one that does not exist.
+
+    Mirrors:
+        `transformers.trainer_utils.rotate_checkpoints`, 5.23.
+
+    Differs:
+        The caller gives the order, by run and update. Upstream sorts by modification time first.
+    """
+    if save_total_limit is None or save_total_limit <= 0:
+        return []
+    candidates = _without(oldest_first, keep)
+    kept = len(oldest_first) - len(candidates)
+    surplus = len(oldest_first) - max(save_total_limit, kept)
+    return candidates[: max(surplus, 0)]
+
+
+def in_order_of_rotation(
+    checkpoints: Mapping[str, int], updates_done: int, of_this_run: Callable[[str], bool]
+) -> list[str]:
+    """Order checkpoints by when they are deleted, the first one first.
+
+    Those of other runs come first. Then come those that this run wrote after its current update, before it was resumed
+    from an earlier checkpoint. Each group is sorted by updates.
+
+    Args:
+        checkpoints: Paths, each with its update.
+        updates_done: Updates that this run has made.
+        of_this_run: Whether this run wrote a checkpoint.
+    """
+
+    def rank(path: str) -> tuple[bool, bool, int]:
+        update, is_own = checkpoints[path], of_this_run(path)
+        return is_own, is_own and update <= updates_done, update
+
+    return sorted(checkpoints, key=rank)
+
+
+def checkpoints_to_delete_at_end(
+    checkpoints: Sequence[str], save_total_limit: int | None, best: str | None
+) -> list[str]:
+    """Choose the checkpoints to delete at the end of a run. With a limit of one, only the best is kept.
+
+    Args:
+        checkpoints: All checkpoints, folders or files.
+        save_total_limit: Number of checkpoints to keep.
+        best: The best one. If None, all are kept.
+    """
+    return _without(checkpoints, [best]) if save_total_limit == 1 and best is not None else []
+
+
+def _without(paths: Sequence[str], excluded: Iterable[str | None]) -> list[str]:
+    outside = {os.path.abspath(path) for path in excluded if path is not None}
+    return [path for path in paths if os.path.abspath(path) not in outside]
+
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from hf_compat import (
     TrainerCallback,
     TrainingArguments,
 )
-from hf_compat.callbacks.other_distribution import adopt
+from hf_compat.callbacks.loggers import adopt
 from hf_compat.errors import CallbackError
 
 pytestmark = [

@@ -10,7 +10,7 @@ import pytest
 from toy import Classifier, rows
 
 from hf_compat import Trainer
-from hf_compat.callbacks.run_memory import RunMemory
+from hf_compat.callbacks.trackers import RunMemory
 
 CONTENTS = {
     "a list": b"[1]",

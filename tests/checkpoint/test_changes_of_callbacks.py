@@ -14,7 +14,8 @@ from toy import Classifier, rows
 
 import hf_compat
 from hf_compat import Trainer, TrainerCallback
-from hf_compat.checkpoint import manifest, sealing
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import manifest as sealing
 from hf_compat.trainer_utils import get_last_checkpoint
 
 

@@ -57,7 +57,7 @@ def test_a_small_file_that_stands_for_gigabytes_is_refused_at_once(make_args, tm
 
 
 def _types():
-    from hf_compat.checkpoint.plain_values import array_globals
+    from hf_compat.checkpoint.run_state import array_globals
 
     return array_globals()
 

@@ -15,10 +15,9 @@ from safetensors.torch import save_file
 
 from hf_compat import get_last_checkpoint
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.model_state import PlainState
-from hf_compat.checkpoint.model_state.shards import has_model_shards, has_optimizer_shards
-from hf_compat.checkpoint.reading import read_weights
+from hf_compat.checkpoint.model_state.base import has_model_shards, has_optimizer_shards
+from hf_compat.checkpoint.reading import Contents, read_weights
 from hf_compat.checkpoint.run_state import RunState
 from hf_compat.errors import CheckpointError
 

@@ -10,7 +10,9 @@ import pytest
 import toy
 
 from hf_compat import Trainer
-from hf_compat.checkpoint import contents, manifest, sealing
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import manifest as sealing
+from hf_compat.checkpoint import reading as contents
 from hf_compat.training_run.saver import BackgroundWriter
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hf_compat.checkpoint import hidden_folders, manifest, sealing
-from hf_compat.checkpoint.conversion_paths import writing
-from hf_compat.checkpoint.hidden_folders import CONVERTING, DELETED, REPLACED, SAVING, hidden_folder, make_hidden
+from hf_compat.checkpoint import layout as hidden_folders
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import manifest as sealing
+from hf_compat.checkpoint.layout import CONVERTING, DELETED, REPLACED, SAVING, SavingPlace, hidden_folder, make_hidden
+from hf_compat.checkpoint.lightning_io import writing
 from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner, RunLock
-from hf_compat.checkpoint.saving_place import SavingPlace
 from hf_compat.hub.client import STAGE_PREFIX, remove_left_over
 
 ENDED = Owner(pid=2**22 + 7)  # no process has such a number

@@ -14,7 +14,7 @@ import toy
 
 from hf_compat import Trainer, TrainerCallback, set_seed
 from hf_compat.errors import CheckpointWriteError
-from hf_compat.runtime import frozen_copies
+from hf_compat.runtime import device_copies as frozen_copies
 
 
 @pytest.fixture

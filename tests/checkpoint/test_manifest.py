@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.contents import Writer
+from hf_compat.checkpoint.reading import Writer
 
 
 @pytest.fixture

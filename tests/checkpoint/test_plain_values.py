@@ -16,7 +16,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from toy import Classifier, rows
 
 from hf_compat import HFDataModule, HFModule, Trainer, TrainingArguments
-from hf_compat.checkpoint.plain_values import readable_state
+from hf_compat.checkpoint.run_state import readable_state
 from hf_compat.errors import CallbackError
 
 pytestmark = [

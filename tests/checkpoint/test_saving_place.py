@@ -16,8 +16,8 @@ import transformers
 import hf_compat
 from hf_compat import set_seed
 from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.layout import SavingPlace
 from hf_compat.checkpoint.run_lock import Owner
-from hf_compat.checkpoint.saving_place import SavingPlace
 from hf_compat.errors import CheckpointWriteError
 
 

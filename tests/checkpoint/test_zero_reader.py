@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_compat.checkpoint.contents import Contents
 from hf_compat.checkpoint.convert import convert
-from hf_compat.checkpoint.reading import read_torch_file
+from hf_compat.checkpoint.reading import Contents, read_torch_file
 from hf_compat.checkpoint.zero_reader import _BESIDE, _slice_of, find_zero_folder, named_zero_folder
 from hf_compat.errors import CheckpointError
 

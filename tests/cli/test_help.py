@@ -8,7 +8,7 @@ import pytest
 
 from hf_compat import TrainingArguments
 from hf_compat.cli.main import main
-from hf_compat.plan.lightning_equivalents import ELSEWHERE, EQUIVALENTS, PASSED_ON
+from hf_compat.plan.argument_support import ELSEWHERE, EQUIVALENTS, PASSED_ON
 
 
 def shown(capsys, *words):

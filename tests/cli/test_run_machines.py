@@ -10,7 +10,8 @@ import torch
 
 from hf_compat.cli import run
 from hf_compat.cli.run import Machines
-from hf_compat.runtime import collectives, waiting
+from hf_compat.runtime import collectives
+from hf_compat.runtime import console as waiting
 
 SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "gpu[03-04]",
         "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_NNODES": "2", "SLURM_NODEID": "1"}  # fmt: skip
@@ -95,7 +96,7 @@ def test_a_rank_says_for_whom_it_waits(monkeypatch, caplog, tmp_path):
     args = SimpleNamespace(world_size=2, process_index=1, device=torch.device("cpu"), ddp_timeout=2, ddp_backend=None)
     with pytest.raises(torch.distributed.DistError):
         collectives.start_processes(args)
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "hf_compat.runtime.waiting"]
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "hf_compat.runtime.console"]
     assert said.startswith("rank 1 waits for the others of 2 processes at no-such-host.invalid:29500; the host name")
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hf_compat.cli.fit import as_sections
 from hf_compat.cli.main import main
-from hf_compat.cli.sections import as_sections
 from hf_compat.errors import ArgumentError
 
 PROJECT = """

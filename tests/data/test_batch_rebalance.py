@@ -9,8 +9,7 @@ from compare import same
 from transformers.trainer_pt_utils import BatchRebalanceSampler as UpstreamSampler
 
 from hf_compat import Trainer, trainer_pt_utils
-from hf_compat.data.batch_rebalance import BatchRebalanceSampler
-from hf_compat.data.rank_slices import RankSlice
+from hf_compat.data.samplers import BatchRebalanceSampler, RankSlice
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnmetRequirement
 
 REBALANCE = {"train_sampling_strategy": "batch_rebalance", "gradient_accumulation_steps": 2}

@@ -11,7 +11,7 @@ import toy
 from torch.utils.data import DataLoader
 
 from hf_compat import Trainer, default_data_collator
-from hf_compat.data.checks import check_dataset, check_iterable
+from hf_compat.data.collators import check_dataset, check_iterable
 from hf_compat.errors import DataError, LossError, OverrideError
 
 

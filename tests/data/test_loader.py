@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.data.loader import LoaderOptions, PreparedDataLoader, skip_first_batches
-from hf_compat.data.rank_slices import RankSlice
+from hf_compat.data.samplers import RankSlice
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 
 

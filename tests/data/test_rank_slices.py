@@ -6,7 +6,7 @@ import pytest
 from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
-from hf_compat.data.rank_slices import BatchSamplerSlice, IterableDatasetSlice, RankSlice, dispatched
+from hf_compat.data.samplers import BatchSamplerSlice, IterableDatasetSlice, RankSlice, dispatched
 from hf_compat.errors import ArgumentError
 
 

@@ -14,8 +14,7 @@ from hf_compat import Trainer, TrainingArguments, set_seed
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.tree import nested_numpify
 from hf_compat.runtime import device_copies
-from hf_compat.runtime.device_copies import CopiesAhead, DeviceCopies, to_host
-from hf_compat.runtime.frozen_copies import CopyMemory, LaterCopies, frozen_copy
+from hf_compat.runtime.device_copies import CopiesAhead, CopyMemory, DeviceCopies, LaterCopies, frozen_copy, to_host
 
 
 @pytest.fixture

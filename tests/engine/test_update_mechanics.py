@@ -12,9 +12,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat import HFDataModule, HFModule, Trainer
-from hf_compat.engine import update_mechanics
+from hf_compat.engine import strategies as update_mechanics
 from hf_compat.engine.precision import ForwardPrecision
-from hf_compat.engine.update_mechanics import (
+from hf_compat.engine.strategies import (
     DDPMechanics,
     DeepSpeedMechanics,
     FSDP2Mechanics,

@@ -16,7 +16,7 @@ import torch
 
 import hf_compat
 from hf_compat import TrainerCallback, TrainingArguments
-from hf_compat.plan.lightning_equivalents import EQUIVALENTS
+from hf_compat.plan.argument_support import EQUIVALENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "migration.md").read_text()

@@ -19,7 +19,7 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
 from hf_compat.checkpoint.zero_reader import OWN_TYPES
-from hf_compat.runtime.rng import legacy_globals
+from hf_compat.runtime.seeding import legacy_globals
 
 NUMBERS = ["x", None, -5, 1e30, float("nan"), float("inf"), 10**400, [], {}, True]
 REMOVED = object()

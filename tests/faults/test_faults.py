@@ -18,7 +18,7 @@ import toy
 from compare import same
 
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
-from hf_compat.checkpoint.hidden_folders import SAVING, make_hidden
+from hf_compat.checkpoint.layout import SAVING, make_hidden
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.errors import CheckpointError, CheckpointWriteError, OutputFolderError
 

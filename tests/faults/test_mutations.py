@@ -11,7 +11,7 @@ import torch
 
 from hf_compat.checkpoint.forms import check_optimizer, check_random_states, check_schedule
 from hf_compat.errors import CheckpointError
-from hf_compat.runtime.rng import read_rng
+from hf_compat.runtime.seeding import read_rng
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:UserWarning"),

@@ -9,7 +9,8 @@ import pytest
 import toy
 
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint
-from hf_compat.checkpoint import manifest, sealing
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import manifest as sealing
 
 REFUSALS = [errno.EIO, errno.ENOSPC, errno.EDQUOT]
 

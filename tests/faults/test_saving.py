@@ -18,7 +18,8 @@ import torch
 import toy
 
 from hf_compat import Trainer, TrainerCallback, get_last_checkpoint, set_seed
-from hf_compat.checkpoint import manifest, sealing
+from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint import manifest as sealing
 from hf_compat.checkpoint.run_lock import LOCK_NAME
 from hf_compat.errors import ArgumentError, CallbackError, MetricError, OutputFolderError
 

@@ -15,8 +15,7 @@ from toy import Classifier, rows
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.hf import arguments
-from hf_compat.hf.accelerator_config import AcceleratorConfig
-from hf_compat.hf.argument_values import OWN_ARGUMENTS, ROWS, Row
+from hf_compat.hf.argument_values import OWN_ARGUMENTS, ROWS, AcceleratorConfig, Row
 from hf_compat.hf.legacy import OLD_NAMES
 
 OURS = {field.name: field for field in dataclasses.fields(TrainingArguments)}

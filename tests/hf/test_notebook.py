@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import hf_compat
-from hf_compat.hf.html_text import table_of
-from hf_compat.runtime.progress import in_notebook
+from hf_compat.hf.state import table_of
+from hf_compat.runtime.console import in_notebook
 from hf_compat.tools.preflight.report import PreflightReport
 
 pytestmark = pytest.mark.real_python

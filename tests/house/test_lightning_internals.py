@@ -1,7 +1,7 @@
 """Internals of Lightning are touched in four files only: found by names, read off both sources.
 
-`engine/internals.py` has a function or base class for each; `engine/window_trainer.py`, `engine/lean_loop.py` and
-`engine/lean_evaluation.py` are Lightning's trainer and loops.
+`engine/internals.py` has a function or base class for each; `engine/window_trainer.py`, `engine/loops.py` and
+`engine/loops.py` are Lightning's trainer and loops.
 
 Private names have a leading underscore; the classes and modules of Lightning's trainer, loops, strategies, precision
 plugins and core define them. Undocumented names are what the private classes of trainer and loops (loops, connectors,
@@ -29,7 +29,7 @@ from lightning.pytorch import Trainer
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "hf_compat"
 HOME = PACKAGE / "engine" / "internals.py"
-HOMES = (HOME, *(PACKAGE / "engine" / name for name in ("window_trainer.py", "lean_loop.py", "lean_evaluation.py")))
+HOMES = (HOME, *(PACKAGE / "engine" / name for name in ("window_trainer.py", "loops.py")))
 SOURCES = (
     "pytorch/trainer",
     "pytorch/loops",
@@ -60,14 +60,13 @@ EXCEPTIONS = {
     ("tools/migration/overrides.py", "_save_checkpoint"): "HF's method of the Trainer, by name",
     ("tools/ejection/own_part.py", "_load_from_checkpoint"): "HF's method of the Trainer, by name",
     ("tools/ejection/own_part.py", "_save_checkpoint"): "HF's method of the Trainer, by name",
-    ("native/override_points.py", "_load_from_checkpoint"): "HF's method of the Trainer, by name",
-    ("native/override_points.py", "_save_checkpoint"): "HF's method of the Trainer, by name",
-    ("interop/trainer_names.py", "_training_step"): "a method of the Trainer of transformers 3.0",
+    ("native/own_methods.py", "_load_from_checkpoint"): "HF's method of the Trainer, by name",
+    ("native/own_methods.py", "_save_checkpoint"): "HF's method of the Trainer, by name",
+    ("interop/former_names.py", "_training_step"): "a method of the Trainer of transformers 3.0",
     ("hub/client.py", "done"): "Python's method of a Future",
     ("hub/pushes.py", "done"): "the same",
     ("optim/plain_optimizers.py", "get_instance"): "bitsandbytes' method of its manager",
     ("runtime/inspection.py", "_modules"): "torch's dict of a module's children",
-    ("runtime/parameters.py", "_modules"): "torch's dict of a module's children",
 }
 
 

@@ -22,15 +22,15 @@ KNOWN = Path(__file__).with_suffix(".json")
 # For each kind of name, what has to know a new one.
 PLACES = {
     "fields of transformers.TrainingArguments": "hf_compat/hf: declare the field; write docs/arguments.md",
-    "fields of transformers.Seq2SeqTrainingArguments": "hf_compat/hf/arguments_seq2seq.py",
+    "fields of transformers.Seq2SeqTrainingArguments": "hf_compat/hf/arguments.py",
     "fields of transformers.TrainerState": "hf_compat/hf/state.py",
     "methods of transformers.Trainer": "hf_compat/trainer_methods, or UpstreamHooks where it cannot be called",
-    "events of transformers.TrainerCallback": "hf_compat/hf/callbacks.py and hf_compat/callbacks/event_order.py",
-    "optimizers of transformers": "hf_compat/optim/entries.py",
+    "events of transformers.TrainerCallback": "hf_compat/hf/callbacks.py and hf_compat/callbacks/callback_set.py",
+    "optimizers of transformers": "hf_compat/optim/plain_optimizers.py",
     "schedules of transformers": "hf_compat/optim/lr_schedulers.py",
-    "hooks of lightning.Callback": "hf_compat/callbacks/event_order.py and lightning_in_hf.py",
-    "hooks of lightning.LightningModule": "hf_compat/native/override_points.py",
-    "options of lightning.Trainer": "hf_compat/plan/lightning_equivalents.py",
+    "hooks of lightning.Callback": "hf_compat/callbacks/callback_set.py and lightning_in_hf.py",
+    "hooks of lightning.LightningModule": "hf_compat/native/own_methods.py",
+    "options of lightning.Trainer": "hf_compat/plan/argument_support.py",
     "private names of Lightning that hf_compat uses": "hf_compat/engine: internals, window_trainer and the lean loops",
 }
 

@@ -22,7 +22,7 @@ import hf_compat
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.cli.run import tell_defaults
 from hf_compat.errors import HfCompatWarning, OverrideError
-from hf_compat.hf.profiles import followed
+from hf_compat.hf.arguments_rules import followed
 from hf_compat.interop.former_names import FORMER_KEYWORDS, FORMER_MEMBERS, OF_GENERATION
 
 THEIRS, ARGUMENTS = transformers.Trainer, transformers.TrainingArguments

@@ -10,8 +10,8 @@ import toy
 import transformers
 
 import hf_compat
-from hf_compat.interop.replaced_globals import global_of_trainer
-from hf_compat.trainer_methods.fit import recomputes_activations
+from hf_compat.interop.patching import global_of_trainer
+from hf_compat.trainer_methods.training import recomputes_activations
 
 pytestmark = pytest.mark.filterwarnings("ignore:These were imported from transformers")
 

@@ -12,7 +12,7 @@ from transformers.debug_utils import DebugUnderflowOverflow as Upstream
 
 import hf_compat
 from hf_compat import HFDataModule, HFModule, Trainer
-from hf_compat.engine.overflow_debug import DebugUnderflowOverflow as Ours
+from hf_compat.engine.model_hooks import DebugUnderflowOverflow as Ours
 from hf_compat.errors import NonFiniteNumber, UnsupportedArgument
 
 

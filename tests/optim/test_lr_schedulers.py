@@ -8,8 +8,7 @@ import transformers
 from transformers.optimization import GreedyLR as UpstreamGreedyLR
 
 from hf_compat.errors import ArgumentError
-from hf_compat.optim.greedy_lr import GreedyLR
-from hf_compat.optim.lr_schedulers import follows_metric, get_scheduler
+from hf_compat.optim.lr_schedulers import GreedyLR, follows_metric, get_scheduler
 
 SCHEDULES = [
     ("linear", {}),

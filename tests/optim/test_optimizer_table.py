@@ -15,7 +15,7 @@ from hf_compat.errors import ArgumentError, InertArgumentWarning, MissingOptimiz
 from hf_compat.hf.enums import OptimizerNames
 from hf_compat.optim.adafactor import Adafactor
 from hf_compat.optim.optimizers import OPTIMIZERS, check_request
-from hf_compat.plan.optimization_checks import check_optimizer
+from hf_compat.plan.argument_support import check_optimizer
 
 # What is given in `optim_args`, by the beginning of a name: every option of every optimizer once.
 OPTIONS = {

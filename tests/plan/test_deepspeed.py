@@ -10,9 +10,8 @@ import torch
 
 from hf_compat import translate
 from hf_compat.errors import ArgumentError, HfCompatWarning, InertArgumentWarning, UnsupportedArgument
-from hf_compat.optim.deepspeed_schedule import DeepSpeedSchedule
-from hf_compat.plan.deepspeed import deepspeed_config, schedule_section, uses_deepspeed, zero_stage
-from hf_compat.plan.deepspeed_keys import KEYS, Fate
+from hf_compat.optim.lr_schedulers import DeepSpeedSchedule
+from hf_compat.plan.deepspeed import KEYS, Fate, deepspeed_config, schedule_section, uses_deepspeed, zero_stage
 
 AUTO = {"warmup_num_steps": "auto"}
 

@@ -9,7 +9,7 @@ import torch
 
 from hf_compat import TrainingArguments, explain, translate
 from hf_compat.errors import ArgumentError
-from hf_compat.plan.memory_estimate import size_of_run, state_bytes
+from hf_compat.plan.explain import size_of_run, state_bytes
 from hf_compat.runtime.launch import Launch, assuming
 
 

@@ -15,7 +15,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 import hf_compat
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.runtime.accelerate_processes import may_be_asked
+from hf_compat.hf.process_state import may_be_asked
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
 
 

@@ -12,7 +12,7 @@ import pytest
 import toy
 
 from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.runtime.child_signals import HeldChildSignals, dead_among
+from hf_compat.runtime.signals import HeldChildSignals, dead_among
 
 
 @pytest.fixture

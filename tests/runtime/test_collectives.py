@@ -10,7 +10,8 @@ import torch.multiprocessing
 from torch import distributed
 
 from hf_compat.errors import ProcessError
-from hf_compat.runtime import collectives, process_exit
+from hf_compat.runtime import collectives
+from hf_compat.runtime import collectives as process_exit
 
 
 class Pair(NamedTuple):

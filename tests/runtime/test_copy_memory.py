@@ -7,8 +7,8 @@ import torch
 import toy
 
 from hf_compat import Trainer, TrainerCallback, set_seed
-from hf_compat.runtime import frozen_copies
-from hf_compat.runtime.frozen_copies import CopyMemory, frozen_copy
+from hf_compat.runtime import device_copies as frozen_copies
+from hf_compat.runtime.device_copies import CopyMemory, frozen_copy
 
 
 def places(data):

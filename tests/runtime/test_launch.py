@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from hf_compat.errors import ArgumentError
-from hf_compat.runtime.launch import Launch, let_children_import_from, main_address, read_launch
-from hf_compat.runtime.launchers import LAUNCHERS, find_place, first_host
+from hf_compat.runtime.launch import (
+    LAUNCHERS,
+    Launch,
+    find_place,
+    first_host,
+    let_children_import_from,
+    main_address,
+    read_launch,
+)
 
 SCALE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
 SRUN = {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train"}

@@ -10,7 +10,7 @@ from transformers import BatchEncoding
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from hf_compat.engine.windows import as_plain
-from hf_compat.runtime.frozen_copies import frozen_copy
+from hf_compat.runtime.device_copies import frozen_copy
 from hf_compat.runtime.nested import join_nested, leaves, map_nested
 
 

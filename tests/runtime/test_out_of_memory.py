@@ -3,7 +3,7 @@
 import pytest
 from transformers.trainer_utils import find_executable_batch_size
 
-from hf_compat.runtime.out_of_memory import run_with_fitting_batch_size
+from hf_compat.trainer_methods.training import run_with_fitting_batch_size
 
 
 @pytest.mark.parametrize("fits", [7, 64])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_compat.runtime.parameters import forget_gradients, parameters_of
+from hf_compat.runtime.inspection import forget_gradients, parameters_of
 
 
 class Nest(nn.Module):

@@ -14,7 +14,7 @@ SCRIPT = """
 import sys
 import torch
 from torch import distributed
-from hf_compat.runtime.process_exit import destroy_at_exit, leave_at_exit
+from hf_compat.runtime.collectives import destroy_at_exit, leave_at_exit
 if "waits" in sys.argv:
     destroy_at_exit() if "ours" in sys.argv else leave_at_exit()
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from hf_compat.runtime.rng import pack_legacy_rng, read_rng, unpack_rng, write_rng
+from hf_compat.runtime.seeding import pack_legacy_rng, read_rng, unpack_rng, write_rng
 
 
 def draw():

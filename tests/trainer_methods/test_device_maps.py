@@ -9,7 +9,7 @@ from compare import same
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import UnsupportedArgument
-from hf_compat.interop.device_maps import check_placement, is_model_parallel
+from hf_compat.interop.transformers_models import check_placement, is_model_parallel
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

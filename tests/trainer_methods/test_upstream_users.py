@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 import hf_compat
 from hf_compat import Trainer
 from hf_compat.errors import OverrideError
-from hf_compat.interop.edited_source import refuse_edited_methods
+from hf_compat.interop.patching import refuse_edited_methods
 
 # Methods that a library's trainers override, or call through `super()`.
 OVERRIDDEN = {
@@ -277,7 +277,7 @@ def test_a_dummy_evaluation_set_and_an_empty_loader(make_args):
         def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
             output.metrics[f"{metric_key_prefix}_spearman"] = 0.5
-            assert isinstance(output, (hf_compat.hf.outputs.EvalLoopOutput, EvalLoopOutput))
+            assert isinstance(output, (hf_compat.hf.metrics.EvalLoopOutput, EvalLoopOutput))
             return output
 
     args = make_args(max_steps=2, eval_strategy="steps", eval_steps=1)

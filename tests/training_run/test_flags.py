@@ -8,7 +8,7 @@ import pytest
 
 from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.state import TrainerControl
-from hf_compat.training_run.flags import log_evaluate_save
+from hf_compat.training_run.run import log_evaluate_save
 
 
 def actions(control, is_best=False, strategy=SaveStrategy.STEPS, evaluated=None):

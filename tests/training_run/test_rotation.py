@@ -7,7 +7,7 @@ import os
 import pytest
 from transformers import trainer_utils
 
-from hf_compat.training_run.rotation import checkpoints_to_delete, checkpoints_to_delete_at_end, in_order_of_rotation
+from hf_compat.training_run.saver import checkpoints_to_delete, checkpoints_to_delete_at_end, in_order_of_rotation
 
 WRITTEN = [f"out/checkpoint-{update}" for update in (2, 4, 6, 8)]
 

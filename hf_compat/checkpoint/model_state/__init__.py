@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from hf_compat.checkpoint.model_state.base import ModelState, PlainState
+from hf_compat.checkpoint.model_state.base import FSDP2State, ModelState, PlainState
 from hf_compat.checkpoint.model_state.deepspeed import DeepSpeedState
-from hf_compat.checkpoint.model_state.fsdp2 import FSDP2State
 from hf_compat.interop.deepspeed import is_deepspeed_engine
 
 __all__ = [

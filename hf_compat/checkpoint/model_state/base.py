@@ -1,26 +1,45 @@
-"""`ModelState`: what every way of holding a model answers about weights and optimizer state."""
+"""`ModelState`: what every way of holding a model answers about weights and optimizer state.
+
+Whole tensors out of `state_dict` and into `load_state_dict` of a model with spread parameters.
+
+An override of `Trainer._save` may ask the model itself for its weights (`self.model.save_pretrained(folder)`), and one
+of `_load_from_checkpoint` may load whole ones. The hooks here are on the model for such a call, and gone after it.
+
+Sharded states in a checkpoint: every process writes its part, and any number of processes reads them.
+
+The folders have the names that Accelerate gives them. Nothing is gathered: neither memory nor time grow with the model
+on one process.
+
+A model that FSDP 2 has sharded: its states are gathered, or written as shards.
+"""
 
 from __future__ import annotations
 
 import abc
 import contextlib
 import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint.contents import Contents
+from hf_compat.checkpoint.dcp_reader import METADATA_NAME, States, open_dcp, read_dcp
 from hf_compat.checkpoint.forms import check_optimizer, check_optimizer_took_over
-from hf_compat.checkpoint.model_state.shards import (
-    has_model_shards,
-    has_optimizer_shards,
-    read_model_shards,
-    read_optimizer_shards,
-)
 from hf_compat.checkpoint.reading import (
+    Contents,
     LoadResult,
     Weights,
     fitting,
@@ -31,9 +50,150 @@ from hf_compat.checkpoint.reading import (
 )
 from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.checkpoint.zero_reader import named_zero_folder, optimizer_files, zero_states
-from hf_compat.errors import CheckpointMismatch
+from hf_compat.errors import CheckpointError, CheckpointMismatch
 from hf_compat.interop.transformers_models import as_held
+from hf_compat.optim.stepping import stepping_of
+from hf_compat.runtime.collectives import barrier, is_distributed
 from hf_compat.runtime.device_copies import small_ones_on_host
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Handle(Protocol):
+    """What torch returns for a hook."""
+
+    def remove(self) -> None: ...
+
+
+@contextlib.contextmanager
+def in_own_class(model: nn.Module) -> Iterator[None]:
+    """Give the parts of a model, which `fully_shard` has put into classes of torch, their own classes for a while.
+
+    `type(model).from_pretrained(folder)` fails with torch's class, and a model card says `FSDPMyModel`.
+    """
+    changed = {module: type(module) for module in model.modules() if isinstance(module, FSDPModule)}
+    for module, kind in changed.items():
+        module.__class__ = kind.__mro__[kind.__mro__.index(FSDPModule) + 1]
+    try:
+        yield
+    finally:
+        for module, kind in changed.items():
+            module.__class__ = kind
+
+
+@contextlib.contextmanager
+def giving(model: nn.Module, whole: Mapping[nn.Parameter, torch.Tensor]) -> Iterator[None]:
+    """Let `state_dict` of a model and of its parts hold these tensors in the place of the parameters."""
+
+    def put(module: nn.Module, state: Tensors, prefix: str, metadata: object) -> None:
+        for name, parameter in _own(module):
+            if prefix + name in state and parameter in whole:
+                state[prefix + name] = whole[parameter]
+
+    handles = [m.register_state_dict_post_hook(put) for m in model.modules()]  # type: ignore[no-untyped-call]  # torch's
+    with in_own_class(model), _removed_after(handles):
+        yield
+
+
+@contextlib.contextmanager
+def taking(model: nn.Module, fit: Callable[[nn.Parameter, torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Let `load_state_dict` of a model and of its parts take whole tensors: `fit` makes a parameter's value of each."""
+
+    def put(module: nn.Module, state: Tensors, prefix: str, *_: object) -> None:
+        for name, parameter in _own(module):
+            if prefix + name in state:
+                state[prefix + name] = fit(parameter, state[prefix + name])
+
+    handles = [m.register_load_state_dict_pre_hook(put) for m in model.modules()]  # type: ignore[no-untyped-call]
+    with in_own_class(model), _removed_after(handles):
+        yield
+
+
+def gathered(parameter: nn.Parameter) -> torch.Tensor:
+    """Return a parameter whole, in memory of the CPU, where it is a shard: all processes exchange their parts."""
+    tensor = parameter.detach()
+    if not isinstance(tensor, DTensor):
+        return tensor
+    on_mesh = tensor.to(tensor.device_mesh.device_type)  # shards may wait on the CPU
+    assert isinstance(on_mesh, DTensor)
+    return on_mesh.full_tensor().cpu()
+
+
+def shard_of(parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
+    """Return a process's own part of a tensor that every process has whole; nothing is exchanged."""
+    if not isinstance(parameter, DTensor) or isinstance(whole, DTensor):
+        return whole
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return list(module.named_parameters(recurse=False, remove_duplicate=False))
+
+
+@contextlib.contextmanager
+def _removed_after(handles: Iterable[Handle]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+MODEL_FOLDER = "pytorch_model_fsdp_0"
+OPTIMIZER_FOLDER = "optimizer_0"
+
+
+def has_model_shards(folder: str) -> bool:
+    """Return whether a checkpoint holds its weights as shards."""
+    return _has_shards(folder, MODEL_FOLDER)
+
+
+def has_optimizer_shards(folder: str) -> bool:
+    """Return whether a checkpoint holds the optimizer's state as shards."""
+    return _has_shards(folder, OPTIMIZER_FOLDER)
+
+
+def write_model_shards(folder: str, model: nn.Module) -> None:
+    """Write this process's part of the weights."""
+    save({"model": get_model_state_dict(model)}, checkpoint_id=os.path.join(folder, MODEL_FOLDER))
+
+
+def write_optimizer_shards(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Write this process's part of the optimizer's state."""
+    state = get_optimizer_state_dict(model, optimizer)
+    save({"optimizer": state}, checkpoint_id=os.path.join(folder, OPTIMIZER_FOLDER))
+
+
+def read_model_shards(folder: str, model: nn.Module) -> LoadResult:
+    """Load a model, sharded or whole, from shards that any number of processes wrote."""
+    state = {"model": get_model_state_dict(model)}
+    _read(state, folder, MODEL_FOLDER)
+    result: LoadResult = set_model_state_dict(model, state["model"])
+    return result
+
+
+def read_optimizer_shards(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Load the state of an optimizer, of a sharded or whole model."""
+    dcp = open_dcp(Contents(folder), OPTIMIZER_FOLDER)
+    named: States = dict(get_optimizer_state_dict(model, optimizer))
+    # The names of parameters of which a folder holds states, and whatever else stands before a full stop
+    before = "optimizer.state."
+    keys = [key.removeprefix(before) for key in dcp.index.state_dict_metadata if key.startswith(before)]
+    known = {
+        key[:end] for key in keys for end, letter in enumerate(key) if letter == "."
+    }  # a parameter that has had no gradient is not among them
+    state = {"optimizer": {**named, "state": {name: named["state"][name] for name in named["state"] if name in known}}}
+    read_dcp(dcp, state, in_one_process=not is_distributed())
+    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=StateDictOptions(strict=False))
+
+
+def _has_shards(folder: str, subfolder: str) -> bool:
+    return Contents(folder).find(f"{subfolder}/{METADATA_NAME}") is not None
+
+
+def _read(state: States, folder: str, subfolder: str) -> None:
+    read_dcp(open_dcp(Contents(folder), subfolder), state, in_one_process=not is_distributed())
+
 
 OptimizerState = dict[str, Any]  # what `Optimizer.state_dict()` returns: each optimizer has its own values
 
@@ -235,3 +395,81 @@ class PlainState(TorchState):
 
     def _set_optimizer_state(self, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
         optimizer.load_state_dict(state)
+
+
+_GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_FROM_WHOLE = StateDictOptions(full_state_dict=True, strict=False)
+
+
+class FSDP2State(TorchState):
+    """Every process has a shard of each parameter and of the optimizer's state.
+
+    Args:
+        model: The sharded model.
+        writes_shards: Whether checkpoints hold shards, which every process writes for itself.
+    """
+
+    def __init__(self, model: nn.Module, writes_shards: bool) -> None:
+        super().__init__(model)
+        self.writes_shards = writes_shards
+
+    def whole_weights(self) -> Weights:
+        weights: dict[str, Any] = get_model_state_dict(self.model, options=_GATHERED)
+        return weights
+
+    def giving_whole(self) -> AbstractContextManager[None]:
+        self.model.state_dict()  # what the last forward pass has left whole becomes shards again
+        return giving(self.model, {parameter: gathered(parameter) for parameter in self.model.parameters()})
+
+    def taking_whole(self) -> AbstractContextManager[None]:
+        return taking(self.model, shard_of)
+
+    def write_weights(self, folder: str, write: WeightsWriter, for_checkpoint: bool) -> None:
+        if not (for_checkpoint and self.writes_shards):
+            super().write_weights(folder, write, for_checkpoint)
+            return
+        write(folder, state_dict={})
+        barrier()  # the folder is there
+        write_model_shards(folder, self.model)
+
+    def write_optimizer(self, folder: str, optimizer: torch.optim.Optimizer, is_writer: bool) -> None:
+        if self.writes_shards:
+            write_optimizer_shards(folder, self.model, optimizer)
+            return
+        state = self.whole_optimizer_state(optimizer)
+        if is_writer:
+            torch.save(state, os.path.join(folder, names.OPTIMIZER_NAME))
+
+    def whole_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OptimizerState:
+        """Gather the optimizer's state, in the form that an optimizer of a whole model has and reads.
+
+        Returns:
+            The state; it is empty on all processes but the first.
+        """
+        named: dict[str, Any] = dict(get_optimizer_state_dict(self.model, optimizer, options=_GATHERED))
+        if not named.get("param_groups"):  # this process is not the first one
+            return {}
+        order = [name for group in named["param_groups"] for name in group["params"]]
+        index = {name: position for position, name in enumerate(order)}
+        groups = [{**group, "params": [index[name] for name in group["params"]]} for group in named["param_groups"]]
+        return {"state": {index[name]: state for name, state in named["state"].items()}, "param_groups": groups}
+
+    def set_weights(self, weights: Weights) -> LoadResult:
+        result: LoadResult = set_model_state_dict(self.model, dict(weights), options=_FROM_WHOLE)
+        return result
+
+    def _set_optimizer_state(self, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
+        if stepping_of(optimizer).switches:  # torch steps it to have states, and finds none to put them in
+            raise CheckpointError(
+                f"The state of {type(optimizer).__name__} cannot be loaded into a model that FSDP 2 shards.\n\n"
+                "Hint: resume without `fsdp`, or begin with the checkpoint's weights."
+            )
+        parameter_names = {parameter: name for name, parameter in self.model.named_parameters()}
+        order = [parameter_names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+        groups = [{**group, "params": [order[i] for i in group["params"]]} for group in state["param_groups"]]
+        named: Any = {"state": {order[i]: values for i, values in state["state"].items()}, "param_groups": groups}
+        set_optimizer_state_dict(self.model, optimizer, named, options=_FROM_WHOLE)
+        # torch makes a state for each parameter first: without gradients so far, one has none to go on from
+        for parameter, name in parameter_names.items():
+            if name not in named["state"]:
+                optimizer.state.pop(parameter, None)

@@ -122,7 +122,7 @@ def _hand_over(outcome: Outcome, scratch: str) -> int:
 
 def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
     """Run the script in this process up to its first `train()`, and check that; what it prints goes to the errors."""
-    from hf_compat.hf.profiles import VARIABLE
+    from hf_compat.hf.arguments_rules import VARIABLE
     from hf_compat.runtime.launch import end_with_launcher, set_for_children
     from hf_compat.tools.until_train import UserScript, run_until_train
 
@@ -155,8 +155,8 @@ def _checked_here(chosen: argparse.Namespace, scratch: str) -> Outcome:
 
 def _with_ranks(report: PreflightReport) -> PreflightReport:
     """Add notes of what the script compares with local rank 0, where no process has it."""
-    from hf_compat.hf.profiles import generation_beside
-    from hf_compat.interop.rank_comparisons import PROBLEM, WAY_OUT, comparisons_in_file
+    from hf_compat.hf.arguments_rules import generation_beside
+    from hf_compat.interop.user_script import PROBLEM, WAY_OUT, comparisons_in_file
     from hf_compat.tools.preflight.report import Finding, Severity
 
     if generation_beside() == "4":

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hf_compat.hf.profiles import PROFILES
+from hf_compat.hf.arguments_rules import PROFILES
 from hf_compat.tools.commands.isolated import add_options
 
 

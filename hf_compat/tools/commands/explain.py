@@ -19,7 +19,7 @@ from hf_compat.tools.commands.isolated import add_options, call_again
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
     from hf_compat.plan.explain import Explanation
-    from hf_compat.plan.run_counts import RunCounts
+    from hf_compat.plan.lightning_plan import RunCounts
     from hf_compat.tools.until_train import CapturedTrain
     from hf_compat.trainer import Trainer
 
@@ -106,7 +106,7 @@ def _assumed(chosen: argparse.Namespace) -> AbstractContextManager[None]:
 
 def _of_script(chosen: argparse.Namespace) -> tuple[Explanation, dict[str, object]]:
     """Explain the arguments of the Trainer that a script makes; also returns what there is to say of that Trainer."""
-    from hf_compat.hf.profiles import VARIABLE
+    from hf_compat.hf.arguments_rules import VARIABLE
     from hf_compat.runtime.launch import set_for_children
     from hf_compat.tools.until_train import UserScript, run_until_train
 
@@ -174,7 +174,7 @@ def _of_pairs(chosen: argparse.Namespace) -> Explanation:
         explanation = explain(_training_arguments(pairs), parameters=chosen.parameters, trained=chosen.trained)
     # The names of the arguments that somebody set, as they are today; others follow from them
     from hf_compat.hf.legacy import OLD_NAMES
-    from hf_compat.interop.todays_words import todays_values
+    from hf_compat.interop.object_parser import todays_values
 
     given: set[str] = set()
     for pair in chosen.words:
@@ -186,8 +186,7 @@ def _of_pairs(chosen: argparse.Namespace) -> Explanation:
 
 def _training_arguments(pairs: Sequence[str]) -> TrainingArguments:
     """Make training arguments from the words `name=value` of a command line."""
-    from hf_compat.hf.arguments import TrainingArguments
-    from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
+    from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 
     values: dict[str, object] = {}
     for pair in pairs:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hf_compat.hf.profiles import VARIABLE
+from hf_compat.hf.arguments_rules import VARIABLE
 from hf_compat.interop import user_script
 from hf_compat.runtime.launch import environment_with
 from hf_compat.tools.comparison.sides import Side

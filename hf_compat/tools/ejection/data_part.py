@@ -17,7 +17,7 @@ from hf_compat.data.samplers import LengthGroupedSampler, SeededRandomSampler
 from hf_compat.data.types import DataSource
 from hf_compat.interop.transformers_models import is_datasets_dataset, is_datasets_stream
 from hf_compat.runtime.nested import Nested
-from hf_compat.runtime.rng import RandomStates, read_rng
+from hf_compat.runtime.seeding import RandomStates, read_rng
 from hf_compat.tools.ejection.expressions import Expressions
 from hf_compat.tools.ejection.findings import CannotBeWritten, Findings
 from hf_compat.tools.ejection.sources import Import

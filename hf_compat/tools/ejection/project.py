@@ -19,8 +19,8 @@ import torch
 from hf_compat.errors import ArgumentError, OutputFolderError, UnsupportedArgument
 from hf_compat.hf.enums import IntervalStrategy
 from hf_compat.interop.transformers_models import is_pretrained_model
-from hf_compat.plan.lightning_equivalents import lightning_precision
-from hf_compat.runtime.rng import unpack_rng
+from hf_compat.plan.argument_support import lightning_precision
+from hf_compat.runtime.seeding import unpack_rng
 from hf_compat.tools.ejection.callback_part import CallbackPart, describe_callbacks, logs_by_epoch
 from hf_compat.tools.ejection.data_part import DataPart, describe_data
 from hf_compat.tools.ejection.evaluation_part import EvaluationPart, describe_evaluation

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
-from hf_compat.plan.run_counts import RunCounts
-from hf_compat.runtime.rng import RandomStates, read_rng, write_rng
-from hf_compat.runtime.seeding import set_seed
+from hf_compat.plan.lightning_plan import RunCounts
+from hf_compat.runtime.seeding import RandomStates, read_rng, set_seed, write_rng
 from hf_compat.tools.ejection.data_part import DataPart, same_random_states
 from hf_compat.tools.ejection.findings import Findings
 from hf_compat.tools.ejection.loss_part import LossPart

@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
-from hf_compat.interop.trainer_names import ABSENT, FORMER_METHODS
+from hf_compat.interop.former_names import ABSENT, FORMER_METHODS
 from hf_compat.tools.migration.elements import constant
 from hf_compat.tools.migration.layout import fitted_call
 from hf_compat.tools.migration.old_arguments import (

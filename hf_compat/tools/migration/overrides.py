@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import libcst as cst
 
-from hf_compat.interop.trainer_names import FORMER_METHODS, REFUSED_OVERRIDES
+from hf_compat.interop.former_names import FORMER_METHODS, REFUSED_OVERRIDES
 from hf_compat.tools.migration.attributes import GONE_IN_5_OF_TRAINERS
 from hf_compat.tools.migration.elements import Edit, appended
 from hf_compat.tools.migration.layout import fitted_call, fitted_function

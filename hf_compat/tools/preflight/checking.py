@@ -6,8 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 
-from hf_compat.runtime.absent_ranks import is_failed_exchange, naming_absent_ranks
-from hf_compat.runtime.collectives import broadcast_object
+from hf_compat.runtime.collectives import broadcast_object, is_failed_exchange, naming_absent_ranks
 from hf_compat.tools.preflight.data_checks import check_columns, check_training_data
 from hf_compat.tools.preflight.evaluation import check_evaluation, check_metric_name
 from hf_compat.tools.preflight.explaining import line_of

@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from hf_compat.data.checks import raise_for_bad_batch
+from hf_compat.data.collators import raise_for_bad_batch
 from hf_compat.errors import HfCompatError
 from hf_compat.runtime.inspection import fitting_arguments, has_length
 from hf_compat.tools.preflight.explaining import line_of

@@ -10,17 +10,17 @@ from torch.utils.data import IterableDataset
 
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.types import Batch, Sample
-from hf_compat.hf.arguments_seq2seq import Seq2SeqTrainingArguments
+from hf_compat.hf.arguments import Seq2SeqTrainingArguments
 from hf_compat.hf.builtin_callbacks import eval_metric_name
 from hf_compat.hf.enums import IntervalStrategy
-from hf_compat.hf.outputs import EvalLoopOutput
+from hf_compat.hf.metrics import EvalLoopOutput
 from hf_compat.runtime.inspection import has_length
 from hf_compat.runtime.nested import Nested, leaves
 from hf_compat.tools.preflight.session import Session
 from hf_compat.tools.preflight.snapshot import one_shot_iterators
 from hf_compat.tools.preflight.space import free_memory, in_words
 from hf_compat.tools.preflight.subject import overrides, without_workers
-from hf_compat.training_run.best_metric import tracked_value
+from hf_compat.training_run.run import tracked_value
 
 CHECK, METRIC = "evaluation", "metric name"
 # What every evaluation gives, whatever the metrics are.

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from hf_compat.hf.html_text import ShownAsPrinted
+from hf_compat.hf.state import ShownAsPrinted
 
 _WIDTH = 108
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from hf_compat.data.types import Batch
 from hf_compat.hf.callbacks import Callback
-from hf_compat.plan.compilation import compilation_of
-from hf_compat.plan.run_counts import RunCounts
+from hf_compat.plan.lightning_plan import RunCounts, compilation_of
 from hf_compat.runtime.collectives import gather_objects
 from hf_compat.runtime.nested import Nested
 from hf_compat.tools.preflight.explaining import finding_of, line_of

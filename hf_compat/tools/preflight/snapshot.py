@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from hf_compat.errors import warn_once
-from hf_compat.runtime.rng import read_rng, write_rng
+from hf_compat.runtime.seeding import read_rng, write_rng
 
 Restore = Callable[[], object]
 _Function: TypeAlias = types.FunctionType | types.MethodType | functools.partial[object]

@@ -17,7 +17,7 @@ from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import Callback, CallbackHandler
 from hf_compat.hf.enums import IntervalStrategy
-from hf_compat.hf.outputs import TrainOutput
+from hf_compat.hf.metrics import TrainOutput
 from hf_compat.tools.isolation.plan import real_path
 from hf_compat.trainer import Trainer
 

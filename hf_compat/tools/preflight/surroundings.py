@@ -15,10 +15,10 @@ from hf_compat.callbacks.trackers import WandbCallback
 from hf_compat.errors import HfCompatError
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, PrinterCallback, ProgressCallback
 from hf_compat.hf.callbacks import Callback, is_callback_of
-from hf_compat.hf.declared_old_names import declared_old_names, keeps_its_meaning
 from hf_compat.hf.legacy import asked_by, read_old
+from hf_compat.hf.old_attributes import declared_old_names, keeps_its_meaning
 from hf_compat.hf.value_types import plain
-from hf_compat.interop.callback_classes import notebooks_callback
+from hf_compat.interop.transformers_models import notebooks_callback
 from hf_compat.plan.translate import translate
 from hf_compat.runtime.launch import variable
 from hf_compat.runtime.text import shown

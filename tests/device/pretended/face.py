@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch._dynamo  # while no device is there: it looks for what only a build with one has
 
-from hf_compat.runtime import frozen_copies
+from hf_compat.runtime import device_copies as frozen_copies
 from pretended import serialization, tensors
 from pretended.machine import Machine, RaceError
 from pretended.randomness import Generators

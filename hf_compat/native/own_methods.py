@@ -1,8 +1,16 @@
-"""Methods of HF's Trainer in a subclass of `HFModule`: called where HF calls them, or refused with the class."""
+"""What a subclass of `HFModule` has, and its updates would leave out: refused before training.
+
+Methods of HF's Trainer in a subclass of `HFModule`: called where HF calls them, or refused with the class.
+
+Hooks of an `HFModule` that its subclasses override: what the module itself does in them happens in any case.
+
+Lightning's own hooks are empty, so overrides rarely call `super()`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -10,15 +18,101 @@ from typing import cast
 import lightning.pytorch as pl
 import torch
 from torch import nn
+from torchmetrics import Metric
 
 from hf_compat.data.types import Batch, ModelOutput
-from hf_compat.engine.protocols import Items
-from hf_compat.errors import OverrideError
+from hf_compat.engine.windows import Items
+from hf_compat.errors import OverrideError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.native.refusals import names_beside
 from hf_compat.native.steps import NativeSteps
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.steps import Inputs
+
+# Hooks that Lightning calls in automatic optimization only, and what does the same in an HFModule.
+_OF_AUTOMATIC_OPTIMIZATION = {
+    "optimizer_step": "change gradients or rates in `on_before_optimizer_step`, or the optimizer in "
+    "`configure_optimizers`",
+    "optimizer_zero_grad": "use `on_before_zero_grad`",
+    "configure_gradient_clipping": "set `max_grad_norm` in the arguments, or clip in `on_before_optimizer_step`",
+    "clip_gradients": "set `max_grad_norm` in the arguments, or clip in `on_before_optimizer_step`",
+    "lr_scheduler_step": "return a schedule with its `interval` and `frequency` from `configure_optimizers`",
+}
+
+
+def overrides_automatic_hooks(module: pl.LightningModule, base: type[pl.LightningModule]) -> bool:
+    """Whether a subclass has hooks of its own that Lightning calls in automatic optimization only."""
+    return any(_is_own(module, base, name) for name in _OF_AUTOMATIC_OPTIMIZATION)
+
+
+def _is_own(module: pl.LightningModule, base: type[pl.LightningModule], name: str) -> bool:
+    hook = getattr(module, name)
+    return getattr(hook, "__func__", hook) is not getattr(base, name)
+
+
+def refuse_unused_hooks(module: pl.LightningModule, base: type[pl.LightningModule]) -> None:
+    """Refuse hooks of a subclass that take a part of the update: Lightning calls them in automatic optimization only.
+
+    Raises:
+        OverrideError: One is overridden; the message names it and what does the same.
+    """
+    for name, hint in _OF_AUTOMATIC_OPTIMIZATION.items():
+        if _is_own(module, base, name):
+            raise OverrideError(
+                f"`{name}` of {type(module).__name__} would never be called: an HFModule makes its updates itself.\n\n"
+                f"Hint: {hint}; or set `automatic_optimization = True`, which leaves the updates to Lightning."
+            )
+
+
+def trained_names(module: pl.LightningModule) -> dict[str, nn.Parameter]:
+    """Return the parameters that are to be trained, by name; those of metrics are their own."""
+    metrics = [part for name, part in module.named_modules() if isinstance(part, Metric) or name == "compute_metrics"]
+    of_metrics = {id(parameter) for metric in metrics for parameter in metric.parameters()}
+    named = module.named_parameters()
+    return {name: p for name, p in named if p.requires_grad and id(p) not in of_metrics}
+
+
+def names_beside(module: pl.LightningModule, model: nn.Module) -> list[str]:
+    """Return the names of parameters that are to be trained, and are no part of the model."""
+    inside = {id(parameter) for parameter in model.parameters()}
+    return [name for name, parameter in trained_names(module).items() if id(parameter) not in inside]
+
+
+def tell_of_untrained(module: pl.LightningModule, names: Sequence[str]) -> None:
+    """Warn once of parts beside the model that the update under way does not reach: nothing calls them."""
+    parameters = dict(module.named_parameters())
+    without = [name for name in names if name in parameters and parameters[name].grad is None]
+    if without:
+        warn_once(
+            f"{type(module).__name__} has parameters beside `model` that its loss does not depend on: "
+            f"{_shown(without)}. They stay as they are.\n\n"
+            "Hint: call them in `forward`, `compute_loss` or `training_step`, or freeze them (`requires_grad_(False)`)."
+        )
+
+
+def refuse_late(module: pl.LightningModule, optimized: frozenset[int]) -> None:
+    """Refuse parameters that came when the optimizer was made already.
+
+    Args:
+        module: Whose parameters are looked at.
+        optimized: The ids of the parameters that the optimizer was made for.
+
+    Raises:
+        OverrideError: There are some; the message names them.
+    """
+    groups = (group for optimizer in module.trainer.optimizers for group in optimizer.param_groups)
+    known = optimized | {id(parameter) for group in groups for parameter in group["params"]}
+    late = [name for name, parameter in trained_names(module).items() if id(parameter) not in known]
+    if late:
+        raise OverrideError(
+            f"Parameters of {type(module).__name__} were added, or thawed, after its optimizer was made, which does "
+            f"not hold them: {_shown(late)}.\n\n"
+            "Hint: add and thaw them in `__init__`, `setup` or `configure_model`, or add a group to the optimizer."
+        )
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names[:4]) + (f" and {len(names) - 4} more" if names[4:] else "")
+
 
 Method = Callable[..., object]
 
@@ -239,3 +333,55 @@ def _check_form(kind: type, name: str, call: Callable[[inspect.Signature], inspe
             f"`{name}{inspect.signature(method)}` of {kind.__name__} cannot be called as HF calls it: {error}.\n\n"
             f"Hint: take `{inspect.signature(vars(OverridePoints)[name])}`; a method of your own needs another name."
         ) from error
+
+
+Hook = Callable[..., object]
+
+KEPT = (
+    "configure_callbacks", "setup", "teardown", "on_fit_start", "on_train_start", "on_train_epoch_start",
+    "on_train_epoch_end", "on_validation_batch_end", "on_test_batch_end", "on_validation_epoch_end",
+    "on_test_epoch_end", "on_save_checkpoint", "on_load_checkpoint", "on_validation_model_eval",
+    "on_test_model_eval", "on_predict_model_eval",
+)  # fmt: skip
+
+
+def note_hooks(module: type[pl.LightningModule]) -> None:
+    """Let a class note which of its hooks have run."""
+    for name in KEPT:
+        setattr(module, name, _noting(name, getattr(module, name)))
+
+
+def keep_hooks(subclass: type[pl.LightningModule], base: type[pl.LightningModule]) -> None:
+    """Let the hooks of a subclass be followed by those of the base, where they have not called them."""
+    for name in KEPT:
+        override = vars(subclass).get(name)
+        if inspect.isfunction(override):
+            setattr(subclass, name, _followed(name, override, getattr(base, name)))
+
+
+def _noting(name: str, hook: Hook) -> Hook:
+    @functools.wraps(hook)
+    def run(self: pl.LightningModule, *args: object, **kwargs: object) -> object:
+        noted: set[str] | None = self.__dict__.get("_hooks_run")
+        if noted is not None:  # an override asks
+            noted.add(name)
+        return hook(self, *args, **kwargs)
+
+    return run
+
+
+def _followed(name: str, override: Hook, base: Hook) -> Hook:
+    @functools.wraps(override)
+    def run(self: pl.LightningModule, *args: object, **kwargs: object) -> object:
+        _hooks_run(self).discard(name)
+        result = override(self, *args, **kwargs)
+        if name not in _hooks_run(self):
+            base(self, *args, **kwargs)
+        return result
+
+    return run
+
+
+def _hooks_run(module: pl.LightningModule) -> set[str]:
+    noted: set[str] = module.__dict__.setdefault("_hooks_run", set())
+    return noted
