@@ -12,7 +12,6 @@ import os
 import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 
 from hf_compat.tools.isolation.plan import Plan, is_below, mark_of
@@ -75,9 +74,9 @@ def restrict(plan: Plan) -> None:
         return
     rules = _call(_CREATE, ctypes.byref(ctypes.c_uint64(_TO_CHANGE)), 8, 0)
     elsewhere = [one for one in machine_folders() if not is_below(plan.working_folder, os.path.realpath(one))]
-    if tempfile.gettempdir() not in elsewhere:  # the user's files lie in it
-        os.environ["TMPDIR"] = plan.in_folder("tmp")  # noqa: TID251 - the command's, which this process becomes
-        os.makedirs(plan.in_folder("tmp"), exist_ok=True)
+    # Temporary files go with the plan's folder, even where the command is killed.
+    os.environ["TMPDIR"] = plan.in_folder("tmp")  # noqa: TID251 - the command's, which this process becomes
+    os.makedirs(plan.in_folder("tmp"), exist_ok=True)
     for folder in (plan.folder, *plan.open_to, *elsewhere):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             opened = os.open(folder, os.O_PATH | os.O_DIRECTORY)
