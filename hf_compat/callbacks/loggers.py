@@ -28,6 +28,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyExperiment  # type: ignore[attr-defined]  # not listed
 
+from hf_compat.callbacks.mlflow_runs import MLflowRuns, continuing
 from hf_compat.callbacks.trackers import TensorBoardCallback, WandbCallback
 from hf_compat.engine.internals import attach_data_module, given_data
 from hf_compat.errors import ArgumentError, CallbackError, MissingPackage
@@ -133,6 +134,7 @@ def adopt_data_of(trainer: pl.Trainer, module: pl.LightningModule) -> None:
 
 # Trackers implemented here with HF's keys. The others use transformers' integrations, or Lightning's loggers.
 _OWN = {"tensorboard": TensorBoardCallback, "wandb": WandbCallback}
+_MLFLOW = ("mlflow", "dagshub")
 _LIGHTNING = {"mlflow": "MLFlowLogger", "comet_ml": "CometLogger", "neptune": "NeptuneLogger"}
 
 
@@ -158,7 +160,9 @@ def _reporting_callback(wanted: str | Logger, args: Args) -> Callback:
     if wanted in _OWN:
         return known_to_transformers(_OWN[wanted])()
     theirs = reporting_callback(wanted)
-    return _lightning_logger(wanted, args) if theirs is None else theirs()
+    if theirs is None:
+        return _lightning_logger(wanted, args)
+    return continuing(theirs)() if wanted in _MLFLOW else theirs()
 
 
 def _lightning_logger(wanted: str, args: Args) -> LoggerCallback:
@@ -212,12 +216,17 @@ class LoggerCallback(TrainerCallback):
 
 
 def mark_as_failed(callbacks: Iterable[Callback], error: BaseException) -> None:
-    """Mark the loggers' runs as failed, as Lightning does. MLflow shows this status."""
-    for logger in [callback.logger for callback in callbacks if isinstance(callback, LoggerCallback)]:
+    """Mark the trackers' runs as failed, as Lightning does. MLflow shows this status, or `KILLED` after a signal."""
+    status = "KILLED" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "FAILED"
+    for callback in callbacks:
         try:
-            logger.finalize("failed")
+            if isinstance(callback, LoggerCallback):
+                callback.logger.finalize("failed")
+            elif isinstance(callback, MLflowRuns):
+                callback.finalize(status)
         except Exception as other:  # from any tracker's client. The training's own error is raised instead
-            error.add_note(f"{type(logger).__name__} could not end its run: {type(other).__name__}: {other}")
+            tracker = callback.logger if isinstance(callback, LoggerCallback) else callback
+            error.add_note(f"{type(tracker).__name__} could not end its run: {type(other).__name__}: {other}")
 
 
 def experiment_of(callbacks: Iterable[Callback], args: Args, state: TrainerState) -> object:

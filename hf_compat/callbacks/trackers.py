@@ -54,7 +54,7 @@ class RunRecord(TypedDict, total=False):
 
     Attributes:
         logdir: Folder of a TensorBoard run.
-        id: Id of a wandb run.
+        id: Id of a wandb or MLflow run.
         step: Update of the last log.
         logs: Logs of that update.
     """

@@ -1,0 +1,114 @@
+"""MLflow over restarts: transformers' `MLflowCallback` continues a resumed training's run, and its status is right.
+
+Where MLflow is not installed, a stand-in for the package takes its place. transformers' callback is the real one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+TRAIN = """
+import json, os, signal, sys
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+import mlflow, toy
+from hf_compat import Trainer, TrainerCallback, TrainingArguments, set_seed
+how, resume = sys.argv[1:]
+if resume == "True":
+    exec({read!r})
+
+class End(TrainerCallback):
+    def on_evaluate(self, args, state, control, **kwargs):
+        if state.global_step == 8 and how == "raise":
+            raise ValueError("mine")
+        if state.global_step == 8 and how == "SIGTERM":
+            os.kill(os.getpid(), signal.SIGTERM)
+        if state.global_step == 8 and how == "SIGKILL":
+            flush = getattr(mlflow, "flush_async_logging", lambda: None)
+            flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+set_seed(3)
+args = TrainingArguments(
+    "out", report_to="mlflow", per_device_train_batch_size=4, num_train_epochs=2, logging_steps=2,
+    eval_strategy="steps", eval_steps=4, save_steps=5, use_cpu=True, disable_tqdm=True, enable_jit_checkpoint=True,
+)
+data = {{"train_dataset": toy.blocks(24), "eval_dataset": toy.blocks(8, seed=9)}}
+trainer = Trainer(toy.tiny_gpt2(), args, callbacks=[End()], **data)
+trainer.train(resume_from_checkpoint=resume == "True")
+print("LOGS", json.dumps(trainer.state.log_history))
+"""
+READ = """
+import json, mlflow
+client = mlflow.MlflowClient()
+history = lambda run: {n: [(p.step, p.value) for p in client.get_metric_history(run, n)] for n in ("loss", "eval_loss")}
+runs = mlflow.search_runs(output_format="list")
+print("RUNS", json.dumps([(run.info.run_id, run.info.status, history(run.info.run_id)) for run in runs]))
+"""
+
+
+@pytest.fixture(params=["stand-in", pytest.param("mlflow", marks=pytest.mark.matrix)])
+def live(request, tmp_path):
+    """Return a function that runs one life of a training; one that resumes prints MLflow's runs of the life before."""
+    if request.param == "mlflow" and importlib.util.find_spec("mlflow") is None:
+        pytest.skip("MLflow is not installed: pip install mlflow-skinny")
+    place = [str(HERE / "mlflow_stand_in")] if request.param == "stand-in" else []
+    path = os.pathsep.join([*place, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    def run(how="whole", resume=False, status=0, text=None):
+        script = tmp_path / "script.py"
+        script.write_text(text or TRAIN.format(tests=str(HERE.parent), read=READ))
+        variables = {**os.environ, "PYTHONPATH": path, "MLFLOW_TRACKING_URI": f"file://{tmp_path / 'runs'}",
+                     "MLFLOW_ALLOW_FILE_STORE": "true"}  # fmt: skip
+        command = [sys.executable, str(script), how, str(resume)]
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stderr[-3000:]
+        return done
+
+    return run
+
+
+def said(done: subprocess.CompletedProcess, what: str) -> list:
+    line = next(line for line in done.stdout.splitlines() if line.startswith(what))
+    return json.loads(line.removeprefix(what))
+
+
+@pytest.mark.parametrize(
+    ("how", "exit_status", "shown"),
+    [
+        pytest.param("SIGKILL", -9, "RUNNING", marks=pytest.mark.matrix),
+        pytest.param("raise", 1, "FAILED", marks=pytest.mark.matrix),
+        ("SIGTERM", 143, "KILLED"),
+    ],
+)
+def test_a_resumed_run_is_continued_and_its_status_says_how_it_ended(live, how, exit_status, shown):
+    live(how, status=exit_status)
+    resumed = live(resume=True)
+    [[begun, status, cut]] = said(resumed, "RUNS")
+    assert status == shown and [step for step, _ in cut["loss"]] == [2, 4, 6, 8]
+    [[run, status, history]] = said(live(text=READ), "RUNS")
+    assert (run, status) == (begun, "FINISHED")
+    logs = said(resumed, "LOGS")
+    expected = {key: [[log["step"], log[key]] for log in logs if key in log] for key in ("loss", "eval_loss")}
+    assert history == expected and len(history["loss"]) == 6, "no value is there twice, and none lacks"
+
+
+@pytest.mark.matrix
+def test_a_run_that_mlflow_no_longer_has_is_begun_anew(live, tmp_path):
+    live("SIGKILL", status=-9)
+    record = tmp_path / "out" / "trackers.json"
+    record.write_text(json.dumps({"mlflow": {"id": "0123456789abcdef0123456789abcdef"}}))
+    done = live(resume=True)
+    runs = said(live(text=READ), "RUNS")
+    assert sorted(status for _, status, _ in runs) == ["FINISHED", "RUNNING"]
+    assert "names MLflow's run 0123456789abcdef0123456789abcdef, and a new run is started" in done.stderr
+    assert json.loads(record.read_text())["mlflow"]["id"] in [run for run, status, _ in runs if status == "FINISHED"]
