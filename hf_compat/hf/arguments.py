@@ -13,12 +13,13 @@ import functools
 import inspect
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from hf_compat.errors import ArgumentError
+from hf_compat.errors import ArgumentError, InertArgumentWarning
 from hf_compat.hf import argument_values as values
 from hf_compat.hf.argument_values import (
     LOG_LEVELS,
@@ -64,7 +65,7 @@ from hf_compat.hf.old_attributes import (
 )
 from hf_compat.hf.process_state import has_state, may_be_asked
 from hf_compat.hf.value_types import NAME, OPTIONS, PATH, Range
-from hf_compat.runtime.launch import variable
+from hf_compat.runtime.launch import read_launch, variable
 from hf_compat.runtime.text import shown
 
 _declared: list[Row] = []  # of the fields of the class whose body is being read
@@ -106,6 +107,8 @@ class AcceptOldNames(type):
         if source is not None:
             of_source = {name: getattr(source, name) for name in takes.own}
             kwargs = of_source | without_outdated(source, kwargs, takes.checks)
+        if read_launch().process_index > 0:  # the first process warns of arguments; filters of the user go first
+            warnings.simplefilter("ignore", InertArgumentWarning, append=True)
         # Read all values
         given, problems = read_all(takes.checks, by_place | kwargs)
         own = {name: given.pop(name) for name in takes.own & kwargs.keys() & given.keys()}
