@@ -154,6 +154,16 @@ def size_of_run(
     )
 
 
+def _activations(plan: LightningPlan, are_recomputed: bool) -> str:
+    """Say what activations grow with; the number of parameters does not give their size."""
+    kept = "one input of each layer is kept, and the largest layer's activations come on top"
+    way = kept if are_recomputed else "`gradient_checkpointing=True` keeps one input of each layer instead"
+    return (
+        f"activations are not counted: they grow with {plan.micro_batch_size} samples (`per_device_train_batch_size`) "
+        f"times the length of a sequence; {way}"
+    )
+
+
 def _keeps_halves(plan: LightningPlan) -> bool:
     """Return whether parameters and gradients have 2 bytes; float32 masters are beside them then."""
     return plan.strategy == "deepspeed" and plan.precision != "32-true"
@@ -302,7 +312,8 @@ def explain(
     sizes: tuple[str, ...] = ()
     if plan is not None and size:
         optim = str(getattr(args.optim, "value", args.optim))
-        sizes = tuple(size_of_run(plan, size, part, optim, str(args.optim_args or "")).lines())
+        held = size_of_run(plan, size, part, optim, str(args.optim_args or "")).lines()
+        sizes = (*held, _activations(plan, bool(args.activation_checkpointing)))
     return Explanation(
         arguments=(*_explained(args, unknown, by_profile), *_unknown(unknown)),
         plan=plan,

@@ -81,6 +81,15 @@ def test_the_table_of_states_is_what_the_optimizers_keep(optim):
     assert sum(value.nbytes for value in kept) / model.weight.numel() == state_bytes(optim, None)
 
 
+def test_activations_are_named_with_what_they_grow_with():
+    args = {"per_device_train_batch_size": 4, "use_cpu": True}
+    whole = str(explain(TrainingArguments("out", **args), parameters=7e9))
+    assert "activations are not counted: they grow with 4 samples" in whole
+    assert "`gradient_checkpointing=True` keeps one input of each layer instead" in whole
+    recomputed = str(explain(TrainingArguments("out", **args, gradient_checkpointing=True), parameters=7e9))
+    assert "one input of each layer is kept" in recomputed and "instead" not in recomputed
+
+
 def test_what_is_gathered_trained_and_on_a_machine_is_said():
     with assuming(Launch(world_size=64, local_world_size=8), "cuda:0"):
         whole = str(explain(TrainingArguments("out", fsdp=True), parameters=70e9))
