@@ -107,8 +107,7 @@ class AcceptOldNames(type):
         if source is not None:
             of_source = {name: getattr(source, name) for name in takes.own}
             kwargs = of_source | without_outdated(source, kwargs, takes.checks)
-        if read_launch().process_index > 0:  # the first process warns of arguments; filters of the user go first
-            warnings.simplefilter("ignore", InertArgumentWarning, append=True)
+        _leave_warnings_to_first_process()
         # Read all values
         given, problems = read_all(takes.checks, by_place | kwargs)
         own = {name: given.pop(name) for name in takes.own & kwargs.keys() & given.keys()}
@@ -139,6 +138,12 @@ class AcceptOldNames(type):
         for name, value in own.items():
             setattr(instance, name, value)
         return instance
+
+
+def _leave_warnings_to_first_process() -> None:
+    """Let one process of a run warn of its arguments. Filters of the user go first."""
+    if read_launch().process_index > 0:
+        warnings.simplefilter("ignore", InertArgumentWarning, append=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
