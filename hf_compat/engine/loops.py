@@ -1,26 +1,21 @@
-"""Lightning's training epoch without its unused work. Uses private attributes of Lightning 2.6.
+"""Lightning's loops over training and evaluation batches, without their unused work. Uses private attributes of 2.6.
 
-For every batch Lightning's own loop enters profiler contexts, calls empty hooks, moves batches and collects metrics.
-With a small model that is half of a training step. This loop looks up overridden hooks once an epoch, and again when
-the callbacks change. It calls only those, in Lightning's order, with the same arguments and progress counters.
-
-Lightning's own code runs if the trainer uses something this loop does not support, such as a profiler.
-
-Lightning's evaluation loop without its unused work. Uses private attributes of Lightning 2.6.
-
-Overridden hooks are looked up once an evaluation and again when the callbacks change. Lightning's
-own code runs for other batches than ours, for profilers, strategy hooks and overridden transfers.
+For every batch Lightning's own loops enter profiler contexts, call empty hooks, move batches and collect metrics. With
+a small model that is half of a training step. These loops look up overridden hooks once an epoch or evaluation, and
+again when the callbacks change. They call only those, in Lightning's order, with the same arguments and progress
+counters. Lightning's own code runs for other batches than ours, for profilers, and if the module, the strategy or the
+precision plugin overrides a hook around a batch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from traceback import walk_tb
-from typing import ParamSpec, TypeGuard
+from typing import ParamSpec
 
 import lightning
 import lightning.pytorch as pl
@@ -52,29 +47,16 @@ IS_KNOWN = lightning.__version__.split(".")[:2] == WRITTEN_FOR.split(".")[:2]
 # Lightning logs every hook call here, at level DEBUG.
 _CALLS = logging.getLogger("lightning.pytorch.trainer.call")
 
-Hook = Callable[..., object]  # of any callback
+Hook = Callable[..., object]
 Given = ParamSpec("Given")
-# Hooks of the module around a batch. If one is overridden, or one of the strategy or precision plugin, Lightning's own
-# loop handles the batch.
-_OF_BATCH: tuple[tuple[type, tuple[str, ...]], ...] = (
-    (pl.LightningModule, ("on_train_batch_start", "on_train_batch_end")),
-    (DataHooks, ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")),
-)
-_OF_STRATEGY = ("on_train_batch_start", "batch_to_device", "post_training_step")
-_OF_BACKWARD = ("on_before_backward", "on_after_backward")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Listeners:
-    """The hooks to call for each training batch.
+    """The hooks to call for each training batch, looked up with the trainer's callbacks of that time.
 
     Args:
-        callbacks: The trainer's callbacks at the time of the look-up.
-        module: The trained module.
-        batch_start: Callbacks' `on_train_batch_start`.
-        batch_end: Callbacks' `on_train_batch_end`.
-        before_step: Callbacks' `on_before_optimizer_step`.
-        batch_is_plain: Whether a batch has no other hooks.
+        batch_is_plain: Whether a batch has no other hooks than those of the callbacks.
         backward_is_plain: Whether a backward pass has no hooks.
         call_is_plain: Whether the strategy adds nothing to the module's step.
         step_is_plain: Whether only callbacks have hooks before the optimizer's step.
@@ -94,46 +76,32 @@ class Listeners:
 def find_listeners(trainer: pl.Trainer) -> Listeners:
     """Look up the hooks of a fitting trainer."""
     callbacks: list[pl.Callback] = list(trainer.callbacks)  # type: ignore[attr-defined]  # set by a connector
-    module = trainer.lightning_module
+    module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
     if not isinstance(module, WindowModule) or not is_plain_run(trainer):
         return Listeners(callbacks=callbacks, module=module)
-    heard_backward = any(hooks_of(callbacks, name) for name in _OF_BACKWARD)
-    is_direct = not overrides(trainer.strategy, DirectStepsStrategy, "training_step")
+    own = pl.LightningModule
+    around_backward = ("on_before_backward", "on_after_backward")
+    is_unscaled = type(precision) is ForwardPrecision and precision.scaler is None
     return Listeners(
         callbacks=callbacks,
         module=module,
-        batch_start=hooks_of(callbacks, "on_train_batch_start"),
-        batch_end=hooks_of(callbacks, "on_train_batch_end"),
-        before_step=hooks_of(callbacks, "on_before_optimizer_step"),
-        batch_is_plain=_batch_is_plain(trainer, module),
-        call_is_plain=is_direct and type(trainer.precision_plugin) is ForwardPrecision,
-        backward_is_plain=not heard_backward and _backward_is_plain(trainer, module),
-        step_is_plain=_is_plain_precision(trainer.precision_plugin)
-        and not overrides(module, pl.LightningModule, "on_before_optimizer_step")
-        and not overrides(trainer.strategy, Strategy, "optimizer_step"),
+        batch_start=hooks_of(trainer, "on_train_batch_start"),
+        batch_end=hooks_of(trainer, "on_train_batch_end"),
+        before_step=hooks_of(trainer, "on_before_optimizer_step"),
+        batch_is_plain=isinstance(trainer.train_dataloader, Windows)
+        and not changes_transfer(trainer)
+        and not overrides(module, own, "on_train_batch_start", "on_train_batch_end")
+        and not overrides(strategy, Strategy, "on_train_batch_start", "post_training_step"),
+        call_is_plain=type(precision) is ForwardPrecision
+        and not overrides(strategy, DirectStepsStrategy, "training_step"),
+        backward_is_plain=is_unscaled
+        and not any(hooks_of(trainer, name) for name in around_backward)
+        and not overrides(module, own, "backward", *around_backward)
+        and not overrides(strategy, Strategy, "backward", "pre_backward", "post_backward"),
+        step_is_plain=is_unscaled
+        and not overrides(module, own, "on_before_optimizer_step")
+        and not overrides(strategy, Strategy, "optimizer_step"),
     )
-
-
-def _batch_is_plain(trainer: pl.Trainer, module: WindowModule) -> bool:
-    return (
-        isinstance(trainer.train_dataloader, Windows)
-        and not any(overrides(module, base, name) for base, names in _OF_BATCH for name in names)
-        and not any(overrides(trainer.strategy, Strategy, name) for name in _OF_STRATEGY)
-        and not overrides(trainer.precision_plugin, Precision, "convert_input")
-    )
-
-
-def _backward_is_plain(trainer: pl.Trainer, module: WindowModule) -> bool:
-    of_module, of_strategy = ("backward", *_OF_BACKWARD), ("backward", "pre_backward", "post_backward")
-    return (
-        _is_plain_precision(trainer.precision_plugin)
-        and not any(overrides(module, pl.LightningModule, name) for name in of_module)
-        and not any(overrides(trainer.strategy, Strategy, name) for name in of_strategy)
-    )
-
-
-def _is_plain_precision(precision: Precision) -> bool:
-    return type(precision) is ForwardPrecision and precision.scaler is None
 
 
 def is_plain_run(trainer: pl.Trainer) -> bool:
@@ -148,14 +116,39 @@ def is_plain_run(trainer: pl.Trainer) -> bool:
     )
 
 
-def overrides(owner: object, base: type, name: str) -> bool:
-    """Whether a class, or the instance itself, overrides a method of a base class."""
-    return name in vars(owner) or getattr(type(owner), name, None) is not getattr(base, name)
+def overrides(owner: object, base: type, *names: str) -> bool:
+    """Whether a class, or the instance itself, overrides one of these methods of a base class."""
+    kind, own = type(owner), vars(owner)
+    return any(name in own or getattr(kind, name, None) is not getattr(base, name) for name in names)
 
 
-def hooks_of(callbacks: list[pl.Callback], name: str) -> list[Hook]:
-    """Return one hook of every callback that overrides it."""
-    return [getattr(callback, name) for callback in callbacks if overrides(callback, pl.Callback, name)]
+def changes_transfer(trainer: pl.Trainer) -> bool:
+    """Whether the module, the strategy or the precision plugin changes how batches move to the device."""
+    transfers = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+    return (
+        overrides(trainer.lightning_module, DataHooks, *transfers)
+        or overrides(trainer.strategy, Strategy, "batch_to_device")
+        or overrides(trainer.precision_plugin, Precision, "convert_input")
+    )
+
+
+def hooks_of(trainer: pl.Trainer, name: str) -> list[Hook]:
+    """Bind one hook of every callback that overrides it to the trainer and its module."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
+    listening = [callback for callback in callbacks if overrides(callback, pl.Callback, name)]
+    return [functools.partial(getattr(one, name), trainer, trainer.lightning_module) for one in listening]
+
+
+def call_named(module: pl.LightningModule, name: str, hooks: Sequence[Hook], *args: object) -> object:
+    """Call hooks, under the name that logged metrics get. The last one's result is returned."""
+    if not hooks:
+        return None
+    fields, result = module.__dict__, None  # `nn.Module` searches for a parameter of that name first
+    before, fields["_current_fx_name"] = fields["_current_fx_name"], name
+    for hook in hooks:
+        result = hook(*args)
+    fields["_current_fx_name"] = before
+    return result
 
 
 def begin_batch(trainer: pl.Trainer, results: _ResultCollection, batch: object) -> None:
@@ -218,15 +211,6 @@ class LeanEpochLoop(_TrainingEpochLoop):
         if isinstance(self.trainer.profiler, PassThroughProfiler):
             data_fetcher._start_profiler = data_fetcher._stop_profiler = do_nothing_closure
 
-    def _current_listeners(self) -> Listeners:
-        found = self._listeners
-        if found is None or self.trainer.callbacks != found.callbacks:
-            found = self._listeners = find_listeners(self.trainer)
-            if isinstance(found.module, WindowModule):
-                found.module.backward_is_plain = found.backward_is_plain
-                found.module.take_step = self._step_directly if found.step_is_plain else None
-        return found
-
     @property
     def done(self) -> bool:
         """Whether the epoch is over."""
@@ -243,7 +227,13 @@ class LeanEpochLoop(_TrainingEpochLoop):
     @carrying_stops
     def advance(self, data_fetcher: _DataFetcher) -> None:
         """Train on one window."""
-        listeners = self._current_listeners()
+        trainer, progress, manual = self.trainer, self.batch_progress, self.manual_optimization
+        listeners = self._listeners
+        if listeners is None or trainer.callbacks != listeners.callbacks:
+            listeners = self._listeners = find_listeners(trainer)
+            if isinstance(listeners.module, WindowModule):
+                listeners.module.backward_is_plain = listeners.backward_is_plain
+                listeners.module.take_step = self._step_directly if listeners.step_is_plain else None
         is_usual = listeners.batch_is_plain and not isinstance(data_fetcher, _DataLoaderIterDataFetcher)
         if self._restarting or not is_usual:
             super().advance(data_fetcher)
@@ -251,49 +241,33 @@ class LeanEpochLoop(_TrainingEpochLoop):
         if self.val_loop._restarting:
             self.val_loop.restarting = False
         batch, _, _ = next(data_fetcher)
-        trainer, progress = self.trainer, self.batch_progress
+        module = listeners.module
         total: _ProcessedTracker = progress.total  # type: ignore[assignment]  # Lightning types the base class
         current: _ProcessedTracker = progress.current  # type: ignore[assignment]  # as above
         index = current.ready
         progress.is_last_batch = data_fetcher.done
         total.ready, current.ready = total.ready + 1, current.ready + 1
-        begin_batch(self.trainer, self._results, batch)
-        module = listeners.module
-        self._call(listeners.batch_start, "on_train_batch_start", module, batch, index)
+        begin_batch(trainer, self._results, batch)
+        call_named(module, "on_train_batch_start", listeners.batch_start, batch, index)
         total.started, current.started = total.started + 1, current.started + 1
-        outputs = self._train(listeners, batch, index)
+        step = module.training_step if listeners.call_is_plain else trainer.strategy.training_step
+        optimizers = trainer.strategy._lightning_optimizers
+        for optimizer in optimizers:
+            optimizer._on_before_step, optimizer._on_after_step = manual._on_before_step, manual._on_after_step
+        result = call_named(module, "training_step", (step,), batch, index)
+        for optimizer in optimizers:
+            optimizer._on_before_step = optimizer._on_after_step = do_nothing_closure
+        outputs: dict[str, object]
+        if type(result) is torch.Tensor:
+            outputs = {"loss": result.detach()}
+        else:
+            outputs = ManualResult.from_training_step_output(result).asdict()  # type: ignore[arg-type]  # it checks
         total.processed, current.processed = total.processed + 1, current.processed + 1
-        self._call(listeners.batch_end, "on_train_batch_end", module, outputs, batch, index)
-        end_batch(self.trainer, self._results)
+        call_named(module, "on_train_batch_end", listeners.batch_end, outputs, batch, index)
+        end_batch(trainer, self._results)
         total.completed, current.completed = total.completed + 1, current.completed + 1
         if self._results:
             trainer._logger_connector.update_train_step_metrics()
-
-    def _call(self, hooks: Sequence[Hook], name: str, module: pl.LightningModule, *args: object) -> None:
-        """Call the callbacks' hooks, under the hook's name for logged metrics."""
-        if not hooks:
-            return
-        fields = module.__dict__  # `nn.Module` searches for a parameter of that name first
-        before, fields["_current_fx_name"] = fields["_current_fx_name"], name
-        for hook in hooks:
-            hook(self.trainer, module, *args)
-        fields["_current_fx_name"] = before
-
-    def _train(self, listeners: Listeners, batch: object, index: int) -> dict[str, object]:
-        module, strategy, manual = listeners.module, self.trainer.strategy, self.manual_optimization
-        fields = module.__dict__
-        step = module.training_step if listeners.call_is_plain else strategy.training_step
-        optimizers = strategy._lightning_optimizers
-        for optimizer in optimizers:
-            optimizer._on_before_step, optimizer._on_after_step = manual._on_before_step, manual._on_after_step
-        before, fields["_current_fx_name"] = fields["_current_fx_name"], "training_step"
-        outputs = step(batch, index)
-        fields["_current_fx_name"] = before
-        for optimizer in optimizers:
-            optimizer._on_before_step = optimizer._on_after_step = do_nothing_closure
-        if type(outputs) is torch.Tensor:
-            return {"loss": outputs.detach()}
-        return ManualResult.from_training_step_output(outputs).asdict()
 
     def _step_directly(self) -> None:
         """Step the optimizer as `LightningOptimizer.step` ends up doing."""
@@ -302,7 +276,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
         progress = self.manual_optimization.optim_step_progress
         total, current = progress.total, progress.current
         total.ready, current.ready = total.ready + 1, current.ready + 1
-        self._call(listeners.before_step, "on_before_optimizer_step", listeners.module, optimizer)
+        call_named(listeners.module, "on_before_optimizer_step", listeners.before_step, optimizer)
         optimizer.step()
         total.completed, current.completed = total.completed + 1, current.completed + 1
 
@@ -323,10 +297,9 @@ class LeanEpochLoop(_TrainingEpochLoop):
 # Methods of Lightning's loop that call callbacks at the start and at the end of an evaluation.
 _BEGIN = ("_on_evaluation_start", "_on_evaluation_epoch_start")
 _END = ("_on_evaluation_epoch_end", "_on_evaluation_end")
-_TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationPart:
     """The part of an evaluation that one run of Lightning's loop covers. HF evaluates each data set separately.
 
@@ -338,19 +311,17 @@ class EvaluationPart:
 
     is_first: bool = True
     is_last: bool = True
-    earlier: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    earlier: Mapping[str, object] = field(default_factory=dict)
 
 
 WHOLE = EvaluationPart()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationListeners:
-    """The hooks to call for each batch of an evaluation.
+    """The hooks to call for each batch of an evaluation, looked up with the trainer's callbacks of that time.
 
     Args:
-        callbacks: The trainer's callbacks at the time of the look-up.
-        module: The evaluated module.
         step: The module's step, or the strategy's if that adds something.
         step_takes_index: Whether the module's step accepts `batch_idx`.
         names: Lightning's names of the hook before a batch, the step, and the hook after it.
@@ -363,47 +334,36 @@ class EvaluationListeners:
     step: Hook
     step_takes_index: bool
     names: tuple[str, str, str]
-    before: tuple[Sequence[Hook], Sequence[Hook]]
-    after: tuple[Sequence[Hook], Sequence[Hook]]
+    before: Sequence[Hook]
+    after: Sequence[Hook]
 
 
 def find_evaluation_listeners(trainer: pl.Trainer) -> EvaluationListeners | None:
     """Look up the hooks of an evaluating trainer. None if Lightning's own code has to run."""
     module, strategy = trainer.lightning_module, trainer.strategy
-    callbacks: list[pl.Callback] = list(trainer.callbacks)  # type: ignore[attr-defined]  # set by a connector
-    if not isinstance(module, WindowModule) or not is_plain_run(trainer):
-        return None
-    if (
-        any(overrides(module, DataHooks, name) for name in _TRANSFERS)
-        or overrides(strategy, Strategy, "batch_to_device")
-        or overrides(trainer.precision_plugin, Precision, "convert_input")
-    ):
+    if not isinstance(module, WindowModule) or not is_plain_run(trainer) or changes_transfer(trainer):
         return None
     stage = "test" if trainer.testing else "validation"
-    names = (f"on_{stage}_batch_start", f"{stage}_step", f"on_{stage}_batch_end")
-    is_direct = type(trainer.precision_plugin) is ForwardPrecision
-    is_direct = is_direct and not overrides(strategy, DirectStepsStrategy, names[1])
-    own_step: Hook = getattr(module, names[1])
-    # The package's own hook after a batch is left out if it has no work
-    name = names[2]
+    begin, step, end = names = (f"on_{stage}_batch_start", f"{stage}_step", f"on_{stage}_batch_end")
+    hooks = {name: hooks_of(trainer, name) for name in (begin, end)}
     run = module.evaluation
-    is_own = name not in vars(module) and getattr(type(module), name) in module.own_ends_of_batches
+    for name in (begin, end):
+        # The package's own hook after a batch is left out if it has no work
+        is_own = name not in vars(module) and getattr(type(module), name) in module.own_ends_of_batches
+        if overrides(module, pl.LightningModule, name) and (not is_own or run is None or run.ends_batches):
+            hooks[name].append(getattr(module, name))
+    own_step: Hook = getattr(module, step)
+    adds_nothing = type(trainer.precision_plugin) is ForwardPrecision
+    adds_nothing = adds_nothing and not overrides(strategy, DirectStepsStrategy, step)
     return EvaluationListeners(
-        callbacks=callbacks,
+        callbacks=list(trainer.callbacks),  # type: ignore[attr-defined]  # set by a connector
         module=module,
-        step=own_step if is_direct else getattr(strategy, names[1]),
+        step=own_step if adds_nothing else getattr(strategy, step),
         step_takes_index=is_param_in_hook_signature(own_step, "batch_idx", min_args=2),
         names=names,
-        before=(hooks_of(callbacks, names[0]), _of_module(module, names[0])),
-        after=(
-            hooks_of(callbacks, names[2]),
-            [] if is_own and run is not None and not run.ends_batches else _of_module(module, name),
-        ),
+        before=hooks[begin],
+        after=hooks[end],
     )
-
-
-def _of_module(module: pl.LightningModule, name: str) -> list[Hook]:
-    return [getattr(module, name)] if overrides(module, pl.LightningModule, name) else []
 
 
 class _OneLoaderFetcher(_PrefetchDataFetcher):
@@ -429,7 +389,7 @@ class _OneLoaderFetcher(_PrefetchDataFetcher):
             raise
         index, self._index = self._index, self._index + 1
         self.fetched += 1
-        self.done = self.fetched >= self.length  # type: ignore[operator]  # `_has_one_known_loader` has checked it
+        self.done = self.fetched >= self.length  # type: ignore[operator]  # `on_run_start` has checked it
         return batch, index, 0
 
     def teardown(self) -> None:
@@ -457,26 +417,26 @@ class LeanEvaluationLoop(_EvaluationLoop):
         a loop can pause between two loaders.
         """
         left_out = (*(() if part.is_first else _BEGIN), *(() if part.is_last else _END))
-        fields = vars(self)
+        fields, trainer = vars(self), self.trainer
         before = {name: fields.pop(name) for name in (*_BEGIN, *_END) if name in fields}  # of an outer evaluation
         # Callbacks read the metrics at the end. Noting them in each part would take quadratic time.
         before["_earlier"], self._earlier = self._earlier, part.earlier if part.is_last else {}
+
+        def without_callbacks(method: Callable[[], None]) -> None:
+            callbacks, trainer.callbacks = trainer.callbacks, []  # type: ignore[attr-defined]  # set by a connector
+            try:
+                method()
+            finally:
+                trainer.callbacks = callbacks  # type: ignore[attr-defined]
+
         for name in left_out:
-            fields[name] = functools.partial(self._without_callbacks, getattr(self, name))
+            fields[name] = functools.partial(without_callbacks, getattr(self, name))
         try:
             yield
         finally:
             for name in left_out:
                 del fields[name]
             fields.update(before)
-
-    def _without_callbacks(self, method: Callable[[], None]) -> None:
-        trainer = self.trainer
-        callbacks, trainer.callbacks = trainer.callbacks, []  # type: ignore[attr-defined]  # set by a connector
-        try:
-            method()
-        finally:
-            trainer.callbacks = callbacks  # type: ignore[attr-defined]
 
     def on_run_start(self) -> None:
         self._listeners = None
@@ -485,41 +445,36 @@ class LeanEvaluationLoop(_EvaluationLoop):
         fetcher = self._data_fetcher
         if fetcher is not None and is_plain_run(self.trainer):
             fetcher._start_profiler = fetcher._stop_profiler = do_nothing_closure
-            if self._has_one_known_loader(fetcher):
+            loaders = getattr(fetcher.iterator, "_iterator", None)
+            is_one = type(loaders) is _Sequential and len(loaders.iterables) == len(loaders.iterators) == 1
+            if is_one and type(fetcher) is _PrefetchDataFetcher and not fetcher.batches and fetcher.length is not None:
                 self._data_fetcher = _OneLoaderFetcher(fetcher)
         super().on_run_start()
-
-    def _has_one_known_loader(self, fetcher: _DataFetcher) -> TypeGuard[_PrefetchDataFetcher]:
-        is_plain = type(fetcher) is _PrefetchDataFetcher and not fetcher.batches and fetcher.length is not None
-        loaders = getattr(fetcher.iterator, "_iterator", None)
-        return is_plain and type(loaders) is _Sequential and len(loaders.iterables) == len(loaders.iterators) == 1
-
-    def _current_listeners(self) -> EvaluationListeners | None:
-        found = self._listeners
-        if found is None or self.trainer.callbacks != found.callbacks:  # type: ignore[attr-defined]  # as above
-            is_usual = self.num_dataloaders == 1 and not self.trainer.sanity_checking
-            found = self._listeners = find_evaluation_listeners(self.trainer) if is_usual else None
-        return found
 
     @carrying_stops
     def _evaluation_step(
         self, batch: object, batch_idx: int, dataloader_idx: int, dataloader_iter: Iterator[object] | None
     ) -> None:
         """Evaluate one batch."""
-        listeners = self._current_listeners() if type(batch) is EvaluationBatch else None
-        if listeners is None:
+        trainer, progress, listeners = self.trainer, self.batch_progress, self._listeners
+        if listeners is None or trainer.callbacks != listeners.callbacks:  # type: ignore[attr-defined]  # as above
+            is_usual = self.num_dataloaders == 1 and not trainer.sanity_checking
+            listeners = self._listeners = find_evaluation_listeners(trainer) if is_usual else None
+        if listeners is None or type(batch) is not EvaluationBatch:
             super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
             return
-        trainer, progress, names = self.trainer, self.batch_progress, listeners.names
+        module = listeners.module
         total: _ProcessedTracker = progress.total  # type: ignore[assignment]  # Lightning types the base class
         current: _ProcessedTracker = progress.current  # type: ignore[assignment]  # as above
+        name_before, name_of_step, name_after = listeners.names
         total.ready, current.ready = total.ready + 1, current.ready + 1
         begin_batch(trainer, self._results, batch)
-        self._call(listeners, listeners.before, names[0], batch, batch_idx)
+        call_named(module, name_before, listeners.before, batch, batch_idx)
         total.started, current.started = total.started + 1, current.started + 1
-        output = self._predict(listeners, batch, batch_idx)
+        given = (batch, batch_idx) if listeners.step_takes_index else (batch,)
+        output = call_named(module, name_of_step, (listeners.step,), *given)
         total.processed, current.processed = total.processed + 1, current.processed + 1
-        self._call(listeners, listeners.after, names[2], output, batch, batch_idx)
+        call_named(module, name_after, listeners.after, output, batch, batch_idx)
         end_batch(trainer, self._results)
         total.completed, current.completed = total.completed + 1, current.completed + 1
         self._has_run = True
@@ -529,29 +484,3 @@ class LeanEvaluationLoop(_EvaluationLoop):
         seen[dataloader_idx] += 1
         if trainer._signal_connector.received_sigterm and not progress.is_last_batch:
             raise SIGTERMException
-
-    def _call(
-        self,
-        listeners: EvaluationListeners,
-        hooks: tuple[Sequence[Hook], Sequence[Hook]],
-        name: str,
-        *args: object,
-    ) -> None:
-        """Call the hooks of the callbacks, then of the module, under the hook's name for logged metrics."""
-        of_callbacks, of_module = hooks
-        if not of_callbacks and not of_module:
-            return
-        fields = listeners.module.__dict__  # `nn.Module` searches for a parameter of that name first
-        before, fields["_current_fx_name"] = fields["_current_fx_name"], name
-        for hook in of_callbacks:
-            hook(self.trainer, listeners.module, *args)
-        for hook in of_module:
-            hook(*args)
-        fields["_current_fx_name"] = before
-
-    def _predict(self, listeners: EvaluationListeners, batch: object, batch_idx: int) -> object:
-        fields = listeners.module.__dict__
-        before, fields["_current_fx_name"] = fields["_current_fx_name"], listeners.names[1]
-        output = listeners.step(batch, batch_idx) if listeners.step_takes_index else listeners.step(batch)
-        fields["_current_fx_name"] = before
-        return output
