@@ -230,8 +230,8 @@ class EvaluationRun:
         self._keeps_predictions = not by_batch or settings.is_prediction
         # predictions are gathered from all ranks, unless only metrics updated batch by batch use them
         self._gathers_predictions = self.torch_metrics is None or settings.is_prediction
-        # whether `end_batch` has any work
-        self.ends_batches = settings.batch_metrics or settings.to_cpu_every_batches is not None
+        # whether something is to be done after a batch's events
+        self._ends_batches = settings.batch_metrics or settings.to_cpu_every_batches is not None
         self.losses = self._losses_to_keep()
         self.predictions, self.labels, self.inputs = self._to_keep(), self._to_keep(), self._to_keep()
         self.observed_samples = 0
@@ -243,7 +243,7 @@ class EvaluationRun:
     def _losses_to_keep(self) -> KeptBatches:
         if self.torch_metrics is not None:
             return RunningMean(self.settings.skip_non_finite)
-        joins_at_end = self.settings.join and not self.ends_batches
+        joins_at_end = self.settings.join and not self._ends_batches
         return RepeatedNumbers() if joins_at_end and self._is_alone else KeptBatches()
 
     def _to_keep(self) -> KeptBatches:
@@ -256,6 +256,7 @@ class EvaluationRun:
 
     def step(self, batch: EvaluationBatch) -> torch.Tensor | None:
         """Predict one batch, keep its results and return its loss."""
+        self._end_batch()
         settings = self.settings
         samples = find_batch_size(batch.inputs)
         self.observed_samples += samples or 0
@@ -277,12 +278,12 @@ class EvaluationRun:
         elif self._gathers_predictions:
             results.predictions, results.labels = self._gathered(logits, batch), self._gathered(labels, batch)
         self._keep(results)
-        if self.ends_batches:
+        if self._ends_batches:
             self._pending = lambda: self._after_batch(batch, results)
         return loss
 
-    def end_batch(self) -> None:
-        """Compute the batch's metrics or move results to the CPU, after the batch's events."""
+    def _end_batch(self) -> None:
+        """Compute the last batch's metrics or move results to the CPU, after the batch's events."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending()
@@ -389,6 +390,7 @@ class EvaluationRun:
 
     def finish(self) -> EvalLoopOutput:
         """Join the kept results and compute the metrics."""
+        self._end_batch()
         if isinstance(self.loader, PreparedDataLoader):  # Lightning does not read past the last batch
             self.loader.passes.end(self.loader)
         kept = (self.losses, self.predictions, self.labels, self.inputs)

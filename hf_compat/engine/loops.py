@@ -346,12 +346,9 @@ def find_evaluation_listeners(trainer: pl.Trainer) -> EvaluationListeners | None
     stage = "test" if trainer.testing else "validation"
     begin, step, end = names = (f"on_{stage}_batch_start", f"{stage}_step", f"on_{stage}_batch_end")
     hooks = {name: hooks_of(trainer, name) for name in (begin, end)}
-    run = module.evaluation
-    for name in (begin, end):
-        # The package's own hook after a batch is left out if it has no work
-        is_own = name not in vars(module) and getattr(type(module), name) in module.own_ends_of_batches
-        if overrides(module, pl.LightningModule, name) and (not is_own or run is None or run.ends_batches):
-            hooks[name].append(getattr(module, name))
+    for name, found in hooks.items():
+        if overrides(module, pl.LightningModule, name):
+            found.append(getattr(module, name))
     own_step: Hook = getattr(module, step)
     adds_nothing = type(trainer.precision_plugin) is ForwardPrecision
     adds_nothing = adds_nothing and not overrides(strategy, DirectStepsStrategy, step)

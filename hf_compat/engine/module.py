@@ -6,13 +6,13 @@ import contextlib
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Literal, Self, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Self, cast
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.utilities.types import STEP_OUTPUT, LRSchedulerConfig, OptimizerLRScheduler
+from lightning.pytorch.utilities.types import LRSchedulerConfig, OptimizerLRScheduler
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -20,7 +20,7 @@ from torchmetrics import Metric, MetricCollection
 
 from hf_compat.checkpoint.forms import check_optimizer_took_over, check_schedule_took_over, check_weights
 from hf_compat.checkpoint.lightning_io import OWN_KEY, PREFIX, HFCheckpointIO
-from hf_compat.checkpoint.reading import COMPILED, Weights, names_of, plain_names
+from hf_compat.checkpoint.reading import COMPILED, names_of, plain_names
 from hf_compat.checkpoint.run_state import DataPosition
 from hf_compat.data.tree import find_batch_size
 from hf_compat.data.types import Batch
@@ -54,7 +54,6 @@ logger = logging.getLogger(__name__)
 # What upstream passes to `training_step` positionally.
 STEP_PARAMETERS = ("model", "inputs", "num_items_in_batch")
 
-
 # Attributes of HF's Trainer, besides the model, that methods written for it read.
 _OF_STEPS = frozenset(
     {
@@ -84,8 +83,8 @@ class WindowModule(HooksOfPlainBatches):
     # set by `LeanEpochLoop`: whether a backward pass has no hooks, and a faster optimizer step than Lightning's
     backward_is_plain = False
     take_step: Callable[[], None] | None = None
-    # the package's own hooks after a batch of an evaluation, which most evaluations can skip
-    own_ends_of_batches: ClassVar[frozenset[Callable[..., None]]] = frozenset()
+    # parameters that an update trains although they are not part of the model
+    names_beside: Sequence[str] = ()
     _held: HeldOptimizer | None = None  # the steps' optimizer, in a fit that accumulates gradients
 
     def __init__(
@@ -118,7 +117,7 @@ class WindowModule(HooksOfPlainBatches):
             super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
-        """Return an attribute of the steps that methods written for HF's Trainer read."""
+        """Give methods written for HF's Trainer the attributes that they read."""
         if name in _OF_STEPS and "steps" in self.__dict__:
             return cast(torch.Tensor, getattr(self.__dict__["steps"], name))  # of any type
         return super().__getattr__(name)
@@ -128,8 +127,9 @@ class WindowModule(HooksOfPlainBatches):
 
     def log(self, name: str, value: object, *args: object, **kwargs: object) -> None:
         """Log a value as any LightningModule does. In means it is weighted by the samples of the batch."""
-        if kwargs.get("batch_size") is None:
-            kwargs["batch_size"] = _samples_of(batch_under_way(self))
+        batch = batch_under_way(self)
+        if kwargs.get("batch_size") is None and isinstance(batch, (Window, EvaluationBatch)):
+            kwargs["batch_size"] = sum(find_batch_size(inputs) or 0 for inputs in batch) or None
         super().log(name, value, *args, **kwargs)  # type: ignore[arg-type]  # passed on unchanged
 
     def forward(self, *args: object, **kwargs: object) -> Nested:
@@ -146,7 +146,6 @@ class WindowModule(HooksOfPlainBatches):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _planned_updates(self) -> int:
-        """Return the number of updates to make the schedule for."""
         updates = self.num_training_updates
         return int(self.trainer.estimated_stepping_batches) if updates is None else updates
 
@@ -178,7 +177,10 @@ class WindowModule(HooksOfPlainBatches):
         self.stepping.to_evaluation()  # the loaded weights must not be averaged with those of an earlier fit
         self._resume = checkpoint.get(OWN_KEY)
         self._lightning_resumes = "loops" in checkpoint
-        weights = self._as_held(plain_names(checkpoint["state_dict"]))
+        weights = plain_names(checkpoint["state_dict"])
+        if all(name.startswith(PREFIX) for name in weights):  # an HF folder may use other names than the model
+            held = as_held(self.model, {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()})
+            weights = {PREFIX + name: tensor for name, tensor in held.items()}
         try:
             trainer = self.trainer
         except RuntimeError:  # a module is loaded without a trainer
@@ -204,13 +206,6 @@ class WindowModule(HooksOfPlainBatches):
                 logger.warning("%s holds a model and no state of a training: training begins with its weights.", path)
             elif not has_optimizer:
                 logger.warning("%s has no optimizer and schedule, so both start anew.", path)
-
-    def _as_held(self, weights: Weights) -> Weights:
-        """Rename weights as the model does, since an HF folder may use other names."""
-        if not all(name.startswith(PREFIX) for name in weights):
-            return weights
-        held = as_held(self.model, {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()})
-        return {PREFIX + name: tensor for name, tensor in held.items()}
 
     def on_train_start(self) -> None:
         """Continue where a Lightning checkpoint or an HF folder ended."""
@@ -284,11 +279,6 @@ class WindowModule(HooksOfPlainBatches):
         return wrapped_model(self.trainer.strategy, self.steps.model)
 
     @property
-    def _optimized_module(self) -> nn.Module:
-        """The module whose gradients an update clips and zeroes."""
-        return self.steps.model_wrapped
-
-    @property
     def stepping(self) -> Stepping:
         """How the optimizers of the current or the last fit step."""
         mechanics: UpdateMechanics | None = self.__dict__.get("_mechanics")
@@ -330,7 +320,7 @@ class WindowModule(HooksOfPlainBatches):
         """
         steps, observer, mechanics = self.steps, self.observer, self._mechanics
         model, step = steps.model_wrapped, steps.training_step
-        size = steps.current_gradient_accumulation_steps = len(window)
+        size = steps.current_gradient_accumulation_steps = len(window.micro_batches)
         total: torch.Tensor | None = None
         for index, inputs in enumerate(window.micro_batches, start=1):
             is_last = index == size
@@ -341,18 +331,20 @@ class WindowModule(HooksOfPlainBatches):
             observer.micro_batch_done(loss, inputs)
             total = loss if total is None else total + loss
             if is_last and window.is_complete:
-                self._update(self._optimized_module, window)
+                self._update(window)
                 break
             observer.substep_ended()
             if observer.should_break():
                 break
         return total
 
-    def _update(self, model: nn.Module, window: Window) -> None:
+    def _update(self, window: Window) -> None:
         steps, observer, mechanics = self.steps, self.observer, self._mechanics
+        model = self if self.names_beside else steps.model_wrapped  # whose gradients are clipped and zeroed
         if self._in_force[0] is not steps.optimizer or self._in_force[1] is not steps.lr_scheduler:
             self._take_over_replaced()
-        take_step = self.take_step or self._step_through_lightning
+        # Lightning's strategy calls the hooks before the step
+        take_step = self.take_step or cast(LightningOptimizer, self.optimizers()).step
         if self._held is None:
             grad_norm = mechanics.step(model, take_step)
         else:
@@ -362,13 +354,13 @@ class WindowModule(HooksOfPlainBatches):
         observer.optimizer_stepped(grad_norm)
         replaced = self._replaced_schedule()
         # DeepSpeed's engine steps its own schedule with the optimizer, so upstream logs the rate of the next update
-        is_of_deepspeed = isinstance(steps.lr_scheduler, DeepSpeedSchedule)
-        if is_of_deepspeed and not mechanics.step_was_skipped:
+        is_of_deepspeed, is_skipped = isinstance(steps.lr_scheduler, DeepSpeedSchedule), mechanics.step_was_skipped
+        if is_of_deepspeed and not is_skipped:
             self._step_schedule("step", replaced)
         rate = steps._get_learning_rate() if replaced is None else steps.optimizer.param_groups[0]["lr"]
         observer.learning_rate_read(rate)
-        vars(steps.optimizer)["step_was_skipped"] = mechanics.step_was_skipped
-        if not is_of_deepspeed and not mechanics.step_was_skipped:
+        vars(steps.optimizer)["step_was_skipped"] = is_skipped
+        if not is_of_deepspeed and not is_skipped:
             self._step_schedule("step", replaced)
         if self._calls_before_zero_grad:
             call_before_zero_grad(self.trainer, steps.optimizer)
@@ -394,12 +386,6 @@ class WindowModule(HooksOfPlainBatches):
             return self.steps._get_learning_rate()
         return float(optimizer.param_groups[0]["lr"])
 
-    def _step_through_lightning(self) -> None:
-        """Step the optimizer through Lightning's strategy, which calls the hooks before the step."""
-        optimizer = self.optimizers()
-        assert isinstance(optimizer, LightningOptimizer)  # configure_optimizers returns one
-        optimizer.step()
-
     def _step_schedule(self, moment: Literal["step", "epoch"], replaced: LRSchedulerConfig | None) -> None:
         """Step the schedule if it is due. A schedule that a callback has installed replaces the steps' own."""
         scheduler = self.steps.lr_scheduler
@@ -410,10 +396,8 @@ class WindowModule(HooksOfPlainBatches):
         elif moment == "step" and scheduler is not None and not follows_metric(scheduler):
             assert not isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric
             # Step the schedule for its own parameter groups only. A group that a callback has added keeps its rate
-            groups, known = (
-                self.steps.optimizer.param_groups,
-                len(getattr(scheduler, "base_lrs", self.steps.optimizer.param_groups)),
-            )
+            groups = self.steps.optimizer.param_groups
+            known = len(getattr(scheduler, "base_lrs", groups))
             added = groups[known:]
             for group in added:
                 group.setdefault("initial_lr", group["lr"])  # the other groups have it, so checkpoints expect it
@@ -469,16 +453,6 @@ class WindowModule(HooksOfPlainBatches):
 
     test_step = validation_step
 
-    def on_validation_batch_end(
-        self, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Finish a batch after its callbacks."""
-        self._running_evaluation(dataloader_idx).end_batch()
-
-    def on_test_batch_end(self, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Finish a batch after its callbacks."""
-        self._running_evaluation(dataloader_idx).end_batch()
-
     def on_validation_epoch_end(self) -> None:
         """Compute the metrics and log them, so that `on_validation_end` finds them in `callback_metrics`."""
         numbers = self.evaluated_numbers()
@@ -500,7 +474,6 @@ class WindowModule(HooksOfPlainBatches):
         return (run.output or run.finish()).metrics or {}
 
     def _running_evaluation(self, dataloader_idx: int = 0) -> EvaluationRun:
-        """Return the evaluation that a validation loader belongs to."""
         assert self.evaluation is not None  # the Trainer validates within `evaluating`
         return self.evaluation
 
@@ -512,13 +485,3 @@ class WindowModule(HooksOfPlainBatches):
             yield
         finally:
             self.evaluation = previous
-
-
-WindowModule.own_ends_of_batches = frozenset({WindowModule.on_validation_batch_end, WindowModule.on_test_batch_end})
-
-
-def _samples_of(batch: object) -> int | None:
-    """Return the number of samples in a window or an evaluation batch. None if Lightning has to find it."""
-    if not isinstance(batch, (Window, EvaluationBatch)):
-        return None
-    return sum(find_batch_size(inputs) or 0 for inputs in batch) or None

@@ -388,6 +388,8 @@ class UpdateMechanics:
 
     # whether `begin_micro_batch` does anything, so that one device can skip the call
     exchanges_at_the_end = False
+    # whether the gradient scaler skipped the last step because of non-finite gradients
+    step_was_skipped = False
     # how the optimizer steps, under any strategy
     stepping = Stepping()
 
@@ -454,12 +456,9 @@ class UpdateMechanics:
         clipped = steps._clip_grad_norm(model) if steps.args.max_grad_norm > 0 else None
         norm = steps._get_grad_norm(model, grad_norm=clipped)
         take_step()
+        if self._scaling is not None:
+            self.step_was_skipped = self._scaling.step_was_skipped
         return norm
-
-    @property
-    def step_was_skipped(self) -> bool:
-        """Whether the gradient scaler skipped the last step because of non-finite gradients."""
-        return self._scaling is not None and self._scaling.step_was_skipped
 
 
 class DDPMechanics(UpdateMechanics):
@@ -515,7 +514,6 @@ class DeepSpeedMechanics(UpdateMechanics):
     """
 
     exchanges_at_the_end = True
-    step_was_skipped = False
 
     def __init__(self, steps: TrainingSteps, precision: Precision, engine: DeepSpeedEngine) -> None:
         super().__init__(steps, self._run_backward, precision)

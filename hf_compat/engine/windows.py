@@ -1,17 +1,17 @@
-"""Windows. A window holds the micro-batches of one update and is one Lightning batch.
+"""Windows, and the protocols between the engine, the owner of the steps and the observer of updates.
 
-Protocols between the engine, the owner of the steps, and the observer of updates.
-
-`Trainer` and `NativeSteps` satisfy `TrainingSteps`. `HFBridge` satisfies `UpdateObserver`.
+A window holds the micro-batches of one update and is one Lightning batch. `Trainer` and `NativeSteps` satisfy
+`TrainingSteps`. `HFBridge` satisfies `UpdateObserver`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from hf_compat.data.collators import shown_value
 from hf_compat.data.loader import PreparedDataLoader, Resume, skip_first_batches
 from hf_compat.data.samplers import SkipFirstBatches
 from hf_compat.data.types import Batch, Loader
+from hf_compat.engine.internals import do_nothing
 from hf_compat.errors import DataError, OverrideError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.lightning_plan import RunCounts
@@ -30,7 +31,7 @@ from hf_compat.runtime.seeding import read_rng, write_rng
 
 logger = logging.getLogger(__name__)
 
-NumItems = torch.Tensor | int | None
+Items = torch.Tensor | int | None  # the number that divides a window's loss
 
 
 class Window:
@@ -54,9 +55,7 @@ class Window:
 
     __slots__ = ("epoch_progress", "is_complete", "is_trained", "micro_batches", "num_items", "poses_as_batch")
 
-    def __init__(
-        self, micro_batches: list[Batch], num_items: NumItems, is_complete: bool, epoch_progress: float
-    ) -> None:
+    def __init__(self, micro_batches: list[Batch], num_items: Items, is_complete: bool, epoch_progress: float) -> None:
         self.micro_batches = micro_batches
         self.num_items = num_items
         self.is_complete = is_complete
@@ -98,8 +97,8 @@ class Window:
 class Windows:
     """The windows of each epoch, as Lightning's fit loop iterates over them.
 
-    It is stateful in Lightning's sense. `state_dict` holds the position in the data and the random states. A resumed
-    run reads the same data and draws the same random numbers as an uninterrupted one.
+    The state in Lightning's checkpoints is the position in the data, with the random states. A resumed run reads the
+    same data and draws the same random numbers as an uninterrupted one.
 
     Args:
         loader: The training loader.
@@ -119,7 +118,7 @@ class Windows:
         self,
         loader: Loader,
         *,
-        read_window: Callable[[Iterator[Batch], int, torch.device], tuple[list[Batch], NumItems]],
+        read_window: Callable[[Iterator[Batch], int, torch.device], tuple[list[Batch], Items]],
         window_size: int,
         counts: RunCounts,
         device: torch.device,
@@ -201,8 +200,8 @@ class Windows:
                 again.
             epoch_is_over: The epoch ends with the last window, even if data are left.
         """
-        is_to_come = is_in_update and self._last is not None and not self._last.is_trained
-        return self.position_before_last() if is_to_come else self.position(epoch_is_over)
+        is_trained = self._last is None or self._last.is_trained
+        return self.position(epoch_is_over) if is_trained or not is_in_update else self.position_before_last()
 
     def position_before_last(self) -> DataPosition:
         """Return the position before the last window, so that a resumed run trains on it again."""
@@ -222,11 +221,11 @@ class Windows:
             # the trainer has ended the epoch without asking for a window
             following = dataclasses.replace(start.position, epoch=start.epoch + 1, is_open=False)
             self.start_at(ResumePoint(epoch=start.epoch + 1, position=following))
-        elif self._is_over or self._is_at_end_of_data:
+        elif self._is_over or self.is_at_end():
             self._epoch_rng = None
 
-    @property
-    def _is_at_end_of_data(self) -> bool:
+    def is_at_end(self) -> bool:
+        """Whether the last returned window is the last of its epoch's data."""
         if isinstance(self.loader, PreparedDataLoader) and self.loader.end_of_dataloader:
             return not self._is_rewound
         return not self.counts.is_endless and self._done >= self.counts.micro_batches_per_epoch
@@ -249,23 +248,22 @@ class Windows:
         )
         if self._epoch_rng is None:
             return cut
-        lookahead, source = (None, None) if self._is_rewound else self._read_ahead()
+        loader, lookahead, source = self.loader, None, None
+        if isinstance(loader, PreparedDataLoader) and not self._is_rewound:
+            lookahead, source = as_plain(loader.lookahead), as_plain(loader.source_state())
+        elif not self._is_rewound and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+            # torchdata's StatefulDataLoader
+            source = as_plain(loader.state_dict())
         return dataclasses.replace(
             cut,
             epoch=self._epoch,
             is_open=True,
-            is_over=epoch_is_over or self._is_over or self._is_at_end_of_data,
+            is_over=epoch_is_over or self._is_over or self.is_at_end(),
             micro_batches_done=self._done,
             lookahead=lookahead,
             source=source,
             epoch_rng=self._epoch_rng,
         )
-
-    def _read_ahead(self) -> tuple[PlainState | None, PlainState | None]:
-        """Return the batch that was read ahead, and the state of a stateful source."""
-        if isinstance(self.loader, PreparedDataLoader):
-            return as_plain(self.loader.lookahead), as_plain(self.loader.source_state())
-        return None, as_plain(_state_of(self.loader))
 
     def state_dict(self) -> PlainState:
         """Return the position in the data, for Lightning's own checkpoints."""
@@ -286,82 +284,22 @@ class Windows:
 
     def __iter__(self) -> Iterator[Window]:
         # A generator, so that Lightning's first request starts the reading and the drawing of random numbers.
-        start, self._start = self._start or ResumePoint(epoch=self.next_epoch), None
-        self._is_leaving = self._is_over = self._is_rewound = False
-        self._epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
-        position = start.position
-        if position is None:
-            restore = (lambda: self._restore_rng(self._folder_rng)) if start.restores_folder_rng else None
-            yield from self._new_epoch(start.skip_micro_batches, restore)
-        elif not position.is_open:
-            yield from self._new_epoch(0, self._restores(position.rng))
-        elif start.epoch_is_over:
-            self._enter(position)
-            self._is_leaving = self._is_over = True
-            self._restores(position.rng)()
-        else:
-            self._enter(position)
-            yield from self._rest_of_epoch(position)
-
-    def _new_epoch(self, skip: int, restore: Callable[[], None] | None) -> Iterator[Window]:
-        loader = skip_first_batches(self.loader, skip) if skip else self.loader
-        if restore is not None and not skip:
-            restore()
-            restore = None
-        self._epoch_rng = read_rng()
-        micro_batches = self._begin(loader)
-        yield from self._windows(micro_batches, skip, restore)
-
-    def _enter(self, position: DataPosition) -> None:
-        self._epoch_rng, self._done, self.saw_data = position.epoch_rng, position.micro_batches_done, True
-
-    def _rest_of_epoch(self, position: DataPosition) -> Iterator[Window]:
-        # draw the epoch's order again, from the same random states
-        if position.epoch_rng is not None:
-            write_rng(position.epoch_rng)
-        done = position.micro_batches_done
-        loader = self.loader
-        if isinstance(self.loader, PreparedDataLoader):
-            self.loader.resume_at(
-                Resume(
-                    skip=done,
-                    lookahead=position.lookahead,
-                    source=position.source,
-                    after_start=self._restores(position.rng),
-                )
-            )
-        elif position.source is not None:
-            self.loader.load_state_dict(position.source)
-        else:
-            loader = skip_first_batches(self.loader, done)
-        micro_batches = self._begin(loader)
-        if not isinstance(loader, PreparedDataLoader):
-            sampler = getattr(loader, "batch_sampler", None)
-            if isinstance(sampler, SkipFirstBatches):
-                sampler.prime()
-            self._restores(position.rng)()
-        yield from self._windows(micro_batches, position.micro_batches_done, None)
-
-    def _restores(self, rng: PlainState | None) -> Callable[[], None]:
-        """Return a function that sets the stored random states, if there are any."""
-        return lambda: None if rng is None else self._restore_rng(rng)
-
-    def _begin(self, loader: Loader) -> Iterator[Batch]:
-        if hasattr(loader, "set_epoch"):
-            loader.set_epoch(self._epoch)
-        if isinstance(loader, PreparedDataLoader):
-            loader.replaces_workers = self._is_exact and self._epoch > 0
-        self._pass = iter(loader)
-        return self._pass
-
-    def _windows(
-        self, micro_batches: Iterator[Batch], done: int, restore: Callable[[], None] | None
-    ) -> Iterator[Window]:
-        self._done, began = done, done
-        self.saw_data = done > 0
-        made = False
-        for update in range(done // self.window_size, self.counts.updates_per_epoch):
-            batches, num_items = _unpacked(self.read_window(micro_batches, self._size_of(update), self.device))
+        micro_batches, began, restore = self._open_pass()
+        if self._is_leaving:  # of the epoch only its end is left
+            return
+        counts, size, made = self.counts, self.window_size, False
+        whole = counts.micro_batches_per_epoch
+        for update in range(began // size, counts.updates_per_epoch):
+            is_short = update == counts.updates_per_epoch - 1
+            wanted = whole % size or size if is_short else size
+            window = self.read_window(micro_batches, wanted, self.device)
+            try:
+                batches, num_items = window  # a subclass may return anything
+            except (TypeError, ValueError) as error:
+                raise OverrideError(
+                    f"`get_batch_samples` returned {shown_value(window)}.\n\n"
+                    "Hint: return the list of micro-batches and the number of their items (or None)."
+                ) from error
             if restore is not None:
                 restore()
                 restore = None
@@ -371,22 +309,80 @@ class Windows:
                 self._is_over = True
                 self._warn_of_shortage()
                 break
-            whole = self.counts.micro_batches_per_epoch
             self.saw_data = True
             self._done += len(batches)
-            is_complete = self._done % self.window_size == 0 or self._done == whole
+            is_complete = self._done % size == 0 or self._done == whole
+            made |= is_complete
             self._last = Window(batches, num_items, is_complete, self._done / whole)
-            window = self._last
-            made |= window.is_complete
-            yield window
+            yield self._last
             if self._is_leaving:
                 return
         if self.saw_data and not made and not began:
             raise DataError(
                 f"An epoch of the training data gave {self._done} micro-batches, fewer than the "
-                f"`gradient_accumulation_steps={self.window_size}` of one update, so no update would ever be made.\n\n"
+                f"`gradient_accumulation_steps={size}` of one update, so no update would ever be made.\n\n"
                 "Hint: accumulate fewer, use a smaller batch, or give the data set a length."
             )
+
+    def _open_pass(self) -> tuple[Iterator[Batch], int, Callable[[], None] | None]:
+        """Start an epoch, or the rest of one.
+
+        Returns:
+            The micro-batches, the number of those that come before, and what restores the random states once the
+            first window is read.
+        """
+        start, self._start = self._start or ResumePoint(epoch=self.next_epoch), None
+        self._is_leaving = self._is_over = self._is_rewound = False
+        self._epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
+        position = start.position
+        rng, restores = self._folder_rng, start.restores_folder_rng
+        if position is not None:
+            rng, restores = position.rng, position.rng is not None
+        restore = functools.partial(self._restore_rng, rng) if restores else None
+        if position is not None and position.is_open:
+            done = self._done = position.micro_batches_done
+            self._epoch_rng, self.saw_data = position.epoch_rng, done > 0 or start.epoch_is_over
+            if not start.epoch_is_over:
+                return self._rest_of_epoch(position, restore or do_nothing), done, None
+            self._is_leaving = self._is_over = True
+            if restore is not None:
+                restore()
+            return iter(()), done, None
+        done = self._done = 0 if position is not None else start.skip_micro_batches
+        if restore is not None and not done:
+            restore()
+            restore = None
+        self._epoch_rng, self.saw_data = read_rng(), done > 0
+        return self._begin(skip_first_batches(self.loader, done) if done else self.loader), done, restore
+
+    def _rest_of_epoch(self, position: DataPosition, restore: Callable[[], None]) -> Iterator[Batch]:
+        # draw the epoch's order again, from the same random states
+        if position.epoch_rng is not None:
+            write_rng(position.epoch_rng)
+        done, loader = position.micro_batches_done, self.loader
+        if isinstance(loader, PreparedDataLoader):
+            loader.resume_at(
+                Resume(skip=done, lookahead=position.lookahead, source=position.source, after_start=restore)
+            )
+            return self._begin(loader)
+        if position.source is not None:
+            loader.load_state_dict(position.source)
+        else:
+            loader = skip_first_batches(loader, done)
+        micro_batches = self._begin(loader)
+        sampler = getattr(loader, "batch_sampler", None)
+        if isinstance(sampler, SkipFirstBatches):
+            sampler.prime()
+        restore()
+        return micro_batches
+
+    def _begin(self, loader: Loader) -> Iterator[Batch]:
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(self._epoch)
+        if isinstance(loader, PreparedDataLoader):
+            loader.replaces_workers = self._is_exact and self._epoch > 0
+        self._pass = iter(loader)
+        return self._pass
 
     def _warn_of_shortage(self) -> None:
         counts = self.counts
@@ -411,26 +407,10 @@ class Windows:
             if isinstance(under_way, Generator):  # an error's traceback would keep it and its workers alive
                 under_way.close()
 
-    def _size_of(self, update: int) -> int:
-        if update != self.counts.updates_per_epoch - 1:
-            return self.window_size
-        return self.counts.micro_batches_per_epoch % self.window_size or self.window_size
-
 
 def _write_known_rng(states: PlainState | None) -> None:
     if states is not None:
         write_rng(states)
-
-
-def _unpacked(window: tuple[list[Batch], NumItems]) -> tuple[list[Batch], NumItems]:
-    try:
-        batches, num_items = window  # a subclass may return anything
-    except (TypeError, ValueError) as error:
-        raise OverrideError(
-            f"`get_batch_samples` returned {shown_value(window)}.\n\nHint: return the list of micro-batches and the "
-            "number of their items (or None)."
-        ) from error
-    return batches, num_items
 
 
 class WindowsWithoutLength(Windows):
@@ -448,33 +428,22 @@ class WindowsWithoutLength(Windows):
     def __iter__(self) -> Iterator[Window]:
         return iter((Window([], None, False, 0.0),)) if self.is_held else super().__iter__()
 
-    def is_at_end(self) -> bool:
-        """Whether the last returned window is the last of its epoch."""
-        return self._is_at_end_of_data
-
-
-def _state_of(loader: Any) -> Any:
-    """Return the state of a stateful loader (torchdata's StatefulDataLoader), or None."""
-    stateful = callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
-    return loader.state_dict() if stateful else None
-
 
 def as_plain(data: Nested) -> Nested:
     """Convert nested data to dicts, lists, numbers, strings and tensors. None if something else is in it."""
+
+    def checked(leaf: Nested) -> Nested:
+        if leaf is None or isinstance(leaf, (bool, int, float, str)):
+            return leaf
+        raise TypeError(f"{type(leaf).__name__} is not kept in checkpoints")
+
     try:
-        return map_nested(lambda tensor: tensor, data, on_other=_plain_leaf, rebuild=as_plain_type)
+        return map_nested(lambda tensor: tensor, data, on_other=checked, rebuild=as_plain_type)
     except TypeError:
         return None
 
 
-def _plain_leaf(leaf: Nested) -> bool | float | str | None:
-    if leaf is None or isinstance(leaf, (bool, int, float, str)):
-        return leaf
-    raise TypeError(f"{type(leaf).__name__} is not kept in checkpoints")
-
-
 GradNorm = torch.Tensor | float | None
-Items = torch.Tensor | int | None  # the number that divides a window's loss
 Schedule = LRScheduler | ReduceLROnPlateau
 
 
@@ -513,12 +482,9 @@ class PredictionSteps(Protocol):
     model: nn.Module
 
     @property
-    def args(self) -> TrainingArguments:
-        """The training arguments."""
-
+    def args(self) -> TrainingArguments: ...
     @property
-    def accelerator(self) -> Gatherer:
-        """Exchanges results between the ranks."""
+    def accelerator(self) -> Gatherer: ...
 
     def prediction_step(
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -529,22 +495,17 @@ class PredictionSteps(Protocol):
 
 
 class TrainingSteps(PredictionSteps, Protocol):
-    """The overridable steps of a run."""
+    """The overridable steps of a run. Optimizer and schedule exist once `create_optimizer_and_scheduler` has run."""
 
     model_wrapped: nn.Module
     current_gradient_accumulation_steps: int
 
     @property
-    def accelerator(self) -> Accelerator:
-        """Describes how the ranks work together."""
-
+    def accelerator(self) -> Accelerator: ...
     @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer, once `create_optimizer_and_scheduler` has run."""
-
+    def optimizer(self) -> torch.optim.Optimizer: ...
     @property
-    def lr_scheduler(self) -> Schedule | None:
-        """The learning-rate schedule."""
+    def lr_scheduler(self) -> Schedule | None: ...
 
     def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Items = None) -> torch.Tensor:
         """Run forward and backward of one micro-batch. Return the detached loss."""
@@ -557,13 +518,9 @@ class TrainingSteps(PredictionSteps, Protocol):
     def compiled(self, model: nn.Module) -> nn.Module:
         """Compile the model that the steps call if the arguments ask for it."""
 
-    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Set `optimizer` and `lr_scheduler`."""
-
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None: ...
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor: ...
-
     def _get_grad_norm(self, model: nn.Module, grad_norm: GradNorm = None) -> GradNorm: ...
-
     def _get_learning_rate(self) -> float: ...
 
 
@@ -590,12 +547,8 @@ class SilentObserver:
     """An observer that does nothing, for an `HFModule` in a trainer without `HFBridge`."""
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None: ...
-
     def substep_ended(self) -> None: ...
-
     def optimizer_stepped(self, grad_norm: GradNorm) -> None: ...
-
     def learning_rate_read(self, learning_rate: float) -> None: ...
-
     def should_break(self) -> bool:
         return False

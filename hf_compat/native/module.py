@@ -136,7 +136,6 @@ class HFModule(OverridePoints, LoadableModule):
     steps: NativeSteps
     _watch: DebugUnderflowOverflow | None = None  # while it trains with `debug="underflow_overflow"`
     _is_set_up = False  # for the run under way
-    _beside: Sequence[str] = ()  # parameters of the fit that are no part of the model
     _optimized: frozenset[int] | None = None  # ids of those that HF's optimizer was made for
     _said_automatic: bool | None = None  # what the author has said of `automatic_optimization`
     _author: AuthorStep | None = None  # in a fit whose updates are made of an author's loss
@@ -274,11 +273,6 @@ class HFModule(OverridePoints, LoadableModule):
         """Return what forward passes go through: this module where it has a forward of its own, else the model."""
         return self if self._has_own_forward else super()._called_model()
 
-    @property
-    def _optimized_module(self) -> nn.Module:
-        """Whose gradients an update clips and zeroes: those of parts beside the model as well."""
-        return self if self._beside else super()._optimized_module
-
     def configure_callbacks(self) -> Sequence[pl.Callback] | pl.Callback:
         """Refuse what the trainer would do to gradients beside the arguments: Lightning asks this before it checks."""
         self._is_set_up = False
@@ -405,7 +399,7 @@ class HFModule(OverridePoints, LoadableModule):
     def on_fit_start(self) -> None:
         """Work with the optimizer that is in force."""
         # Refuse parameters that the updates of this fit would leave as they are
-        self._beside = names_beside(self, self.model)
+        self.names_beside = names_beside(self, self.model)
         if self._optimized is not None:
             refuse_late(self, self._optimized)
         self._optimized = None
@@ -485,10 +479,10 @@ class HFModule(OverridePoints, LoadableModule):
             kwargs["batch_size"] = kwargs.get("batch_size") or find_batch_size(self._author.batch) or 1
         super().log(name, value, *args, **kwargs)
 
-    def _update(self, model: nn.Module, window: Window) -> None:
-        if self._beside:
-            tell_of_untrained(self, self._beside)
-        super()._update(model, window)
+    def _update(self, window: Window) -> None:
+        if self.names_beside:
+            tell_of_untrained(self, self.names_beside)
+        super()._update(window)
 
     def manual_backward(self, loss: torch.Tensor, *args: object, **kwargs: object) -> None:
         """Run a backward pass in a step that makes its updates itself.
@@ -609,4 +603,3 @@ class HFModule(OverridePoints, LoadableModule):
 
 
 note_hooks(HFModule)
-HFModule.own_ends_of_batches = frozenset({HFModule.on_validation_batch_end, HFModule.on_test_batch_end})

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from hf_compat.data.tree import nested_detach
 from hf_compat.data.types import Batch
 from hf_compat.engine.precision import autocast_of
-from hf_compat.engine.windows import NumItems, Window
+from hf_compat.engine.windows import Items, Window
 from hf_compat.errors import ArgumentError, LossError, OverrideError
 from hf_compat.native.steps import NativeSteps
 from hf_compat.optim.stepping import Stepping
@@ -78,10 +78,10 @@ class AuthorStep:
         self.batch: Batch = None
         self.output: Mapping[str, object] | None = None
         self.logged: set[str] = set()
-        self._items: NumItems = None
+        self._items: Items = None
         self._losses_of_hf: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def __call__(self, model: nn.Module, inputs: Batch, num_items_in_batch: NumItems = None) -> torch.Tensor:
+    def __call__(self, model: nn.Module, inputs: Batch, num_items_in_batch: Items = None) -> torch.Tensor:
         """Run the step on a micro-batch, and the backward pass of its loss.
 
         Raises:
@@ -145,7 +145,7 @@ class AuthorStep:
         return loss / size
 
 
-def loss_of_micro_batch(steps: NativeSteps, batch: Batch, num_items: NumItems = None) -> torch.Tensor:
+def loss_of_micro_batch(steps: NativeSteps, batch: Batch, num_items: Items = None) -> torch.Tensor:
     """Return HF's loss of a micro-batch, with its graph."""
     inputs = steps._prepare_inputs(batch)
     with steps.compute_loss_context_manager():
