@@ -6,7 +6,6 @@ with the Trainer (`hf_compat.training_run`).
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
@@ -41,9 +40,12 @@ from hf_compat.training_run.run import (
     note_best_metric,
     run_summary,
 )
-from hf_compat.training_run.saver import checkpoints_to_delete, checkpoints_to_delete_at_end, in_order_of_rotation
-
-logger = logging.getLogger(__name__)
+from hf_compat.training_run.saver import (
+    checkpoints_to_delete,
+    checkpoints_to_delete_at_end,
+    in_order_of_rotation,
+    remove_or_warn,
+)
 
 _CHECKPOINT = re.compile(r"^checkpoint-(\d+)\.ckpt$")
 # State fields that a resumed run restores. The others follow from the arguments and Lightning's progress.
@@ -263,14 +265,14 @@ class AdaptedRun:
         # a checkpoint with more updates belongs to an earlier run in this folder
         ordered = in_order_of_rotation(found, now, lambda old: found[old] <= now)
         for old in checkpoints_to_delete(ordered, self.args.save_total_limit, kept):
-            _remove(trainer, old)
+            remove_or_warn(old, trainer.strategy.remove_checkpoint)
 
     def rotate_at_end(self, trainer: pl.Trainer) -> None:
         """With a limit of one checkpoint, keep only the best."""
         best = self.state.best_model_checkpoint
         found = [self.checkpoint_path(update) for update in self._updates_of_checkpoints()]
         for old in checkpoints_to_delete_at_end(found, self.args.save_total_limit, best):
-            _remove(trainer, old)
+            remove_or_warn(old, trainer.strategy.remove_checkpoint)
 
     def _updates_of_checkpoints(self) -> list[int]:
         folder = str(self.args.output_dir)
@@ -285,14 +287,6 @@ class AdaptedRun:
         train_loss = self.losses.mean(self.state.global_step)
         nonfinite = self.losses.nonfinite_over_processes()
         return self.log(run_summary(self._start_time, samples, updates, self.state.total_flos, train_loss, nonfinite))
-
-
-def _remove(trainer: pl.Trainer, checkpoint: str) -> None:
-    """Remove a checkpoint. A failure must not end the training."""
-    try:
-        trainer.strategy.remove_checkpoint(checkpoint)
-    except OSError as error:
-        logger.warning("The old checkpoint %s could not be removed: %s. Training continues.", checkpoint, error)
 
 
 def loss_of(outputs: STEP_OUTPUT) -> torch.Tensor | None:

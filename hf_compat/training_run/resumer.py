@@ -1,7 +1,7 @@
-"""`Resumer`: which checkpoint a run goes on from, and what of it is restored when.
+"""`Resumer` chooses the checkpoint that a run resumes from, and restores it.
 
-`STAGES` is the whole of a resume, in the order in which it happens. The Trainer, the bridge and the data call
-`Resumer.restore` at each of its moments; nothing else restores anything.
+`STAGES` lists all parts of a resume in their order. The Trainer, the bridge and the data call `Resumer.restore` at each
+moment. All restoring happens here.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
-from torch import nn
+import lightning.pytorch as pl
 
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.adapters import holds_whole_model, misfitting_adapters
@@ -31,58 +31,21 @@ from hf_compat.checkpoint.reading import Contents
 from hf_compat.checkpoint.run_lock import Owner
 from hf_compat.checkpoint.run_state import PlainState, RunState, resume_point
 from hf_compat.errors import CheckpointError, CheckpointMismatch, HfCompatError
-from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.state import INTERVALS, TrainerState
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.interop.upstream_log import log_line
 from hf_compat.runtime.collectives import agree, broadcast_object, failing_together
 from hf_compat.runtime.console import SharedLogger
+from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.signals import is_requeued
 from hf_compat.training_run.loss_log import LossLogState
-from hf_compat.training_run.run import LightningCallbacks, TrainingRun, restore_callback_states
-from hf_compat.training_run.saver import Saver
+from hf_compat.training_run.run import RunHost, TrainingRun
 
 logger = logging.getLogger(__name__)
 shared_logger = SharedLogger(__name__, "transformers.trainer_utils")
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 _Trained = TypeVar("_Trained")
-
-
-class _Accelerator(Protocol):
-    def unwrap_model(self, model: nn.Module) -> nn.Module: ...
-
-
-class ResumingHost(Protocol):
-    """What a `Resumer` asks of the Trainer; the methods are override points, and load what they are named after."""
-
-    args: TrainingArguments
-    state: TrainerState
-    model: nn.Module
-    optimizer: object
-    _run: TrainingRun
-    _saver: Saver
-    _train_batch_size: int
-
-    @property
-    def accelerator(self) -> _Accelerator: ...
-
-    @property
-    def _callbacks(self) -> LightningCallbacks: ...
-
-    def is_world_process_zero(self) -> bool: ...
-
-    def _loading_whole_weights(self) -> contextlib.AbstractContextManager[None]: ...
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None: ...
-
-    def _load_callback_state(self) -> None: ...
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None: ...
-
-    def _load_scaler(self, checkpoint: str | None) -> None: ...
-
-    def _load_rng_state(self, checkpoint: str | None) -> None: ...
 
 
 class ResumeAt(StrEnum):
@@ -125,7 +88,7 @@ class Resumer:
         exact_rng: The random states to set while `_load_rng_state` is called for a place within the run.
     """
 
-    def __init__(self, host: ResumingHost) -> None:
+    def __init__(self, host: RunHost) -> None:
         self._host = host
         self.is_loading = False
         self.weights_alone: str | None = None
@@ -366,9 +329,6 @@ class Resumer:
         shared_logger.warning(f"The best checkpoint {best} of the resumed state {what}.")
         return None
 
-    def _load_callbacks(self, checkpoint: str) -> None:
-        self._host._load_callback_state()
-
     def _load_position(self, checkpoint: str) -> None:
         """Find the place in the data, and the loss since the last log."""
         host, run = self._host, self._host._run
@@ -392,17 +352,15 @@ class Resumer:
     def _load_lightning_callbacks(self, checkpoint: str) -> None:
         run = self._host._run
         assert run.lightning_trainer is not None and run.module is not None  # it is fitting
-        if run.resumed is not None:
-            restore_callback_states(self._host._callbacks.lightning, run.resumed, run.lightning_trainer, run.module)
-
-    def _load_optimizer_and_schedule(self, checkpoint: str) -> None:
-        self._host._load_optimizer_and_scheduler(checkpoint)
-
-    def _load_scaler(self, checkpoint: str) -> None:
-        self._host._load_scaler(checkpoint)
-
-    def _load_rng(self, checkpoint: str) -> None:
-        self._host._load_rng_state(checkpoint)
+        if run.resumed is None:
+            return
+        for callback in self._host._callbacks.lightning:
+            saved, extras = run.resumed.callbacks.get(callback.state_key), run.resumed.extras
+            if saved:
+                callback.load_state_dict(saved)
+            if extras and is_replaced(callback, "on_load_checkpoint", pl.Callback):
+                entries = {"state_dict": run.module.state_dict(), **extras}
+                callback.on_load_checkpoint(run.lightning_trainer, run.module, entries)
 
 
 STAGES: Sequence[Stage] = (
@@ -421,7 +379,7 @@ STAGES: Sequence[Stage] = (
     Stage(
         restores="states of HF callbacks and the control's flags",
         at=ResumeAt.STATE_NEW,
-        by=Resumer._load_callbacks,
+        by=lambda resumer, checkpoint: resumer._host._load_callback_state(),
         override="_load_callback_state",
     ),
     Stage(
@@ -437,19 +395,19 @@ STAGES: Sequence[Stage] = (
     Stage(
         restores="optimizer and schedule",
         at=ResumeAt.OPTIMIZER_MADE,
-        by=Resumer._load_optimizer_and_schedule,
+        by=lambda resumer, checkpoint: resumer._host._load_optimizer_and_scheduler(checkpoint),
         override="_load_optimizer_and_scheduler",
     ),
     Stage(
         restores="the gradient scaler",
         at=ResumeAt.OPTIMIZER_MADE,
-        by=Resumer._load_scaler,
+        by=lambda resumer, checkpoint: resumer._host._load_scaler(checkpoint),
         override="_load_scaler",
     ),
     Stage(
         restores="random states of Python, NumPy and torch",
         at=ResumeAt.DATA_OPENED,
-        by=Resumer._load_rng,
+        by=lambda resumer, checkpoint: resumer._host._load_rng_state(checkpoint),
         override="_load_rng_state",
     ),
 )

@@ -1,14 +1,7 @@
-"""`TrainingRun`: the state of one call of `train()`.
+"""`TrainingRun` holds what lasts for one call of `train()`.
 
-The actions after an update or an epoch: log → evaluate → save, according to the control's flags.
-
-With several ranks the flags are synchronized first, wherever a callback may set them on one rank only.
-
-A run's best evaluation, and the checkpoint saved at it.
-
-Check that all ranks of a run have the same arguments and the same training data.
-
-Save and restore the states of Lightning callbacks in HF checkpoints, including weights that they replace.
+Beside it: the flags and the actions they request, the best evaluation, and the check that all ranks have the same
+arguments and data.
 """
 
 from __future__ import annotations
@@ -18,7 +11,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,17 +21,17 @@ import torch
 from torch import nn
 
 import hf_compat.upstream  # noqa: F401 - loads Lightning
+from hf_compat.checkpoint.model_state import ModelState
 from hf_compat.checkpoint.reading import Weights
 from hf_compat.checkpoint.run_state import (
     DataCut,
-    DataPosition,
     Moment,
     PlainState,
     ResumePoint,
     RunState,
     readable_states,
 )
-from hf_compat.data.types import Loader
+from hf_compat.data.types import Collator, Loader
 from hf_compat.engine.internals import is_training_batch, loops_state
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.window_trainer import WindowTrainer
@@ -46,7 +39,7 @@ from hf_compat.engine.windows import Windows
 from hf_compat.errors import ArgumentError, MetricError, MissingMetric
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.builtin_callbacks import eval_metric_name
-from hf_compat.hf.callbacks import EVENTS, Callback, TrainerCallback
+from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler, TrainerCallback
 from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.metrics import number_of_metric, speed_metrics
 from hf_compat.hf.state import TrainerControl, TrainerState
@@ -56,8 +49,10 @@ from hf_compat.runtime.inspection import home_of
 from hf_compat.training_run.loss_log import LossLog
 
 if TYPE_CHECKING:
-    from hf_compat.hf.arguments import TrainingArguments
+    from hf_compat.training_run.saver import Saver
 
+
+logger = logging.getLogger(__name__)
 
 # Modules whose callbacks set no flag before an evaluation. Ranks synchronize after each evaluation in any case.
 _KNOWN = ("hf_compat.", "transformers.integrations.")
@@ -85,17 +80,16 @@ def flag_sources(
 
 
 def _events(callback: Callback) -> list[str]:
-    """Return the events that a user-defined callback has a method for."""
+    """Return the events that a user-defined callback has a method for, other than the base class's empty one."""
     if _is_known(type(callback)) and vars(callback).keys().isdisjoint(EVENTS):
         return []
     methods = {event: getattr(callback, event, None) for event in EVENTS}
-    return [event for event, method in methods.items() if callable(method) and not _is_empty(method, event)]
-
-
-def _is_empty(method: Callable[..., object], event: str) -> bool:
-    """Whether a method comes from the base class, ours or transformers' own."""
-    function = getattr(method, "__func__", method)
-    return function is getattr(TrainerCallback, event) or function.__module__ == "transformers.trainer_callback"
+    functions = {event: getattr(method, "__func__", method) for event, method in methods.items() if callable(method)}
+    return [
+        event
+        for event, function in functions.items()
+        if function is not getattr(TrainerCallback, event) and function.__module__ != "transformers.trainer_callback"
+    ]
 
 
 def _has_methods_of_user(trainer: object) -> bool:
@@ -163,14 +157,10 @@ class FlagAgreement:
         """Set every flag that another rank has set."""
         if self._agreement is None:
             return
-        for name, value in zip(FLAGS, self._agreement.highest_each(flags_of(control)), strict=True):
+        flags = [int(bool(getattr(control, name))) for name in FLAGS]
+        for name, value in zip(FLAGS, self._agreement.highest_each(flags), strict=True):
             if value and not getattr(control, name):
                 setattr(control, name, True)
-
-
-def flags_of(control: TrainerControl) -> list[int]:
-    """Return the flags as 0 or 1, in the order of `FLAGS`."""
-    return [int(bool(getattr(control, name))) for name in FLAGS]
 
 
 NO_AGREEMENT = FlagAgreement()
@@ -211,12 +201,6 @@ def log_evaluate_save(
         save()
         if agreement.sources.in_updates:
             agreement.agree(run.control)
-
-
-# isort: split
-
-
-logger = logging.getLogger(__name__)
 
 
 Trial = Any  # the trial object of a hyperparameter-search library
@@ -304,8 +288,11 @@ class TrainingRun:
         if self.lightning_trainer is None or self.windows is None:
             return None
         losses, grad_norm = self.losses.state_with(self.grad_norm)
+        # the position after the counted updates, as a resumed run repeats an unfinished update
+        is_within_update = is_training_batch(self.lightning_trainer)
+        position = self.windows.position_before_last() if is_within_update else self.windows.position(epoch_is_over)
         return RunState(
-            data=self._position(self.windows, self.lightning_trainer, epoch_is_over),
+            data=position,
             moment=self.moment,
             world_size=world_size,
             samples_per_micro_batch=samples_per_micro_batch,
@@ -319,11 +306,6 @@ class TrainingRun:
             lightning_version=lightning.__version__,
             evaluated=sorted(self.evaluated),
         )
-
-    @staticmethod
-    def _position(windows: Windows, trainer: pl.Trainer, epoch_is_over: bool) -> DataPosition:
-        """Return the data position after the counted updates. A resumed run repeats an unfinished update."""
-        return windows.position_before_last() if is_training_batch(trainer) else windows.position(epoch_is_over)
 
 
 def run_summary(
@@ -518,59 +500,74 @@ class LightningCallbacks(Protocol):
     lightning: list[pl.Callback]
 
 
-def collect_callback_entries(
-    callbacks: Sequence[pl.Callback], trainer: pl.Trainer, module: pl.LightningModule
-) -> tuple[Weights | None, dict[str, Any]]:
-    """Call `on_save_checkpoint` of Lightning callbacks, which may replace the weights, for instance by averages.
+class _Accelerator(Protocol):
+    def unwrap_model(self, model: nn.Module) -> nn.Module: ...
 
-    Returns:
-        The model's weights if a callback has replaced them, else None. Then the added entries.
-    """
-    asked = [callback for callback in callbacks if _overrides(callback, "on_save_checkpoint")]
-    if not asked:
-        return None, {}
-    weights = module.state_dict()
-    checkpoint: dict[str, Any] = {"state_dict": weights}
-    for callback in asked:
-        callback.on_save_checkpoint(trainer, module, checkpoint)
-    replaced = checkpoint.pop("state_dict")
-    if replaced is weights:
-        return None, checkpoint
-    return {name.removeprefix("model."): value for name, value in replaced.items()}, checkpoint
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None: ...
 
 
-def restore_callback_states(
-    callbacks: Sequence[pl.Callback], state: RunState, trainer: pl.Trainer, module: pl.LightningModule
-) -> None:
-    """Load the callbacks' states and the entries that they added to the checkpoint."""
-    for callback in callbacks:
-        saved = state.callbacks.get(callback.state_key)
-        if saved:
-            callback.load_state_dict(saved)
-        if state.extras and _overrides(callback, "on_load_checkpoint"):
-            callback.on_load_checkpoint(trainer, module, {"state_dict": module.state_dict(), **state.extras})
+class _Pushes(Protocol):
+    def push_checkpoint(self, folder: str) -> None: ...
+
+    def push_when_written(self, folder: str) -> None: ...
 
 
-def _overrides(callback: pl.Callback, hook: str) -> bool:
-    return getattr(type(callback), hook) is not getattr(pl.Callback, hook) or hook in vars(callback)
+class RunHost(Protocol):
+    """What a run's `Saver` and `Resumer` ask of the Trainer. Subclasses may override the methods."""
 
+    args: TrainingArguments
+    state: TrainerState
+    control: TrainerControl
+    model: nn.Module
+    optimizer: Any  # torch's or any other optimizer
+    lr_scheduler: Any
+    callback_handler: CallbackHandler
+    processing_class: object
+    data_collator: Collator
+    is_in_train: bool
+    _run: TrainingRun
+    _saver: Saver
+    _train_batch_size: int
 
-@contextlib.contextmanager
-def holding(model: nn.Module, weights: Weights | None) -> Iterator[None]:
-    """Let a model hold other weights within the context, so that they can be written."""
-    if weights is None:
-        yield
-        return
-    own = {name: value.clone() for name, value in model.state_dict().items()}
-    if own.keys() != weights.keys():  # pruned weights, for which the model has weights and masks
-        model.__dict__["state_dict"] = lambda *args, **kwargs: dict(weights)
-        try:
-            yield
-        finally:
-            del model.__dict__["state_dict"]
-        return
-    model.load_state_dict(weights)
-    try:
-        yield
-    finally:
-        model.load_state_dict(own)
+    @property
+    def accelerator(self) -> _Accelerator: ...
+
+    @property
+    def _callbacks(self) -> LightningCallbacks: ...
+
+    @property
+    def _model_state(self) -> ModelState: ...
+
+    @property
+    def _pushes(self) -> _Pushes: ...
+
+    def is_world_process_zero(self) -> bool: ...
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None: ...
+
+    def _save(self, output_dir: str | None = None, state_dict: Weights | None = None) -> None: ...
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None: ...
+
+    def _save_scaler(self, output_dir: str) -> None: ...
+
+    def _save_rng_state(self, output_dir: str) -> None: ...
+
+    def _rotate_checkpoints(self, use_mtime: bool = False, output_dir: str | None = None) -> None: ...
+
+    def _sorted_checkpoints(
+        self, output_dir: str | None = None, checkpoint_prefix: str = ..., use_mtime: bool = False
+    ) -> list[str]: ...
+
+    def _loading_whole_weights(self) -> contextlib.AbstractContextManager[None]: ...
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None: ...
+
+    def _load_callback_state(self) -> None: ...
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None: ...
+
+    def _load_scaler(self, checkpoint: str | None) -> None: ...
+
+    def _load_rng_state(self, checkpoint: str | None) -> None: ...
