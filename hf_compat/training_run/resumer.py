@@ -11,11 +11,10 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import lightning.pytorch as pl
 
@@ -59,19 +58,11 @@ class ResumeAt(StrEnum):
     DATA_OPENED = "the first pass over the training data begins; if no data is left to read, before the fit"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """A part of a resume.
+class Stage(NamedTuple):
+    """A part of a resume. `override` is the method of the Trainer that it calls, if a subclass may override one."""
 
-    Args:
-        restores: What it restores.
-        at: When.
-        by: The method of `Resumer` that does it.
-        override: The Trainer's method that `by` calls, which a subclass may override; None where there is none.
-    """
-
-    restores: str
     at: ResumeAt
+    restores: str
     by: Callable[[Resumer, str], None]
     override: str | None = None
 
@@ -83,9 +74,9 @@ class Resumer:
         host: The Trainer.
 
     Attributes:
-        is_loading: Whether a checkpoint is being loaded: nothing of this call is trained yet.
-        weights_alone: A folder of weights without a state that this call of `train` was given.
-        exact_rng: The random states to set while `_load_rng_state` is called for a place within the run.
+        is_loading: Whether a checkpoint is being loaded and this call has trained nothing yet.
+        weights_alone: The folder of weights without a training state that `train` was given.
+        exact_rng: The random states that `_load_rng_state` sets, where the run resumes within an epoch.
     """
 
     def __init__(self, host: RunHost) -> None:
@@ -94,10 +85,8 @@ class Resumer:
         self.weights_alone: str | None = None
         self.exact_rng: PlainState | None = None
 
-    # Choosing
-
     def train_from(self, wanted: str | bool | None, train: Callable[[str | None], _Trained]) -> _Trained:
-        """Train from a checkpoint; the automatic resume takes an older one where one turns out to be damaged."""
+        """Train from a checkpoint. The automatic resume takes an older one if a file turns out to be damaged."""
         is_automatic, given_optimizer = wanted is True or not wanted, self._host.optimizer
         self.weights_alone = None
         unloadable: dict[str, str] = {}
@@ -113,15 +102,15 @@ class Resumer:
                     unloadable[checkpoint] = first_line(error).removesuffix(".")
                 finally:
                     self.is_loading = False
-            self._host.optimizer = given_optimizer  # one that was made for this may have taken over a part
+            self._host.optimizer = given_optimizer  # the one made for this checkpoint may have loaded a part
 
     @contextlib.contextmanager
     def chosen(self, wanted: str | bool | None, unloadable: Mapping[str, str] = _NONE) -> Iterator[str | None]:
-        """Give the folder to go on from; one that is made of a Lightning checkpoint exists while it is read.
+        """Yield the folder to resume from. A folder made of a Lightning checkpoint exists within the context only.
 
         Args:
-            wanted: What is asked for; True takes the newest.
-            unloadable: Folders that were tried, and why they cannot be loaded.
+            wanted: A folder or file. True takes the newest checkpoint.
+            unloadable: Folders that could not be loaded, with the reasons.
 
         Raises:
             CheckpointError: There is none, or the named one is damaged.
@@ -155,15 +144,13 @@ class Resumer:
                 yield wanted
 
     def newest(self, folder: str, unloadable: Mapping[str, str] = _NONE) -> str:
-        """Finish what a killed save has left, then return the newest whole checkpoint; the first process looks."""
+        """Finish a killed save, then return the newest complete checkpoint. Rank 0 searches."""
         found: list[str] = []
         passed_over: list[str] = []
 
         def judge(path: str) -> list[str]:
-            if path in unloadable:
-                wrong = [f"it cannot be loaded ({unloadable[path]})"]
-            else:
-                wrong = self.problems(path)
+            failed = unloadable.get(path)
+            wrong = self.problems(path) if failed is None else [f"it cannot be loaded ({failed})"]
             if wrong:
                 passed_over.append(f"  {os.path.basename(path)}: {'; '.join(wrong)}")
             else:
@@ -185,7 +172,7 @@ class Resumer:
         return broadcast_object(found)[0]
 
     def _check_named(self, checkpoint: str, reading: contextlib.ExitStack) -> None:
-        """Refuse a checkpoint that is named and damaged; warn of one that was edited, and let it be read as it is."""
+        """Refuse a damaged checkpoint that the user names. An edited one is read as it is, with a warning."""
         if not os.path.isdir(checkpoint):
             raise no_checkpoint(
                 checkpoint, "name a checkpoint-<updates> folder, or train without `resume_from_checkpoint`"
@@ -205,11 +192,11 @@ class Resumer:
             warn_of(checkpoint, edits)
 
     def problems(self, checkpoint: str) -> list[str]:
-        """List what is wrong with a checkpoint that is not named, for a run with these arguments."""
+        """List the faults of a checkpoint that the user has not named, for a run with these arguments."""
         return manifest.problems(checkpoint) or list(self._zero_intervals(checkpoint))
 
     def _zero_intervals(self, checkpoint: str) -> Iterator[str]:
-        """Yield the intervals of 0 that this run would count by. Where a run acts by epochs, 0 is right."""
+        """Yield the intervals of 0 that this run would count by. A run that acts by epochs may have them."""
         state, args = read_state(checkpoint), self._host.args
         strategies = {"logging": args.logging_strategy, "eval": args.eval_strategy, "save": args.save_strategy}
         for name, strategy in strategies.items():
@@ -217,7 +204,7 @@ class Resumer:
                 yield f"`{name}_steps` is 0 in trainer_state.json, and this run counts by it"
 
     def refuse_misfits(self, folder: str) -> None:
-        """Refuse a checkpoint that is whole, and whose weights this model cannot take.
+        """Refuse a complete checkpoint whose weights do not fit the model.
 
         Raises:
             CheckpointMismatch: The message names the weights.
@@ -231,17 +218,15 @@ class Resumer:
             )
 
     def misfits(self, checkpoint: str) -> Iterator[str]:
-        """Yield which weights of a checkpoint the model cannot take."""
+        """Yield the weights of a checkpoint that do not fit the model."""
         host = self._host
         model = host.accelerator.unwrap_model(host.model) if host.model is not None else None
         if model is not None:
             is_adapter = is_peft_model(model) and not holds_whole_model(checkpoint, model)
             yield from misfitting_adapters(checkpoint, model) if is_adapter else misfitting_weights(checkpoint, model)
 
-    # Restoring
-
     def restore(self, moment: ResumeAt, checkpoint: str | None) -> None:
-        """Restore what is due at a moment; nothing where the run goes on from no checkpoint.
+        """Restore the stages of a moment. Without a checkpoint, do nothing.
 
         Raises:
             CheckpointError: A file cannot be read, or does not fit.
@@ -251,19 +236,19 @@ class Resumer:
                 stage.by(self, checkpoint)
 
     def restore_together(self, moment: ResumeAt, checkpoint: str | None) -> None:
-        """Do the same on every process of the run; where one fails, all do."""
+        """Restore on all ranks of the run. If one fails, all do."""
         with failing_together(CheckpointError, self.is_loading):
             self.restore(moment, checkpoint)
 
     def start(self, run: TrainingRun) -> None:
-        """Say where a run goes on, whose data is about to be cut into updates."""
+        """Set the position of a run before its data is cut into updates."""
         self.restore(ResumeAt.RUN_NEW, run.checkpoint)
         if run.start.is_finished and run.checkpoint is not None:
             position = run.start.position
             self.restore_rng(run.checkpoint, None if position is None else position.rng)
 
     def new_run_id(self, checkpoint: str | None) -> str:
-        """Return the id that the manifests of a run get; a resumed run keeps that of its checkpoint."""
+        """Choose the id for a run's manifests. A resumed run keeps the id of its checkpoint."""
         own = manifest.run_of(checkpoint) if checkpoint is not None else None
         return broadcast_object(own or (self._host._saver.folder.owner or Owner()).token)
 
@@ -272,7 +257,7 @@ class Resumer:
 
         Args:
             checkpoint: The folder.
-            exact: The states of the very place where the run goes on; without them, those of the folder's own file.
+            exact: The states at the exact position. If None, those of the folder's file are set.
         """
         self.exact_rng = exact
         try:
@@ -286,7 +271,7 @@ class Resumer:
             self._host._load_from_checkpoint(checkpoint)
 
     def _load_state(self, checkpoint: str) -> None:
-        """Read `trainer_state.json`: its intervals and its best checkpoint count; warn of what differs."""
+        """Read `trainer_state.json`. Its intervals apply, with a warning if the arguments differ."""
         host = self._host
         now = (host.state.logging_steps, host.state.eval_steps, host.state.save_steps)
         state = host.state = read_state(checkpoint, dict(zip(INTERVALS, now, strict=True)))
@@ -305,22 +290,19 @@ class Resumer:
         state.best_model_checkpoint = self.best_of_state(state.best_model_checkpoint, checkpoint)
 
     def best_of_state(self, best: str | None, checkpoint: str) -> str | None:
-        """Return the best checkpoint where it is this run's: a state may name any folder, and weights are read from it.
+        """Return the best checkpoint if it is this run's. Weights are read from it, and a state may name any folder.
 
         Args:
-            best: What the state names.
-            checkpoint: The checkpoint that the state is from; a folder that was moved has the best one beside it.
+            best: The folder that the state names.
+            checkpoint: The state's checkpoint. In a moved output folder, the best one lies beside it.
         """
         if best is None:
             return None
         places = [str(self._host.args.output_dir), os.path.dirname(os.path.abspath(checkpoint))]
         beside = os.path.join(places[1], os.path.basename(best))
         is_checkpoint = checkpoint_step(best) is not None
-        if (
-            is_checkpoint
-            and os.path.isdir(best)
-            and os.path.realpath(os.path.dirname(os.path.abspath(best))) in map(os.path.realpath, places)
-        ):
+        home = os.path.realpath(os.path.dirname(os.path.abspath(best)))
+        if is_checkpoint and os.path.isdir(best) and home in map(os.path.realpath, places):
             return best
         if is_checkpoint and os.path.isdir(beside):
             shared_logger.warning(f"The best checkpoint of the resumed state is taken from {beside}, not {best}.")
@@ -330,13 +312,13 @@ class Resumer:
         return None
 
     def _load_position(self, checkpoint: str) -> None:
-        """Find the place in the data, and the loss since the last log."""
+        """Restore the position in the data, and the loss since the last log."""
         host, run = self._host, self._host._run
         assert run.cut is not None  # it is set with the checkpoint
         ranks = (host.args.process_index, host.args.world_size)
         run.resumed = RunState.load(checkpoint, *ranks, ended_by_callback=host.state.was_leaving_epoch)
         run.start = resume_point(run.resumed, run.updates_before, run.cut, host.args.ignore_data_skip)
-        # Of other ranks the sums are joined: `train_loss` is the mean over the whole run there, too
+        # with another number of ranks the sums are joined, so that `train_loss` is the mean over the whole run
         if run.resumed is not None and (run.start.is_exact or run.resumed.world_size != host.args.world_size):
             run.losses.load_state_dict(cast(LossLogState, run.resumed.losses))
         if run.resumed is not None and run.start.is_exact:
@@ -364,66 +346,53 @@ class Resumer:
 
 
 STAGES: Sequence[Stage] = (
+    Stage(ResumeAt.MODEL_READY, "the model's weights", Resumer._load_weights, "_load_from_checkpoint"),
     Stage(
-        restores="the model's weights",
-        at=ResumeAt.MODEL_READY,
-        by=Resumer._load_weights,
-        override="_load_from_checkpoint",
+        ResumeAt.STATE_NEW,
+        "`state`: updates done, log history, best metric",
+        Resumer._load_state,
+        "_init_training_state",
     ),
     Stage(
-        restores="`state`: updates done, log history, best metric",
-        at=ResumeAt.STATE_NEW,
-        by=Resumer._load_state,
-        override="_init_training_state",
+        ResumeAt.STATE_NEW,
+        "states of HF callbacks and the control's flags",
+        lambda resumer, checkpoint: resumer._host._load_callback_state(),
+        "_load_callback_state",
+    ),
+    Stage(ResumeAt.RUN_NEW, "the place in the data, the loss since the last log", Resumer._load_position),
+    Stage(ResumeAt.CALLBACKS_SET_UP, "states of Lightning callbacks", Resumer._load_lightning_callbacks),
+    Stage(
+        ResumeAt.OPTIMIZER_MADE,
+        "optimizer and schedule",
+        lambda resumer, checkpoint: resumer._host._load_optimizer_and_scheduler(checkpoint),
+        "_load_optimizer_and_scheduler",
     ),
     Stage(
-        restores="states of HF callbacks and the control's flags",
-        at=ResumeAt.STATE_NEW,
-        by=lambda resumer, checkpoint: resumer._host._load_callback_state(),
-        override="_load_callback_state",
+        ResumeAt.OPTIMIZER_MADE,
+        "the gradient scaler",
+        lambda resumer, checkpoint: resumer._host._load_scaler(checkpoint),
+        "_load_scaler",
     ),
     Stage(
-        restores="the place in the data, the loss since the last log",
-        at=ResumeAt.RUN_NEW,
-        by=Resumer._load_position,
-    ),
-    Stage(
-        restores="states of Lightning callbacks",
-        at=ResumeAt.CALLBACKS_SET_UP,
-        by=Resumer._load_lightning_callbacks,
-    ),
-    Stage(
-        restores="optimizer and schedule",
-        at=ResumeAt.OPTIMIZER_MADE,
-        by=lambda resumer, checkpoint: resumer._host._load_optimizer_and_scheduler(checkpoint),
-        override="_load_optimizer_and_scheduler",
-    ),
-    Stage(
-        restores="the gradient scaler",
-        at=ResumeAt.OPTIMIZER_MADE,
-        by=lambda resumer, checkpoint: resumer._host._load_scaler(checkpoint),
-        override="_load_scaler",
-    ),
-    Stage(
-        restores="random states of Python, NumPy and torch",
-        at=ResumeAt.DATA_OPENED,
-        by=lambda resumer, checkpoint: resumer._host._load_rng_state(checkpoint),
-        override="_load_rng_state",
+        ResumeAt.DATA_OPENED,
+        "random states of Python, NumPy and torch",
+        lambda resumer, checkpoint: resumer._host._load_rng_state(checkpoint),
+        "_load_rng_state",
     ),
 )
 
 
 def read_state(checkpoint: str, where_missing: Mapping[str, float] | None = None) -> TrainerState:
-    """Read a checkpoint's state; `where_missing` has the values of fields that it may leave open.
+    """Read a checkpoint's state. `where_missing` has the values of missing fields.
 
     Raises:
-        CheckpointError: There is none, or it is no state.
+        CheckpointError: The file is missing or invalid.
     """
     return read_trainer_state(Contents(checkpoint).need(TRAINER_STATE_NAME), where_missing)
 
 
 def _error_of(act: Callable[[], None]) -> Exception | None:
-    """Do something, and return what went wrong: the other processes have to know before it is raised."""
+    """Run a check and return its error, which the other ranks have to learn of before it is raised."""
     try:
         act()
     except (HfCompatError, OSError) as error:
