@@ -34,8 +34,6 @@ from hf_compat.runtime.inspection import has_length
 from hf_compat.training_run.loss_log import LossLog, LossLogState
 from hf_compat.training_run.run import (
     NO_AGREEMENT,
-    FlagAgreement,
-    FlagSources,
     note_best_checkpoint,
     note_best_metric,
     run_summary,
@@ -91,6 +89,7 @@ class AdaptedRun:
         flags_decide: Whether only flags trigger evaluations. Otherwise Lightning's intervals do.
         evaluation_cause: Trigger of the running evaluation: Lightning's own interval, a flag, or `eval_on_start`.
         is_best: Whether the last evaluation is the best of the run so far.
+        evaluation_batches: Batches of the running evaluation so far.
         evaluated: The logged metrics of the last evaluation.
         summary: The logged summary of the run.
     """
@@ -114,7 +113,7 @@ class AdaptedRun:
         self._first_update = 0
         self._micro_batches = 0
         self._evaluation_start = 0.0
-        self._evaluation_batches = 0
+        self.evaluation_batches = 0
 
     def begin(self, trainer: pl.Trainer) -> None:
         """Start a fit, and fill the state from Lightning's progress."""
@@ -142,10 +141,6 @@ class AdaptedRun:
                 "HFCallbackAdapter: `load_best_model_at_end=True` has no effect in a Lightning trainer. "
                 "Use ModelCheckpoint to keep the best model."
             )
-
-    def agree_on_flags(self, sources: FlagSources) -> None:
-        """Synchronize flags between ranks from now on, as far as a callback may set one."""
-        self.flags = FlagAgreement(self.args.ddp_timeout, sources)
 
     def ask_for_log(self, trainer: pl.Trainer) -> None:
         """Request a log at Lightning's own interval, unless a callback decides about flags."""
@@ -227,16 +222,12 @@ class AdaptedRun:
 
     def begin_evaluation(self) -> None:
         """Start the time of an evaluation."""
-        self._evaluation_start, self._evaluation_batches = time.time(), 0
-
-    def count_evaluation_batch(self) -> None:
-        """Count a batch of the running evaluation."""
-        self._evaluation_batches += 1
+        self._evaluation_start, self.evaluation_batches = time.time(), 0
 
     def evaluation_speeds(self, prefix: str, loaders: object, world_size: int) -> dict[str, float]:
         """Return the speed metrics of the ending evaluation."""
-        samples = _samples(loaders, self._evaluation_batches, world_size)
-        return speed_metrics(prefix, self._evaluation_start, samples, self._evaluation_batches)
+        samples = _samples(loaders, self.evaluation_batches, world_size)
+        return speed_metrics(prefix, self._evaluation_start, samples, self.evaluation_batches)
 
     def note_evaluation(self, metrics: dict[str, float]) -> None:
         """Compare an evaluation with the best one, and request a checkpoint if `save_strategy="best"` asks for it.

@@ -1,17 +1,15 @@
-"""`HFBridge`: the one Lightning callback that turns hooks into HF events, and flags into actions.
+"""`HFBridge` is the Lightning callback that turns hooks into HF events, and flags into actions.
 
-Where both are in scope, Lightning names start with `pl_` and HF names with `hf_`.
-
-    Lightning hook                 HF event
-    on_train_start                 on_train_begin (then the evaluation of eval_on_start)
-    on_train_epoch_start           on_epoch_begin
-    on_train_batch_start           on_step_begin
-    (the module reports)           on_substep_end
-    on_before_optimizer_step       on_pre_optimizer_step
-    (the module reports)           on_optimizer_step
-    on_train_batch_end             on_step_end, then log → evaluate → save according to the flags
-    on_validation_batch_end        on_prediction_step
-    on_train_epoch_end             on_epoch_end, then log → evaluate → save according to the flags
+Lightning hook                 HF event
+on_train_start                 on_train_begin (then the evaluation of eval_on_start)
+on_train_epoch_start           on_epoch_begin
+on_train_batch_start           on_step_begin
+(the module reports)           on_substep_end
+on_before_optimizer_step       on_pre_optimizer_step
+(the module reports)           on_optimizer_step
+on_train_batch_end             on_step_end, then log → evaluate → save according to the flags
+on_validation_batch_end        on_prediction_step
+on_train_epoch_end             on_epoch_end, then log → evaluate → save according to the flags
 """
 
 from __future__ import annotations
@@ -178,7 +176,7 @@ class HFBridge(HFEvents):
             self.run.begin_epoch(is_first)
             if is_first and start.epoch_is_over:
                 # restored flags were acted on before the checkpoint was complete, and no update resets them
-                control = self.hf_trainer.control
+                control = trainer.control
                 control.should_log = control.should_evaluate = control.should_save = False
             self.find_requested_kwargs()
         elif hook == "on_train_batch_start":
@@ -189,15 +187,15 @@ class HFBridge(HFEvents):
             trainer.state.global_step += 1
             trainer.state.epoch = self.epoch + batch.epoch_progress
         elif hook == "on_train_epoch_end":
-            hf_trainer, run = self.hf_trainer, self.run
+            run, state = self.run, trainer.state
             if run.windows is not None and not run.windows.saw_data:
                 logger.warning(
                     "The training data had no samples in epoch %d. Training stops at update %d of %d.",
                     self.epoch,
-                    hf_trainer.state.global_step,
-                    hf_trainer.state.max_steps,
+                    state.global_step,
+                    state.max_steps,
                 )
-                hf_trainer.control.should_training_stop = True
+                trainer.control.should_training_stop = True
             if run.lightning_trainer is not None:
                 # the control has this flag, too, and an HF callback of this event may clear it
                 run.lightning_trainer.should_stop = False
@@ -277,18 +275,14 @@ class HFBridge(HFEvents):
             self.run.losses.end_update()
             self._act_on_flags(trainer, self.run.flags.sources.in_updates)
             self._obey_signals()
-        if self.should_break():
-            self._leave_epoch(trainer, batch)
-
-    def _leave_epoch(self, trainer: pl.Trainer, window: Window) -> None:
-        """Start no further window."""
-        control, windows = self.hf_trainer.control, self.run.windows
-        trainer.should_stop = control.should_training_stop
-        if windows is None:
+        if not self.should_break():
             return
-        if window.is_complete and not self._stepped and not control.should_epoch_stop:
-            windows.rewind(window)  # a resumed run makes this update
-        windows.leave_epoch(is_over=control.should_epoch_stop)
+        control, windows = self.hf_trainer.control, self.run.windows  # a callback may have replaced the control
+        trainer.should_stop = control.should_training_stop
+        if windows is not None:  # start no further window
+            if batch.is_complete and not self._stepped and not control.should_epoch_stop:
+                windows.rewind(batch)  # a resumed run makes this update
+            windows.leave_epoch(is_over=control.should_epoch_stop)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End an epoch, then log, evaluate and save according to the flags."""

@@ -16,6 +16,7 @@ on_train_end                        on_log (the summary), on_train_end
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -34,7 +35,7 @@ from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, ProgressCallback
 from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
 from hf_compat.interop.arguments import adopt_arguments
-from hf_compat.training_run.run import flag_sources, log_evaluate_save
+from hf_compat.training_run.run import FlagAgreement, flag_sources, log_evaluate_save
 
 # An HF callback, instance or class. It may be ours, one of transformers, or any object with its methods.
 AnyCallback = Any
@@ -149,11 +150,8 @@ class HFCallbackAdapter(pl.Callback):
     def _fire(self, event: str, **extra: object) -> None:
         """Fire an event for this adapter's callbacks. The first adapter's handler also resets the flags."""
         run = self._adapted_run
-        fire = getattr(self.handler, event) if self._is_first else None
-        if fire is not None:
-            run.control = fire(run.args, run.state, run.control, **extra)
-        else:
-            run.control = self.handler.call_event(event, run.args, run.state, run.control, **extra)
+        fire = getattr(self.handler, event) if self._is_first else functools.partial(self.handler.call_event, event)
+        run.control = fire(run.args, run.state, run.control, **extra)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the run."""
@@ -161,23 +159,19 @@ class HFCallbackAdapter(pl.Callback):
         if self._is_first:
             run.begin(trainer)
             callbacks = [callback for adapter in _adapters(trainer) for callback in adapter.handler.callbacks]
-            run.agree_on_flags(flag_sources(callbacks, False, HFCallbackAdapter, 1))
+            run.flags = FlagAgreement(run.args.ddp_timeout, flag_sources(callbacks, False, HFCallbackAdapter, 1))
             if run.flags_decide:
                 switch_off_own_validation(trainer)
-        self._show(trainer)
-        if self._restored is not None:
-            self._restore(self._restored)
-        run.control = self.handler.call_event("on_init_end", run.args, run.state, run.control)
-        self._fire("on_train_begin")
-        if self._is_last and run.args.eval_on_start:
-            run.evaluate(trainer, "start")
-
-    def _show(self, trainer: pl.Trainer) -> None:
-        """Pass the fit's optimizer, schedule and loader to the callbacks."""
+        # the fit's optimizer, schedule and loader, for the callbacks
         optimizers, schedules = trainer.optimizers, trainer.lr_scheduler_configs
         self.handler.optimizer = optimizers[0] if optimizers else None
         self.handler.lr_scheduler = schedules[0].scheduler if schedules else None
         self.handler.train_dataloader = trainer.train_dataloader
+        self._restore()
+        run.control = self.handler.call_event("on_init_end", run.args, run.state, run.control)
+        self._fire("on_train_begin")
+        if self._is_last and run.args.eval_on_start:
+            run.evaluate(trainer, "start")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start an epoch."""
@@ -257,7 +251,7 @@ class HFCallbackAdapter(pl.Callback):
         if trainer.sanity_checking:
             return
         if self._is_first:
-            self._adapted_run.count_evaluation_batch()
+            self._adapted_run.evaluation_batches += 1
         self.handler.eval_dataloader = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
         self.handler.requestable_kwargs.update(loss=None, inputs=batch, outputs=outputs)
         self._fire("on_prediction_step")
@@ -352,8 +346,10 @@ class HFCallbackAdapter(pl.Callback):
         """Keep a state until training starts."""
         self._restored = cast(AdapterState, state_dict)
 
-    def _restore(self, saved: AdapterState) -> None:
-        self._restored = None
+    def _restore(self) -> None:
+        saved, self._restored = self._restored, None
+        if saved is None:
+            return
         if self._is_first:
             self._adapted_run.restore(saved)
         for index, callback in enumerate(self.handler.callbacks):

@@ -25,8 +25,8 @@ class ComputedMetric(Protocol):
 
 LoggedValue = float | torch.Tensor | ComputedMetric
 
-
 _UNREAD = 256  # updates after which unread losses on a device are reduced to a count of non-finite ones
+_EXACT_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def read_numbers(values: Iterable[torch.Tensor | float]) -> list[float]:
@@ -43,14 +43,10 @@ def read_numbers(values: Iterable[torch.Tensor | float]) -> list[float]:
             together.setdefault(value.device, []).append(place)
     for places in together.values():
         scalars = [found[place].detach().reshape(()).float() for place in places]  # type: ignore[union-attr]  # tensors
-        for place, number in zip(
-            places, torch.stack(scalars).tolist() if places[1:] else [scalars[0].item()], strict=True
-        ):
+        read = torch.stack(scalars).tolist() if places[1:] else [scalars[0].item()]
+        for place, number in zip(places, read, strict=True):
             numbers[place] = number
     return numbers
-
-
-_EXACT_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class AveragesState(TypedDict):
@@ -88,9 +84,8 @@ class StepAverages:
 
     def take(self) -> dict[str, float]:
         """Return the means over all ranks, and start the next ones. Every rank has to call it."""
-        own = dict(
-            zip(self._sums, zip(read_numbers(self._sums.values()), self._weights.values(), strict=True), strict=True)
-        )
+        sums = read_numbers(self._sums.values())
+        own = {name: (number, self._weights[name]) for name, number in zip(self._sums, sums, strict=True)}
         parts: list[dict[str, tuple[float, float]]] = gather_objects(own)
         means = {}
         for name in dict.fromkeys(name for part in parts for name in part):  # ranks may have logged different names
