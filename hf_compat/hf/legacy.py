@@ -6,6 +6,7 @@ table; nothing else in the package knows an old name.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import warnings
@@ -62,12 +63,15 @@ class OldName:
     default: ArgumentValue = None
 
 
-def _renamed(new: str) -> Callable[[ArgumentValue], Translation]:
-    return lambda value: {} if value is None else {new: value}
+def _renamed(lifetime: str, new: str) -> OldName:
+    return OldName(lifetime=lifetime, means=new, translate=lambda value: {} if value is None else {new: value})
 
 
-def _flag(new: str, when_true: ArgumentValue) -> Callable[[ArgumentValue], Translation]:
-    return lambda value: {new: when_true} if value else {}
+def _flag(lifetime: str, new: str, when_true: ArgumentValue) -> OldName:
+    means = f"{new}={json.dumps(when_true)}"
+    return OldName(
+        lifetime=lifetime, means=means, kind=TRUTH_VALUE, translate=lambda value: {new: when_true} if value else {}
+    )
 
 
 def _nothing(value: ArgumentValue) -> Translation:
@@ -82,8 +86,13 @@ def _warmup_ratio(ratio: ArgumentValue) -> Translation:
     return {"warmup_steps": min(float(ratio), math.nextafter(1.0, 0.0))}
 
 
-def _in_config(config: str, key: str) -> Callable[[ArgumentValue], Translation]:
-    return lambda value: {} if value is None else {config: {key: value}}
+def _in_config(lifetime: str, config: str, key: str, *kinds: ValueType) -> OldName:
+    return OldName(
+        lifetime=lifetime,
+        means=f'{config}={{"{key}": …}}',
+        kind=either((NONE, *kinds)),
+        translate=lambda value: {} if value is None else {config: {key: value}},
+    )
 
 
 _SHARDED = ("simple", "zero_dp_2", "zero_dp_3", "offload", "auto_wrap")
@@ -110,11 +119,9 @@ _AMP = ("amp", "cuda_amp", "cpu_amp")
 _BACKEND = choice(("auto", "amp", "apex", "cuda_amp", "cpu_amp"))
 
 OLD_NAMES: dict[str, OldName] = {
-    "evaluation_strategy": OldName(lifetime="3.2-4.50", means="eval_strategy", translate=_renamed("eval_strategy")),
-    "evaluate_during_training": OldName(
-        lifetime="3.0-3.5", means='eval_strategy="steps"', kind=TRUTH_VALUE, translate=_flag("eval_strategy", "steps")
-    ),
-    "no_cuda": OldName(lifetime="3.0-4.57", means="use_cpu", translate=_renamed("use_cpu")),
+    "evaluation_strategy": _renamed("3.2-4.50", "eval_strategy"),
+    "evaluate_during_training": _flag("3.0-3.5", "eval_strategy", "steps"),
+    "no_cuda": _renamed("3.0-4.57", "use_cpu"),
     "logging_dir": OldName(
         lifetime="3.0-5.14",
         means="kept as the attribute `logging_dir`, where TensorBoard files go",
@@ -127,39 +134,14 @@ OLD_NAMES: dict[str, OldName] = {
         kind=_SHARE,
         translate=_warmup_ratio,
     ),
-    "group_by_length": OldName(
-        lifetime="4.3-5.14",
-        means='train_sampling_strategy="group_by_length"',
-        kind=TRUTH_VALUE,
-        translate=_flag("train_sampling_strategy", "group_by_length"),
-    ),
-    "include_inputs_for_metrics": OldName(
-        lifetime="4.19-4.57",
-        means='include_for_metrics=["inputs"]',
-        kind=TRUTH_VALUE,
-        translate=_flag("include_for_metrics", ["inputs"]),
-    ),
-    "include_tokens_per_second": OldName(
-        lifetime="4.34-4.57",
-        means='include_num_input_tokens_seen="all"',
-        kind=TRUTH_VALUE,
-        translate=_flag("include_num_input_tokens_seen", "all"),
-    ),
-    "per_gpu_train_batch_size": OldName(
-        lifetime="3.0-4.57",
-        means="per_device_train_batch_size",
-        translate=_renamed("per_device_train_batch_size"),
-    ),
-    "per_gpu_eval_batch_size": OldName(
-        lifetime="3.0-4.57",
-        means="per_device_eval_batch_size",
-        translate=_renamed("per_device_eval_batch_size"),
-    ),
-    "adafactor": OldName(
-        lifetime="4.2-4.57", means='optim="adafactor"', kind=TRUTH_VALUE, translate=_flag("optim", "adafactor")
-    ),
-    "push_to_hub_token": OldName(lifetime="4.8-4.57", means="hub_token", translate=_renamed("hub_token")),
-    "push_to_hub_model_id": OldName(lifetime="4.8-4.57", means="hub_model_id", translate=_renamed("hub_model_id")),
+    "group_by_length": _flag("4.3-5.14", "train_sampling_strategy", "group_by_length"),
+    "include_inputs_for_metrics": _flag("4.19-4.57", "include_for_metrics", ["inputs"]),
+    "include_tokens_per_second": _flag("4.34-4.57", "include_num_input_tokens_seen", "all"),
+    "per_gpu_train_batch_size": _renamed("3.0-4.57", "per_device_train_batch_size"),
+    "per_gpu_eval_batch_size": _renamed("3.0-4.57", "per_device_eval_batch_size"),
+    "adafactor": _flag("4.2-4.57", "optim", "adafactor"),
+    "push_to_hub_token": _renamed("4.8-4.57", "hub_token"),
+    "push_to_hub_model_id": _renamed("4.8-4.57", "hub_model_id"),
     "push_to_hub_organization": OldName(
         lifetime="4.8-4.57",
         means="the part of hub_model_id before the slash",
@@ -182,39 +164,19 @@ OLD_NAMES: dict[str, OldName] = {
         harmless=(None, True),
         default=True,
     ),
-    "torchdynamo": OldName(
-        lifetime="4.20-4.57", means="torch_compile_backend", translate=_renamed("torch_compile_backend")
-    ),
-    "xpu_backend": OldName(lifetime="4.11-4.31", means="ddp_backend", translate=_renamed("ddp_backend")),
-    "tpu_metrics_debug": OldName(
-        lifetime="3.0-4.57",
-        means='debug="tpu_metrics_debug"',
-        kind=TRUTH_VALUE,
-        translate=_flag("debug", "tpu_metrics_debug"),
-    ),
-    "dispatch_batches": OldName(
-        lifetime="4.32-4.50",
-        means='accelerator_config={"dispatch_batches": …}',
-        kind=either((NONE, TRUTH_VALUE)),
-        translate=_in_config("accelerator_config", "dispatch_batches"),
-    ),
-    "split_batches": OldName(
-        lifetime="4.35-4.50",
-        means='accelerator_config={"split_batches": …}',
-        kind=either((NONE, TRUTH_VALUE)),
-        translate=_in_config("accelerator_config", "split_batches"),
-    ),
+    "torchdynamo": _renamed("4.20-4.57", "torch_compile_backend"),
+    "xpu_backend": _renamed("4.11-4.31", "ddp_backend"),
+    "tpu_metrics_debug": _flag("3.0-4.57", "debug", "tpu_metrics_debug"),
+    "dispatch_batches": _in_config("4.32-4.50", "accelerator_config", "dispatch_batches", TRUTH_VALUE),
+    "split_batches": _in_config("4.35-4.50", "accelerator_config", "split_batches", TRUTH_VALUE),
     "fsdp_min_num_params": OldName(
         lifetime="4.19-4.57",
         means='fsdp_config={"min_num_params": …}',
         kind=_COUNT,
         translate=lambda value: {"fsdp_config": {"min_num_params": value}} if value else {},
     ),
-    "fsdp_transformer_layer_cls_to_wrap": OldName(
-        lifetime="4.21-4.57",
-        means='fsdp_config={"transformer_layer_cls_to_wrap": …}',
-        kind=either((NONE, list_of(TEXT), TEXT)),
-        translate=_in_config("fsdp_config", "transformer_layer_cls_to_wrap"),
+    "fsdp_transformer_layer_cls_to_wrap": _in_config(
+        "4.21-4.57", "fsdp_config", "transformer_layer_cls_to_wrap", list_of(TEXT), TEXT
     ),
     "place_model_on_device": OldName(
         lifetime="5.2.0.dev0",
