@@ -173,6 +173,18 @@ def callback_kind(callback: Callback) -> type | str:
     return kind.__name__ if _family(kind) in _FAMILIES else kind
 
 
+def _calling(event: str) -> Callable[..., TrainerControl]:
+    """Make the handler's method of an event before which no flag changes."""
+
+    def method(
+        self: CallbackHandler, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
+    ) -> TrainerControl:
+        return self.call_event(event, args, state, control, **kwargs)
+
+    method.__name__, method.__qualname__ = event, f"CallbackHandler.{event}"
+    return method
+
+
 class CallbackHandler(TrainerCallback):
     """Call a list of callbacks in order, with the arguments that each one names.
 
@@ -275,8 +287,15 @@ class CallbackHandler(TrainerCallback):
             raise ValueError(f"{callback!r} is not among the callbacks")
         self.pop_callback(callback)
 
-    def on_init_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
-        return self.call_event("on_init_end", args, state, control, **kwargs)
+    on_init_end = _calling("on_init_end")
+    on_train_end = _calling("on_train_end")
+    on_epoch_end = _calling("on_epoch_end")
+    on_pre_optimizer_step = _calling("on_pre_optimizer_step")
+    on_optimizer_step = _calling("on_optimizer_step")
+    on_substep_end = _calling("on_substep_end")
+    on_step_end = _calling("on_step_end")
+    on_prediction_step = _calling("on_prediction_step")
+    on_push_begin = _calling("on_push_begin")
 
     def on_train_begin(
         self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
@@ -284,41 +303,17 @@ class CallbackHandler(TrainerCallback):
         control.should_training_stop = False
         return self.call_event("on_train_begin", args, state, control, **kwargs)
 
-    def on_train_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
-        return self.call_event("on_train_end", args, state, control, **kwargs)
-
     def on_epoch_begin(
         self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
     ) -> TrainerControl:
         control.should_epoch_stop = False
         return self.call_event("on_epoch_begin", args, state, control, **kwargs)
 
-    def on_epoch_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
-        return self.call_event("on_epoch_end", args, state, control, **kwargs)
-
     def on_step_begin(
         self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
     ) -> TrainerControl:
         control.should_log = control.should_evaluate = control.should_save = False
         return self.call_event("on_step_begin", args, state, control, **kwargs)
-
-    def on_pre_optimizer_step(
-        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
-    ) -> TrainerControl:
-        return self.call_event("on_pre_optimizer_step", args, state, control, **kwargs)
-
-    def on_optimizer_step(
-        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
-    ) -> TrainerControl:
-        return self.call_event("on_optimizer_step", args, state, control, **kwargs)
-
-    def on_substep_end(
-        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
-    ) -> TrainerControl:
-        return self.call_event("on_substep_end", args, state, control, **kwargs)
-
-    def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
-        return self.call_event("on_step_end", args, state, control, **kwargs)
 
     def on_evaluate(  # type: ignore[override]  # metrics is positional, as in HF
         self,
@@ -355,16 +350,6 @@ class CallbackHandler(TrainerCallback):
     ) -> TrainerControl:
         control.should_log = False
         return self.call_event("on_log", args, state, control, logs=logs, **kwargs)
-
-    def on_prediction_step(
-        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
-    ) -> TrainerControl:
-        return self.call_event("on_prediction_step", args, state, control, **kwargs)
-
-    def on_push_begin(
-        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
-    ) -> TrainerControl:
-        return self.call_event("on_push_begin", args, state, control, **kwargs)
 
     def hearing(self, event: str) -> list[object]:
         """Return the callbacks that have a method of their own for an event."""
