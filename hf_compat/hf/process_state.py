@@ -1,6 +1,4 @@
-"""The processes of a run as users of Accelerate ask for them: who is first, who prints, whose part.
-
-Accelerate's own states of the processes, which libraries ask without a Trainer: they say what the arguments say.
+"""The processes of a run, as Accelerate describes them to its users and to libraries without a Trainer.
 
 `accelerate.PartialState()` and `AcceleratorState()` are one object each in a process. Left alone, the first question
 would let Accelerate look for devices and processes by itself, and make a process group beside Lightning's.
@@ -22,12 +20,14 @@ import torch
 from hf_compat.runtime.collectives import GroupArguments, barrier, start_processes
 
 
-class SharedArguments(GroupArguments, Protocol):
-    """What the states are filled from: `TrainingArguments`."""
+class ProcessArguments(GroupArguments, Protocol):
+    """The members of `TrainingArguments` that fill the states."""
 
     @property
-    def local_process_index(self) -> int:
-        """Rank of this process on its machine."""
+    def process_index(self) -> int: ...
+
+    @property
+    def local_process_index(self) -> int: ...
 
 
 def may_be_asked() -> bool:
@@ -51,7 +51,7 @@ def as_distributed_type(name: str) -> str:
     return kind(name)
 
 
-def share_processes(args: SharedArguments, distributed_type: str) -> object:
+def share_processes(args: ProcessArguments, distributed_type: str) -> object:
     """Let `accelerate.PartialState()` answer as the arguments do.
 
     Args:
@@ -112,16 +112,6 @@ Result = TypeVar("Result")
 Parts = TypeVar("Parts")
 # A list, a tuple, a tensor, a data set, or a mapping of these.
 Splittable: TypeAlias = Any
-
-
-class ProcessArguments(GroupArguments, Protocol):
-    """What the state of the processes is read from: `TrainingArguments`."""
-
-    @property
-    def process_index(self) -> int: ...
-
-    @property
-    def local_process_index(self) -> int: ...
 
 
 class ProcessMembers:

@@ -1,4 +1,4 @@
-"""A DeepSpeed configuration and the arguments: every `auto` resolved, every disagreement shown.
+"""A DeepSpeed configuration beside the arguments: resolves every `auto`, and shows every disagreement.
 
 The optimizer is always the arguments' (torch's AdamW is DeepSpeed's); what its section of the configuration says has to
 agree, or to be `auto`. A section `scheduler` asks for a schedule of DeepSpeed's own, in place of `lr_scheduler_type`. A
@@ -270,28 +270,20 @@ class _Table:
 
     def check(self) -> None:
         """Raise what is wrong: disagreements, and every `auto` that is left."""
-        left = list(_autos_of(self.config))
-        if self.disagreements or left:
-            raise ArgumentError(self._message(left))
-
-    def _message(self, left: list[str]) -> str:
-        """Return what is wrong, as a table of three columns."""
-        lines = []
+        left, lines = list(_autos_of(self.config)), []
         if self.disagreements:
-            rows = [("DeepSpeed configuration", "arguments", "used"), *self._rows()]
+            rows = [("DeepSpeed configuration", "arguments", "used")]
+            rows += [
+                (f"{path} = {has!r}", f"{name} = {value!r}", "neither") for path, has, name, value in self.disagreements
+            ]
             widths = [max(len(row[column]) for row in rows) for column in range(3)]
             lines += ["The DeepSpeed configuration and the arguments disagree:", ""]
             lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
             lines += ["", 'Hint: write "auto" into the configuration, or give both the same value.']
         if left:
             lines += [f'"auto" cannot be resolved for {", ".join(left)}.', "", "Hint: write values there."]
-        return "\n".join(lines)
-
-    def _rows(self) -> list[tuple[str, str, str]]:
-        return [
-            (f"{path} = {has!r}", f"{argument} = {value!r}", "neither")
-            for path, has, argument, value in self.disagreements
-        ]
+        if lines:
+            raise ArgumentError("\n".join(lines))
 
 
 def _autos_of(section: Config, path: str = "") -> Iterator[str]:
@@ -324,14 +316,9 @@ def _config_of_accelerate(variables: Mapping[str, str]) -> Config:
         prefix = f"ACCELERATE_DEEPSPEED_OFFLOAD_{part.upper()}"
         device = variables.get(f"{prefix}_DEVICE", "none")
         path = variables.get(f"{prefix}_NVME_PATH", "none")
-        if device == "none":
-            offload = {}
-        else:
-            offload = (
-                {"device": device, "nvme_path": path} if device == "nvme" and path != "none" else {"device": device}
-            )
-        if offload:
-            zero[f"offload_{part}"] = offload
+        if device != "none":
+            has_path = device == "nvme" and path != "none"
+            zero[f"offload_{part}"] = {"device": device, "nvme_path": path} if has_path else {"device": device}
     if stage == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = parse_switch(
             variables, "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"

@@ -245,7 +245,12 @@ def make_run_counts(
             "Hint: check its length; with `dataloader_drop_last=True` it must hold at least one full batch."
         )
     updates_per_epoch = math.ceil(micro_batches / window)
-    epochs, updates, samples = _planned(args, updates_per_epoch, samples_per_update, num_examples or 0)
+    if args.max_steps > 0:  # it counts before the epochs
+        updates = args.max_steps
+        epochs, samples = math.ceil(updates / updates_per_epoch), float(updates * samples_per_update)
+    else:
+        epochs, updates = math.ceil(args.num_train_epochs), math.ceil(args.num_train_epochs * updates_per_epoch)
+        samples = (num_examples or 0) * args.num_train_epochs
     return RunCounts(
         num_train_epochs=epochs,
         updates_per_epoch=updates_per_epoch,
@@ -255,13 +260,3 @@ def make_run_counts(
         micro_batches_per_epoch=micro_batches,
         max_updates=updates,
     )
-
-
-def _planned(
-    args: TrainingArguments, updates_per_epoch: int, samples_per_update: int, num_examples: int
-) -> tuple[int, int, float]:
-    """Return the epochs that begin, the updates and the samples of a run: `max_steps` goes before the epochs."""
-    if args.max_steps > 0:
-        return math.ceil(args.max_steps / updates_per_epoch), args.max_steps, args.max_steps * samples_per_update
-    epochs = args.num_train_epochs
-    return math.ceil(epochs), math.ceil(epochs * updates_per_epoch), num_examples * epochs
