@@ -14,6 +14,7 @@ on_train_epoch_end             on_epoch_end, then log → evaluate → save acco
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -135,7 +136,8 @@ class HFBridge(HFEvents):
         """Return a Lightning trainer's callbacks: the user's, HF's events between them, and this bridge last."""
         self._order = order if lightning_callbacks else None
         self.segment = len(lightning_callbacks)
-        return order.arrange(lightning_callbacks, self, lambda segment: HFEvents(self, segment))
+        pairs = [(HFEvents(self, segment), callback) for segment, callback in enumerate(lightning_callbacks)]
+        return [*itertools.chain.from_iterable(pairs), self]
 
     def fire_for_hook(self, hook: str, segment: int, batch: StepBatch = None, outputs: StepOutput = None) -> None:
         """Fire a hook's event for one segment of the HF callbacks. The first segment also prepares it.

@@ -1,16 +1,7 @@
-"""`CallbackSet`: a Trainer's callbacks of both kinds in one order, and their loggers.
+"""`CallbackSet` holds a Trainer's callbacks of both kinds in one order, and their loggers.
 
-Make Lightning's own callbacks work with a module in manual optimization.
-
-Lightning's callbacks are written for automatic optimization, where one batch is one backward pass. Callbacks that would
-have no effect, or a wrong one, are refused before training. The others get the attributes they need.
-
-Lightning callbacks in a Trainer's list: which can work there, and the order of both kinds.
-
-`PAIRS` maps Lightning's hooks to HF's events. Within a pair, callbacks of both kinds are called in the order of the
-list. Each group of HF callbacks between two Lightning ones is represented by an `HFEvents`.
-
-Restore Lightning callbacks to their state before a search, so that each trial starts fresh.
+Lightning's callbacks are written for automatic optimization, where one batch is one backward pass. Those that would
+have no effect here, or a wrong one, are refused before training.
 """
 
 from __future__ import annotations
@@ -24,7 +15,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import lightning.pytorch as pl
 import torch
@@ -46,7 +37,13 @@ from hf_compat.hf.callbacks import Callback, CallbackHandler, TrainerCallback, c
 from hf_compat.hf.state import TrainerControl, TrainerState, is_exportable
 from hf_compat.interop.patching import global_of_trainer
 from hf_compat.interop.transformers_models import known_to_transformers, notebooks_callback
+from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.signals import StopSignals
+
+if TYPE_CHECKING:
+    from hf_compat.callbacks.bridge import HFBridge
+
+logger = logging.getLogger(__name__)
 
 # Callbacks that would change what a native module's arguments decide, and the alternative for each.
 _REFUSED_NATIVELY = (
@@ -137,12 +134,6 @@ def unfreeze_optimized(trainer: pl.Trainer) -> None:
                 parameter.requires_grad_(True)
 
 
-class _Automatic:
-    """Replaces the module where a callback only reads how it is optimized."""
-
-    automatic_optimization = True
-
-
 def _save_as_in_automatic_optimization(callback: ModelCheckpoint) -> None:
     """Make a ModelCheckpoint treat the end of a batch as in automatic optimization.
 
@@ -160,7 +151,8 @@ def _save_as_in_automatic_optimization(callback: ModelCheckpoint) -> None:
         batch: Batch,
         batch_idx: int,
     ) -> None:
-        ModelCheckpoint.on_train_batch_end(self, trainer, _Automatic(), outputs, batch, batch_idx)  # type: ignore[arg-type]
+        module = types.SimpleNamespace(automatic_optimization=True)  # the callback reads nothing else of it
+        ModelCheckpoint.on_train_batch_end(self, trainer, module, outputs, batch, batch_idx)  # type: ignore[arg-type]
 
     callback.on_train_batch_end = types.MethodType(on_train_batch_end, callback)  # type: ignore[method-assign]
 
@@ -217,11 +209,7 @@ def check_lightning_callback(callback: pl.Callback, model: nn.Module) -> None:
         CallbackError: It would have no effect or a wrong one. The message names an alternative.
     """
     _refuse(callback, model)
-    # Lightning's own callbacks work without the hooks that are never called here
-    is_users = not type(callback).__module__.startswith(("lightning.", "pytorch_lightning."))
-    overridden = [hook for hook in _NEVER if getattr(type(callback), hook) is not getattr(pl.Callback, hook)]
-    # a LambdaCallback has its functions as instance attributes
-    uncalled = [*(overridden if is_users else []), *(hook for hook in _NEVER if hook in vars(callback))]
+    uncalled = hooks_of_user(callback, _NEVER)
     if uncalled:
         warnings.warn(
             f"{type(callback).__name__}: {', '.join(uncalled)} will not be called. HF has no sanity check, and "
@@ -231,22 +219,11 @@ def check_lightning_callback(callback: pl.Callback, model: nn.Module) -> None:
         )
 
 
-def check_state_keys(callbacks: Iterable[pl.Callback]) -> None:
-    """Refuse callbacks whose states would have the same key in a checkpoint.
-
-    Raises:
-        CallbackError: Two callbacks have the same key.
-    """
-    known: set[str] = set()
-    for callback in callbacks:
-        if type(callback).state_dict is pl.Callback.state_dict:
-            continue
-        if callback.state_key in known:
-            raise CallbackError(
-                f"There are two {type(callback).__name__} callbacks with the `state_key` {callback.state_key!r}. A "
-                "checkpoint would keep the state of one.\n\nHint: set them up differently, or override `state_key`."
-            )
-        known.add(callback.state_key)
+def hooks_of_user(callback: pl.Callback, hooks: Sequence[str]) -> list[str]:
+    """List the hooks that user code defines. Lightning's own callbacks work without those that are never called."""
+    is_lightnings = type(callback).__module__.startswith(("lightning.", "pytorch_lightning."))
+    # a LambdaCallback has its functions as instance attributes
+    return [h for h in hooks if h in vars(callback) or (not is_lightnings and is_replaced(callback, h, pl.Callback))]
 
 
 def _refuse(callback: pl.Callback, model: nn.Module) -> None:
@@ -269,12 +246,6 @@ def _refuse(callback: pl.Callback, model: nn.Module) -> None:
         )
 
 
-class EventSource(Protocol):
-    """Fires an event for one segment of the HF callbacks, as the bridge does."""
-
-    def fire_for_hook(self, hook: str, segment: int, batch: Batch = None, outputs: STEP_OUTPUT = None) -> None: ...
-
-
 class HFEvents(pl.Callback):
     """One segment of the HF callbacks, between two Lightning callbacks.
 
@@ -283,7 +254,7 @@ class HFEvents(pl.Callback):
         segment: Index of the segment. Lightning callbacks divide the HF callbacks into segments, starting with 0.
     """
 
-    def __init__(self, bridge: EventSource, segment: int) -> None:
+    def __init__(self, bridge: HFBridge, segment: int) -> None:
         self.bridge = bridge
         self.segment = segment
 
@@ -332,22 +303,6 @@ class CallbackOrder:
         for callback in hf_callbacks:
             segments[segment_of.get(id(callback), len(segments) - 1)].add(id(callback))
         return [frozenset(segment) for segment in segments]
-
-    def arrange(
-        self, lightning_callbacks: list[pl.Callback], bridge: pl.Callback, make: Callable[[int], pl.Callback]
-    ) -> list[pl.Callback]:
-        """Return the list for Lightning: HF segments, each before one of its callbacks, then the bridge."""
-        if not lightning_callbacks:
-            return [bridge]
-        arranged: list[pl.Callback] = [make(0)]
-        for index, callback in enumerate(lightning_callbacks, start=1):
-            arranged.append(callback)
-            if index < len(lightning_callbacks):
-                arranged.append(make(index))
-        return [*arranged, bridge]
-
-
-logger = logging.getLogger(__name__)
 
 
 class CallbackHost(Protocol):
@@ -437,7 +392,13 @@ class CallbackSet:
         """Keep a Lightning callback, and note any callback's position in the order."""
         if isinstance(candidate, pl.Callback):
             check_lightning_callback(candidate, self._host.model)
-            check_state_keys([*self.lightning, candidate])
+            stateful = [c for c in [*self.lightning, candidate] if type(c).state_dict is not pl.Callback.state_dict]
+            if len({c.state_key for c in stateful}) < len(stateful):
+                raise CallbackError(
+                    f"There are two {type(candidate).__name__} callbacks with the `state_key` {candidate.state_key!r}. "
+                    "A checkpoint would keep the state of one.\n\n"
+                    "Hint: set them up differently, or override `state_key`."
+                )
             self.lightning.append(candidate)
         self.order.add(candidate)
         if isinstance(candidate, pl.callbacks.ProgressBar):

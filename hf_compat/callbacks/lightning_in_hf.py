@@ -29,7 +29,7 @@ import torch
 from lightning.pytorch import callbacks as lightning_callbacks
 from torch import nn
 
-from hf_compat.callbacks.callback_set import check_lightning_callback
+from hf_compat.callbacks.callback_set import check_lightning_callback, hooks_of_user
 from hf_compat.callbacks.loggers import HistoryLogger, adopt
 from hf_compat.checkpoint.run_state import readable_states
 from hf_compat.data.types import Batch
@@ -100,10 +100,6 @@ class _ModuleOfModel(pl.LightningModule):
     def configure_optimizers(self) -> None: ...
 
 
-def _overrides(kind: type[pl.Callback], hook: str) -> bool:
-    return getattr(kind, hook) is not getattr(pl.Callback, hook)
-
-
 class LightningCallbackAdapter(TrainerCallback, ExportableState):
     """Call a Lightning callback in a `transformers.Trainer`, as far as HF has events for its hooks.
 
@@ -144,11 +140,11 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         callback = adopt(callback) if self._held is None else self._held
         if not isinstance(callback, pl.Callback):
             raise CallbackError(f"{callback!r} is not a Lightning callback.\n\nHint: pass HF callbacks directly.")
-        self._refuse(callback)
+        for kinds, why, hint in _REFUSED:
+            if isinstance(callback, kinds):
+                raise CallbackError(f"Lightning's {type(callback).__name__} {why}.\n\nHint: {hint}.")
         check_lightning_callback(callback, nn.Module())
-        is_lightnings = type(callback).__module__.startswith(("lightning.", "pytorch_lightning."))
-        own = () if is_lightnings else (h for h in _WITHOUT_EVENT if _overrides(type(callback), h))
-        missing = [*own, *(h for h in _WITHOUT_EVENT if h in vars(callback))]  # instance attributes of a LambdaCallback
+        missing = hooks_of_user(callback, _WITHOUT_EVENT)
         if missing:
             warnings.warn(
                 f"{type(callback).__name__}: {', '.join(missing)} will not be called, as transformers.Trainer has no "
@@ -160,12 +156,6 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         self.trainer: pl.Trainer | None = None
         self._module: _ModuleOfModel | None = None
         self._epoch = 0
-
-    @staticmethod
-    def _refuse(callback: pl.Callback) -> None:
-        for kinds, why, hint in _REFUSED:
-            if isinstance(callback, kinds):
-                raise CallbackError(f"Lightning's {type(callback).__name__} {why}.\n\nHint: {hint}.")
 
     def state(self) -> dict[str, dict[str, object]]:
         """Return the callback's state for HF's `trainer_state.json`."""
@@ -202,14 +192,11 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
     def _make(self, args: Args, state: TrainerState, model: nn.Module, optimizer: Kwarg, scheduler: Kwarg) -> None:
         self._state = state
         self._module = _ModuleOfModel(model)
-        self.trainer = self._make_trainer(args, state, next(model.parameters(), torch.empty(0)).device)
-        mirror_running_fit(self.trainer, self._module, optimizer, scheduler)
-
-    def _make_trainer(self, args: Args, state: TrainerState, device: torch.device) -> pl.Trainer:
+        device = next(model.parameters(), torch.empty(0)).device
         is_cuda = device.type == "cuda"
         evaluates = args.eval_strategy != "no"
         with quietly():
-            return pl.Trainer(
+            self.trainer = pl.Trainer(
                 accelerator="gpu" if is_cuda else device.type,
                 devices=[device.index or 0] if is_cuda else 1,
                 callbacks=[self.callback],
@@ -224,6 +211,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
                 enable_model_summary=False,
                 enable_checkpointing=isinstance(self.callback, lightning_callbacks.Checkpoint),
             )
+        mirror_running_fit(self.trainer, self._module, optimizer, scheduler)
 
     def _log(self, metrics: Mapping[str, float], step: int | None) -> None:
         numbers = {name: float(value) for name, value in metrics.items() if name != "epoch"}
