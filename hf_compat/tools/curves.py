@@ -33,6 +33,7 @@ class RunCurves:
         step: Updates done.
         max_steps: Updates planned; 0 where the state does not say.
         curves: Name of a value → points (update, epoch, value).
+        best: Value → its best point, of the value that `metric_for_best_model` names, else of evaluation losses.
     """
 
     name: str
@@ -40,6 +41,7 @@ class RunCurves:
     step: int
     max_steps: int
     curves: dict[str, list[Point]]
+    best: dict[str, Point]
 
 
 def read_run(path: str, name: str | None = None) -> RunCurves:
@@ -73,7 +75,21 @@ def read_run(path: str, name: str | None = None) -> RunCurves:
         step=_count(file, "global_step", state.get("global_step")),
         max_steps=_count(file, "max_steps", state.get("max_steps")),
         curves=curves,
+        best=_best(state.get("best_metric"), state.get("best_global_step"), curves),
     )
+
+
+def _best(metric: object, step: object, curves: dict[str, list[Point]]) -> dict[str, Point]:
+    """Find the points to mark: a state has the best value and its update, without the name of the value."""
+    chosen = {
+        name: point
+        for name, points in curves.items()
+        for point in points
+        if name.startswith("eval") and (point[0], point[2]) == (step, metric)
+    }
+    losses = {name: points for name, points in curves.items() if name.startswith("eval") and name.endswith("_loss")}
+    lowest = {name: min(points, key=lambda point: point[2]) for name, points in losses.items()}
+    return chosen or {name: point for name, point in lowest.items() if math.isfinite(point[2])}
 
 
 def _state_file(path: str) -> Path:

@@ -85,7 +85,7 @@ def test_the_page_shows_its_curves_in_a_browser(runs):
     probe = """<script>addEventListener("load", function () {
       var found = {};
       function measure(when) {
-        document.querySelectorAll("g[id^='run-']").forEach(function (line) {
+        document.querySelectorAll("div.linear g[id^='run-']").forEach(function (line) {
           var box = line.getBoundingClientRect();
           (found[line.id] = found[line.id] || {})[when] = [box.width, box.height];
         });
@@ -100,10 +100,12 @@ def test_the_page_shows_its_curves_in_a_browser(runs):
     shown = browse(probed, "--dump-dom")
     found = json.loads(re.search(r'<pre id="found">(.*?)</pre>', shown, re.DOTALL).group(1))
     values = ("loss", "eval-loss", "learning-rate", "grad-norm", "eval-accuracy")
-    assert set(found) == {f"run-{run}-{value}" for run in (0, 1) for value in values}
+    best = {f"run-{run}-eval-loss-best" for run in (0, 1)}
+    assert set(found) == {f"run-{run}-{value}" for run in (0, 1) for value in values} | best
     for name, boxes in found.items():
-        assert boxes["on"][0] > 150, name
-        assert (boxes["off"][0] > 150) == name.startswith("run-0-"), name
+        least = 3 if name in best else 150
+        assert boxes["on"][0] > least, name
+        assert (boxes["off"][0] > least) == name.startswith("run-0-"), name
     assert "the slow one" in shown and "12 of 12" in shown
     browse(page, f"--screenshot={runs / 'shot.png'}", "--window-size=1400,1000")
     from matplotlib.image import imread
@@ -111,6 +113,55 @@ def test_the_page_shows_its_curves_in_a_browser(runs):
     pixels = imread(runs / "shot.png")[..., :3]
     blue = abs(pixels * 255 - (31, 119, 180)).max(-1) < 8
     assert blue.sum() > 300
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium (Debian: apt install chromium)")
+def test_a_pointer_shows_values_and_a_switch_the_logarithms(runs):
+    output = runs / "curves"
+    main(["plot", str(runs / "slow"), str(runs / "fast"), "-o", str(output), "--kind", "html"])
+    probe = """<script>addEventListener("load", function () {
+      var found = {}, figure = document.querySelector("figure[data-panel=loss]");
+      function point(when) {
+        var drawing = figure.querySelector("." + document.body.className);
+        var curve = drawing.querySelector("g[id='run-0-loss'] path"), box = curve.getBoundingClientRect();
+        var right = {clientX: box.right, clientY: box.top, bubbles: true};
+        drawing.dispatchEvent(new MouseEvent("mousemove", right));
+        found[when] = [...figure.querySelectorAll(".values:not(.hidden)")].map((one) => one.textContent);
+        drawing.dispatchEvent(new MouseEvent("mouseleave"));
+        found[when + " shown"] = figure.querySelectorAll(".values:not(.hidden)").length;
+        found[when + " svg"] = drawing.querySelector("svg").getBoundingClientRect().width;
+      }
+      point("linear");
+      document.querySelector("input[data-scale]").click();
+      point("log");
+      document.querySelector("input[data-run='1']").click();
+      point("one");
+      document.body.insertAdjacentHTML("beforeend", "<pre id=found></pre>");
+      document.getElementById("found").textContent = JSON.stringify(found);
+    });</script></body>"""
+    probed = runs / "probed.html"
+    probed.write_text(output.with_suffix(".html").read_text().replace("</body>", probe))
+    shown = browse(probed, "--dump-dom")
+    found = json.loads(re.search(r'<pre id="found">(.*?)</pre>', shown, re.DOTALL).group(1))
+    lines = []
+    for name in ("slow", "fast"):
+        run = read_run(str(runs / name))
+        lines += [f"{name}: {value}  {run.curves[value][-1][2]:.6g}  at 12" for value in ("loss", "eval_loss")]
+    assert found["linear"] == ["\n".join(lines)] == found["log"], "the last points are at the right end"
+    assert found["one"] == ["\n".join(lines[:2])], "a run that is switched off shows nothing"
+    assert {found[f"{when} shown"] for when in ("linear", "log", "one")} == {0}
+    assert min(found[f"{when} svg"] for when in ("linear", "log", "one")) > 150
+
+
+def test_the_best_evaluation_is_marked(tmp_path):
+    history = [{"step": step, "eval_loss": loss, "eval_f1": loss} for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0))]
+    state = {"log_history": history, "global_step": 3, "max_steps": 3}
+    file = tmp_path / "trainer_state.json"
+    file.write_text(json.dumps(state))
+    assert read_run(str(file)).best == {"eval_loss": (2, 0.0, 1.0)}, "nothing says what was best: the lowest loss"
+    del history[0]["eval_loss"]
+    file.write_text(json.dumps({**state, "best_metric": 3.0, "best_global_step": 1}))
+    assert read_run(str(file)).best == {"eval_f1": (1, 0.0, 3.0)}
 
 
 def test_what_cannot_be_drawn_is_told(runs, capsys):

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import html
 import io
+import json
 import logging
 import math
 import os
@@ -35,6 +36,7 @@ _FIRST = ("loss", "learning_rate", "grad_norm")
 _MOST_PANELS = 99  # a picture of more is too large for its format
 _LARGEST_DRAWN = 1e300  # an axis needs room beyond its values
 _LONGEST_NAME = 60  # characters
+_MOST_POINTED_AT = 2_000  # points of a curve that the pointer finds
 _LONGEST_WAIT_SECONDS = 86_400
 
 
@@ -91,12 +93,13 @@ def _settings() -> Iterator[None]:
         yield
 
 
-def draw(runs: Sequence[RunCurves], by: str = "step") -> list[tuple[str, Figure]]:
+def draw(runs: Sequence[RunCurves], by: str = "step", scale: str = "linear") -> list[tuple[str, Figure]]:
     """Draw a matplotlib figure for each panel.
 
     Args:
         runs: The runs; one colour each.
         by: `step` or `epoch`.
+        scale: Of the values, `linear` or `log`.
 
     Raises:
         MissingPackage: matplotlib is not installed.
@@ -105,7 +108,10 @@ def draw(runs: Sequence[RunCurves], by: str = "step") -> list[tuple[str, Figure]
     for title, names in panels_of(runs):
         with _settings():
             figure = _figure(1)
-            _draw_panel(figure.subplots(), runs, title, names, by)
+            axes = figure.subplots()
+            if scale == "log":
+                axes.set_yscale("log", nonpositive="mask")
+            _draw_panel(axes, runs, title, names, by)
         figures.append((title, figure))
     return figures
 
@@ -147,8 +153,17 @@ def _draw_curve(axes: Axes, run: RunCurves, index: int, name: str, by: str, dash
         along, [point[2] for point in points],
         color=f"C{index % 10}", linestyle=dashes, marker="o" if len(points) < 20 else "", markersize=3, linewidth=1.5,
     )  # fmt: skip
-    line.set_gid(f"run-{index}-{re.sub('[^A-Za-z0-9]+', '-', name)}")
+    line.set_gid(_id_of(index, name))
+    if name in run.best:
+        step, epoch, value = run.best[name]
+        (star,) = axes.plot([epoch if by == "epoch" else step], [value], "*", color=f"C{index % 10}", markersize=11)
+        star.set_gid(f"{_id_of(index, name)}-best")
     return line
+
+
+def _id_of(index: int, name: str) -> str:
+    """Return the id of a curve's element in the page."""
+    return f"run-{index}-{re.sub('[^A-Za-z0-9]+', '-', name)}"
 
 
 def _is_drawn(value: float) -> bool:
@@ -222,12 +237,15 @@ label {{ margin-right: 1rem; cursor: pointer; }}
 table {{ border-collapse: collapse; margin: 1rem 0; }}
 th, td {{ padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #eee; font-variant-numeric: tabular-nums; }}
 th:first-child, td:first-child {{ text-align: left; }}
-.hidden {{ display: none; }}
+.hidden, body.linear .log, body.log .linear {{ display: none; }}
+figure {{ position: relative; }}
+.values {{ position: absolute; pointer-events: none; background: #fffd; border: 1px solid #999; border-radius: 4px;
+  padding: .1rem .5rem; font-size: .85rem; white-space: pre; z-index: 1; }}
 </style>
 </head>
-<body>
+<body class="linear">
 <h1>{title}</h1>
-<p>{switches}</p>{not_drawn}
+<p>{switches}<label><input type="checkbox" data-scale> log scale</label> ★ best value</p>{not_drawn}
 <div class="panels">
 {figures}
 </div>
@@ -242,6 +260,33 @@ document.querySelectorAll("input[data-run]").forEach(function (box) {{
     }});
   }});
 }});
+document.querySelector("input[data-scale]").addEventListener("change", function (event) {{
+  document.body.className = event.target.checked ? "log" : "linear";
+}});
+// Pointing at a panel shows the values nearest to the pointer, one of each curve that is switched on.
+document.querySelectorAll("figure > div").forEach(function (drawing) {{
+  var svg = drawing.querySelector("svg"), curves = JSON.parse(drawing.dataset.curves);
+  var box = document.createElement("div");
+  box.className = "values hidden";
+  drawing.parentNode.appendChild(box);
+  drawing.addEventListener("mouseleave", function () {{ box.classList.add("hidden"); }});
+  drawing.addEventListener("mousemove", function (event) {{
+    var at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+    var lines = curves.filter(function (curve) {{
+      return curve.points.length && document.querySelector("input[data-run='" + curve.run + "']").checked;
+    }}).map(function (curve) {{
+      var nearest = curve.points.reduce(function (one, other) {{
+        return Math.abs(other[0] - at.x) < Math.abs(one[0] - at.x) ? other : one;
+      }});
+      return curve.label + "  " + nearest[2] + "  at " + nearest[1];
+    }});
+    var frame = drawing.parentNode.getBoundingClientRect(), left = event.clientX - frame.left;
+    box.textContent = lines.join("\\n");
+    box.classList.toggle("hidden", !lines.length);
+    box.style.top = event.clientY - frame.top + 14 + "px";
+    box.style.left = Math.max(0, Math.min(left + 14, frame.width - box.offsetWidth)) + "px";
+  }});
+}});
 </script>
 </body>
 </html>
@@ -249,14 +294,18 @@ document.querySelectorAll("input[data-run]").forEach(function (box) {{
 
 
 def write_page(runs: Sequence[RunCurves], path: Path, by: str = "step", refresh: float | None = None) -> None:
-    """Write one HTML page that holds everything: curves as SVG, a switch a run, and a table of last values.
+    """Write one HTML page that holds everything.
+
+    Curves are SVG, on a linear and on a logarithmic scale. Pointing at one shows its values. Each run has a switch. A
+    table has the last values.
 
     Raises:
         ArgumentError: It cannot be written.
     """
-    drawn = [
-        f'<figure data-panel="{html.escape(_shown(title))}">{_svg(figure)}</figure>' for title, figure in draw(runs, by)
-    ]
+    drawn = []
+    for (title, names), linear, log in zip(panels_of(runs), draw(runs, by), draw(runs, by, "log"), strict=True):
+        scales = "".join(_panel(runs, names, by, scale, one[1]) for scale, one in (("linear", linear), ("log", log)))
+        drawn.append(f'<figure data-panel="{html.escape(_shown(title))}">{scales}</figure>')
     switches = [
         f'<label><input type="checkbox" data-run="{index}" checked> {html.escape(_shown(run.name))}</label>'
         for index, run in enumerate(runs)
@@ -282,12 +331,34 @@ def _row(run: RunCurves, names: Sequence[str]) -> str:
     return f"<tr><td>{html.escape(_shown(run.name))}</td><td>{done}</td>{cells}</tr>"
 
 
-def _svg(figure: Figure) -> str:
+def _panel(runs: Sequence[RunCurves], names: Sequence[str], by: str, scale: str, figure: Figure) -> str:
+    """Return a panel as SVG, with the places of its points for the pointer."""
     buffer = io.StringIO()
     with _settings():
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    curves = []
+    for index, run in enumerate(runs):
+        for name in names:
+            points = [point for point in run.curves.get(name, []) if _is_drawn(point[2])]
+            points = points[:: math.ceil(len(points) / _MOST_POINTED_AT) or 1]
+            along = [(point[1 if by == "epoch" else 0], point[2]) for point in points]
+            # A page has 72 dots an inch
+            places = [figure.axes[0].transData.transform((x, 1.0)) for x, _ in along]
+            across = [float(place[0]) * 72 / figure.dpi for place in places]
+            curves.append(
+                {
+                    "run": index,
+                    "label": _shown(run.name) if len(names) == 1 else f"{_shown(run.name)}: {_shown(name)}",
+                    "points": [
+                        [round(place, 1), f"{x:g}", f"{y:.6g}"]
+                        for place, (x, y) in zip(across, along, strict=True)
+                        if scale == "linear" or y > 0
+                    ],
+                }
+            )
+    data = html.escape(json.dumps(curves))
+    return f'<div class="{scale}" data-curves="{data}">{text[text.index("<svg") :]}</div>'
 
 
 def _check_target(path: Path) -> None:
