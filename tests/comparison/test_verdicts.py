@@ -11,9 +11,13 @@ import torch
 from hf_compat.tools.comparison.compared import SideReport, judge, limits_up_to, repeats
 from hf_compat.tools.comparison.contents import files_under, first_difference, verdict_on_files
 from hf_compat.tools.comparison.reading import End, read_records
-from hf_compat.tools.comparison.report import as_json, as_text
+from hf_compat.tools.comparison.report import as_json, as_parts
 from hf_compat.tools.comparison.running import Limits
 from hf_compat.tools.comparison.sides import Side
+
+
+def text_of(found) -> str:
+    return "\n".join(map(str, as_parts(found, Limits())))
 
 
 def lines_of(updates=3, end="finished", **changed):
@@ -57,7 +61,7 @@ def test_equal_records_are_equal_but_for_times(judged):
     found = judged(lines_of(), lines_of(update_1={"seconds": 0.25}))
     assert found.status == 0 and found.first is None
     assert sum(verdict.compared for verdict in found.verdicts) == 3 * 6 + 1
-    assert "Equal, bit for bit." in as_text(found, Limits())
+    assert "Equal, bit for bit." in text_of(found)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +84,7 @@ def test_the_first_difference_is_named(changed, quantity, update, size, judged):
     )
     told = json.loads(as_json(found, Limits()))
     assert told["first_difference"]["quantity"] == quantity and told["status"] == 1
-    assert f"first difference: update {update}, {quantity}" in as_text(found, Limits())
+    assert f"first difference: update {update}, {quantity}" in text_of(found)
 
 
 def test_nan_equals_nan_and_zero_has_a_sign(judged):
@@ -103,7 +107,9 @@ def test_a_side_that_fails_is_compared_until_then(judged):
 def test_both_sides_that_fail_alike_are_not_compared_to_the_end(judged):
     found = judged(lines_of(2, end="error"), lines_of(2, end="error"))
     assert found.status == 2 and "On both sides, the script failed, after 2 updates" in found.complaints[0]
-    assert "Not compared to the end. What is above was compared until then." in as_text(found, Limits())
+    assert "Not compared to the end. What is above was compared until then." in "\n".join(
+        map(str, as_parts(found, Limits()))
+    )
 
 
 def test_what_a_resumed_run_reports_is_explained(judged):

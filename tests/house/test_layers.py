@@ -50,6 +50,7 @@ ROOMS = (
 )
 # From the lowest tool to the highest, and what serves several of them.
 TOOLS = (
+    "terminal",
     "document",
     "isolation",
     "preflight",

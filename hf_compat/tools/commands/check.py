@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from hf_compat.errors import ArgumentError, HfCompatError, ScriptError
 from hf_compat.tools.commands.isolated import add_options, call_again
+from hf_compat.tools.terminal import show
 
 if TYPE_CHECKING:
     from hf_compat.tools.preflight.report import PreflightReport
@@ -76,7 +77,7 @@ def main(words: Sequence[str]) -> int:
             outcome = _not_checked(error)
         if chosen.scratch is not None:
             return _hand_over(outcome, scratch)
-    print(outcome.as_json if chosen.json else outcome.text)  # noqa: T201 - the command's answer
+    show([outcome.as_json if chosen.json else outcome.text])
     return outcome.status
 
 

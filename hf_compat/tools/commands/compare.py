@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hf_compat.hf.arguments_rules import PROFILES
 from hf_compat.tools.commands.isolated import add_options
+from hf_compat.tools.terminal import show
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -42,7 +43,7 @@ def main(words: Sequence[str]) -> int:
         ArgumentError: An option has a value that cannot be, or there is no such script, interpreter or folder.
     """
     from hf_compat.tools.comparison.compared import Request, compare
-    from hf_compat.tools.comparison.report import as_json, as_text
+    from hf_compat.tools.comparison.report import as_json, as_parts
     from hf_compat.tools.until_train import UserScript
 
     chosen = make_parser().parse_args(list(words))
@@ -71,7 +72,7 @@ def main(words: Sequence[str]) -> int:
     shown.end()
     if chosen.json not in (None, "-"):
         Path(chosen.json).write_text(as_json(found, limits) + "\n", encoding="utf-8")
-    print(as_json(found, limits) if chosen.json == "-" else as_text(found, limits))  # noqa: T201 - the command's answer
+    show([as_json(found, limits)] if chosen.json == "-" else as_parts(found, limits))
     _leave(found.theirs.folder.parent, chosen.clean, is_new=chosen.output is None)
     return found.status
 

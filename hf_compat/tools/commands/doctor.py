@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hf_compat.runtime.text import need
 from hf_compat.tools.commands.migrate import source_parser
+from hf_compat.tools.terminal import show
 
 if TYPE_CHECKING:
     from hf_compat.tools.migration.diagnosis import Diagnosis, ScriptDiagnosis
@@ -40,8 +41,7 @@ def main(words: Sequence[str]) -> int:
     from hf_compat.tools.migration.report import Target
 
     result = diagnose(chosen.paths, Target(chosen.to))
-    text = json.dumps(_as_json(result), indent=2, ensure_ascii=False) if chosen.json else "\n".join(_lines(result))
-    print(text)  # noqa: T201 - the command's answer
+    show([json.dumps(_as_json(result), indent=2, ensure_ascii=False)] if chosen.json else list(_lines(result)))
     if result.errors:
         return 2
     return 0 if result.is_sound else 1

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hf_compat.errors import ArgumentError, DataError
 from hf_compat.tools.commands.isolated import add_options, call_again
+from hf_compat.tools.terminal import show
 
 if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
@@ -70,10 +71,10 @@ def main(words: Sequence[str]) -> int:
         return status
     explanation, about = _of_script(chosen) if is_script else (_of_pairs(chosen), {})
     if chosen.json:
-        print(json.dumps({**json.loads(explanation.to_json()), **about}, indent=2))  # noqa: T201 - the command's answer
+        show([json.dumps({**json.loads(explanation.to_json()), **about}, indent=2)])
     else:
         lines = [f"{name.replace('_', ' ')}: {value}" for name, value in about.items()]
-        print("\n".join([*lines, *([""] if lines else []), str(explanation)]))  # noqa: T201 - as above
+        show([*lines, *([""] if lines else []), str(explanation)])
     return 0 if explanation.plan is not None else 1
 
 

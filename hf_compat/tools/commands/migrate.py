@@ -8,15 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hf_compat.runtime.text import need
+from hf_compat.tools.terminal import DIFF, show
 
 if TYPE_CHECKING:
     from hf_compat.tools.migration.report import FileChange, Finding, Migration
-
-_COLOURS = {"+++": "1", "---": "1", "@": "36", "+": "32", "-": "31"}
 
 
 def source_parser(command: str, description: str, epilog: str, targets: str) -> argparse.ArgumentParser:
@@ -68,7 +67,7 @@ def main(words: Sequence[str]) -> int:
             if file.written:
                 _say(f"written: {file.path}")
             elif file.is_changed:
-                sys.stdout.writelines(_coloured(file.diff))
+                show([file.diff], DIFF, end="")
         for file in result.files:
             for finding in file.findings:
                 _tell(f"{_place(file, finding)}: {finding.what}: {finding.reason}")
@@ -93,16 +92,6 @@ def _count(result: Migration, *, writes: bool) -> str:
     verb = "changed" if writes else "to change"
     parts = [f"{changed} of {len(result.files)} files {verb}", f"{left} places for a person"]
     return ", ".join([*parts, *([f"{len(result.errors)} errors"] if result.errors else [])])
-
-
-def _coloured(diff: str) -> Iterator[str]:
-    """Yield the lines of a diff, in colours where a terminal shows them."""
-    for line in diff.splitlines(keepends=True):
-        colour = next((code for start, code in _COLOURS.items() if line.startswith(start)), None)
-        if colour is None or not sys.stdout.isatty():
-            yield line
-        else:
-            yield f"\033[{colour}m{line.rstrip()}\033[0m\n"
 
 
 def _as_json(result: Migration) -> dict[str, object]:

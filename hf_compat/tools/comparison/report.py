@@ -1,4 +1,4 @@
-"""A comparison for people, as an aligned table, and for programs, as JSON. Text only."""
+"""A comparison for people, as lines and a table, and for programs, as JSON."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import asdict
 from hf_compat.tools.comparison.compared import Comparison, SideReport
 from hf_compat.tools.comparison.running import Limits
 from hf_compat.tools.comparison.verdicts import Difference, Verdict
+from hf_compat.tools.terminal import Table
 
 _WIDEST = 110  # letters of a value
 
 
-def as_text(comparison: Comparison, limits: Limits) -> str:
-    """Return the report for people.
+def as_parts(comparison: Comparison, limits: Limits) -> list[str | Table]:
+    """Make the report for people: lines, and a table of what was compared.
 
     Args:
         comparison: What was found.
@@ -34,9 +35,11 @@ def as_text(comparison: Comparison, limits: Limits) -> str:
     ends = [one.end for one in (theirs, ours)]
     if ends[0].status and all(end.how == "exit" and end.status == ends[0].status for end in ends):
         lines.append(f"  the script left by `sys.exit` with status {ends[0].status}, on both sides")
-    parts = [*lines]
+    parts: list[str | Table] = [*lines]
     if comparison.verdicts:
-        parts += ["", *_table([_row(verdict) for verdict in comparison.verdicts]), "", *_times(comparison)]
+        head = ("quantity", "compared", "result", "largest difference", "first at")
+        table = Table(head, [_row(verdict) for verdict in comparison.verdicts], numbers=frozenset({1}))
+        parts += ["", table, "", *_times(comparison)]
     explained = [reason for verdict in comparison.verdicts for reason in verdict.explained]
     if explained:
         parts += ["", "explained, not counted:", *_shortened(explained)]
@@ -47,7 +50,7 @@ def as_text(comparison: Comparison, limits: Limits) -> str:
         parts += ["", f"first difference: {_place(first)}", *_both(first)]
     for complaint in comparison.complaints:
         parts += ["", complaint.rstrip()]
-    return "\n".join([*parts, "", _conclusion(comparison)])
+    return [*parts, "", _conclusion(comparison)]
 
 
 def as_json(comparison: Comparison, limits: Limits) -> str:
@@ -97,16 +100,6 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     largest = "" if verdict.largest is None else f"{verdict.largest:.3g}"
     where = "" if verdict.first is None else _place(verdict.first, with_quantity=False)
     return verdict.quantity, str(verdict.compared), f"{verdict.differing} differ", largest, where
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    head = ("quantity", "compared", "result", "largest difference", "first at")
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    lines = []
-    for row in (head, *rows):
-        cells = [f"{row[1]:>{widths[1]}}" if i == 1 else f"{cell:<{widths[i]}}" for i, cell in enumerate(row)]
-        lines.append("  ".join(cells).rstrip())
-    return lines
 
 
 def _times(comparison: Comparison) -> list[str]:
