@@ -1,34 +1,19 @@
-"""Our names in place of those in `transformers`, for code that is not to be changed; and back again.
+"""Put this package's names in the place of those in `transformers`, and take them back.
 
-Names that transformers had before 5, and classes that were pickled under them, are served too.
-
-`patch()` at the first import of transformers' trainers, for Pythons that a patched script starts.
-
-A Python that never imports them pays nothing: this file imports the standard library alone.
-
-Libraries that rewrite transformers' Trainer as text, with `inspect.getsource` and `exec`: detected, and refused.
-
-axolotl and unsloth look for lines of transformers' own source, replace some, and put what they have compiled into the
-class. Lightning's engine stands in their place here: the edit would be lost, or break a run in its middle.
-
-What a script puts under a name of transformers' trainer modules after `patch()`.
-
-transformers' Trainer looks these names up whenever it needs them, so that scripts change its ways by an assignment:
-`transformers.trainer.DEFAULT_CALLBACKS.append(…)`. Lightning's engine reads a few of them; of the others it is told.
+Scripts that import from transformers then train on Lightning without a change. `patch()` also serves names of releases
+before 5, pickles of replaced classes, and assignments to the globals that transformers' Trainer reads.
 """
 
 from __future__ import annotations
 
 import copyreg
 import importlib
-import importlib.abc
-import importlib.machinery
 import inspect
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FrameType, ModuleType
+from types import ModuleType
 
 from hf_compat.errors import OverrideError, warn_once
 from hf_compat.hf.arguments_rules import follow
@@ -38,215 +23,118 @@ from hf_compat.interop.releases import guest_of, modules_there, need_names
 from hf_compat.runtime.console import log_as_transformers
 from hf_compat.runtime.text import need
 
-# What a script, or the lazy top level for it, imports when it asks for a Trainer, its arguments or callbacks.
-_TRAINER_MODULES = frozenset(
-    f"transformers.{name}"
-    for name in (
-        "trainer", "trainer_seq2seq", "training_args", "training_args_seq2seq", "trainer_callback", "hf_argparser",
-    )
-)  # fmt: skip
-
-
-class _PatchAfterImport(importlib.abc.MetaPathFinder):
-    """Finds the watched modules as Python does, and patches when the outermost of them is loaded."""
-
-    def __init__(self) -> None:
-        self._loading = 0
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of a watched module, whose loader patches; None for all others."""
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path) if fullname in _TRAINER_MODULES else None
-        if spec is not None and spec.loader is not None:
-            self._watch(spec.loader)
-        return spec
-
-    def _watch(self, loader: importlib.abc.Loader) -> None:
-        load = loader.exec_module
-
-        def load_and_patch(module: ModuleType) -> None:
-            self._loading += 1
-            try:
-                load(module)
-            finally:
-                self._loading -= 1
-            if not self._loading:
-                self._patch()
-
-        loader.exec_module = load_and_patch  # type: ignore[method-assign]  # the loader is of this one module
-
-    def _patch(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-            importlib.import_module("hf_compat.interop.patching").patch()
-
-
-def patch_when_imported() -> None:
-    """Patch as soon as somebody imports one of transformers' trainer modules."""
-    sys.meta_path.insert(0, _PatchAfterImport())
-
-
-# Packages that read the Trainer's source in order to rewrite it.
+# Packages that rewrite the Trainer's source
 _EDITORS = frozenset({"axolotl", "unsloth", "unsloth_zoo"})
 _INSTEAD = (
-    "{} `{}` as text, in order to rewrite transformers' source; the engine is Lightning's here, and has no such lines."
+    "{} `{}` as text, in order to rewrite transformers' source. The engine here is Lightning's and has no such lines."
     "\n\nHint: override the method in a subclass of Trainer, or run the script with transformers itself."
 )
 
 _getsource = inspect.getsource
 
 
-def watch_readers() -> None:
-    """Refuse, from now on, to show our Trainer's source to code that would edit it."""
-    inspect.getsource = _getsource_for_readers  # type: ignore[assignment]  # takes anything, as that does
-
-
-def let_readers_be() -> None:
-    """Take that back, unless somebody else has replaced the function since."""
-    if inspect.getsource is _getsource_for_readers:
-        inspect.getsource = _getsource
-
-
 def _getsource_for_readers(object: Callable[..., object]) -> str:
-    """Return the text of an object's source, as `inspect.getsource` does.
+    """Read an object's source, as `inspect.getsource` does, but refuse the Trainer's to code that edits it.
+
+    axolotl and unsloth search this text for lines, and skip their edit with at most a log line if none is found. The
+    setting behind the edit would then have no effect, so the function is replaced while the patch is in force. Tools
+    and notebooks that show source get it. See `tests/interop/test_edited_source.py`.
 
     Raises:
-        OverrideError: It is of the Trainer, and who asks is a script or a package that edits it.
+        OverrideError: A script or one of these packages asks for the source of our Trainer.
     """
-    caller = sys._getframe(1)
-    # Whether something is one of our Trainers, a method of theirs, or the module
     home = str(getattr(object, "__module__", None) or getattr(object, "__name__", ""))
     is_other_class = isinstance(object, type) and not object.__name__.endswith("Trainer")
-    if (home.startswith("hf_compat.") and "trainer" in home and not is_other_class) and _may_edit(caller):
-        raise OverrideError(_INSTEAD.format(f"{caller.f_globals.get('__name__')} reads", _written_name(object)))
+    if home.startswith("hf_compat.") and "trainer" in home and not is_other_class:
+        caller = sys._getframe(1).f_globals
+        name, file = str(caller.get("__name__", "")), caller.get("__file__")  # a notebook's cells have no file
+        installed = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
+        is_script = isinstance(file, str) and not file.startswith(installed) and "site-packages" not in file
+        if is_script or name.partition(".")[0] in _EDITORS:
+            raise OverrideError(_INSTEAD.format(f"{name} reads", getattr(object, "__qualname__", object)))
     return _getsource(object)
 
 
-def _written_name(candidate: object) -> str:
-    return str(getattr(candidate, "__qualname__", candidate))
-
-
-def _may_edit(frame: FrameType) -> bool:
-    """Return whether a caller is a script, or a package known for it; tools that show source are neither."""
-    if str(frame.f_globals.get("__name__", "")).partition(".")[0] in _EDITORS:
-        return True
-    file = frame.f_globals.get("__file__")  # what a notebook's cells do not have
-    installed = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-    return isinstance(file, str) and not file.startswith(installed) and "site-packages" not in file
-
-
 def refuse_edited_methods(kind: type) -> None:
-    """Look for methods of our own classes that compiled text has replaced.
+    """Refuse a Trainer of which compiled text has replaced one of this package's methods.
 
     Args:
         kind: The class of a Trainer that is being made.
 
     Raises:
-        OverrideError: There is one; the message names it and who has put it there.
+        OverrideError: A method was replaced. The message names it and the module that did so.
     """
     for base in kind.__mro__:
-        if base.__module__.startswith("hf_compat."):
-            for name, value in vars(base).items():
-                code = getattr(value, "__code__", None)
-                if (
-                    code is not None
-                    and code.co_filename == "<string>"
-                    and not (sys.argv[:1] == ["-c"] and getattr(value, "__module__", None) == "__main__")
-                ):
-                    who = value.__globals__.get("__name__")
-                    raise OverrideError(_INSTEAD.format(f"{who} has compiled", f"{kind.__name__}.{name}"))
+        if not base.__module__.startswith("hf_compat."):
+            continue
+        for name, value in vars(base).items():
+            if getattr(getattr(value, "__code__", None), "co_filename", None) != "<string>":
+                continue
+            # `python -c` compiles a script's own functions under this name, too
+            if not (sys.argv[:1] == ["-c"] and getattr(value, "__module__", None) == "__main__"):
+                who = value.__globals__.get("__name__")
+                raise OverrideError(_INSTEAD.format(f"{who} has compiled", f"{kind.__name__}.{name}"))
 
 
 _TRAINER = "transformers.trainer"
-# Modules whose globals transformers' Trainer reads when it trains.
+# Modules whose globals transformers' Trainer reads when it trains
 _WATCHED = (_TRAINER, "transformers.trainer_seq2seq", "transformers.trainer_optimizer", "transformers.optimization")
-# What our Trainer reads there, too; and what scripts import from there rather than the Trainer.
-_READ = frozenset({"DEFAULT_CALLBACKS", "DEFAULT_PROGRESS_CALLBACK", "get_scheduler"})
-_IMPORTED = frozenset({"Trainer", "Seq2SeqTrainer"})
+# Names that our Trainer reads there as well, and names that scripts import from there instead of the Trainer
+_READ_OR_IMPORTED = frozenset(
+    {"DEFAULT_CALLBACKS", "DEFAULT_PROGRESS_CALLBACK", "get_scheduler", "Trainer", "Seq2SeqTrainer"}
+)
 
-_before: dict[str, dict[str, object]] = {}  # module → name → what stood there when `patch()` was done
+_before: dict[str, dict[str, object]] = {}  # module → name → its value at the time of `patch()`
 
 
-def remember_globals() -> None:
-    """Note what stands under each name, where that is not noted yet."""
+def _remember_globals() -> None:
+    """Note the value of each name that has none noted yet."""
     for module in _WATCHED:
         if module in sys.modules:
             known = _before.setdefault(module, {})
-            values = {name: _kept(value) for name, value in vars(sys.modules[module]).items()}
-            known.update({name: value for name, value in values.items() if name not in known})
-
-
-def forget_globals() -> None:
-    """Look at these names no more."""
-    _before.clear()
-
-
-def global_of_trainer(name: str) -> object:
-    """Return what a script has put under a name of `transformers.trainer`; None where it has put nothing there."""
-    here = vars(sys.modules[_TRAINER]).get(name) if _TRAINER in _before else None
-    return here if here is not None and not _same(_before[_TRAINER].get(name), here) else None
-
-
-def tell_of_unread_globals() -> None:
-    """Warn of what a script has put in places that transformers' Trainer reads, and ours does not."""
-    found = sorted(_unread())
-    if found:
-        warn_once(
-            f"The script has replaced {', '.join(f'`{name}`' for name in found)}, which transformers' Trainer would "
-            "use; Lightning's engine does not.\n\nHint: override the method of Trainer that uses it in a subclass, or "
-            "run the script with transformers itself."
-        )
-
-
-def _unread() -> Iterator[str]:
-    for module, names in _before.items():
-        for name, before in names.items():
-            here = vars(sys.modules[module]).get(name)
-            is_internal = name.startswith("__") or isinstance(before, ModuleType)
-            if not is_internal and name not in _READ | _IMPORTED and not _same(before, here) and not _is_own(here):
-                yield f"{module}.{name}"
-
-
-def _kept(value: object) -> object:
-    """Return a copy of what scripts change in place, and anything else itself."""
-    return value.copy() if type(value) in (list, dict) else value  # type: ignore[attr-defined]  # both have it
+            for name, value in vars(sys.modules[module]).items():
+                # scripts change lists and dicts in place
+                known.setdefault(name, value.copy() if type(value) in (list, dict) else value)
 
 
 def _same(before: object, here: object) -> bool:
     return before == here if type(here) in (list, dict) else before is here
 
 
-def _is_own(value: object) -> bool:
-    """Return whether it is transformers' or ours: a second `patch()`, or transformers itself, has put it there."""
-    return str(getattr(value, "__module__", "")).partition(".")[0] in ("transformers", "hf_compat")
+def global_of_trainer(name: str) -> object:
+    """Read the value that a script has assigned to a name of `transformers.trainer`, or None if it has not."""
+    here = vars(sys.modules[_TRAINER]).get(name) if _TRAINER in _before else None
+    return here if here is not None and not _same(_before[_TRAINER].get(name), here) else None
 
 
-Reduced = tuple[object, ...]  # what `__reduce_ex__` returns
-_originals: dict[str, type] = {}
+def tell_of_unread_globals() -> None:
+    """Warn of globals that a script has replaced and that transformers' Trainer reads, but ours does not."""
+    found = []
+    for module, names in _before.items():
+        for name, before in names.items():
+            here = vars(sys.modules[module]).get(name)
+            # a second `patch()`, or transformers itself, puts such values there
+            is_own = str(getattr(here, "__module__", "")).partition(".")[0] in ("transformers", "hf_compat")
+            is_internal = name.startswith("__") or isinstance(before, ModuleType) or name in _READ_OR_IMPORTED
+            if not (is_internal or is_own or _same(before, here)):
+                found.append(f"`{module}.{name}`")
+    if found:
+        warn_once(
+            f"The script has replaced {', '.join(sorted(found))}, which transformers' Trainer would use; Lightning's "
+            "engine does not.\n\nHint: override the method of Trainer that uses it in a subclass, or run the script "
+            "with transformers itself."
+        )
 
 
-def let_originals_be_pickled(classes: Iterable[type]) -> None:
-    """Give pickle a way to write objects of replaced classes; a class that has one of its own keeps it."""
-    for cls in classes:
-        if cls not in copyreg.dispatch_table:
-            copyreg.dispatch_table[cls] = _reduced  # type: ignore[assignment]  # tuples of three lengths
-            _originals[_name_of(cls)] = cls
-
-
-def leave_originals_to_pickle() -> None:
-    """Take back what `let_originals_be_pickled` has set: the names are transformers' own again."""
-    for cls in _originals.values():
-        copyreg.dispatch_table.pop(cls, None)
-    _originals.clear()
+_originals: dict[str, type] = {}  # `module:qualified name` → a replaced class
 
 
 def _name_of(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _reduced(value: object) -> Reduced:
-    """Return what pickle writes, with the class by its name in place of the class."""
+def _reduced(value: object) -> tuple[object, ...]:
+    """Reduce an object of a replaced class for pickle, which would find our class under the name of its own."""
     found = value.__reduce_ex__(2)
     if isinstance(found, str):
         return found  # type: ignore[return-value]  # pickle takes a global's name, too
@@ -260,17 +148,16 @@ def _reduced(value: object) -> Reduced:
 
 
 def called(name: str, *arguments: object) -> object:
-    """Call transformers' own class."""
+    """Call transformers' own class. Pickles name this function."""
     return _original(name)(*arguments)
 
 
 def with_class(function: Callable[..., object], name: str, *arguments: object) -> object:
-    """Call a function with transformers' own class."""
+    """Call a function with transformers' own class. Pickles name this function."""
     return function(_original(name), *arguments)
 
 
 def _original(name: str) -> type:
-    """Return transformers' own class of a name, whether ours stands there or not."""
     found: object = _originals.get(name)
     if found is None:
         module, _, path = name.partition(":")
@@ -278,12 +165,12 @@ def _original(name: str) -> type:
         for part in path.split("."):
             found = getattr(found, part)
     if not isinstance(found, type):
-        raise TypeError(f"{name} is no class")
+        raise TypeError(f"{name} is not a class")
     return found
 
 
-# Where transformers defines what we replace; all of it is imported before anything is replaced, so that its own
-# classes are made from its own.
+# The modules that define replaced names. All are imported before anything is replaced, so that transformers' own
+# classes inherit from its own.
 HOMES = (
     "transformers.trainer_utils",
     "transformers.trainer_pt_utils",
@@ -298,20 +185,20 @@ HOMES = (
     "transformers.trainer_seq2seq",
     "transformers.hf_argparser",
 )
-# Modules of ours whose names stand for those of transformers, besides the public names.
+# Modules whose names replace those of transformers, besides the public names
 _MIRRORS = (
     "trainer_utils", "trainer_pt_utils", "training_args", "trainer_callback", "optimization", "data",
 )  # fmt: skip
-# Helpers of upstream's own code, which calls them with words that ours do not take.
+# Helpers that upstream's own code calls with arguments that ours do not take
 _KEPT = frozenset(
     {
         "RemoveColumnsCollator", "find_batch_size", "has_length", "nested_detach", "nested_numpify",
         "number_of_arguments",
     }
 )  # fmt: skip
-# Who has imported or subclassed these of transformers before trains, or reads arguments, with transformers' own.
+# A module that has imported or subclassed one of these before trains, or parses arguments, with transformers' own
 _TELLTALES = ("Trainer", "Seq2SeqTrainer", "TrainingArguments", "Seq2SeqTrainingArguments", "HfArgumentParser")
-# Without these there is nothing to replace.
+# A release without these is refused
 _NEEDED = ("Trainer", "TrainingArguments", "TrainerCallback", "TrainerState", "HfArgumentParser")
 _ADVICE = (
     "These were imported from transformers, or made from what was, before `hf_compat.patch()`: {}. They stay "
@@ -323,30 +210,22 @@ _ADVICE = (
 
 @dataclass(kw_only=True, slots=True)
 class _Swap:
-    """What stands in the place of what, and what transformers' lazy top level had not loaded before.
+    """The replaced names.
 
     Args:
-        pairs: Name → transformers' own and ours.
-        not_loaded: Names that the top level finds when somebody asks for them, and nobody had.
+        pairs: Name → transformers' own object and ours.
+        not_loaded: Names that transformers' lazy top level had not loaded before.
     """
 
     pairs: dict[str, tuple[object, object]]
     not_loaded: list[tuple[ModuleType, str]]
-
-    def forth(self) -> dict[int, object]:
-        """Return, by the identity of transformers' own, what is ours."""
-        return {id(theirs): ours for theirs, ours in self.pairs.values()}
-
-    def back(self) -> dict[int, object]:
-        """Return, by the identity of ours, transformers' own."""
-        return {id(ours): theirs for theirs, ours in self.pairs.values()}
 
 
 _in_force: list[_Swap] = []  # at most one
 
 
 def is_patched() -> bool:
-    """Return whether our names stand in the place of transformers'."""
+    """Whether our names stand in the place of transformers'."""
     return bool(_in_force)
 
 
@@ -368,20 +247,21 @@ def patch() -> None:
     if not _in_force:
         _in_force.append(_begin())
         log_as_transformers(True)
-    watch_readers()
+    inspect.getsource = _getsource_for_readers  # type: ignore[assignment]  # takes anything, as that does
     (swap,) = _in_force
-    let_originals_be_pickled(theirs for theirs, _ in swap.pairs.values() if isinstance(theirs, type))
-    for module in _modules_of_transformers():
-        _exchange(vars(module), swap.forth())
+    for cls, _ in swap.pairs.values():
+        if isinstance(cls, type) and cls not in copyreg.dispatch_table:  # a class with a reducer of its own keeps it
+            copyreg.dispatch_table[cls] = _reduced  # type: ignore[assignment]  # tuples of three lengths
+            _originals[_name_of(cls)] = cls
+    _exchange({id(theirs): ours for theirs, ours in swap.pairs.values()})
     for module, name in swap.not_loaded:
         setattr(module, name, swap.pairs[name][1])
     add_former_names(_top_levels())
-    remember_globals()
+    _remember_globals()
     theirs, _ = swap.pairs["TrainingArguments"]
     assert isinstance(theirs, type)  # that name is a class on either side
     follow(guest_of(theirs))
-    originals = [swap.pairs[name][0] for name in _TELLTALES if name in swap.pairs]
-    holders = sorted({*_importers(originals), *_subclasses(originals)})
+    holders = sorted(set(_holders([swap.pairs[name][0] for name in _TELLTALES if name in swap.pairs])))
     if holders:
         warn_once(_ADVICE.format(", ".join(holders)))
 
@@ -390,21 +270,23 @@ def unpatch() -> None:
     """Restore transformers' own names. Without an earlier `patch()`, do nothing."""
     if not _in_force:
         return
-    let_readers_be()
+    if inspect.getsource is _getsource_for_readers:  # other code may have replaced it since
+        inspect.getsource = _getsource
     log_as_transformers(False)
-    leave_originals_to_pickle()
-    forget_globals()
+    for cls in _originals.values():
+        copyreg.dispatch_table.pop(cls, None)
+    _originals.clear()
+    _before.clear()
     follow(None)
     take_former_names_back()
     swap = _in_force.pop()
-    for module in _modules_of_transformers():
-        _exchange(vars(module), swap.back())
+    _exchange({id(ours): theirs for theirs, ours in swap.pairs.values()})
     for module, name in swap.not_loaded:
         vars(module).pop(name, None)
 
 
 def _begin() -> _Swap:
-    """Import what is to be replaced, and return what stands for what."""
+    """Import the modules whose names are replaced, and pair the names."""
     # importing this one later would load the package again, and bring its own classes back
     modules_there(("transformers.processing_utils",))
     loaded_before = [(module, set(vars(module))) for module in _top_levels()]
@@ -414,30 +296,23 @@ def _begin() -> _Swap:
     assert isinstance(theirs, type) and isinstance(ours, type)  # that name is a class on either side
     pairs = {**dict(heirs(theirs, ours, pairs)), **pairs}
     public = pairs.keys() & set(sys.modules["transformers"].__all__)
-    swap = _Swap(pairs=pairs, not_loaded=[(m, name) for m, names in loaded_before for name in public - names])
     for theirs, ours in pairs.values():
         acknowledge(ours, theirs)
-    return swap
+    return _Swap(pairs=pairs, not_loaded=[(m, name) for m, names in loaded_before for name in public - names])
 
 
 def _pairs(homes: list[ModuleType]) -> Iterator[tuple[str, tuple[object, object]]]:
-    """Yield each name that both sides have, with transformers' own and ours."""
-    for name, ours in _ours():
-        found = (vars(home)[name] for home in homes if name in vars(home))
-        theirs = next((one for one in found if _is_defined_in(one, "transformers")), None)
-        if theirs is not None:
-            yield name, (theirs, ours)
-
-
-def _ours() -> Iterator[tuple[str, object]]:
-    """Yield our classes and functions by name."""
+    """Yield each name that both sides have, with transformers' own object and ours."""
     package = importlib.import_module("hf_compat")
     mirrors = [importlib.import_module(f"hf_compat.{name}") for name in _MIRRORS]
     names = [*((package, name) for name in package.__all__), *((one, name) for one in mirrors for name in dir(one))]
     for module, name in names:
-        value = getattr(module, name)
-        if name not in _KEPT and _is_defined_in(value, "hf_compat"):
-            yield name, value
+        ours = getattr(module, name)
+        if name not in _KEPT and _is_defined_in(ours, "hf_compat"):
+            found = (vars(home)[name] for home in homes if name in vars(home))
+            theirs = next((one for one in found if _is_defined_in(one, "transformers")), None)
+            if theirs is not None:
+                yield name, (theirs, ours)
 
 
 def _is_defined_in(value: object, package: str) -> bool:
@@ -445,13 +320,8 @@ def _is_defined_in(value: object, package: str) -> bool:
     return is_code and str(getattr(value, "__module__", "")).partition(".")[0] == package
 
 
-def _modules_of_transformers() -> list[ModuleType]:
-    inner = (module for name, module in list(sys.modules.items()) if name.startswith("transformers."))
-    return [*_top_levels(), *(module for module in inner if isinstance(module, ModuleType))]
-
-
 def _top_levels() -> list[ModuleType]:
-    """Return `transformers`, and what code holds under that name from before it loaded itself once more."""
+    """List the modules `transformers` that code holds. The package replaces itself while it loads."""
     kind = type(sys.modules["transformers"])
     modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
     held = (value for module in modules for value in list(vars(module).values()) if type(value) is kind)
@@ -459,28 +329,33 @@ def _top_levels() -> list[ModuleType]:
     return list(known.values())
 
 
-def _exchange(names: dict[str, object], replacements: dict[int, object]) -> None:
-    """Replace values of a module: under a name, or in a list or dict that stands under one."""
-    for name, value in list(names.items()):
-        if id(value) in replacements:
-            names[name] = replacements[id(value)]
-        elif type(value) is list and any(id(item) in replacements for item in value):
-            value[:] = [replacements.get(id(item), item) for item in value]
-        elif type(value) is dict and not name.startswith("__"):
-            value.update({key: replacements[id(item)] for key, item in value.items() if id(item) in replacements})
+def _exchange(replacements: dict[int, object]) -> None:
+    """Replace values in transformers' modules, under a name or within a list or dict that has a name.
+
+    Args:
+        replacements: The identity of an object → its replacement.
+    """
+    inner = (module for name, module in list(sys.modules.items()) if name.startswith("transformers."))
+    for module in (*_top_levels(), *inner):
+        if not isinstance(module, ModuleType):
+            continue
+        names = vars(module)
+        for name, value in list(names.items()):
+            if id(value) in replacements:
+                names[name] = replacements[id(value)]
+            elif type(value) is list and any(id(item) in replacements for item in value):
+                value[:] = [replacements.get(id(item), item) for item in value]
+            elif type(value) is dict and not name.startswith("__"):
+                value.update({key: replacements[id(item)] for key, item in value.items() if id(item) in replacements})
 
 
-def _importers(originals: list[object]) -> Iterator[str]:
-    """Yield `module.name` for each global of other packages that is one of the originals."""
+def _holders(originals: list[object]) -> Iterator[str]:
+    """Yield the globals of other packages that are one of the originals, and the classes that inherit from one."""
     identities = {id(original) for original in originals}
     for name, module in list(sys.modules.items()):
         is_own = name.partition(".")[0] in ("transformers", "hf_compat")
-        if isinstance(module, ModuleType) and not is_own and name != "__mp_main__":  # it is `__main__`, once more
+        if isinstance(module, ModuleType) and not is_own and name != "__mp_main__":  # `__main__` under a second name
             yield from (f"{name}.{key}" for key, value in list(vars(module).items()) if id(value) in identities)
-
-
-def _subclasses(originals: list[object]) -> Iterator[str]:
-    """Yield the classes of other packages that were made from the originals."""
     pending: list[type] = [original for original in originals if isinstance(original, type)]
     while pending:
         kinds: list[type] = type.__subclasses__(pending.pop())

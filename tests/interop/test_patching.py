@@ -196,7 +196,7 @@ if __name__ == "__main__":
 # A process is to patch when it imports a Trainer, and loads nothing before.
 WAITS = """
 import sys
-waits = any(type(finder).__module__ == "hf_compat.interop.patching" for finder in sys.meta_path)
+waits = any(type(finder).__module__ == "hf_compat.interop.import_hook" for finder in sys.meta_path)
 print(waits, "torch" in sys.modules, getattr(sys, "own", "none"))
 """
 

@@ -24,7 +24,7 @@ def _hand_over() -> None:
 def _prepare_patch() -> None:
     if importlib.util.find_spec("hf_compat") is None:  # a Python of another environment
         return
-    from hf_compat.interop.patching import patch_when_imported
+    from hf_compat.interop.import_hook import patch_when_imported
 
     patch_when_imported()
 
