@@ -105,8 +105,8 @@ __all__ = tuple(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        if _is_imported(sys._getframe(1)):  # Python would say nothing but that there is none
-            # Whoever imports a name that is not ours may mean one of its names
+        if _is_imported(sys._getframe(1)):
+            # The name may be one of transformers', which has to be loaded to know
             with contextlib.suppress(ImportError):
                 importlib.import_module("transformers")
             raise ImportError(f"cannot import name {name!r} from {__name__!r}{_hint(name)}", name=__name__)
@@ -117,7 +117,11 @@ def __getattr__(name: str) -> Any:
 
 
 def _is_imported(frame: FrameType) -> bool:
-    """Return whether a line `from hf_compat import …` asks for a name, and not `getattr` or `hasattr`."""
+    """Whether a line `from hf_compat import …` asks for a name, and not `getattr` or `hasattr`.
+
+    Python replaces an AttributeError's text at such a line, and `hasattr` needs an AttributeError. Without this test
+    the import of a name of transformers fails without the hint (`tests/test_mirrored_modules.py`).
+    """
     return frame.f_code.co_code[frame.f_lasti] == opcode.opmap["IMPORT_FROM"]
 
 

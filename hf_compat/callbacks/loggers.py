@@ -82,6 +82,8 @@ def adopt(candidate: Candidate) -> Candidate:
             f"{kind.__name__} inherits from `{_OTHER}`'s {twin.__name__}, whose code needs modules and plugins of "
             f"{_OTHER}.\n\nHint: inherit from `{_OURS}.callbacks.{twin.__name__}` instead."
         )
+    # In place, as the script holds this object and reads its results later. With a wrapper or a copy, `callback` would
+    # no longer be `trainer.checkpoint_callback` (`tests/callbacks/test_other_distribution.py`).
     candidate.__class__ = _joined(kind)
     return candidate
 
