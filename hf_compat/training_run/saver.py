@@ -280,10 +280,11 @@ class Saver:
                     host.accelerator.unwrap_model(host.model)
                 ),
             }
-            why = next((reason for reason, holds in reasons.items() if holds), None)
-            if why is None:
+            if not any(reasons.values()):
                 return Timing.BACKGROUND
-            warn_once(f"`async_save=True`: {why}")
+            for why, holds in reasons.items():
+                if holds:
+                    warn_once(f"`async_save=True`: {why}")
         # User code that sees a checkpoint may copy, change or remove it, so nothing may be written there afterwards.
         is_seen = (
             not self._is_by_flag
