@@ -22,11 +22,12 @@ import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
-
-import torch
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 from hf_compat.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
 
 SMALL_FILE_BYTES = 64 * 2**20  # of an index, a manifest, a name
 # A shortest log (`{"loss":1.0,"step":1},`) has 22 characters, an entry of a safetensors header 16 for each container.
@@ -410,6 +411,8 @@ def check_bounds(path: str, content: Plain) -> None:
         CheckpointError: It contains itself, is nested too deeply, shares parts without measure, or has tensors without
             data or with far more numbers than are stored.
     """
+    import torch  # here: the command line reads files without it
+
     sizes: dict[int, tuple[int, int]] = {}  # of each container: its parts, and how deeply they are nested
     around: set[int] = set()
     repeated = 0
@@ -453,6 +456,6 @@ def _repeated_bytes(path: str, tensor: torch.Tensor) -> int:
     """Count the bytes of a tensor beyond those of its storage."""
     if tensor.is_meta:
         raise CheckpointError(f"{path} cannot be read: it holds tensors without data.")
-    if tensor.layout is not torch.strided:
+    if str(tensor.layout) != "torch.strided":
         return 0
     return max(tensor.numel() * tensor.element_size() - tensor.untyped_storage().nbytes(), 0)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Commands that are tools: each reads its own words, and its module is imported when it is asked for.
 _TOOLS = ("doctor", "check", "explain", "eject", "compare", "migrate", "plot")
+_CONFIGURED = ("fit", "validate", "test", "predict")
 # What `--help` lists, by what people want to do.
 _GROUPS = {
     "run and train": {
@@ -61,13 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    first = words[0] if words else None
+    first = words[0] if words else ""
     if first in _TOOLS:  # first: in isolation they start once more, and only there import torch
         run_command: Callable[[list[str]], int] = importlib.import_module(f"hf_compat.tools.commands.{first}").main
         return run_command(words[1:])
-    from hf_compat.cli.fit import COMMANDS
-
-    if first in COMMANDS:
+    if first in _CONFIGURED:
         from hf_compat.cli.fit import main as run_configuration
 
         return run_configuration(first, words[1:])

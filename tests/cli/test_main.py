@@ -88,3 +88,17 @@ def test_words_that_are_no_command_show_the_usage(words, capsys):
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2 and "usage: hf-compat" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    ("--version", "--help", "convert --help", "plot --help", "migrate --help", "explain --help", "check --help"),
+)
+@pytest.mark.real_python
+def test_help_loads_no_torch(words):
+    script = f"import sys; from hf_compat.cli.main import main\ntry: main({words.split()})\nexcept SystemExit: pass\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}print(*sys.modules)"], capture_output=True, text=True, check=True
+    )
+    loaded = done.stdout.splitlines()[-1].split()
+    assert "hf_compat.cli.main" in loaded and not {"torch", "lightning", "jsonargparse"} & set(loaded)
