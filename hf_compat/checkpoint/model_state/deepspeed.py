@@ -21,8 +21,9 @@ import torch
 from torch import distributed, nn
 
 from hf_compat.checkpoint.files import Plain
-from hf_compat.checkpoint.model_state.base import ModelState, giving
-from hf_compat.checkpoint.reading import Contents, LoadResult, Weights, names_of, read_torch_file
+from hf_compat.checkpoint.layout import OPTIMIZER_NAME
+from hf_compat.checkpoint.model_state.base import ModelState, OptimizerState, giving, has_optimizer_shards
+from hf_compat.checkpoint.reading import Contents, LoadResult, StoredTensor, Weights, names_of, read_torch_file
 from hf_compat.checkpoint.zero_reader import (
     OWN_TYPES,
     ZeroStates,
@@ -67,22 +68,30 @@ class _FlatGroup:
     pieces: tuple[_Piece, ...]
 
 
-def take_states(folder: str, engine: DeepSpeedEngine) -> None:
+def take_states(folder: str, engine: DeepSpeedEngine, state: OptimizerState | None = None) -> None:
     """Give the engine's optimizer the states of a checkpoint: weights in float32, values of the optimizer, counts.
+
+    Args:
+        folder: The checkpoint.
+        engine: The engine.
+        state: The state of an optimizer of the whole model, which another strategy wrote. Its weights are in the engine
+            already. None reads the files of ZeRO's ranks.
 
     Raises:
         CheckpointError: The checkpoint is damaged.
         CheckpointMismatch: It is of another model, or the optimizer is one whose pieces are not known.
     """
-    saved, zero = zero_states(folder), engine.optimizer
+    zero = engine.optimizer
+    names = {parameter: name for name, parameter in engine.module.named_parameters()}
+    saved = _whole_states(state, zero, names) if state else zero_states(folder)
     groups = _flat_groups(zero)
     if not groups or not all(group.flat.numel() for group in groups):
         raise CheckpointMismatch(
-            f"{folder} holds states of ZeRO, and this run's optimizer ({type(zero).__name__}) keeps its own elsewhere."
+            f"{folder} holds an optimizer's state, and this run's optimizer ({type(zero).__name__}) keeps its own "
+            "elsewhere."
             "\n\nHint: resume with the DeepSpeed configuration that wrote it, on as many processes; or begin from its "
             "weights with `from_pretrained`."
         )
-    names = {parameter: name for name, parameter in engine.module.named_parameters()}
     other = {names[piece.parameter] for group in groups for piece in group.pieces} ^ saved.by_name.keys()
     if other or len(saved.param_groups) != len(zero.optimizer.param_groups):
         which = ", ".join(sorted(other)[:5]) or "other groups of them"
@@ -95,6 +104,31 @@ def take_states(folder: str, engine: DeepSpeedEngine) -> None:
         setattr(engine, name, count)
     if hasattr(zero, "_link_all_hp_params"):  # what DeepSpeed shows of these values to others
         zero._link_all_hp_params()
+
+
+def _whole_states(state: OptimizerState, zero: Any, names: dict[nn.Parameter, str]) -> ZeroStates:
+    """Find the values of each parameter in the state of a whole optimizer, which numbers parameters in their order."""
+    groups = zero.bit16_groups if hasattr(zero, "bit16_groups") else zero.fp16_groups
+    order = [names[parameter] for group in groups for parameter in group]
+    shapes = {name: getattr(parameter, "ds_shape", parameter.shape) for parameter, name in names.items()}
+    by_name: dict[str, dict[str, StoredTensor]] = {}
+    plain: dict[str, dict[str, object]] = {}
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    for name, number in zip(order, numbers, strict=False):
+        values = state["state"].get(number, {})
+        moments = {key: one for key, one in values.items() if torch.is_tensor(one) and key != "step"}
+        for key, one in moments.items():
+            if one.shape != shapes[name]:
+                raise CheckpointMismatch(
+                    f"The checkpoint's optimizer keeps `{key}` of {name} as {tuple(one.shape)} numbers, not as "
+                    f"{tuple(shapes[name])}: ZeRO cannot divide them.\n\nHint: resume with the strategy that wrote it."
+                )
+        by_name[name] = {
+            key: StoredTensor(name=name, nbytes=4 * one.numel(), load=one.float) for key, one in moments.items()
+        }
+        plain[name] = {key: one for key, one in values.items() if key not in moments}
+    options = [{key: one for key, one in group.items() if key != "params"} for group in state["param_groups"]]
+    return ZeroStates(by_name=by_name, plain=plain, param_groups=options, counts={})
 
 
 def _fill(
@@ -193,7 +227,16 @@ class DeepSpeedState(ModelState):
         contents = Contents(folder)
         name = named_zero_folder(contents)
         if name is None:
-            return False
+            path = contents.find(OPTIMIZER_NAME)
+            if path is not None:
+                take_states(folder, self.engine, read_torch_file(path))
+            elif has_optimizer_shards(folder):
+                raise CheckpointMismatch(
+                    f"{folder} has the optimizer's state in shards of FSDP, which DeepSpeed cannot take.\n\n"
+                    "Hint: resume under FSDP and save a whole checkpoint (`fsdp_config` without "
+                    "`state_dict_type=SHARDED_STATE_DICT`), or begin from the weights with `from_pretrained`."
+                )
+            return path is not None
         if self.engine.load_universal_checkpoint():
             raise CheckpointError(
                 f"{folder} is not read: DeepSpeed unpickles whatever is in a universal checkpoint.\n\n"
