@@ -325,8 +325,8 @@ class WindowModule(HooksOfPlainBatches):
         for index, inputs in enumerate(window.micro_batches, start=1):
             is_last = index == size
             steps.accelerator.sync_gradients = is_last
-            if mechanics.exchanges_at_the_end:
-                mechanics.begin_micro_batch(is_last)
+            if mechanics.exchange is not None:
+                mechanics.exchange(is_last)
             loss = call_by_place(step, STEP_PARAMETERS, (model, inputs, window.num_items))
             observer.micro_batch_done(loss, inputs)
             total = loss if total is None else total + loss

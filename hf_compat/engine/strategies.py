@@ -1,22 +1,15 @@
-"""Lightning strategies for this engine.
+"""Lightning strategies for this engine, and how an update differs between them.
 
 They differ from Lightning's own in two ways. The model stays on its device after a fit, because a Trainer evaluates,
 predicts and trains again. Steps are called directly, because each micro-batch makes its own forward pass through the
-wrapped model.
-
-FSDP 2: shard a model's parameters with torch's `fully_shard`.
-
-How an update differs between strategies and optimizers. `make_update_mechanics` chooses once a fit.
-
-This covers gradient exchange, the backward pass, clipping and the gradient norm. `optim/stepping.py` describes each
-optimizer's hooks on the parameters.
+wrapped model. `optim/stepping.py` describes each optimizer's hooks on the parameters.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning.pytorch as pl
@@ -78,7 +71,7 @@ def shard_model(model: nn.Module, plan: FsdpPlan, mesh: DeviceMesh, precision: s
         mp_policy=MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None),
         offload_policy=CPUOffloadPolicy() if plan.cpu_offload else OffloadPolicy(),
     )
-    parts = list(_parts(model, plan))
+    parts = _parts(model, plan)
     if plan.activation_checkpointing:
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
@@ -112,14 +105,20 @@ def gathering_method(model: nn.Module, method: str) -> Iterator[Callable[..., to
         vars(model).update(of_instance)
 
 
-def _parts(model: nn.Module, plan: FsdpPlan) -> Iterable[nn.Module]:
+def _parts(model: nn.Module, plan: FsdpPlan) -> list[nn.Module]:
     """Return the modules to shard separately, inner ones first."""
     if plan.wrap == "none":
-        return ()
+        return []
     containers = (nn.ModuleList, nn.ModuleDict)  # fully_shard rejects both
     modules = [module for module in list(model.modules())[:0:-1] if not isinstance(module, containers)]
     if plan.wrap == "size":
-        return _parts_of_size(modules, plan.min_num_params)
+        found, taken = [], set[int]()
+        for module in modules:
+            own = [parameter for parameter in module.parameters() if id(parameter) not in taken]
+            if sum(parameter.numel() for parameter in own) >= plan.min_num_params:
+                taken.update(map(id, own))
+                found.append(module)
+        return found
     names = set(plan.wrap_classes) or set(getattr(model, "_no_split_modules", None) or ())
     found = [module for module in modules if type(module).__name__ in names]
     missing = set(plan.wrap_classes) - {type(module).__name__ for module in found}
@@ -129,16 +128,6 @@ def _parts(model: nn.Module, plan: FsdpPlan) -> Iterable[nn.Module]:
             f"Hint: its classes are {', '.join(sorted({type(m).__name__ for m in modules}))}."
         )
     return found
-
-
-def _parts_of_size(modules: list[nn.Module], min_num_params: int) -> Iterator[nn.Module]:
-    """Yield the modules with at least `min_num_params` parameters that no inner module has taken."""
-    taken: set[int] = set()
-    for module in modules:
-        own = [parameter for parameter in module.parameters() if id(parameter) not in taken]
-        if sum(parameter.numel() for parameter in own) >= min_num_params:
-            taken.update(map(id, own))
-            yield module
 
 
 class DirectStepsStrategy(Strategy):
@@ -378,24 +367,31 @@ Backward = Callable[..., None]  # takes the loss and torch's options
 
 
 class UpdateMechanics:
-    """Updates on one device, or with gradients exchanged in every backward pass. The steps clip, the optimizer steps.
+    """One update with DDP, FSDP 2 or one device. The steps clip, the optimizer steps.
 
     Args:
         steps: The owner of the overridable steps.
         backward: Lightning's backward pass.
         precision: The trainer's precision plugin.
+        exchange: Sets whether the coming backward pass exchanges gradients, as it does for a window's last. None if
+            every pass does, or with one device.
     """
 
-    # whether `begin_micro_batch` does anything, so that one device can skip the call
-    exchanges_at_the_end = False
     # whether the gradient scaler skipped the last step because of non-finite gradients
     step_was_skipped = False
     # how the optimizer steps, under any strategy
     stepping = Stepping()
 
-    def __init__(self, steps: TrainingSteps, backward: Backward, precision: Precision) -> None:
+    def __init__(
+        self,
+        steps: TrainingSteps,
+        backward: Backward,
+        precision: Precision,
+        exchange: Callable[[bool], None] | None = None,
+    ) -> None:
         self.steps = steps
         self.backward = backward
+        self.exchange = exchange
         self._scaling = precision if isinstance(precision, ForwardPrecision) and precision.scaler else None
 
     def begin(self, module: pl.LightningModule, stepping: Stepping, rate: Callable[[], float]) -> None:
@@ -411,8 +407,13 @@ class UpdateMechanics:
             UnsupportedArgument: The optimizer updates parameters in the backward pass, and gradients have to be scaled
                 or exchanged.
         """
-        if stepping.steps_in_backward:
-            self._refuse_later_gradients(stepping)
+        processes, optimizer = self.steps.accelerator.num_processes, type(stepping.optimizer).__name__
+        if stepping.steps_in_backward and (processes > 1 or self._scaling is not None):
+            what = f"exchanged between {processes} processes" if processes > 1 else "scaled for `fp16=True`"
+            raise UnsupportedArgument(
+                f"{optimizer} updates each parameter in the backward pass, and gradients are to be {what}.\n\n"
+                "Hint: train in one process, without `fp16`, or choose another optimizer."
+            )
         self.stepping = stepping
         stepping.attach()
         send = stepping.fused_backward
@@ -420,30 +421,18 @@ class UpdateMechanics:
             return
         if type(module).backward is not pl.LightningModule.backward:
             raise OverrideError(
-                f"{type(module).__name__} overrides `backward`, and {type(stepping.optimizer).__name__} runs the "
-                "backward pass itself.\n\nHint: leave the override out, or choose another optimizer."
+                f"{type(module).__name__} overrides `backward`, and {optimizer} runs the backward pass itself.\n\n"
+                "Hint: leave the override out, or choose another optimizer."
             )
         # Lightning's own backward pass finds it here, so all its hooks run
         module.__dict__["backward"] = lambda loss, *args, **kwargs: send(loss, rate())
-
-    def _refuse_later_gradients(self, stepping: Stepping) -> None:
-        processes = self.steps.accelerator.num_processes
-        what = f"exchanged between {processes} processes" if processes > 1 else "scaled for `fp16=True`"
-        if processes > 1 or self._scaling is not None:
-            raise UnsupportedArgument(
-                f"{type(stepping.optimizer).__name__} updates each parameter in the backward pass, and gradients are "
-                f"to be {what}.\n\nHint: train in one process, without `fp16`, or choose another optimizer."
-            )
 
     def end(self, module: pl.LightningModule) -> None:
         """Undo `begin`."""
         self.stepping.detach()
         module.__dict__.pop("backward", None)
 
-    def begin_micro_batch(self, is_last: bool) -> None:
-        """Set whether the coming backward pass exchanges gradients."""
-
-    def step(self, model: nn.Module, take_step: Callable[[], None]) -> GradNorm:
+    def step(self, model: nn.Module, take_step: Callable[[], object]) -> GradNorm:
         """Clip the gradients, step, and return the norm before clipping.
 
         Args:
@@ -461,71 +450,22 @@ class UpdateMechanics:
         return norm
 
 
-class DDPMechanics(UpdateMechanics):
-    """Several ranks under DDP. They exchange gradients in a window's last backward pass.
-
-    Args:
-        steps: The owner of the overridable steps.
-        backward: Lightning's backward pass.
-        precision: The trainer's precision plugin.
-        wrapper: DDP around the model, or around the LightningModule.
-    """
-
-    exchanges_at_the_end = True
-
-    def __init__(
-        self, steps: TrainingSteps, backward: Backward, precision: Precision, wrapper: DistributedDataParallel
-    ) -> None:
-        super().__init__(steps, backward, precision)
-        self._wrapper = wrapper
-
-    def begin_micro_batch(self, is_last: bool) -> None:
-        # the attribute that `no_sync` sets, without a context manager for each micro-batch
-        self._wrapper.require_backward_grad_sync = is_last
-
-
-class FSDP2Mechanics(UpdateMechanics):
-    """Several ranks under FSDP 2. They reduce gradients in a window's last backward pass.
-
-    Args:
-        steps: The owner of the overridable steps.
-        backward: Lightning's backward pass.
-        precision: The trainer's precision plugin.
-        sharded: The sharded model.
-    """
-
-    exchanges_at_the_end = True
-
-    def __init__(self, steps: TrainingSteps, backward: Backward, precision: Precision, sharded: FSDPModule) -> None:
-        super().__init__(steps, backward, precision)
-        self._sharded = sharded
-
-    def begin_micro_batch(self, is_last: bool) -> None:
-        self._sharded.set_requires_gradient_sync(is_last)
-
-
 class DeepSpeedMechanics(UpdateMechanics):
-    """DeepSpeed's engine, which runs the backward pass, clips when it steps, and has the norm afterwards.
+    """One update with DeepSpeed's engine, which runs the backward pass and clips when it steps.
 
     Args:
         steps: The owner of the overridable steps.
         precision: The trainer's precision plugin.
-        engine: The engine around the model.
+        engine: The engine around the model. It has the gradient norm after the step.
     """
-
-    exchanges_at_the_end = True
 
     def __init__(self, steps: TrainingSteps, precision: Precision, engine: DeepSpeedEngine) -> None:
-        super().__init__(steps, self._run_backward, precision)
+        # the loss is already divided by the window
+        backward = functools.partial(engine.backward, scale_wrt_gas=False)
+        super().__init__(steps, backward, precision, engine.set_gradient_accumulation_boundary)
         self._engine = engine
 
-    def _run_backward(self, loss: torch.Tensor, **options: bool) -> None:
-        self._engine.backward(loss, scale_wrt_gas=False, **options)  # the loss is already divided by the window
-
-    def begin_micro_batch(self, is_last: bool) -> None:
-        self._engine.set_gradient_accumulation_boundary(is_last)
-
-    def step(self, model: nn.Module, take_step: Callable[[], None]) -> GradNorm:
+    def step(self, model: nn.Module, take_step: Callable[[], object]) -> GradNorm:
         take_step()
         return self._engine.get_global_grad_norm()
 
@@ -544,12 +484,16 @@ def make_update_mechanics(
     wrapped: object = steps.model_wrapped
     if is_deepspeed_engine(wrapped):
         return DeepSpeedMechanics(steps, precision, wrapped)
-    at_the_end = steps.accelerator.num_processes > 1 and not exchanges_every_micro_batch(steps.args)
-    for wrapper in (wrapped, of_strategy):
-        if at_the_end and isinstance(wrapper, DistributedDataParallel):
-            return DDPMechanics(steps, backward, precision, wrapper)
     if isinstance(wrapped, FSDPModule):
         wrapped.set_requires_gradient_sync(True)  # a fit that ended within a window may have switched it off
-        if at_the_end:
-            return FSDP2Mechanics(steps, backward, precision, wrapped)
-    return UpdateMechanics(steps, backward, precision)
+    exchange: Callable[[bool], None] | None = None
+    if steps.accelerator.num_processes > 1 and not exchanges_every_micro_batch(steps.args):
+        ddp = next(
+            (wrapper for wrapper in (wrapped, of_strategy) if isinstance(wrapper, DistributedDataParallel)), None
+        )
+        if ddp is not None:
+            # the attribute that `no_sync` sets, without a context manager for each micro-batch
+            exchange = functools.partial(setattr, ddp, "require_backward_grad_sync")
+        elif isinstance(wrapped, FSDPModule):
+            exchange = wrapped.set_requires_gradient_sync
+    return UpdateMechanics(steps, backward, precision, exchange)

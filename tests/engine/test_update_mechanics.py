@@ -12,12 +12,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat import HFDataModule, HFModule, Trainer
-from hf_compat.engine import strategies as update_mechanics
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import (
-    DDPMechanics,
     DeepSpeedMechanics,
-    FSDP2Mechanics,
     UpdateMechanics,
     make_update_mechanics,
 )
@@ -79,18 +76,18 @@ ALWAYS = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_bat
 def test_ddp_exchanges_at_a_windows_end(group, make_args):
     wrapped = DistributedDataParallel(toy.Classifier())
     mechanics = chosen(make_args, wrapped)
-    assert type(mechanics) is DDPMechanics and mechanics.exchanges_at_the_end
+    assert type(mechanics) is UpdateMechanics
     exchanged = []
     wrapped.register_comm_hook(exchanged, count_exchange)
     batch = torch.utils.data.default_collate(toy.rows(4))
     counts = []
     for is_last in (False, False, True, False):
-        mechanics.begin_micro_batch(is_last)
+        mechanics.exchange(is_last)
         wrapped(**batch)["loss"].backward()
         counts.append(len(exchanged))
     assert counts == [0, 0, 1, 1]
-    assert type(chosen(make_args, wrapped, processes=1)) is UpdateMechanics
-    assert type(chosen(make_args, wrapped, **ALWAYS)) is UpdateMechanics
+    assert chosen(make_args, wrapped, processes=1).exchange is None
+    assert chosen(make_args, wrapped, **ALWAYS).exchange is None
 
 
 def test_fsdp2_reduces_at_a_windows_end(group, make_args):
@@ -98,19 +95,19 @@ def test_fsdp2_reduces_at_a_windows_end(group, make_args):
     asked = []
     wrapped.set_requires_gradient_sync = asked.append
     mechanics = chosen(make_args, wrapped)
-    assert type(mechanics) is FSDP2Mechanics
+    assert type(mechanics) is UpdateMechanics
     for is_last in (False, True):
-        mechanics.begin_micro_batch(is_last)
+        mechanics.exchange(is_last)
     assert asked == [True, False, True]  # the first one: a fit before may have left it off
     asked.clear()
-    assert type(chosen(make_args, wrapped, **ALWAYS)) is UpdateMechanics and asked == [True]
+    assert chosen(make_args, wrapped, **ALWAYS).exchange is None and asked == [True]
 
 
 def test_the_engine_runs_backward_and_knows_the_norm(make_args):
     engine = DeepSpeedEngine()
     mechanics = chosen(make_args, engine, **ALWAYS)
     assert type(mechanics) is DeepSpeedMechanics and not mechanics.step_was_skipped
-    mechanics.begin_micro_batch(is_last=False)
+    mechanics.exchange(False)
     mechanics.backward(torch.tensor(1.0))
 
     class Optimizer:
@@ -133,7 +130,7 @@ def test_it_is_chosen_once_a_fit(make_args, monkeypatch):
     trainer.train()
     trainer.train()
     assert [type(mechanics) for mechanics in made] == [UpdateMechanics] * 2
-    assert update_mechanics.UpdateMechanics.exchanges_at_the_end is False  # one device makes no call a micro-batch
+    assert [mechanics.exchange for mechanics in made] == [None] * 2  # one device makes no call a micro-batch
 
 
 @pytest.mark.filterwarnings("ignore")
