@@ -225,11 +225,9 @@ class HFDDPStrategy(DirectStepsStrategy, InnerModelDDPStrategy):
         self.model_to_device()
         self.setup_precision_plugin()
 
-    def pre_backward(self, closure_loss: torch.Tensor) -> None:
-        """Do nothing, as DDP's own forward prepares each backward pass."""
-
-    def post_backward(self, closure_loss: torch.Tensor) -> None:
-        """Do nothing, as DDP's own forward prepares each backward pass."""
+    # DDP's own forward prepares each backward pass
+    def pre_backward(self, closure_loss: torch.Tensor) -> None: ...
+    def post_backward(self, closure_loss: torch.Tensor) -> None: ...
 
     def setup_distributed(self) -> None:
         """Join the process group without Lightning's seeding."""
@@ -460,10 +458,11 @@ class DeepSpeedMechanics(UpdateMechanics):
     """
 
     def __init__(self, steps: TrainingSteps, precision: Precision, engine: DeepSpeedEngine) -> None:
-        # the loss is already divided by the window
-        backward = functools.partial(engine.backward, scale_wrt_gas=False)
-        super().__init__(steps, backward, precision, engine.set_gradient_accumulation_boundary)
+        super().__init__(steps, self._run_backward, precision, engine.set_gradient_accumulation_boundary)
         self._engine = engine
+
+    def _run_backward(self, loss: torch.Tensor, **options: bool) -> None:
+        self._engine.backward(loss, scale_wrt_gas=False, **options)  # the loss is already divided by the window
 
     def step(self, model: nn.Module, take_step: Callable[[], object]) -> GradNorm:
         take_step()
@@ -488,9 +487,8 @@ def make_update_mechanics(
         wrapped.set_requires_gradient_sync(True)  # a fit that ended within a window may have switched it off
     exchange: Callable[[bool], None] | None = None
     if steps.accelerator.num_processes > 1 and not exchanges_every_micro_batch(steps.args):
-        ddp = next(
-            (wrapper for wrapper in (wrapped, of_strategy) if isinstance(wrapper, DistributedDataParallel)), None
-        )
+        wrappers = (wrapped, of_strategy)
+        ddp = next((one for one in wrappers if isinstance(one, DistributedDataParallel)), None)
         if ddp is not None:
             # the attribute that `no_sync` sets, without a context manager for each micro-batch
             exchange = functools.partial(setattr, ddp, "require_backward_grad_sync")
