@@ -1,5 +1,5 @@
-"""From arguments to what Lightning is told. Nothing is started or written here.
+"""Translate arguments into settings of Lightning, without starting a run or writing a file.
 
-What is read besides the arguments: the launcher's variables, and the JSON files that `deepspeed`, `fsdp_config` and
+The translation also reads the launcher's environment variables, and the JSON files that `deepspeed`, `fsdp_config` and
 `accelerate launch` name.
 """

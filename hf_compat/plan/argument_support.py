@@ -1,10 +1,8 @@
-"""The check of a run's arguments against their rows: what is refused, and what changes nothing.
+"""Check arguments before training.
 
-Settings that Lightning's Trainer and HF's arguments both have: one row each, and what compares the two.
-
-Whether `optim_args` and `lr_scheduler_kwargs` work: a small optimizer and its schedule are built and asked.
-
-So an option that the schedule does not take, or one of a wrong type, is told before anything is loaded or trained.
+Unsupported values are refused, and values without effect warned about. Settings that Lightning's Trainer shares with
+HF's arguments are compared. A small optimizer and its schedule are built, so that a wrong option of `optim_args` or
+`lr_scheduler_kwargs` raises before any model is loaded.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _NORMAL_FORMS = {
 
 
 def default_of(field: Field[Any]) -> object:
-    """Return a dataclass field's default, as it is after normalisation."""
+    """Return a dataclass field's default in its normalised form."""
     if field.default_factory is not MISSING:
         default: object = field.default_factory()
         return default
@@ -51,14 +49,14 @@ def default_of(field: Field[Any]) -> object:
 
 
 def check_supported(args: TrainingArguments) -> None:
-    """Refuse what is not supported or contradictory, and warn about what changes nothing.
+    """Refuse unsupported or contradictory values, and warn about values without effect.
 
     Args:
-        args: The arguments; fields that a subclass adds are not looked at.
+        args: The arguments. Fields that a subclass adds are not checked.
 
     Raises:
         ArgumentError: Fields that were set after the constructor contradict each other.
-        UnsupportedArgument: At least one field asks for something that is not here; all of them are listed.
+        UnsupportedArgument: A field has an unsupported value. The message lists all such fields.
     """
     check_again(args)
     refused: list[str] = []
@@ -80,7 +78,7 @@ def check_supported(args: TrainingArguments) -> None:
 def _warn_of_inert(args: TrainingArguments) -> None:
     """Warn about arguments whose effect depends on others."""
     if args.mixed_precision == "fp16" and args.device.type == "cpu":
-        reason = "on the CPU it is float32 that is computed in, as in transformers; `bf16=True` is mixed there"
+        reason = "the CPU computes in float32, as in transformers, and mixes precisions only with `bf16=True`"
         warnings.warn(f"`fp16=True` has no effect: {reason}.", InertArgumentWarning, stacklevel=5)
     if args.liger_kernel_config and not args.use_liger_kernel:
         told = shown("liger_kernel_config", args.liger_kernel_config)
@@ -95,10 +93,10 @@ def _is_set(row: Row, value: object, default: object) -> bool:
     return bool(value != default)
 
 
-Setting = Any  # a value of Lightning's Trainer or of an argument: a text, a number, a flag
-Values = dict[str, Setting]  # of arguments, by name
+Setting = Any  # a value of Lightning's Trainer or of an argument
+Values = dict[str, Setting]  # argument name → value
 
-# Lightning's precision → HF's `mixed_precision`; of several spellings the first is the one Lightning is given.
+# Lightning's precision → HF's `mixed_precision`. Lightning gets the first of several spellings.
 PRECISIONS = {
     "bf16-mixed": "bf16",
     "bf16": "bf16",
@@ -110,7 +108,7 @@ PRECISIONS = {
 
 
 def lightning_precision(mixed_precision: str) -> PrecisionName:
-    """Return Lightning's word for HF's `mixed_precision`."""
+    """Translate HF's `mixed_precision` into Lightning's `precision`."""
     first_spellings = {hf_word: precision for precision, hf_word in reversed(PRECISIONS.items())}
     return cast(PrecisionName, first_spellings[mixed_precision])
 
@@ -156,8 +154,8 @@ def _accelerator(value: Setting) -> Values:
     if value == "auto":
         return {}
     raise ArgumentError(
-        f"`trainer.accelerator={value!r}` is not to be had here.\n\n"
-        "Hint: leave it out: a GPU is used where there is one."
+        f"`trainer.accelerator={value!r}` is not available here.\n\n"
+        "Hint: leave it out. A GPU is used where there is one."
     )
 
 
@@ -167,7 +165,7 @@ def _determinism(value: Setting) -> Values:
     raise ArgumentError(f"`trainer.deterministic={value!r}` has no counterpart in HF.\n\nHint: true, or leave it out.")
 
 
-# A setting of `trainer:` → from its value to the arguments that say the same.
+# Setting of `trainer:` → function that translates its value into equivalent arguments.
 EQUIVALENTS: dict[str, Callable[[Setting], Values]] = {
     "max_epochs": _same("num_train_epochs"),
     "max_steps": _same("max_steps"),
@@ -183,10 +181,10 @@ EQUIVALENTS: dict[str, Callable[[Setting], Values]] = {
     "enable_progress_bar": lambda value: {"disable_tqdm": not value},
 }
 
-# Handed to Lightning as they are: they change nothing that HF has a word for.
+# Passed to Lightning unchanged, because no HF argument corresponds to them.
 PASSED_ON = ("profiler", "detect_anomaly", "benchmark", "enable_model_summary", "max_time")
 
-# What the arguments, or other sections, decide; and where it is set.
+# Setting that the arguments or another section decide → the place to set it.
 ELSEWHERE = {
     "callbacks": "`callbacks`",
     "logger": "`args.report_to`, which takes names of trackers and Lightning loggers",
@@ -219,12 +217,12 @@ def join(trainer: Mapping[str, Setting], args: Mapping[str, Setting], given: set
     """Return the arguments that a `trainer` section and an `args` section ask for together.
 
     Args:
-        trainer: The settings of the Lightning trainer; None is not set.
+        trainer: The settings of the Lightning trainer. A setting of None counts as not set.
         args: The arguments.
         given: Names of arguments that the user set.
 
     Raises:
-        ArgumentError: One setting has two values, or another section decides it; all are listed.
+        ArgumentError: One setting has two values, or another section decides it. The message lists all of them.
     """
     joined, problems = dict(args), []
     for name, value in trainer.items():
@@ -232,7 +230,7 @@ def join(trainer: Mapping[str, Setting], args: Mapping[str, Setting], given: set
             continue
         if name in ELSEWHERE:
             problems.append(
-                f"`trainer.{name}={value!r}` is not set here.\n\nHint: it is the affair of {ELSEWHERE[name]}."
+                f"`trainer.{name}={value!r}` cannot be set here.\n\nHint: leave it out. Its counterpart is {ELSEWHERE[name]}."
             )
             continue
         wanted = EQUIVALENTS[name](value)
@@ -256,7 +254,7 @@ def _differs(a: Setting, b: Setting) -> bool:
 
 
 class MechanicsOfTrainer(Protocol):
-    """What a Lightning trainer may be told to do to gradients."""
+    """The settings of a Lightning trainer that change gradients."""
 
     @property
     def gradient_clip_algorithm(self) -> Enum | None:
@@ -270,7 +268,7 @@ def check_mechanics(args: TrainingArguments, trainer: MechanicsOfTrainer) -> Non
     """Refuse a trainer of the user's own that accumulates or clips beside the arguments.
 
     Raises:
-        ArgumentError: It does; the argument that does the same is named.
+        ArgumentError: It does. The message names the equivalent argument.
     """
     if trainer.accumulate_grad_batches != 1:
         wanted, set_to = "gradient_accumulation_steps", trainer.accumulate_grad_batches
@@ -282,7 +280,7 @@ def check_mechanics(args: TrainingArguments, trainer: MechanicsOfTrainer) -> Non
         raise ArgumentError(
             f"`gradient_clip_algorithm={trainer.gradient_clip_algorithm.value!r}` of lightning.Trainer has no effect "
             f"on an HFModule, which clips by the norm (`max_grad_norm={args.max_grad_norm}`).\n\n"
-            "Hint: leave it out; to clip by value, set `max_grad_norm=0` and call `torch.nn.utils.clip_grad_value_` in "
+            "Hint: leave it out. To clip by value, set `max_grad_norm=0` and call `torch.nn.utils.clip_grad_value_` in "
             "`on_before_optimizer_step` of a callback."
         )
     else:
@@ -295,26 +293,26 @@ def check_mechanics(args: TrainingArguments, trainer: MechanicsOfTrainer) -> Non
 
 
 def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> None:
-    """Compare arguments with a Lightning trainer of the user's own, in which a native module trains.
+    """Compare arguments with the user's own Lightning trainer, in which a native module trains.
 
     Args:
         args: The arguments of the module.
         trainer: `max_epochs`, `max_steps` and `precision` of the trainer.
 
     Raises:
-        ArgumentError: An argument that was set says another thing than the trainer; both are shown.
+        ArgumentError: An argument that was set contradicts the trainer. The message shows both values.
     """
     defaults = {field.name: default_of(field) for field in fields(args)}
     problems = []
     for name, value in trainer.items():
         for argument, wanted in EQUIVALENTS[name](value).items():
             has = getattr(args, argument)
-            if argument == "fp16" and args.device.type == "cpu":  # nothing there
+            if argument == "fp16" and args.device.type == "cpu":  # no effect on the CPU
                 continue
             if has != defaults[argument] and _differs(has, wanted):
                 problems.append(
                     f"`{argument}={has!r}` of the arguments and `{name}={value!r}` of lightning.Trainer set the same "
-                    "thing to two values.\n\nHint: a native module trains as its trainer says; set it there."
+                    "thing to two values.\n\nHint: a native module follows its trainer. Set the value there."
                 )
     if problems:
         raise ArgumentError("\n\n".join(problems))
@@ -325,15 +323,15 @@ def check_native(args: TrainingArguments, trainer: Mapping[str, Setting]) -> Non
     if inert:
         ways = ", ".join(f"`{name}` ({ROWS[name].native})" for name in inert)
         warnings.warn(
-            f"A Lightning trainer of your own decides what these arguments say; they have no effect: {ways}.",
+            f"These arguments have no effect, because your own Lightning trainer decides instead: {ways}.",
             InertArgumentWarning,
             stacklevel=2,
         )
 
 
-# What builders and schedules of torch raise for values that they cannot use.
+# Errors that torch optimizers and schedules raise for unusable values.
 _UNUSABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-# Of the run that a schedule is asked about: before and after the warmup, in the middle, at the end.
+# The sample run has updates before and after the warmup, in the middle and at the end.
 _WARMUP, _TOTAL = 10, 1000
 _ASKED = (0, 5, 10, 500, 999)
 # A metric that improves, stays, and gets worse.
@@ -341,29 +339,29 @@ _METRICS = (1.0, 0.5, 0.5, 2.0, 3.0)
 
 
 def check_optimization(args: TrainingArguments) -> None:
-    """Build the optimizer and the schedule that the arguments ask for, and ask the schedule for rates.
+    """Build the optimizer and the schedule of the arguments, and compute sample learning rates.
 
     Raises:
-        ArgumentError: One of them does not work with its options; the message names the argument.
+        ArgumentError: One of them does not work with its options. The message names the argument.
         MissingOptimizer: The optimizer's package is missing.
     """
     check_schedule(args, check_optimizer(args))
 
 
 def check_optimizer(args: TrainingArguments, model: torch.nn.Module | None = None) -> torch.optim.Optimizer | None:
-    """Return the optimizer that the arguments ask for, of two numbers: one that decays, one that does not.
+    """Build the optimizer of the arguments over one parameter with weight decay and one without.
 
     Args:
         args: The arguments.
-        model: The model, where it is known: GaLore and others choose among its parameters.
+        model: The model, from whose parameters GaLore and others choose. None if unknown.
 
     Returns:
-        The optimizer; None where it can only be made of a whole model's parameters.
+        The optimizer, or None if it needs a whole model's parameters.
 
     Raises:
-        ArgumentError: It does not take its options, or the model has nothing for it.
+        ArgumentError: The optimizer does not accept its options, or the model has no suitable parameters.
         MissingOptimizer: Its package is missing.
-        UnsupportedArgument: Something that it cannot be combined with.
+        UnsupportedArgument: It cannot be combined with another argument.
     """
     check_request(args, model)
     if entry_of(args).needs_model:
@@ -380,11 +378,11 @@ def check_optimizer(args: TrainingArguments, model: torch.nn.Module | None = Non
 
 
 def check_schedule(args: TrainingArguments, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Ask the schedule of the arguments for learning rates, at some updates.
+    """Compute learning rates of the arguments' schedule at some updates.
 
     Args:
         args: The arguments.
-        optimizer: Whose learning rate it sets; one of torch's with `learning_rate` where none is given.
+        optimizer: The optimizer whose learning rate is scheduled. None builds an SGD with `learning_rate`.
 
     Raises:
         ArgumentError: The schedule does not take its options, or gives no learning rate with them.
@@ -417,7 +415,7 @@ def _two_groups() -> list[dict[str, object]]:
 
 def _rates(args: TrainingArguments, optimizer: torch.optim.Optimizer) -> list[float]:
     options = dict(args.lr_scheduler_kwargs or {})  # type: ignore[arg-type]  # a dict once normalised
-    # a schedule that follows a metric may print what it does
+    # a schedule that follows a metric may print its changes
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         schedule = get_scheduler(args.lr_scheduler_type, optimizer, _WARMUP, _TOTAL, options)

@@ -1,12 +1,8 @@
-"""A DeepSpeed configuration beside the arguments: resolves every `auto`, and shows every disagreement.
+"""Resolve every `auto` of a DeepSpeed configuration, and list where it contradicts the arguments.
 
-The optimizer is always the arguments' (torch's AdamW is DeepSpeed's); what its section of the configuration says has to
-agree, or to be `auto`. A section `scheduler` asks for a schedule of DeepSpeed's own, in place of `lr_scheduler_type`. A
-configuration that is given as a path is read from there.
-
-Every key that DeepSpeed 0.19 reads of a configuration, and what becomes of it: one table.
-
-What is not in it DeepSpeed ignores without a word; here a warning names it.
+The arguments choose the optimizer, so the section `optimizer` must agree with them or be `auto`. A section `scheduler`
+selects one of DeepSpeed's schedules in place of `lr_scheduler_type`. `KEYS` lists every key that DeepSpeed 0.19 reads
+and its treatment. DeepSpeed silently ignores other keys, so a warning names them here.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ from hf_compat.runtime.text import did_you_mean, parse_switch
 
 
 class Fate(StrEnum):
-    """What becomes of a key."""
+    """The treatment of a key."""
 
     PASSED = "passed on"
     TRANSLATED = "compared with the arguments"
@@ -44,12 +40,12 @@ class Fate(StrEnum):
 
 
 class Key(NamedTuple):
-    """A row.
+    """A row of `KEYS`.
 
     Args:
-        fate: What becomes of the key.
-        why: Why it has no effect, or is refused; else what it is compared with.
-        is_on: Whether a value asks for what is refused or has no effect.
+        fate: The treatment of the key.
+        why: Why it has no effect or is refused, or the argument that it is compared with.
+        is_on: Whether a value switches the key on.
     """
 
     fate: Fate
@@ -65,7 +61,7 @@ def _above_one(size: object) -> bool:
     return isinstance(size, (int, float)) and size > 1
 
 
-_OWN_LOADER = "it is of DeepSpeed's own data loader; a Trainer has another"
+_OWN_LOADER = "it configures DeepSpeed's data loader, which a Trainer does not use"
 _OWN_FILES = "another engine writes the files of a checkpoint after it is sealed"
 
 KEYS: dict[str, Key] = {
@@ -74,12 +70,12 @@ KEYS: dict[str, Key] = {
     "gradient_accumulation_steps": Key(Fate.TRANSLATED, "gradient_accumulation_steps"),
     "gradient_clipping": Key(Fate.TRANSLATED, "max_grad_norm"),
     "bf16": Key(Fate.TRANSLATED, "bf16"),
-    "bfloat16": Key(Fate.TRANSLATED, "bf16: its old name"),
+    "bfloat16": Key(Fate.TRANSLATED, "bf16 (this is its old name)"),
     "fp16": Key(Fate.TRANSLATED, "fp16"),
     "optimizer": Key(Fate.TRANSLATED, "learning_rate, adam_beta1 …; torch's AdamW"),
     "scheduler": Key(Fate.TRANSLATED, "learning_rate, warmup_steps, the updates"),
     "zero_optimization": Key(Fate.TRANSLATED, "sizes that are auto follow the model"),
-    "amp": Key(Fate.REFUSED, "it needs NVIDIA's apex, with which ZeRO does not work; use bf16 or fp16", _enabled),
+    "amp": Key(Fate.REFUSED, "it needs NVIDIA's apex, which does not work with ZeRO (use bf16 or fp16)", _enabled),
     "elasticity": Key(Fate.REFUSED, "it chooses batch sizes, and here the arguments do", _enabled),
     "hybrid_engine": Key(Fate.REFUSED, "it is another engine, for training with generation", _enabled),
     "tensor_parallel": Key(
@@ -93,13 +89,13 @@ KEYS: dict[str, Key] = {
     "datastates_ckpt": Key(Fate.REFUSED, _OWN_FILES, bool),
     "checkpoint": Key(
         Fate.REFUSED,
-        "DeepSpeed unpickles whatever is in a universal checkpoint; other numbers of ranks are read without",
+        "DeepSpeed unpickles any object in a universal checkpoint, and resuming on other numbers of ranks works without",
         lambda section: isinstance(section, Mapping) and bool(section.get("load_universal")),
     ),
     "dataloader_drop_last": Key(Fate.INERT, _OWN_LOADER),
     "data_efficiency": Key(Fate.INERT, _OWN_LOADER, _enabled),
     "curriculum_learning": Key(Fate.INERT, _OWN_LOADER, _enabled),
-    "autotuning": Key(Fate.INERT, "it is read by DeepSpeed's launcher alone", _enabled),
+    "autotuning": Key(Fate.INERT, "only DeepSpeed's launcher reads it", _enabled),
     "pipeline": Key(Fate.INERT, "it is for a PipelineModule"),
     **dict.fromkeys(
         (
@@ -119,17 +115,16 @@ KEYS: dict[str, Key] = {
 
 
 def check_keys(config: Mapping[str, object]) -> None:
-    """Refuse and warn, as the table says.
+    """Refuse or warn about keys of a configuration, as `KEYS` specifies.
 
     Raises:
-        UnsupportedArgument: A key asks for something that is not here; all are listed.
+        UnsupportedArgument: A key is not supported. The message lists all such keys.
     """
     told = {name: KEYS[name] for name, value in config.items() if name in KEYS and KEYS[name].is_on(value)}
     refused = [f"  {name}: {key.why}" for name, key in told.items() if key.fate is Fate.REFUSED]
     if refused:
         raise UnsupportedArgument(
-            "The DeepSpeed configuration asks for what is not supported:\n\n" + "\n".join(refused) + "\n\n"
-            "Hint: leave it out."
+            "The DeepSpeed configuration has unsupported keys:\n\n" + "\n".join(refused) + "\n\nHint: leave them out."
         )
     for name, key in told.items():
         if key.fate is Fate.INERT:
@@ -142,8 +137,8 @@ def _warn(text: str) -> None:
     warnings.warn(text, InertArgumentWarning, stacklevel=5)
 
 
-Config = dict[str, Any]  # DeepSpeed's, as JSON has it: sections within sections
-Setting = Any  # one of its values: a text, a number, a flag, a list
+Config = dict[str, Any]  # a DeepSpeed configuration as nested JSON
+Setting = Any  # one of its values
 
 _SCHEDULES = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest")  # of DeepSpeed 0.19
 _ADAMS = ("adam", "adamw")
@@ -160,12 +155,12 @@ def deepspeed_config(
     """Resolve a DeepSpeed configuration.
 
     Args:
-        args: `deepspeed` (a dict or a JSON file's path) and everything that `auto` stands for.
-        variables: What `accelerate launch` has set; read where `args.deepspeed` is empty.
-        model_config: The model's configuration, for sizes that follow its hidden size; None leaves those out.
+        args: `deepspeed` (a dict or a JSON file's path) and the values that replace `auto`.
+        variables: Variables of `accelerate launch`, which are read if `args.deepspeed` is empty.
+        model_config: The model's configuration, whose hidden size determines some sizes. None skips those sizes.
 
     Raises:
-        ArgumentError: The configuration and the arguments disagree, or an `auto` cannot be resolved; all are listed.
+        ArgumentError: The configuration contradicts the arguments, or an `auto` cannot be resolved. All are listed.
 
     Mirrors:
         `transformers.integrations.HfTrainerDeepSpeedConfig`, 5.23.
@@ -174,7 +169,7 @@ def deepspeed_config(
     if "bfloat16" in config:
         config.setdefault("bf16", config.pop("bfloat16"))
     check_keys(config)
-    # Refuse sections that are none, before they are looked into
+    # Refuse sections that are not dicts before reading their keys
     sections = {name: config[name] for name in _SECTIONS if config.get(name) is not None}
     read_options("deepspeed", dict.fromkeys(_SECTIONS, OPTIONS), sections)
     for name in ("optimizer", "scheduler"):
@@ -198,7 +193,7 @@ def deepspeed_config(
         if str(section.get("type", "")).lower() not in _ADAMS:
             raise ArgumentError(
                 f"The DeepSpeed configuration has the optimizer {section.get('type')!r}, which is not supported.\n\n"
-                "Hint: leave the section `optimizer` out and set `optim`; or use AdamW."
+                "Hint: leave the section `optimizer` out and set `optim`, or use AdamW."
             )
         _warn_of_rest("optimizer", section, ("lr", "betas", "eps", "weight_decay"), "torch's optimizer is used")
         table.match("optimizer.params.lr", "learning_rate", args.learning_rate)
@@ -206,9 +201,9 @@ def deepspeed_config(
         table.match("optimizer.params.eps", "adam_epsilon", args.adam_epsilon)
         table.match("optimizer.params.weight_decay", "weight_decay", args.weight_decay)
     _match_scheduler(table, args)
-    for name in ("warmup_num_steps", "total_num_steps"):  # known once the training begins: `schedule_section`
+    for name in ("warmup_num_steps", "total_num_steps"):  # `schedule_section` resolves these once training begins
         table.fill(f"scheduler.params.{name}", 0)
-    # Fill in the sizes that follow the model's hidden size, where its configuration says one
+    # Fill in the sizes that follow the model's hidden size, if its configuration has one
     sizes = getattr(model_config, "hidden_sizes", None)
     text = getattr(model_config, "text_config", None)
     hidden = getattr(model_config, "hidden_size", None) or (max(sizes) if sizes else getattr(text, "hidden_size", None))
@@ -217,7 +212,7 @@ def deepspeed_config(
         table.fill("zero_optimization.stage3_prefetch_bucket_size", int(0.9 * hidden * hidden))
         table.fill("zero_optimization.stage3_param_persistence_threshold", 10 * hidden)
     table.check()
-    # Take out the sections that the arguments replace, and set what DeepSpeed needs to know then
+    # Drop the sections that the arguments replace, and set the keys that DeepSpeed then needs
     config.pop("optimizer", None)
     config.pop("scheduler", None)
     config.setdefault("zero_allow_untested_optimizer", True)
@@ -233,7 +228,7 @@ _STAGES = Range(low=0, high=3)
 
 
 def zero_stage(config: Mapping[str, Setting]) -> int:
-    """Return the ZeRO stage of a configuration: 0 where it has none."""
+    """Return the ZeRO stage of a configuration, or 0 if it has none."""
     return int((config.get("zero_optimization") or {}).get("stage", 0))
 
 
@@ -245,7 +240,7 @@ class _Table:
         self.disagreements: list[tuple[str, Setting, str, Setting]] = []
 
     def _find(self, path: str) -> tuple[Config | None, str]:
-        """Return the section that holds a setting, and the setting's key there; no section where it is not set."""
+        """Return the section that holds a setting (None if it is not set) and the setting's key in it."""
         *parents, key = path.split(".")
         section: object = self.config
         for parent in parents:
@@ -253,7 +248,7 @@ class _Table:
         return (section, key) if isinstance(section, dict) and key in section else (None, key)
 
     def match(self, path: str, argument: str, value: Setting) -> None:
-        """Put the argument's value in the place of `auto`; note a value that differs from it."""
+        """Replace `auto` by the argument's value, and record a value that differs from it."""
         section, key = self._find(path)
         if section is None:
             return
@@ -263,13 +258,13 @@ class _Table:
             self.disagreements.append((path, section[key], argument, value))
 
     def fill(self, path: str, value: Setting) -> None:
-        """Put a value in the place of `auto`; another one stays."""
+        """Replace `auto` by a value, and keep any other value."""
         section, key = self._find(path)
         if section is not None and section[key] == "auto":
             section[key] = value
 
     def check(self) -> None:
-        """Raise what is wrong: disagreements, and every `auto` that is left."""
+        """Raise an error that lists disagreements and every remaining `auto`."""
         left, lines = list(_autos_of(self.config)), []
         if self.disagreements:
             rows = [("DeepSpeed configuration", "arguments", "used")]
@@ -348,13 +343,13 @@ def _match_scheduler(table: _Table, args: TrainingArguments) -> None:
     if section.get("type") not in _SCHEDULES:
         raise ArgumentError(
             f"The DeepSpeed configuration has the schedule {section.get('type')!r}, which is not supported.\n\n"
-            f"Hint: leave the section `scheduler` out and set `lr_scheduler_type`; or use {', '.join(_SCHEDULES)}."
+            f"Hint: leave the section `scheduler` out and set `lr_scheduler_type`, or use {', '.join(_SCHEDULES)}."
         )
     unused = [name for name in ("lr_scheduler_type", "lr_scheduler_kwargs") if _is_set(args, name)]
     if unused:
         warnings.warn(
-            f"{' and '.join(f'`{name}={getattr(args, name)!r}`' for name in unused)} has no effect: the DeepSpeed "
-            f"configuration's section `scheduler` asks for {section['type']}.",
+            f"{' and '.join(f'`{name}={getattr(args, name)!r}`' for name in unused)} has no effect, because the "
+            f"DeepSpeed configuration's section `scheduler` selects {section['type']}.",
             InertArgumentWarning,
             stacklevel=5,
         )
@@ -372,15 +367,15 @@ def _is_set(args: TrainingArguments, name: str) -> bool:
 
 
 def schedule_section(args: TrainingArguments, variables: Mapping[str, str], updates: int) -> Config | None:
-    """Resolve the section `scheduler`, which asks for a schedule of DeepSpeed's own.
+    """Resolve the section `scheduler`, which selects one of DeepSpeed's schedules.
 
     Args:
         args: The arguments.
-        variables: What `accelerate launch` has set.
-        updates: Updates of the training.
+        variables: Variables of `accelerate launch`.
+        updates: Number of updates of the training.
 
     Returns:
-        The section, or None where there is none.
+        The section, or None if there is none.
 
     Raises:
         ArgumentError: It disagrees with the training, or an `auto` cannot be resolved.

@@ -1,10 +1,8 @@
-"""`explain`: the plan for people. What each argument becomes, and what Lightning is told.
+"""`explain` lists the effect of each argument, the settings of Lightning, and the sizes of a run.
 
-What a run takes on each device, by arithmetic: memory, communication, checkpoints.
-
-Counted are parameters, gradients and the optimizer's states in float32, as HF trains under autocast (with Adam 16 bytes
-a parameter); under DeepSpeed's bf16, halves of 2 bytes and float32 masters. Activations come on top: they depend on the
-model, the batch and the sequence length, and on activation checkpointing.
+The sizes cover parameters, gradients and optimizer states in float32, as HF trains under autocast. Adam then takes 16
+bytes a parameter. DeepSpeed's bf16 has parameters of 2 bytes and float32 masters. Activations are not counted, because
+they depend on the model, the batch, the sequence length and activation checkpointing.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from hf_compat.runtime.text import hide_secrets, is_secret, shown
 GIB = 2**30
 ADAM = 8  # two moments in float32
 
-# `optim` → bytes of its states for each trained parameter; what factors matrices keeps next to nothing
+# `optim` → bytes of its states for each trained parameter. Optimizers that factor matrices count as 0.
 STATE_BYTES: dict[str, int] = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused"), ADAM),
     **dict.fromkeys(("paged_adamw_32bit", "stable_adamw", "schedule_free_adamw", "schedule_free_radam"), ADAM),
@@ -46,7 +44,7 @@ STATE_BYTES: dict[str, int] = {
 
 
 def state_bytes(optim: str, optim_args: str | None) -> int | None:
-    """Return the bytes of an optimizer's states for each trained parameter; None where its rank says how many."""
+    """Return the bytes of optimizer states for each trained parameter, or None if they depend on a rank."""
     if optim == "sgd":
         return 4 if "momentum" in str(optim_args or "") else 0
     return STATE_BYTES.get(optim)
@@ -63,9 +61,9 @@ class RunSize:
         sent: By each device in an update (ring algorithms).
         weights_file: Of a checkpoint.
         optimizer_file: Of a checkpoint.
-        gathered: What the first process of all holds beside that, in its memory, to write a checkpoint.
+        gathered: Additional memory of global rank 0 while it writes a checkpoint.
         per_node: Processes of a machine.
-        unknown: The optimizer whose states are not counted; empty where they are.
+        unknown: The optimizer whose states are not counted. Empty if they are.
     """
 
     parameters: float
@@ -80,11 +78,11 @@ class RunSize:
 
     @property
     def on_device(self) -> float:
-        """All that is held on each device, activations aside."""
+        """Memory of each device, without activations."""
         return self.parameters + self.gradients + self.optimizer
 
     def lines(self, write_speed: float = 1e9) -> list[str]:
-        """Return the sizes in words; `write_speed` in bytes a second gives the time of a checkpoint."""
+        """Describe the sizes. `write_speed`, in bytes a second, determines the time of a checkpoint."""
         files = self.weights_file + self.optimizer_file
         more = []
         if self.unknown:
@@ -117,21 +115,21 @@ def size_of_run(
     """Return the sizes of a run.
 
     Args:
-        plan: The plan; its strategy says what is sharded.
-        parameters: Of the model.
-        trained: Those of them that are trained and saved, as adapters are; None for all.
+        plan: The plan, whose strategy determines the sharding.
+        parameters: Number of the model's parameters.
+        trained: Number of parameters that are trained and saved, such as adapters. None means all.
         optim: Name of the optimizer.
-        optim_args: Its options.
+        optim_args: Options of the optimizer.
     """
     kept, master = (2, 4) if _keeps_halves(plan) else (4, 0)
     trained = parameters if trained is None else trained
     states = state_bytes(optim, optim_args)
     optimizer = trained * ((states or 0) + master)
-    # Which share of the parameters, the gradients and the optimizer's states a device holds
+    # The share of the parameters, the gradients and the optimizer states on one device
     sharded = _sharded(plan)
     share = {part: 1 / plan.world_size if part in sharded else 1.0 for part in ("parameters", "gradients", "optimizer")}
     if plan.strategy == "fsdp2" and plan.micro_batches_per_update > 1 and not _exchanges_every_micro_batch(plan):
-        share["gradients"] = 1.0  # they wait whole for the window's last micro-batch
+        share["gradients"] = 1.0  # they stay unsharded until the window's last micro-batch
     gathered = 0.0
     if plan.strategy == "fsdp2" and plan.strategy_options["plan"].state_dict_type == "FULL_STATE_DICT":
         gathered = trained * kept + optimizer
@@ -155,7 +153,7 @@ def size_of_run(
 
 
 def _activations(plan: LightningPlan, are_recomputed: bool) -> str:
-    """Say what activations grow with; the number of parameters does not give their size."""
+    """Describe the growth of activations, whose size does not follow from the number of parameters."""
     kept = "one input of each layer is kept, and the largest layer's activations come on top"
     way = kept if are_recomputed else "`gradient_checkpointing=True` keeps one input of each layer instead"
     return (
@@ -165,7 +163,7 @@ def _activations(plan: LightningPlan, are_recomputed: bool) -> str:
 
 
 def _keeps_halves(plan: LightningPlan) -> bool:
-    """Return whether parameters and gradients have 2 bytes; float32 masters are beside them then."""
+    """Whether parameters and gradients have 2 bytes, next to float32 masters."""
     return plan.strategy == "deepspeed" and plan.precision != "32-true"
 
 
@@ -177,7 +175,7 @@ def _bytes_sent(plan: LightningPlan) -> float:
     """Return the bytes that a device sends in an update for each parameter, before the factor of ring algorithms."""
     micro_batches, halves = plan.micro_batches_per_update, _keeps_halves(plan)
     in_halves = plan.precision != "32-true"
-    if "parameters" in _sharded(plan):  # gathered forward and backward, by every micro-batch; gradients are reduced
+    if "parameters" in _sharded(plan):  # every micro-batch gathers them twice and reduces gradients
         exchanges = micro_batches if _exchanges_every_micro_batch(plan) else 1
         return 2 * micro_batches * (2 if in_halves else 4) + exchanges * (2 if halves else 4)
     # an all-reduce is a reduce-scatter and an all-gather
@@ -185,7 +183,7 @@ def _bytes_sent(plan: LightningPlan) -> float:
 
 
 def _sharded(plan: LightningPlan) -> set[str]:
-    """Return what each device holds a slice of: parameters, gradients, the optimizer's states."""
+    """Return the sharded ones of parameters, gradients and optimizer states."""
     if plan.strategy == "fsdp2":
         return {"parameters", "gradients", "optimizer"}
     stage = zero_stage(plan.strategy_options["config"]) if plan.strategy == "deepspeed" else 0
@@ -197,9 +195,9 @@ class ExplainedArgument:
     """One argument that was set away from its default.
 
     Args:
-        name: Its name today.
+        name: Its current name.
         value: Its value.
-        becomes: Where it goes, or why it goes nowhere.
+        becomes: Its destination, or why it has no effect.
     """
 
     name: str
@@ -209,15 +207,15 @@ class ExplainedArgument:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Explanation(ShownAsPrinted):
-    """What a set of arguments means here. `print` it, or read `to_json()`.
+    """The effect of a set of arguments. `print` it, or read `to_json()`.
 
     Args:
         arguments: The arguments that were set away from their defaults.
-        plan: What Lightning is told; None where something is refused.
-        refused: Why nothing would run; empty where it would.
-        sizes: Memory, traffic and checkpoints, in words; empty where the model's size is not known.
-        profile: The generation of transformers whose defaults count.
-        other_defaults: Where they are in force, and not those of today.
+        plan: The plan. None if an argument is refused.
+        refused: The error that a run would raise. Empty if none.
+        sizes: Descriptions of memory, traffic and checkpoints. Empty if the model's size is unknown.
+        profile: The generation of transformers whose defaults apply.
+        other_defaults: Arguments whose default differs from the current one.
     """
 
     arguments: tuple[ExplainedArgument, ...]
@@ -269,13 +267,13 @@ def explain(
     parameters: float | None = None,
     trained: float | None = None,
 ) -> Explanation:
-    """Explain the effect of arguments: the destination of each, and the settings of the Lightning trainer.
+    """Explain the destination of each argument and the settings of the Lightning trainer.
 
     Args:
         args: The training arguments, or `transformers`' own.
-        counts: Counts of the run, where its data is known.
+        counts: Counts of the run, if its data is known.
         parameters: Number of the model's parameters. Adds the sizes of a run on each device.
-        trained: Number of trained parameters, those of LoRA's adapters, say. None means all.
+        trained: Number of trained parameters, such as those of LoRA's adapters. None means all.
 
     Returns:
         The explanation. Refused arguments are part of it, not raised.
@@ -292,7 +290,7 @@ def explain(
     args = as_our_arguments(args)
     if counts is not None and not isinstance(counts, RunCounts):
         raise ArgumentError(
-            f"`{shown('counts', counts)}` is no RunCounts.\n\nHint: leave it out, or `make_run_counts`."
+            f"`{shown('counts', counts)}` is not a RunCounts.\n\nHint: leave it out, or call `make_run_counts`."
         )
     size, part = (
         None if given is None else float(str(read_as(name, number(Range(low=0)), given)))

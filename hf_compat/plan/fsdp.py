@@ -1,4 +1,4 @@
-"""What `fsdp` and `fsdp_config` ask for, in the spellings of 4.x and 5.x, and from `accelerate launch`."""
+"""Read `fsdp`, `fsdp_config` and the variables of `accelerate launch`, in the spellings of 4.x and 5.x."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hf_compat.hf.value_types import (
 )
 from hf_compat.runtime.text import bool_or_none, parse_switch
 
-Options = dict[str, Any]  # of `fsdp_config`: texts, numbers and flags, as JSON has them
+Options = dict[str, Any]  # JSON values of `fsdp_config`
 
 # `fsdp_config` key → variable that `accelerate launch` sets.
 _VARIABLES = {
@@ -45,7 +45,7 @@ _VARIABLES = {
     "cpu_ram_efficient_loading": "FSDP_CPU_RAM_EFFICIENT_LOADING",
     "activation_checkpointing": "FSDP_ACTIVATION_CHECKPOINTING",
 }
-# Options of FSDP 1 only: FSDP 2 does these things by itself, or has no such choice.
+# Options of FSDP 1 that FSDP 2 either always applies or does not have.
 _FIRST_ONLY = ("backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states", "limit_all_gathers")
 _INERT = {
     **dict.fromkeys(_FIRST_ONLY, "FSDP 2 has no such option"),
@@ -101,15 +101,15 @@ class FsdpPlan:
 
     Args:
         version: 2 (torch's `fully_shard`), or 1 (`FullyShardedDataParallel`), which is not run.
-        reshard_after_forward: Free gathered parameters after the forward pass; else they wait for the backward pass.
+        reshard_after_forward: Free gathered parameters after the forward pass instead of the backward pass.
         hybrid: Shard within a machine, replicate over machines.
-        shard_size: Processes that one copy is sharded over where it is `hybrid`; None takes those of a machine.
+        shard_size: Processes that share one copy if `hybrid`. None means those of one machine.
         cpu_offload: Keep shards on the CPU.
-        wrap: Which modules are sharded one by one: by `class`, by `size`, or `none` (the model as a whole).
-        wrap_classes: Names of these classes; empty asks the model.
-        min_num_params: Parameters that a module has at least to be sharded, by `size`.
+        wrap: How modules to shard one by one are chosen. `none` shards the model as a whole.
+        wrap_classes: Names of these classes. Empty means the model's own list.
+        min_num_params: Minimum number of parameters of a module that is sharded by `size`.
         activation_checkpointing: Recompute the activations of wrapped modules.
-        state_dict_type: How checkpoints hold weights: whole, or as shards.
+        state_dict_type: `FULL_STATE_DICT` or `SHARDED_STATE_DICT`.
     """
 
     version: int = 2
@@ -130,18 +130,18 @@ def uses_fsdp(args: TrainingArguments, variables: Mapping[str, str]) -> bool:
 
 
 def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan:
-    """Translate the arguments; what `accelerate launch` has set counts where they are silent.
+    """Translate the arguments, and fall back on the variables of `accelerate launch`.
 
     Args:
-        args: `fsdp` (a flag, or a list of words in 4.x) and `fsdp_config` (a dict, or a JSON file's path: it is read).
+        args: `fsdp` (a flag, or a list of words in 4.x) and `fsdp_config` (a dict or a JSON file's path).
         variables: The launcher's environment.
 
     Raises:
-        ArgumentError: An unknown option, or one that its version does not have.
+        ArgumentError: An option is unknown, or its FSDP version lacks it.
     """
     options = _options_of(args.fsdp_config)
     _warn_of_inert(options)
-    # 4.x: a size alone means wrapping by size; asked before the launcher's options come, which always hold a size
+    # In 4.x a size alone means wrapping by size. Checked first, because the launcher's options always have a size.
     size_alone = bool(options.get("min_num_params")) and not options.get("transformer_layer_cls_to_wrap")
     if not bool(args.fsdp):
         options.setdefault("auto_wrap_policy", variables.get("FSDP_AUTO_WRAP_POLICY", "NO_WRAP"))
@@ -151,7 +151,7 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
     options = dict(read_options("fsdp_config` (or the launcher's `FSDP_…", _KNOWN, options))
     version = int(options.get("version", 2))
     if version not in (1, 2):
-        raise ArgumentError(f"`fsdp_config` has version={version!r}.\n\nHint: leave it out: 2 is meant.")
+        raise ArgumentError(f"`fsdp_config` has version={version!r}.\n\nHint: leave it out. The default is 2.")
     fsdp = args.fsdp
     words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, (list, tuple)) else []
     for word in (str(getattr(word, "value", word)).lower() for word in words):
@@ -162,7 +162,7 @@ def fsdp_plan(args: TrainingArguments, variables: Mapping[str, str]) -> FsdpPlan
         elif word not in ("auto_wrap", "true", ""):
             raise ArgumentError(
                 f"`fsdp={fsdp!r}` has {word!r}, which is not known.\n\n"
-                f"Hint: the words are {', '.join(_STRATEGIES)}, offload, auto_wrap; or write `fsdp=True`."
+                f"Hint: the words are {', '.join(_STRATEGIES)}, offload and auto_wrap. `fsdp=True` works, too."
             )
     reshard, hybrid = _sharding_of(options, version)
     policy = str(options.get("auto_wrap_policy", "SIZE_BASED_WRAP" if size_alone else "TRANSFORMER_BASED_WRAP")).upper()
@@ -202,7 +202,7 @@ def _read(given: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
 
 
 def _warn_of_inert(options: Options) -> None:
-    """Warn about what the user's own configuration sets without effect; nobody chose a launcher's defaults."""
+    """Warn about options without effect in the user's configuration, but not in the launcher's defaults."""
     for key, why in _INERT.items():
         if options.get(key) not in (None, False, "false", "False"):
             warnings.warn(
@@ -217,7 +217,7 @@ def _sharding_of(options: Options, version: int) -> tuple[bool, bool]:
     name = str(reshard).lower()
     name = _NUMBERED_STRATEGIES.get(name, name)
     if version == 2 and name == "no_shard":
-        raise ArgumentError("`fsdp='no_shard'` is FSDP 1's.\n\nHint: leave `fsdp` out: DDP keeps whole parameters.")
+        raise ArgumentError("`fsdp='no_shard'` is FSDP 1's.\n\nHint: leave `fsdp` out. DDP keeps whole parameters.")
     return _STRATEGIES.get(name, _is_on(reshard)), name.startswith("hybrid")
 
 
@@ -229,5 +229,5 @@ def _state_dict_type_of(options: Options) -> str:
 
 
 def _is_on(value: object) -> bool:
-    """Return whether an option is on: a flag, or a word for one; other words are not."""
+    """Whether an option is a true flag or its text."""
     return bool(bool_or_none(str(value)))

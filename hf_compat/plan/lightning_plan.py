@@ -1,8 +1,7 @@
-"""The plan: everything that Lightning is told about a run, as one frozen dataclass. Pure data.
+"""The settings of a run as frozen data.
 
-What `torch_compile` and `accelerate launch --dynamo_backend` ask for, as keywords of `torch.compile`.
-
-How many updates, epochs and samples a run has. Pure arithmetic over lengths and arguments.
+`LightningPlan` has the settings of Lightning. `Compilation` has keywords of `torch.compile` from `torch_compile` and
+`accelerate launch --dynamo_backend`. `RunCounts` has the numbers of updates, epochs and samples.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ PrecisionName = Literal["32-true", "bf16-mixed", "16-mixed"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LightningPlan:
-    """What Lightning is told about a run.
+    """The settings of a run for Lightning.
 
     Args:
         device: The one device of this process (`cpu`, `cuda:0`, `mps`).
-        precision: Lightning's name of the precision; autocast is around the model's forward.
-        max_epochs: Epochs that may begin; -1 where only updates count.
+        precision: Lightning's name of the precision. Autocast covers the model's forward.
+        max_epochs: Maximum number of epochs. -1 limits only updates.
         default_root_dir: The output folder.
         log_every_n_steps: Updates between logs of Lightning loggers.
         micro_batch_size: Samples of a micro-batch.
-        micro_batches_per_update: Micro-batches of an update: one Lightning batch.
-        gradient_clip_norm: Norm to which the module clips; None does not. Lightning's own clipping stays off.
-        validate_every_updates: Updates between validations, for callbacks that ask; None where none is planned.
+        micro_batches_per_update: Micro-batches of an update, which is one Lightning batch.
+        gradient_clip_norm: Norm to which the module clips. None does not clip. Lightning's own clipping stays off.
+        validate_every_updates: Updates between validations, as callbacks read it. None without validation.
             HF's flags start them, not this interval.
         deterministic: Ask torch for deterministic algorithms.
-        strategy: `one_device`, or how several processes train together: `ddp`, `fsdp2`, `deepspeed`.
-        strategy_options: Options of the strategy, in its own words.
-        exchange_every_micro_batch: Exchange gradients after every micro-batch; else after a window's last one.
-        world_size: Processes.
+        strategy: `one_device`, or `ddp`, `fsdp2` or `deepspeed` for several processes.
+        strategy_options: Options of the strategy.
+        exchange_every_micro_batch: Exchange gradients after every micro-batch, not only the last of a window.
+        world_size: Number of processes.
         devices_per_node: Processes on this machine.
     """
 
@@ -65,7 +64,7 @@ class LightningPlan:
     devices_per_node: int = 1
 
     def trainer_settings(self) -> dict[str, Any]:
-        """Return the keywords of `lightning.Trainer`, all but callbacks and strategy."""
+        """Return the keywords of `lightning.Trainer`, without callbacks and strategy."""
         kind, _, index = self.device.partition(":")
         on_gpu = kind == "cuda"
         devices: int | list[int] = self.devices_per_node if self.world_size > 1 else 1
@@ -74,7 +73,7 @@ class LightningPlan:
         nodes = max(self.world_size // self.devices_per_node, 1)
         validation: dict[str, int | None] = {}
         if self.validate_every_updates is not None:
-            # an interval in batches, so that callbacks which monitor a metric look at it after validations
+            # an interval in batches, so that callbacks read their monitored metric after validations
             validation = {"val_check_interval": self.validate_every_updates, "check_val_every_n_epoch": None}
         return {
             **validation,
@@ -102,10 +101,10 @@ class Compilation:
     """How a model is compiled.
 
     Args:
-        backend: One that torch has, or that somebody has registered with it.
-        mode: Its mode.
-        fullgraph: Refuse a model that falls into several graphs.
-        dynamic: Trace sizes as symbols; None lets torch find out.
+        backend: A backend of torch or one that is registered with it.
+        mode: The backend's mode.
+        fullgraph: Refuse a model that splits into several graphs.
+        dynamic: Trace sizes as symbols. None lets torch decide.
         by_blocks: Compile repeated blocks one by one, which starts sooner.
 
     Mirrors:
@@ -131,10 +130,10 @@ class Compilation:
 
 
 def compilation_of(args: TrainingArguments) -> Compilation | None:
-    """Return how the model is compiled; None where it is not.
+    """Return how the model is compiled, or None if it is not.
 
     Args:
-        args: The arguments; where they say nothing, the variables of `accelerate launch` count.
+        args: The arguments. If they are unset, the variables of `accelerate launch` apply.
 
     Raises:
         ArgumentError: torch has no such backend, or no such mode.
@@ -148,7 +147,7 @@ def compilation_of(args: TrainingArguments) -> Compilation | None:
     known = sorted(torch.compiler.list_backends(exclude_tags=()))
     if backend not in known:
         hint = did_you_mean(backend, known, f"choose one of {', '.join(known)}.")
-        raise ArgumentError(f"`{shown(name, backend)}` is no backend of torch.compile.\n\nHint: {hint}")
+        raise ArgumentError(f"`{shown(name, backend)}` is not a backend of torch.compile.\n\nHint: {hint}")
     mode = args.torch_compile_mode or variables.get(_VARIABLE + "MODE") or _DEFAULT_MODE
     if backend == "inductor":
         name = "torch_compile_mode" if args.torch_compile_mode else _VARIABLE + "MODE"
@@ -157,7 +156,7 @@ def compilation_of(args: TrainingArguments) -> Compilation | None:
         known = sorted(list_mode_options())
         if mode not in known:
             raise ArgumentError(
-                f"`{shown(name, mode)}` is no mode of torch.compile.\n\nHint: choose one of {', '.join(known)}."
+                f"`{shown(name, mode)}` is not a mode of torch.compile.\n\nHint: choose one of {', '.join(known)}."
             )
     dynamic = _VARIABLE + "USE_DYNAMIC"
     return Compilation(
@@ -173,15 +172,15 @@ ENDLESS_EPOCHS = sys.maxsize
 
 
 class RunCounts(NamedTuple):
-    """The counts of one run, in the order of what upstream's `set_initial_training_values` returns.
+    """The counts of one run, in the order of upstream's `set_initial_training_values`.
 
     Args:
-        num_train_epochs: Epochs that may begin; `ENDLESS_EPOCHS` where only updates count.
-        updates_per_epoch: Windows of an epoch, a short last one included.
+        num_train_epochs: Maximum number of epochs. `ENDLESS_EPOCHS` limits only updates.
+        updates_per_epoch: Windows of an epoch, including a short last one.
         num_examples: Samples of an epoch, as reported.
         num_train_samples: Samples of the run, as reported.
         total_train_batch_size: Samples of one update over all processes.
-        micro_batches_per_epoch: Micro-batches of an epoch; for endless data those of the whole run.
+        micro_batches_per_epoch: Micro-batches of an epoch, or of the whole run for endless data.
         max_updates: Updates of the run.
     """
 
@@ -195,7 +194,7 @@ class RunCounts(NamedTuple):
 
     @property
     def is_endless(self) -> bool:
-        """Whether the data has no length: the run is one epoch, and only its updates end it."""
+        """Whether the data has no length. Such a run is one epoch, which only the number of updates ends."""
         return self.num_train_epochs == ENDLESS_EPOCHS
 
 
@@ -209,14 +208,14 @@ def make_run_counts(
     """Return the counts of a run.
 
     Args:
-        args: The arguments: `max_steps`, `num_train_epochs`, `gradient_accumulation_steps` are read.
-        micro_batches: Length of the training loader; None where it has none.
-        num_examples: Samples of an epoch; read only where `micro_batches` is given.
+        args: The arguments, for `max_steps`, `num_train_epochs` and `gradient_accumulation_steps`.
+        micro_batches: Length of the training loader, or None if it has no length.
+        num_examples: Samples of an epoch. Read only if `micro_batches` is given.
         total_train_batch_size: Samples of one update over all processes.
 
     Raises:
-        ArgumentError: Data without a length, and no `max_steps` to end by.
-        DataError: Data with the length 0.
+        ArgumentError: The data has no length and `max_steps` is not set.
+        DataError: The data is empty.
 
     Mirrors:
         `transformers.Trainer.set_initial_training_values`, 5.23.
@@ -242,7 +241,7 @@ def make_run_counts(
     if micro_batches == 0:
         raise DataError(
             "The training data set gives no batch.\n\n"
-            "Hint: check its length; with `dataloader_drop_last=True` it must hold at least one full batch."
+            "Hint: check its length. With `dataloader_drop_last=True` it must hold at least one full batch."
         )
     updates_per_epoch = math.ceil(micro_batches / window)
     if args.max_steps > 0:  # it counts before the epochs

@@ -1,6 +1,6 @@
-"""From arguments to a plan. Nothing is started or written.
+"""Translate arguments into a plan, without starting a run or writing a file.
 
-What is read besides the arguments: the launcher's variables, and the JSON files that `deepspeed`, `fsdp_config` and
+The translation also reads the launcher's environment variables, and the JSON files that `deepspeed`, `fsdp_config` and
 `accelerate launch` name.
 """
 
@@ -32,7 +32,7 @@ def translate(
 
     Args:
         args: The training arguments.
-        counts: Counts of the run, where its data is known. Otherwise the epochs come from the arguments.
+        counts: Counts of the run, if its data is known. Otherwise the epochs come from the arguments.
         model_config: The model's configuration. Some sizes of DeepSpeed follow from it.
 
     Raises:
@@ -84,9 +84,9 @@ def with_counts(plan: LightningPlan, args: TrainingArguments, counts: RunCounts)
 
 
 class CurrentPlan:
-    """The plan of a Trainer's arguments: translated once, and again when they have changed.
+    """The plan of a Trainer's arguments, which is translated again when they change.
 
-    A warning comes once, and of several processes from the first: they have the same arguments.
+    Rank 0 shows each warning once.
     """
 
     def __init__(self) -> None:
@@ -95,11 +95,11 @@ class CurrentPlan:
         self._plan = LightningPlan()
 
     def of(self, args: TrainingArguments, model_config: object | None = None) -> LightningPlan:
-        """Return what Lightning will be told for arguments as they are now.
+        """Return the plan of the arguments' current values.
 
         Args:
             args: The training arguments.
-            model_config: The model's configuration, which sizes of DeepSpeed's follow.
+            model_config: The model's configuration. Some sizes of DeepSpeed follow from it.
 
         Raises:
             ArgumentError: As `translate`.
@@ -108,8 +108,8 @@ class CurrentPlan:
         held: list[object] = [args, args.mixed_precision, launcher_variables()]
         held += [getattr(args, field.name) for field in dataclasses.fields(args)]
         seen: list[object] = []
-        for value in held:  # they are held on to, so that no `id` is given twice
-            if type(value) in (dict, list):  # it may be changed where it is
+        for value in held:  # kept in `_seen`, so that Python does not reuse an `id`
+            if type(value) in (dict, list):  # it may be changed in place
                 seen.append(repr(value))
             else:
                 seen.append(value if type(value) in (str, int, float, bool) else id(value))
@@ -127,9 +127,9 @@ class CurrentPlan:
 
 
 def _strategy(args: TrainingArguments, model_config: object | None) -> tuple[StrategyName, dict[str, Any]]:
-    """Return how the processes of a run train together, and with which options."""
+    """Return the strategy of a run and its options."""
     variables = launcher_variables()
-    # Refuse options of `accelerate launch` that nothing here carries out
+    # Refuse unsupported options of `accelerate launch`
     switches = ("use_megatron_lm",)
     refused = [f"--{switch}" for switch in switches if parse_switch(variables, f"ACCELERATE_{switch.upper()}")]
     if refused:
@@ -155,13 +155,13 @@ def _strategy(args: TrainingArguments, model_config: object | None) -> tuple[Str
         if plan.version == 1:
             raise UnsupportedArgument(
                 "`fsdp_config={'version': 1}` is not supported.\n\n"
-                "Hint: leave `version` out: FSDP 2 has taken its place in torch and transformers."
+                "Hint: leave `version` out. FSDP 2 has replaced FSDP 1 in torch and transformers."
             )
         if sizes is not None:
             plan = dataclasses.replace(plan, hybrid=sizes.copies > 1, shard_size=sizes.shards)
         return "fsdp2", {"plan": plan}
     config = args.fsdp_config
-    # arguments of 4.x and 5.0 hold a dict of nothings by default, and write it with every dump
+    # by default, arguments of 4.x and 5.0 have a dict of empty values and write it with every dump
     if any(config.values()) if isinstance(config, dict) else config:
         warnings.warn(
             f"`fsdp_config={args.fsdp_config!r}` has no effect: `fsdp` is off. Set `fsdp=True`.",
@@ -186,7 +186,7 @@ def exchanges_every_micro_batch(args: TrainingArguments) -> bool:
 
 
 def _updates_of(interval: float, max_updates: int) -> int:
-    """Return an interval in updates; below 1 it is a share of all updates, rounded up."""
+    """Convert an interval to updates. A value below 1 is a share of all updates, rounded up."""
     return int(interval) if interval >= 1 else max(math.ceil(interval * max_updates), 1)
 
 
@@ -196,16 +196,16 @@ _REFUSED = {
     "cp_size": "context parallelism shares each sequence between processes, and each process has its own here",
     "sp_size": "sequence parallelism shares each sequence between processes, and each process has its own here",
 }
-_HINT = "leave it out; `dp_replicate_size` and `dp_shard_size` are carried out, and `fsdp` saves memory, too"
+_HINT = "leave it out. `dp_replicate_size` and `dp_shard_size` are supported, and `fsdp` saves memory, too"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelSizes:
-    """How many copies of a model there are, and how many processes share each.
+    """Copies of a model, and processes that share each copy.
 
     Args:
-        copies: Copies of the model: `dp_replicate_size`.
-        shards: Processes that a copy is sharded over: `dp_shard_size`.
+        copies: Copies of the model (`dp_replicate_size`).
+        shards: Processes that share one copy (`dp_shard_size`).
     """
 
     copies: int
@@ -213,15 +213,15 @@ class ParallelSizes:
 
 
 def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> ParallelSizes | None:
-    """Return what is asked for; None where nothing is, or every size is 1 (then all processes hold copies).
+    """Return the requested sizes, or None if every size is 1 and each process has a copy.
 
     Args:
-        args: The training arguments; their `parallelism_config` comes before the launcher's.
+        args: The training arguments, whose `parallelism_config` takes precedence over the launcher's.
         variables: The launcher's environment.
 
     Raises:
-        UnsupportedArgument: A dimension that is not carried out.
-        ArgumentError: Sizes that do not fit the processes, or `fsdp`.
+        UnsupportedArgument: A dimension is not supported.
+        ArgumentError: The sizes contradict the number of processes or `fsdp`.
 
     Mirrors:
         `accelerate.ParallelismConfig`, 1.15, and its check against the Accelerator.
@@ -248,7 +248,7 @@ def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> Par
             "Hint: make their product the number of processes."
         )
     if is_fsdp != (found.shards > 1):
-        way_out = "leave `fsdp` out, or shard: `dp_shard_size` above 1" if is_fsdp else "set `fsdp=True`: FSDP shards"
+        way_out = "leave `fsdp` out, or set `dp_shard_size` above 1" if is_fsdp else "set `fsdp=True`: FSDP shards"
         raise ArgumentError(f"{told}, and `fsdp` is {'on' if is_fsdp else 'off'}.\n\nHint: {way_out}.")
     return found
 
@@ -256,5 +256,5 @@ def parallel_sizes(args: TrainingArguments, variables: Mapping[str, str]) -> Par
 def _size_in(variables: Mapping[str, str], name: str) -> int:
     value = variables.get(name, "1")
     if not value.isdecimal() or int(value) < 1:
-        raise ArgumentError(f"`{name}={value}` is no size.\n\nHint: give a whole number from 1 on, or leave it out.")
+        raise ArgumentError(f"`{name}={value}` is not a size.\n\nHint: give a whole number from 1 on, or leave it out.")
     return int(value)

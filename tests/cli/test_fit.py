@@ -213,7 +213,7 @@ def test_the_trainer_section_says_the_same_in_lightnings_words(project):
     [
         ({"trainer": {"max_epochs": 5}}, [], ["trainer.max_epochs=5", "args.num_train_epochs=2", "keep one"]),
         ({"trainer": {"precision": "bf16-mixed"}}, ["--fp16"], ["trainer.precision='bf16-mixed'", "args.fp16=True"]),
-        ({"trainer": {"strategy": "ddp"}}, [], ["trainer.strategy='ddp'", "affair of the arguments"]),
+        ({"trainer": {"strategy": "ddp"}}, [], ["trainer.strategy='ddp'", "counterpart is the arguments"]),
         ({"trainer": {"max_epoch": 5}}, [], ["max_epoch"]),
         ({"args": {**ARGUMENTS, "learning_rat": 1}}, [], ["learning_rat"]),
         ({"args": {**ARGUMENTS, "learning_rate": "fast"}}, [], ["learning_rate", "float"]),

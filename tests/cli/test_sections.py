@@ -142,7 +142,7 @@ def test_callbacks_loggers_and_plugins_of_the_trainer_section(project, capsys):
         (["--trainer.logger", "false"], "`args.report_to` names trackers, or 'none'"),
         (["--trainer.logger", "lightning.pytorch.loggers.CSVLoger"], "did you mean lightning.pytorch.loggers.CSV"),
         (["--trainer.plugins", "lightning.pytorch.plugins.MixedPrecision"], "CheckpointIO"),
-        (["--trainer.strategy", "lightning.pytorch.strategies.DDPStrategy"], "affair of the arguments (`fsdp`"),
+        (["--trainer.strategy", "lightning.pytorch.strategies.DDPStrategy"], "counterpart is the arguments (`fsdp`"),
         (["--trainer.callbacks", "[lightning.pytorch.callbacks.EarlyStoping]"], "did you mean"),
     ],
 )  # fmt: skip
