@@ -230,7 +230,8 @@ def join(trainer: Mapping[str, Setting], args: Mapping[str, Setting], given: set
             continue
         if name in ELSEWHERE:
             problems.append(
-                f"`trainer.{name}={value!r}` cannot be set here.\n\nHint: leave it out. Its counterpart is {ELSEWHERE[name]}."
+                f"`trainer.{name}={value!r}` cannot be set here.\n\n"
+                f"Hint: leave it out. Its counterpart is {ELSEWHERE[name]}."
             )
             continue
         wanted = EQUIVALENTS[name](value)

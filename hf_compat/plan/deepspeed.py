@@ -89,7 +89,7 @@ KEYS: dict[str, Key] = {
     "datastates_ckpt": Key(Fate.REFUSED, _OWN_FILES, bool),
     "checkpoint": Key(
         Fate.REFUSED,
-        "DeepSpeed unpickles any object in a universal checkpoint, and resuming on other numbers of ranks works without",
+        "DeepSpeed unpickles any object in a universal checkpoint, and resuming on other world sizes works without",
         lambda section: isinstance(section, Mapping) and bool(section.get("load_universal")),
     ),
     "dataloader_drop_last": Key(Fate.INERT, _OWN_LOADER),
