@@ -1,9 +1,7 @@
-"""What an argument may be: the types that the fields of `TrainingArguments` name, `Row`, and the check of a value.
+"""The types and checks of `TrainingArguments` fields, and the options of `accelerator_config`.
 
-`checks_of` makes one `ArgumentCheck` a field; the constructor, the setters and every later assignment read their values
-through it. Rules over several fields stand in `arguments_rules.py`.
-
-The data-loading options that HF keeps in `accelerator_config`.
+`checks_of` builds one `ArgumentCheck` per field. The constructor, the setters and every later assignment read their
+values through it. Rules over several fields are in `arguments_rules.py`.
 """
 
 from __future__ import annotations
@@ -69,12 +67,12 @@ class AcceleratorConfig:
     """Options of data loading across processes.
 
     Args:
-        split_batches: The batch size given is the global one, split over the processes.
-        dispatch_batches: The main process reads and sends the batches; None decides by the kind of data set.
+        split_batches: Treat the batch size as global and split it over the processes.
+        dispatch_batches: Let the main process read and send batches. None decides by the kind of data set.
         even_batches: Repeat first samples so that every process gets batches of one size.
-        use_seedable_sampler: Shuffle with a generator of its own, seeded by seed + epoch.
+        use_seedable_sampler: Shuffle with a separate generator, seeded by seed + epoch.
         non_blocking: Copy to the device without waiting (useful with pinned memory).
-        gradient_accumulation_kwargs: `num_steps` stands in for `gradient_accumulation_steps`.
+        gradient_accumulation_kwargs: `num_steps` replaces `gradient_accumulation_steps`.
         use_configured_state: Reuse an Accelerate state that the script has set up.
 
     Mirrors:
@@ -151,19 +149,19 @@ def _options_of(value: object) -> dict[str, object]:
         raise ArgumentError(f"`{shown('accelerator_config', value)}` cannot be read.\n\nHint: {hint}") from error
 
 
-# The value of some argument: its type is the argument's.
+# The value of any argument, whose type varies.
 ArgumentValue: TypeAlias = Any
 
 COUNT = Range(low=1, high=LARGEST_COUNT)
 COUNT_OR_0 = Range(low=0, high=LARGEST_COUNT)
 NOT_NEGATIVE = Range(low=0)
 _BELOW_1 = Range(low=0, high=1, excludes_high=True)
-# -1 stands for "off" in scripts; the strategy that would read it refuses it
+# Scripts write -1 for "off". A strategy that needs the number refuses -1.
 STEPS = Range(low=-1, high=LARGEST_COUNT)
 
 
 def _read_file_or_options(value: object) -> object:
-    """Read options, or the path of a JSON file that holds them: the path is kept, as upstream keeps it."""
+    """Read options, or check the JSON file of a path and return the path, as upstream does."""
     if isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip().startswith("{")):
         options = OPTIONS.read(value)
         try:
@@ -253,10 +251,10 @@ LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passiv
 
 
 def _log_level(of_minus_1: str) -> ValueType:
-    """Return the type of a log level: its name, or its number in `logging`, as arguments of 4.9-4.29 hold it.
+    """Return the type of a log level, given by name or, as in 4.9-4.29, by its number in `logging`.
 
     Args:
-        of_minus_1: What their -1 meant, the default.
+        of_minus_1: The level that -1, their default, meant.
     """
     by_number = {getattr(logging, name.upper()): name for name in LOG_LEVELS[1:-1]} | {-1: of_minus_1}
 
@@ -269,7 +267,7 @@ def _log_level(of_minus_1: str) -> ValueType:
 
 
 LOG_LEVEL, LOG_LEVEL_REPLICA = _log_level("passive"), _log_level("warning")
-# Optimizers of 4.x that are gone upstream → what takes their place.
+# Optimizers of 4.x that upstream removed → their replacements.
 OLD_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
 
 
@@ -291,12 +289,12 @@ def _read_target_modules(value: object) -> object:
     """Read a regular expression, or a list of parts of names and of regular expressions."""
     targets = _TARGETS.read(value)
     if not targets:
-        raise Unreadable("it names no module; 'all-linear' names every linear layer.")
+        raise Unreadable("it names no module. 'all-linear' names every linear layer.")
     for target in targets if isinstance(targets, list) else [targets]:
         try:
             re.compile(str(target))
         except re.error as error:
-            raise Unreadable(f"{target!r} is no regular expression: {error}.") from error
+            raise Unreadable(f"{target!r} is not a regular expression: {error}.") from error
     return targets
 
 
@@ -361,17 +359,17 @@ ZERO_IF_OFF, BELOW_1_OR_OFF = _zero_if_off(NOT_NEGATIVE), _zero_if_off(_BELOW_1)
 
 
 def folder(value: ArgumentValue) -> str:
-    """Return the output folder; upstream has this one where none is given."""
+    """Return the output folder, or upstream's default for None."""
     return "trainer_output" if value is None else os.path.expanduser(value)
 
 
 def rounded(steps: ArgumentValue) -> ArgumentValue:
-    """Make a whole number of steps an int; a share below 1 stays."""
+    """Convert a whole number of steps to int, and keep a share below 1."""
     return int(steps) if steps is not None and steps > 1 and steps == int(steps) else steps
 
 
 def tracker_names(report_to: ArgumentValue) -> list[str]:
-    """Return the trackers as a list: names, and Lightning loggers as they are."""
+    """Return the trackers as a list of names and Lightning loggers."""
     names = report_to if isinstance(report_to, list) else [] if report_to is None else [report_to]
     if names == ["all"]:
         return available_trackers()
@@ -384,38 +382,38 @@ def debug_options(debug: ArgumentValue) -> list[DebugOption]:
 
 
 def member_of(kind: type[Enum]) -> Callable[[ArgumentValue], ArgumentValue]:
-    """Return what makes a member of an enum of its text: a default, which is a text in the field, too."""
+    """Return a function that converts a text to an enum member. Field defaults are texts as well."""
     members = {str(one.value): one for one in kind}
     return lambda value: members.get(value, value) if type(value) is str else value
 
 
-# Why an argument does nothing where one process trains.
+# Why an argument has no effect with one process.
 ALONE = "it only matters with several processes, and the launcher has started one"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the package knows of one argument, besides name, type, default and help.
+    """The handling of one argument, besides name, type, default and help.
 
     Args:
-        to: Where its value goes, in Lightning's or this package's words.
-        ejected: What `hf-compat eject` makes of a value other than the default: the project has it (`taken`), has no
-            need of it (`nothing`), leaves it out, or cannot be written (`refused`, and `sharded`).
-        says: What eject says of one that it leaves out or refuses; Lightning's strategy for one that shards.
-        subject: Where `--help` shows it; it is among the less usual ones where it has none.
+        to: The setting of Lightning or of this package that the value becomes.
+        ejected: How `hf-compat eject` treats a value other than the default. The project sets it (`taken`), does not
+            need it (`nothing`), or omits it (`left out`). `refused` and `sharded` values cannot be ejected.
+        says: Eject's message about a value that it omits or refuses, or Lightning's strategy for a sharded one.
+        subject: Its group in `--help`. None puts it among the less common ones.
         kind: Its type, in place of the hint's.
-        allowed: The range of its numbers, where the hint's type is meant.
-        takes_none: None is taken, too, and left to the rules over several fields or to upstream's meaning of it.
-        none_means: What None stands for.
-        way_out: What to do instead of a wrong value; the type says it where nothing is said here.
-        form: Makes the one form of a value that is allowed, when the arguments are complete and from then on.
-        native: What says the same where a Lightning trainer of the user's own trains; empty where the two are compared,
-            None where the argument counts there, too.
-        data: Loading data reads it: of HFModule and HFDataModule, whichever was given it sets it for both.
-        inert: Why a value other than the default changes nothing; `ALONE` is true of one process only.
+        allowed: The range of its numbers, if its type is the hint's.
+        takes_none: Accept None, and leave it to the rules over several fields or to upstream's meaning.
+        none_means: The value that None becomes.
+        way_out: The hint for a wrong value. Empty uses the type's hint.
+        form: Normalises an allowed value, when the arguments are complete and at every later assignment.
+        native: The equivalent setting of the user's own Lightning trainer. Empty compares the two. None means that
+            the argument applies there, too.
+        data: Whether data loading reads it. HFModule or HFDataModule then sets it for both.
+        inert: Why a value other than the default has no effect. `ALONE` applies to one process only.
         refuse: Why a value other than the default is refused.
-        hint: What to do instead of a refused value.
-        refuses: Which values are refused; all but the default where it is None.
+        hint: The way out for a refused value.
+        refuses: Whether a value is refused. None refuses all values but the default.
     """
 
     to: str
@@ -437,7 +435,7 @@ class Row:
     refuses: Callable[[object], bool] | None = None
 
 
-# A row a field, in their order: `hf/arguments.py` and `hf/arguments.py` declare them.
+# One row per field, in field order, as `hf/arguments.py` declares them.
 ROWS: dict[str, Row] = {}
 
 
@@ -453,35 +451,35 @@ class OwnArgument(NamedTuple):
 COMPAT = ValueType(
     "known", lambda value: read_choice(str(value) if type(value) is int else value, ("4", "5")), takes_text=True
 )
-# They are not dataclass fields: the fields are exactly upstream's.
+# These are not dataclass fields, because the fields are exactly upstream's.
 OWN_ARGUMENTS = {
     "async_save": OwnArgument(
         False,
-        "Write checkpoints in the background: training waits for the copy, not for the disk.",
+        "Write checkpoints in the background. Training waits for the copy, not for the disk.",
         TRUTH_VALUE,
         subject="checkpoints",
     ),
     "compat": OwnArgument(
         None,
-        "Generation of transformers whose defaults count, 4 or 5; else the variable HF_COMPAT_PROFILE, else that "
-        "of the release that `hf-compat run` stands in for, else 5.",
+        "Generation of transformers whose defaults apply, 4 or 5. None reads the variable HF_COMPAT_PROFILE, then "
+        "the release that `hf-compat run` replaces, then takes 5.",
         COMPAT,
     ),
 }
-# Of a field without one: an object that nobody can give.
+# Marks a field without a default.
 NO_DEFAULT = object()
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentCheck:
-    """What one argument may be.
+    """The check of one argument's value.
 
     Args:
         name: The argument.
-        kind: Its type; None where anything goes.
-        default: What it is where nothing is said; always allowed.
+        kind: Its type. None allows any value.
+        default: Its default, which is always allowed.
         hint: Its type hint.
-        is_lenient: A field that a subclass declares: only text is read, everything else is the subclass's affair.
+        is_lenient: Read only text. Other values of a subclass's field are the subclass's concern.
     """
 
     name: str
@@ -491,10 +489,10 @@ class ArgumentCheck:
     is_lenient: bool = False
 
     def read(self, value: object) -> object:
-        """Return the value that is meant.
+        """Convert a value to the argument's type.
 
         Raises:
-            ArgumentError: It is none; the message names the argument, the value and the way out.
+            ArgumentError: The value is not allowed. The message names the argument, the value and the way out.
         """
         if self.kind is None or value is self.default or (self.is_lenient and not isinstance(value, str)):
             return value
@@ -510,7 +508,7 @@ class ArgumentCheck:
             raise ArgumentError(self._message(value, error)) from error
 
     def _message(self, value: object, error: Unreadable) -> str:
-        assert self.kind is not None  # the only caller has asked
+        assert self.kind is not None  # the only caller has checked it
         expected = self.kind.expected
         fact = f"is not {expected}" if error.part is None else f"has {brief(error.part)}, which is not known"
         row_says = ROWS[self.name].way_out if self.name in ROWS else self.kind.way_out
@@ -520,7 +518,7 @@ class ArgumentCheck:
 
 @functools.cache
 def _base_checks(base: type[DataclassInstance]) -> dict[str, ArgumentCheck]:
-    """Return the checks of the fields that are upstream's: a row's type goes first, then choices, then the hint's."""
+    """Return the checks of upstream's fields. A row's type takes precedence over choices and the hint."""
     hints = typing.get_type_hints(base)
     checks = {name: ArgumentCheck(name, own.kind, own.default) for name, own in OWN_ARGUMENTS.items()}
     for field in dataclasses.fields(base):
@@ -535,7 +533,7 @@ def _base_checks(base: type[DataclassInstance]) -> dict[str, ArgumentCheck]:
 
 
 def default_of(field: dataclasses.Field[typing.Any]) -> object:
-    """Return a field's default; NO_DEFAULT where it has none, or a factory."""
+    """Return a field's default, or NO_DEFAULT if it has none or a factory."""
     return NO_DEFAULT if field.default is dataclasses.MISSING else field.default
 
 
@@ -544,7 +542,7 @@ def checks_of(kind: type[DataclassInstance], base: type[DataclassInstance]) -> d
     """Return the checks of the arguments of a class.
 
     Args:
-        kind: The class: that of the arguments, or a subclass.
+        kind: The class of the arguments or a subclass.
         base: The class of the arguments.
     """
     checks = dict(_base_checks(base))
@@ -560,7 +558,7 @@ def _check_of_subclass(
 ) -> ArgumentCheck:
     """Return the check of a field that a subclass declares, or declares again."""
     default, hint = default_of(field), _resolved(field, owner)
-    is_wider = False  # whether the hint allows what the inherited one does not
+    is_wider = False  # whether the hint allows values that the inherited one does not
     if inherited is not None and hint is not None:
         known = {*parts_of(inherited.hint), type(None)} | ({int} if float in parts_of(inherited.hint) else set())
         is_wider = not known.issuperset(parts_of(hint))
@@ -579,16 +577,16 @@ def _check_of_subclass(
 
 
 def _resolved(field: dataclasses.Field[typing.Any], owner: type) -> object:
-    """Return a field's type hint; None where its names are not to be found."""
+    """Return a field's type hint, or None if its names cannot be resolved."""
     declared = types.SimpleNamespace(__annotations__={field.name: field.type})
     try:
         return typing.get_type_hints(declared, vars(sys.modules[owner.__module__]), dict(vars(owner)))[field.name]
-    except (AttributeError, KeyError, NameError, SyntaxError, TypeError):  # of a local class; for type checkers only
+    except (AttributeError, KeyError, NameError, SyntaxError, TypeError):  # local classes, or imports for type checkers
         return None
 
 
 def read_all(checks: Mapping[str, ArgumentCheck], values: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
-    """Read values; return those that are allowed, and a complaint about each of the others."""
+    """Read values, and return the allowed ones and an error message for each of the others."""
     good, problems = {}, []
     for name, value in values.items():
         check = checks.get(name)
@@ -600,7 +598,7 @@ def read_all(checks: Mapping[str, ArgumentCheck], values: Mapping[str, object]) 
 
 
 def read_as(name: str, kind: ValueType, value: object) -> object:
-    """Read the value of an argument that is no field: one of an earlier release, or of a method.
+    """Read the value of a method's argument, or of one from an earlier release.
 
     Raises:
         ArgumentError: It is not of that type.

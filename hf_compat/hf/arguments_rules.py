@@ -1,12 +1,8 @@
-"""What `TrainingArguments` makes of its fields: normal forms, derived values, and everything that cannot work.
+"""Normalise `TrainingArguments`, derive values, check rules over several fields, and choose defaults.
 
-What a field may be by itself stands in `argument_values.py`; here are the rules over several fields. Each yields its
-complaints, and `TrainingArguments._validate_args` raises once for all of them.
-
-Defaults of another generation of transformers: what an argument is where nobody has set it.
-
-A profile changes defaults and nothing else: a value that somebody gives counts in each of them. While our names stand
-in the place of the installed release's (`patch()`, `hf-compat run`), a script's arguments have that release's defaults.
+Each rule yields error messages, and `TrainingArguments._validate_args` raises one error for all of them. Checks of
+single fields are in `argument_values.py`. A profile changes only the defaults, to those of another generation of
+transformers. Under `patch()` or `hf-compat run`, a script's arguments have the installed release's defaults.
 """
 
 from __future__ import annotations
@@ -33,15 +29,15 @@ if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
 
 
-# How the Hub names a repository.
+# The form of a repository's name on the Hub.
 _REPOSITORY = re.compile(r"([\w.-]+/)?[\w.-]+", re.ASCII)
 METRIC_SCHEDULES = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 
 
 def normalise_arguments(args: TrainingArguments) -> None:
-    """Bring every field to its one form, then fill in what other fields say."""
+    """Normalise every field, then fill in values that follow from other fields."""
     for name, row in ROWS.items():
-        if row.form is not None:  # what is allowed was read already
+        if row.form is not None:  # the value has already been checked
             object.__setattr__(args, name, row.form(getattr(args, name)))
     if variable("KUBEFLOW_TRAINER_SERVER_URL") is not None:
         args.report_to = with_platforms_tracker(args.report_to)  # type: ignore[arg-type]  # a list by now
@@ -62,7 +58,7 @@ def normalise_arguments(args: TrainingArguments) -> None:
 
 
 def _fill_in(args: TrainingArguments) -> None:
-    """Set what follows from other fields; `mixed_precision` comes last: the fields are complete then."""
+    """Set values that follow from other fields, `mixed_precision` last."""
     if args.eval_strategy != IntervalStrategy.NO:
         args.do_eval = True
     if args.eval_strategy == IntervalStrategy.STEPS and not args.eval_steps:
@@ -81,12 +77,12 @@ def _fill_in(args: TrainingArguments) -> None:
         args.torch_compile_backend = "inductor"
     if args.fp16 or args.bf16:
         args.mixed_precision = "fp16" if args.fp16 else "bf16"
-    else:  # what `accelerate launch --mixed_precision` has set
+    else:  # the variable of `accelerate launch --mixed_precision`
         args.mixed_precision = str(variable("ACCELERATE_MIXED_PRECISION", "no")).lower()
 
 
 def check_again(args: TrainingArguments) -> None:
-    """Check what fields that were set after the constructor may have broken: what would end training late.
+    """Check fields again that may have been set after the constructor, before they end training late.
 
     Raises:
         ArgumentError: Fields contradict each other.
@@ -120,7 +116,7 @@ def intervals(args: TrainingArguments) -> Iterator[str]:
         if strategy != "steps":
             continue
         steps = getattr(args, f"{kind}_steps")
-        if steps is None and kind == "eval":  # set after the constructor: the state's own number counts, as upstream
+        if steps is None and kind == "eval":  # set after the constructor, so the state's number applies, as upstream
             continue
         if steps is None or (steps == 0 and kind != "save"):
             yield _problem(
@@ -186,12 +182,12 @@ def repository(args: TrainingArguments) -> Iterator[str]:
     if args.hub_model_id is not None and _REPOSITORY.fullmatch(args.hub_model_id) is None:
         yield _problem(
             f"`hub_model_id={args.hub_model_id!r}` names no repository, and `push_to_hub=True` needs one.",
-            "write 'name' or 'owner/name', or leave it out: the last part of `output_dir` is meant then.",
+            "write 'name' or 'owner/name', or leave it out to use the last part of `output_dir`.",
         )
     if args.hub_revision is not None and not args.hub_revision.strip():
         yield _problem(
             f"`hub_revision={args.hub_revision!r}` names no branch, and `push_to_hub=True` pushes to one.",
-            "name it, or leave it out: the main one is meant then.",
+            "name it, or leave it out to use the main branch.",
         )
 
 
@@ -220,15 +216,15 @@ def precision(args: TrainingArguments) -> Iterator[str]:
 
 
 def has_tf32() -> bool:
-    """Return whether the GPU of this process multiplies in TF32: Ampere and newer ones do."""
+    """Return whether the GPU of this process supports TF32, as Ampere and newer ones do."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 8
 
 
 def choose_tf32(args: TrainingArguments) -> None:
-    """Switch TF32 on or off as the arguments say, for the whole process; where they say nothing, leave it.
+    """Switch TF32 on or off for the whole process, or leave it if the arguments do not set it.
 
     Mirrors:
-        `transformers.TrainingArguments.__post_init__`, 5.23: compiling switches it on, but for float16.
+        `transformers.TrainingArguments.__post_init__`, 5.23. Compiling switches it on, except with float16.
     """
     wanted = args.tf32
     if args.torch_compile and ((wanted is None and not args.fp16) or args.bf16) and wanted is not False:
@@ -237,7 +233,7 @@ def choose_tf32(args: TrainingArguments) -> None:
         return
     if hasattr(torch.backends, "fp32_precision"):
         torch.backends.fp32_precision = "tf32" if wanted else "ieee"
-        # torch's older words for the same: without them whoever asks by those, as Lightning does, gets an error
+        # Set torch's older names as well. Otherwise Lightning, which reads them, gets an error.
         torch.set_float32_matmul_precision("high" if wanted else "highest")
         torch.backends.cudnn.allow_tf32 = wanted
     else:  # torch before 2.9
@@ -252,19 +248,19 @@ PROFILES: dict[str, Translation] = {
     "4": {"report_to": "all", "trackio_space_id": "trackio", "use_cache": None},
     NEWEST: {"report_to": "none", "trackio_space_id": None, "use_cache": False},
 }
-# The releases that a generation's defaults are of, for people.
+# Generation → the release whose defaults it has, for messages.
 RELEASES = {"4": "4.57", NEWEST: "5.23"}
-# What None meant where it was written: 4.x took it for the default.
+# Arguments whose None meant the default in 4.x.
 _NONE_IS_DEFAULT = ("report_to",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guest:
-    """The release that ours stands in for.
+    """The release that ours replaces.
 
     Args:
         release: Its version.
-        defaults: What its arguments are where nobody has set them, and ours are not.
+        defaults: Those of its defaults that differ from ours.
     """
 
     release: str
@@ -272,7 +268,7 @@ class Guest:
 
     @property
     def generation(self) -> str:
-        """The generation that it is of, of those that are known."""
+        """The release's generation, or the newest if it is unknown."""
         generation = self.release.partition(".")[0]
         return generation if generation in PROFILES else NEWEST
 
@@ -281,22 +277,22 @@ _guests: list[Guest] = []  # at most one
 
 
 def follow(guest: Guest | None) -> None:
-    """Take a release's defaults for those of its generation, and that one for the usual; None takes it back."""
+    """Use a release's defaults as those of its generation, and that generation by default. None undoes this."""
     _guests[:] = [] if guest is None else [guest]
 
 
 def followed() -> Guest | None:
-    """Return the release that ours stands in for."""
+    """Return the release that ours replaces."""
     return _guests[0] if _guests else None
 
 
 def release_of(profile: str) -> str:
-    """Return the release whose defaults a profile has, for people."""
+    """Return the release whose defaults a profile has, for messages."""
     return next((one.release for one in _guests if one.generation == profile), RELEASES[profile])
 
 
 def generation_beside() -> str | None:
-    """Return the generation of the transformers that is loaded, else installed; None where there is none."""
+    """Return the generation of the loaded or installed transformers, or None if it is missing."""
     release: object = getattr(sys.modules.get("transformers"), "__version__", None) or _installed_release()
     return None if release is None else str(release).partition(".")[0]
 
@@ -319,14 +315,14 @@ def read_profile(
     """Return a profile, and its defaults of the arguments that are not given.
 
     Args:
-        named: What the argument `compat`, or the variable HF_COMPAT_PROFILE, says.
-        given: What was given, by today's names.
-        known: Names that the class takes.
-        checks: What its arguments may be; a default of a subclass's own stays.
-        ours: The same of the class of ours that it is, or comes of.
+        named: The value of the argument `compat` or of the variable HF_COMPAT_PROFILE.
+        given: The given arguments, by their current names.
+        known: Names that the class accepts.
+        checks: Checks of the class's arguments. Defaults that a subclass changes stay.
+        ours: Checks of our own class, which is the same class or its base.
 
     Raises:
-        ArgumentError: There is no such profile.
+        ArgumentError: The profile does not exist.
     """
     profile = str(read_as(VARIABLE, COMPAT, named))
     of_guest = (one.defaults for one in _guests if one.generation == profile)

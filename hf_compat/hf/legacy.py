@@ -1,7 +1,6 @@
-"""Old argument names: one table, old name → what it means today.
+"""Translate old argument names into current ones.
 
-Each row is a function from the old value to today's keywords, with a note on the change. `translate_legacy` walks the
-table; nothing else in the package knows an old name.
+Each row of the table has a function from the old value to current keywords, and a note on the change.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from hf_compat.hf.value_types import (
 )
 from hf_compat.runtime.text import is_secret, nearest, shown
 
-# Keywords of today that an old value turns into; empty when the value asks for nothing.
+# Current keywords of an old value. Empty if the value had no effect.
 Translation: TypeAlias = dict[str, ArgumentValue]
 
 
@@ -46,12 +45,12 @@ class OldName:
 
     Args:
         lifetime: Releases that had it.
-        means: What it is today, for the documentation and for warnings.
-        translate: The old value's keywords of today.
+        means: Its current name or replacement, for the documentation and for warnings.
+        translate: Converts the old value to current keywords.
         inert: A value other than `harmless` has no effect here and is warned about.
-        harmless: Values that asked for nothing.
-        kind: What its value may be; None where the argument of today that it was renamed to says so.
-        default: What the attribute gives where nobody has set it.
+        harmless: Values that had no effect.
+        kind: The type of its value. None takes the type of the current argument.
+        default: The attribute's value if it is not set.
     """
 
     lifetime: str
@@ -99,7 +98,7 @@ _SHARDED = ("simple", "zero_dp_2", "zero_dp_3", "offload", "auto_wrap")
 
 
 def _read_sharded(value: object) -> list[str]:
-    """Read the words of FairScale's sharding; 4.x made a list of them."""
+    """Read FairScale's sharding options, which 4.x converted to a list."""
     if isinstance(value, bool):
         return ["simple"] if value else []
     words = value.split() if isinstance(value, str) else value
@@ -114,7 +113,7 @@ _SHARE = replace(
 _COUNT = whole_number(Range(low=0, high=LARGEST_COUNT))
 _COUNT_OR_OFF = whole_number(Range(low=-1, high=LARGEST_COUNT))
 _SHARDING = ValueType("true, false, or words of a closed set", _read_sharded, takes_text=True)
-# what torch's own mixed precision was called
+# the name of torch's mixed precision
 _AMP = ("amp", "cuda_amp", "cpu_amp")
 _BACKEND = choice(("auto", "amp", "apex", "cuda_amp", "cpu_amp"))
 
@@ -130,7 +129,7 @@ OLD_NAMES: dict[str, OldName] = {
     ),
     "warmup_ratio": OldName(
         lifetime="4.4-5.14",
-        means="warmup_steps below 1; 1.0 is a full warmup",
+        means="warmup_steps below 1 (1.0 is a full warmup)",
         kind=_SHARE,
         translate=_warmup_ratio,
     ),
@@ -226,20 +225,20 @@ OLD_NAMES: dict[str, OldName] = {
     },
 }
 
-# Kept as attributes: they are no argument of today.
+# Kept as attributes, because no current argument corresponds to them.
 ATTRIBUTES_ONLY = ("logging_dir", "overwrite_output_dir", "place_model_on_device", "push_to_hub_organization")
 
 
 def read_old(name: str, value: ArgumentValue, checks: Mapping[str, ArgumentCheck]) -> ArgumentValue:
-    """Read the value of an old name; None stands for a name that is not set.
+    """Read the value of an old name. None means that it is not set.
 
     Args:
         name: The old name.
-        value: What it was given.
-        checks: What today's arguments may be.
+        value: Its value.
+        checks: Checks of the current arguments.
 
     Raises:
-        ArgumentError: It cannot have that value.
+        ArgumentError: The value is not allowed.
     """
     row = OLD_NAMES[name]
     if value is None or (isinstance(value, str) and value == f"<{name.upper()}>"):  # masked in a dump of 4.x
@@ -251,19 +250,19 @@ def read_old(name: str, value: ArgumentValue, checks: Mapping[str, ArgumentCheck
 def translate_legacy(
     given: Translation, known: Collection[str], checks: Mapping[str, ArgumentCheck]
 ) -> tuple[Translation, Translation]:
-    """Turn a call's keywords of any era into today's.
+    """Translate the keywords of a call for any release into current ones.
 
     Args:
-        given: The keywords as the user gave them.
-        known: Today's names.
-        checks: What today's arguments may be.
+        given: The keywords of the call.
+        known: Current names.
+        checks: Checks of the current arguments.
 
     Returns:
-        The arguments by today's names, and what was given by old names: the attributes of these names go by it.
+        The arguments by current names, and the values of old names, which the old attributes read.
 
     Raises:
-        UnknownArgument: A name that no release has had; the message holds the nearest one that exists.
-        ArgumentError: Names that contradict each other, or a value that an old name cannot have.
+        UnknownArgument: No release has had the name. The message suggests the nearest name.
+        ArgumentError: Names contradict each other, or an old name has a wrong value.
     """
     arguments = {name: value for name, value in given.items() if name in known}
     said_by = dict.fromkeys(arguments, "")
@@ -287,7 +286,7 @@ def translate_legacy(
 
 
 def asked_by(name: str, value: ArgumentValue) -> Translation:
-    """Return what an old name asks of today's arguments; nothing for a value that asked for nothing in 4.x, too."""
+    """Return the current arguments that an old name sets, or {} if its value had no effect in 4.x."""
     if name == "no_cuda" and not value:  # 4.x has written it beside `use_cpu=True`
         return {}
     return {new: said for new, said in OLD_NAMES[name].translate(value).items() if new not in ATTRIBUTES_ONLY}
@@ -309,12 +308,12 @@ def name_repository(arguments: Translation, old: Translation) -> None:
 
 
 def is_harmless(name: str, value: ArgumentValue) -> bool:
-    """Return whether a value of an old name asks for nothing."""
+    """Return whether a value of an old name had no effect."""
     return value is None or any(type(value) is type(one) and value == one for one in OLD_NAMES[name].harmless)
 
 
 def warn_of_inert(name: str, value: ArgumentValue) -> None:
-    """Warn of an old name that has no effect, where its value asked for one."""
+    """Warn about an old name that no longer has an effect, unless its value never had one."""
     row = OLD_NAMES[name]
     if row.inert and not is_harmless(name, value):
         warnings.warn(f"`{shown(name, value)}` has no effect: {row.means}.", InertArgumentWarning, stacklevel=5)
@@ -322,7 +321,7 @@ def warn_of_inert(name: str, value: ArgumentValue) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What an old name says of an argument of today."""
+    """The value that an old name gives a current argument."""
 
     old: str
     value: ArgumentValue
@@ -331,12 +330,12 @@ class Said:
 
 
 def merge(by_old: Said, giver: str, given: ArgumentValue) -> ArgumentValue:
-    """Return an argument's value of what an old name says and what was given already.
+    """Merge an old name's value of an argument with the value given already.
 
     Args:
-        by_old: What the old name says.
-        giver: The other old name that has given it, with its value; empty where it was today's own.
-        given: What was given; None where nothing was.
+        by_old: The value from the old name.
+        giver: The other old name, with its value, that gave the argument. Empty for the current name.
+        given: The value given already, or None.
     """
     said = by_old.said
     if given is None or given == said:
@@ -348,7 +347,7 @@ def merge(by_old: Said, giver: str, given: ArgumentValue) -> ArgumentValue:
         return given + [item for item in said if item not in given]
     if by_old.old == "warmup_ratio":  # 4.x: an explicit count of updates wins over the ratio
         return given or said
-    if by_old.old == "push_to_hub_model_id" and given.endswith(f"/{said}"):  # a dump of 4.x: with the owner
+    if by_old.old == "push_to_hub_model_id" and given.endswith(f"/{said}"):  # a dump of 4.x has the owner's name
         return given
     if by_old.old == "tpu_metrics_debug":  # one mode of several
         return " ".join([given, said]) if isinstance(given, str) else given or said
@@ -356,7 +355,7 @@ def merge(by_old: Said, giver: str, given: ArgumentValue) -> ArgumentValue:
 
 
 def _options_of(given: ArgumentValue) -> Translation | None:
-    """Return the options that an argument holds away from their defaults; None where it is a file, or holds none."""
+    """Return the options of an argument that differ from their defaults, or None for a file or no options."""
     if isinstance(given, AcceleratorConfig):
         default = AcceleratorConfig().to_dict()
         return {key: value for key, value in given.to_dict().items() if value != default[key]}
@@ -384,7 +383,7 @@ def _contradiction(by_old: Said, giver: str, given: ArgumentValue) -> ArgumentEr
 _OF_SEQ2SEQ = (
     "sortish_sampler", "predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config",
 )  # fmt: skip
-# What other libraries call an argument.
+# Names of other libraries → argument.
 _CALLED_ELSEWHERE = {
     "lr": "learning_rate",
     "batch_size": "per_device_train_batch_size",
@@ -397,7 +396,7 @@ _CALLED_ELSEWHERE = {
 
 
 def _meant(name: str, known: list[str]) -> str:
-    """Say which argument is meant: one spelled like it, or those that have all its words in their names."""
+    """Suggest an argument with a similar spelling, or those that contain all words of the name."""
     if name in _OF_SEQ2SEQ:
         return "it is one of `Seq2SeqTrainingArguments`, for a `Seq2SeqTrainer`."
     near = _CALLED_ELSEWHERE.get(name) or nearest(name, known, cutoff=0.7) or nearest(name, OLD_NAMES, cutoff=0.8)

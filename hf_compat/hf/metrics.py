@@ -1,7 +1,4 @@
-"""Numbers about runs: speeds, plain-Python metrics, and their human form.
-
-What training, evaluation and prediction hand back. HF words only; imports nothing of the package.
-"""
+"""Speeds and metrics of runs, their formatting, and the results of training, evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ import torch
 from hf_compat.errors import MetricError, warn_once
 from hf_compat.runtime.nested import Nested, map_nested
 
-# A number, or what a metric function of the user's returns for one.
+# A number, or the value that a user's metric function returns.
 Metric: TypeAlias = Any
 
 
@@ -69,30 +66,30 @@ def denumpify_detensorize(metrics: Nested) -> Nested:
 
 
 def plain_metrics(metrics: object, source: str) -> dict[str, Metric]:
-    """Return metrics as a dict of what JSON has: tensors and arrays become numbers, or lists of them.
+    """Convert metrics to JSON types. Tensors and arrays become numbers or lists.
 
     Args:
-        metrics: What a metric function returned.
-        source: Its name, for messages.
+        metrics: The return value of a metric function.
+        source: The function's name, for messages.
 
     Raises:
-        MetricError: It is no mapping, or a metric cannot be written as JSON; the message names it.
+        MetricError: The value is not a mapping, or a metric cannot be written as JSON.
     """
     if not isinstance(metrics, Mapping):
         raise MetricError(
-            f"`{source}` returned {_shown(metrics)}, which is no mapping.\n\n"
+            f"`{source}` returned {_shown(metrics)}, which is not a mapping.\n\n"
             "Hint: return a dict from the metrics' names to numbers."
         )
     for name in metrics:
         if not isinstance(name, str):
             raise MetricError(
-                f"`{source}` returned a metric under the name {name!r}, which is no text.\n\nHint: use str({name!r})."
+                f"`{source}` returned a metric under the name {name!r}, which is not a string.\n\nHint: use str({name!r})."
             )
     try:
         return {name: _plain_metric(value, name, source) for name, value in metrics.items()}
     except RecursionError:
         raise MetricError(
-            f"`{source}` returned a metric that contains itself: it cannot be logged or saved.\n\n"
+            f"`{source}` returned a metric that contains itself, which cannot be logged or saved.\n\n"
             "Hint: return a number, a text, or a list or dict of these."
         ) from None
 
@@ -116,13 +113,13 @@ def _plain_metric(value: object, name: str, source: str) -> Metric:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise MetricError(
-        f"`{source}` returned {_shown(value)} as the metric {name!r}: it cannot be logged or saved.\n\n"
+        f"`{source}` returned {_shown(value)} as the metric {name!r}, which cannot be logged or saved.\n\n"
         "Hint: return a number, a text, or a list or dict of these."
     )
 
 
 def loggable(logs: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Return what of a log can be written as JSON; callbacks get all of it. A warning names what is left out."""
+    """Return the values of a log that can be written as JSON, and warn about the others."""
     kept = {}
     for name, value in logs.items():
         try:
@@ -138,22 +135,22 @@ def _shown(value: object) -> str:
 
 
 def number_of_metric(value: object, name: str) -> float:
-    """Return a metric that is to be compared as a number.
+    """Return a metric that is compared as a number.
 
     Raises:
-        MetricError: It is no number.
+        MetricError: The metric is not a number.
     """
     plain = _plain_metric(value, name, "evaluate")
     if isinstance(plain, (int, float)):
         return plain
     raise MetricError(
-        f"The metric {name!r}, which `metric_for_best_model` names, is {_shown(value)}: no number to compare.\n\n"
+        f"The metric {name!r}, which `metric_for_best_model` names, is {_shown(value)}, which is not a number.\n\n"
         "Hint: let `compute_metrics` return a number under this name, or name another metric."
     )
 
 
 def metrics_format(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Give metrics their human form: durations as h:mm:ss.cc, memory in MB, FLOPs in GF, floats to 4 digits.
+    """Format durations as h:mm:ss.cc, memory in MB, FLOPs in GF and floats to 4 digits.
 
     Mirrors:
         `transformers.Trainer.metrics_format`, 5.23.
@@ -172,7 +169,7 @@ def metrics_format(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     return formatted
 
 
-# A prediction is an array or a nested tuple/list/dict of arrays: the boundary to what models return.
+# A model's output, which is an array or a nested tuple, list or dict of arrays.
 Arrays = Any
 
 
@@ -180,13 +177,13 @@ class EvalPrediction:
     """The argument of a `compute_metrics` function.
 
     Args:
-        predictions: The model's outputs, one row a sample; a tuple where the model gives several.
-        label_ids: The labels, padded with -100 where their lengths differ.
+        predictions: The model's outputs, one row per sample. A tuple if the model has several outputs.
+        label_ids: The labels, padded with -100 to equal lengths.
         inputs: The main input, when `include_for_metrics` asks for it.
         losses: The loss of each sample's batch, when `include_for_metrics` asks for it.
 
     Mirrors:
-        `transformers.EvalPrediction`, 5.23: it also unpacks like the tuple of its parts that are not None.
+        `transformers.EvalPrediction`, 5.23. It also unpacks like a tuple of the parts that are not None.
     """
 
     def __init__(

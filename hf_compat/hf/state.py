@@ -1,7 +1,4 @@
-"""`TrainerState` and `TrainerControl`: what callbacks read, and the five flags they set.
-
-What a notebook shows of our objects: tables, and text as it is printed. HTML only.
-"""
+"""`TrainerState`, which callbacks read, `TrainerControl` with its five flags, and HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ShownAsPrinted:
-    """What is made to be printed is shown so as a cell's last line and at a prompt. A dataclass takes `repr=False`."""
+    """Show an object in a notebook and at a prompt as `print` does. Dataclasses need `repr=False`."""
 
     __slots__ = ()
 
@@ -34,7 +31,7 @@ class ShownAsPrinted:
 
 
 def table_of(rows: Sequence[Mapping[str, object]], numbers: str = ".6f") -> str:
-    """Return rows as an HTML table; the columns are all names, in the order in which they came."""
+    """Return rows as an HTML table, with one column for each name in order of first use."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
 
@@ -48,9 +45,9 @@ def table_of(rows: Sequence[Mapping[str, object]], numbers: str = ".6f") -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-# Of a callback or the control: `args` and `attributes`, or a list of several; all of it JSON.
+# The state of a callback or of the control, as a dict in JSON types, or a list of such dicts.
 ExportedState: TypeAlias = dict[str, Any]
-#: Fields that say after how many updates a run logs, evaluates and saves.
+#: Fields with the updates between logs, evaluations and saves.
 INTERVALS = ("logging_steps", "eval_steps", "save_steps")
 
 
@@ -59,11 +56,11 @@ class HasState(Protocol):
     """A callback that can export its state."""
 
     def state(self) -> ExportedState:
-        """Return what rebuilds this object."""
+        """Return the values that rebuild this object."""
 
 
 class ProcessRole(Protocol):
-    """What a Trainer knows about its process, and about the trial of a search that it trains."""
+    """The rank of a Trainer's process and the trial of its hyperparameter search."""
 
     hp_name: Callable[..., str] | None
     _trial: object
@@ -72,7 +69,7 @@ class ProcessRole(Protocol):
         """Return whether this is the first process of its machine."""
 
     def is_world_process_zero(self) -> bool:
-        """Return whether this is the first process of all."""
+        """Return whether this is global rank 0."""
 
 
 class ExportableState:
@@ -85,12 +82,12 @@ class ExportableState:
     """
 
     def state(self) -> ExportedState:
-        """Return what rebuilds this object."""
+        """Return the values that rebuild this object."""
         raise NotImplementedError(f"{type(self).__name__} inherits ExportableState and needs a `state()` method")
 
     @classmethod
     def from_state(cls, state: ExportedState) -> Self:
-        """Build an object from what `state()` returned."""
+        """Build an object from the result of `state()`."""
         instance = cls(**state.get("args", {}))
         for name, value in state.get("attributes", {}).items():
             setattr(instance, name, value)
@@ -98,12 +95,12 @@ class ExportableState:
 
 
 def is_exportable(candidate: object) -> bool:
-    """Return whether a callback has a state to save: ours, `transformers`' own, or one of the same shape."""
+    """Return whether a callback has a state to save, by duck typing."""
     return callable(getattr(candidate, "state", None)) and callable(getattr(type(candidate), "from_state", None))
 
 
 def export_states(stateful: Iterable[object]) -> ExportedState:
-    """Collect states under their class names; several of one class become a list."""
+    """Collect states under their class names. Several states of one class become a list."""
     exported: ExportedState = {}
     for candidate in stateful:
         if not isinstance(candidate, HasState) or not is_exportable(candidate):
@@ -159,7 +156,7 @@ class TrainerState:
         stateful_callbacks: Exported states by class name (objects are exported on construction).
 
     Mirrors:
-        `transformers.TrainerState`, 5.23: the same fields, the same JSON.
+        `transformers.TrainerState`, 5.23. Fields and JSON are the same.
     """
 
     epoch: float = 0
