@@ -1,10 +1,7 @@
-"""`TrainingArguments`: the 114 fields of HF, each with all that the package knows of it.
+"""`TrainingArguments` with HF's 114 fields, and `Seq2SeqTrainingArguments` with five more for generation.
 
-What stands beside: `argument_values.py` (`Row`, and the types that it names), `arguments_rules.py` (rules over several
-fields), `arguments_views.py` (properties, dumps, the `set_*` methods), `legacy.py` (old names)
-and `old_attributes.py` (reading and setting them).
-
-`Seq2SeqTrainingArguments`: the five fields that HF adds for models that generate.
+Types are in `argument_values.py`, and rules over several fields in `arguments_rules.py`. Properties, dumps and the
+`set_*` methods are in `arguments_views.py`. Old names are in `legacy.py` and `old_attributes.py`.
 """
 
 from __future__ import annotations
@@ -72,12 +69,12 @@ _declared: list[Row] = []  # of the fields of the class whose body is being read
 
 
 def _arg(default: ArgumentValue, help: str, row: Row, **metadata: object) -> Any:  # a field has its annotation's type
-    """Declare a field, with everything that the package knows of it. `HfArgumentParser` takes all metadata as its own.
+    """Declare a field and its row. `HfArgumentParser` reads all metadata.
 
     Args:
-        default: Its default; `list` makes an empty one.
+        default: Its default. `list` means an empty list.
         help: The text of `--help`.
-        row: What it may be, and what becomes of it.
+        row: Its type and handling.
         metadata: Further options of argparse.
     """
     _declared.append(row)
@@ -86,14 +83,14 @@ def _arg(default: ArgumentValue, help: str, row: Row, **metadata: object) -> Any
 
 
 class AcceptOldNames(type):
-    """Metaclass that lets every old argument name into the constructor, of subclasses too, and reads the values.
+    """Metaclass whose constructor accepts every old argument name, in subclasses too, and reads the values.
 
-    All complaints about a call come in one error, before a subclass's own `__post_init__` sees the values.
+    One error lists everything wrong with a call, before a subclass's `__post_init__` runs.
     """
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """What `inspect.signature` says: the constructor's own names, by which code filters its settings."""
+        """The constructor's names, which scripts read with `inspect.signature` to filter their settings."""
         own = inspect.signature(cls.__init__)  # type: ignore[misc]  # of this very class
         return own.replace(parameters=list(own.parameters.values())[1:])
 
@@ -101,7 +98,7 @@ class AcceptOldNames(type):
         takes = _interface_of(cls)
         by_place = dict(zip(takes.places, args, strict=False))
         if not by_place.keys().isdisjoint(kwargs):
-            return super().__call__(*args, **kwargs)  # a value is given twice, and Python says so
+            return super().__call__(*args, **kwargs)  # a value is given twice, and Python raises
         caller = sys._getframe(1)
         source = source_of_replace(cls, caller) if caller.f_code is REPLACE else None
         if source is not None:
@@ -111,14 +108,14 @@ class AcceptOldNames(type):
         # Read all values
         given, problems = read_all(takes.checks, by_place | kwargs)
         own = {name: given.pop(name) for name in takes.own & kwargs.keys() & given.keys()}
-        # Say them by today's names
+        # Translate them into current names
         old: Translation = {}
         known = takes.known | (given.keys() - OLD_NAMES.keys() if takes.any_name else set())
         if not given.keys() <= known:
             given, old = translate_legacy({**given, **_as_written(kwargs)}, known, takes.checks)
         if problems:
             raise ArgumentError("\n\n".join([*problems, *_further_problems(given)]))
-        # Add the defaults of the generation that the call, the environment or the release that ours stands in for names
+        # Add the defaults of the generation that the call, the environment or the replaced release sets
         guest = followed()
         compat = own.pop("compat", None) or variable(PROFILE) or (guest.generation if guest is not None else NEWEST)
         defaults: Translation = {}
@@ -141,21 +138,21 @@ class AcceptOldNames(type):
 
 
 def _leave_warnings_to_first_process() -> None:
-    """Let one process of a run warn of its arguments. Filters of the user go first."""
+    """Let only rank 0 warn about arguments. The user's filters take precedence."""
     if read_launch().process_index > 0:
         warnings.simplefilter("ignore", InertArgumentWarning, append=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Interface:
-    """What a class of arguments takes; a subclass may have an `__init__` of its own.
+    """The parameters of a class of arguments, whose `__init__` may be a subclass's.
 
     Args:
         places: Names by position.
         known: All names.
-        any_name: Whether it takes any other name.
-        own: Our own arguments, but for those that the class has as fields.
-        checks: What each argument may be.
+        any_name: Whether it accepts any other name.
+        own: Our own arguments that the class does not have as fields.
+        checks: Checks of its arguments.
     """
 
     places: tuple[str, ...]
@@ -178,14 +175,14 @@ def _interface_of(kind: type) -> _Interface:
 
 
 def _as_written(values: Mapping[str, object]) -> dict[str, object]:
-    """Return options as they were written: what is not among them, an old name may say."""
+    """Return options before parsing, because an old name may give the missing ones."""
     config = values.get("accelerator_config")
     is_written = isinstance(config, Mapping) or (isinstance(config, str) and config.lstrip().startswith("{"))
     return {"accelerator_config": config} if is_written else {}
 
 
 def _further_problems(good: Mapping[str, object]) -> list[str]:
-    """Return what the rules over several fields say about values that are allowed one by one."""
+    """Return the errors of the rules over several fields, for values that are allowed by themselves."""
     trial = TrainingArguments.__new__(TrainingArguments)
     try:
         for known in fields(TrainingArguments):
@@ -202,16 +199,16 @@ def _further_problems(good: Mapping[str, object]) -> list[str]:
 class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass=AcceptOldNames):
     """How to train, evaluate and save.
 
-    Every name that a release of `transformers` from 3.0 to 5.23 had is accepted: today's are the fields below, the
-    older ones are translated or explained by `hf/legacy.py`. What is not supported yet says so when it is set.
+    Every argument name of `transformers` 3.0 to 5.23 is accepted. The current names are the fields below, and
+    `hf/legacy.py` translates or explains the older ones. Unsupported fields raise when they are set.
 
     Raises:
-        UnknownArgument: A name that no release has had (a `TypeError`).
-        ArgumentError: A value, or a combination of values, that cannot work (a `ValueError`).
-        UnsupportedArgument: A field that is set away from its default and has no machinery here yet.
+        UnknownArgument: No release has had the name (a `TypeError`).
+        ArgumentError: A value, or a combination of values, cannot work (a `ValueError`).
+        UnsupportedArgument: A field with a value other than its default is not supported yet.
 
     Mirrors:
-        `transformers.TrainingArguments`, 5.23: names, defaults, properties.
+        `transformers.TrainingArguments`, 5.23. Names, defaults and properties are the same.
 
     Examples:
         >>> args = TrainingArguments("out", evaluation_strategy="steps", eval_steps=5, use_cpu=True)
@@ -221,7 +218,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
 
     async_save: ClassVar[bool] = False
 
-    # Upstream's names that subclasses extend or read: fields that may come as JSON text, and plugins of Accelerate.
+    # Upstream's class attributes for fields given as JSON text and for Accelerate's plugins. Subclasses use them.
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [
         *("accelerator_config", "deepspeed", "fsdp_config"),
         *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs", "lr_scheduler_kwargs"),
@@ -232,18 +229,18 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
 
     # fmt: off
     output_dir: str | None = _arg(
-        None, "Folder for checkpoints and results; `trainer_output` where none is given.", Row(
+        None, "Folder for checkpoints and results, by default `trainer_output`.", Row(
         "default_root_dir; checkpoint-<updates> folders", "nothing", subject="run", kind=PATH, takes_none=True,
         form=values.folder, native=""))
 
     per_device_train_batch_size: int = _arg(8, "Samples of one micro-batch on each device while training.", Row(
         "batch size of the training loader (a micro-batch)", "taken", subject="run", allowed=values.COUNT, data=True))
-    num_train_epochs: float = _arg(3.0, "Epochs to train; the decimal part is that share of a last epoch.", Row(
-        "max_epochs, rounded up; the flow callback stops within the last one", "taken", subject="run",
+    num_train_epochs: float = _arg(3.0, "Epochs to train. The decimal part is that share of a last epoch.", Row(
+        "max_epochs, rounded up (the flow callback stops within the last one)", "taken", subject="run",
         allowed=values.COUNT_OR_0, way_out="for training without an end in sight, set `max_steps`.", native=""))
-    max_steps: int = _arg(-1, "Updates to train; above 0 it takes the place of `num_train_epochs`.", Row(
+    max_steps: int = _arg(-1, "Updates to train. Above 0 it replaces `num_train_epochs`.", Row(
         "updates at which the flow callback stops", "taken", subject="run", allowed=values.STEPS,
-        way_out="give the number of updates; -1 counts epochs instead (`num_train_epochs`).", native=""))
+        way_out="give the number of updates, or -1 to count epochs (`num_train_epochs`).", native=""))
 
     learning_rate: float = _arg(5e-5, "Peak learning rate.", Row(
         "optimizer", "taken", subject="optimizer and schedule", allowed=values.NOT_NEGATIVE))
@@ -252,7 +249,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         form=values.member_of(SchedulerType)))
     lr_scheduler_kwargs: dict | str | None = _arg(None, "Further options of the schedule, a dict or its JSON.", Row(  # type: ignore[type-arg]  # HfArgumentParser reads the bare type
         "schedule", "taken", subject="optimizer and schedule", kind=values.OPTIONS_OR_NONE))
-    warmup_steps: float = _arg(0, "Updates of linear warmup; below 1 a share of all updates.", Row(
+    warmup_steps: float = _arg(0, "Updates of linear warmup, or below 1 a share of all updates.", Row(
         "schedule", "taken", subject="optimizer and schedule", allowed=values.COUNT_OR_0))
 
     optim: OptimizerNames | str = _arg("adamw_torch_fused", "Optimizer.", Row(
@@ -270,15 +267,15 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         "parameter groups of GaLore and APOLLO", "taken", kind=values.TARGET_MODULES))
 
     gradient_accumulation_steps: int = _arg(1, "Micro-batches of one update.", Row(
-        "micro-batches of a window; Lightning's accumulate_grad_batches stays 1", "taken", subject="run",
+        "micro-batches of a window (Lightning's accumulate_grad_batches stays 1)", "taken", subject="run",
         allowed=values.COUNT, data=True))
     average_tokens_across_devices: bool = _arg(True, "Divide the loss by the tokens of all devices together.", Row(
         "count of items that the loss is divided by", "taken", data=True))
-    max_grad_norm: float = _arg(1.0, "Norm to which gradients are clipped; 0 does not clip.", Row(
-        "clipping by the module; Lightning's gradient_clip_val stays off", "taken", subject="optimizer and schedule",
+    max_grad_norm: float = _arg(1.0, "Norm to which gradients are clipped. 0 does not clip.", Row(
+        "clipping by the module (Lightning's gradient_clip_val stays off)", "taken", subject="optimizer and schedule",
         kind=values.ZERO_IF_OFF, none_means=0.0,
-        way_out="use 0 to leave gradients as they are; a large number (1e9) only logs their norm."))
-    label_smoothing_factor: float = _arg(0.0, "Label smoothing epsilon; 0 does not smooth.", Row(
+        way_out="use 0 to keep gradients unchanged, or a large number (1e9) to only log their norm."))
+    label_smoothing_factor: float = _arg(0.0, "Label smoothing epsilon. 0 does not smooth.", Row(
         "loss", "taken", subject="optimizer and schedule", kind=values.BELOW_1_OR_OFF))
 
     bf16: bool = _arg(False, "Train under bfloat16 autocast.", Row(
@@ -290,7 +287,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         "model dtype in evaluations outside training", "refused", says="evaluations in bfloat16"))
     fp16_full_eval: bool = _arg(False, "Cast the whole model to float16 for evaluation outside training.", Row(
         "model dtype in evaluations outside training", "refused", says="evaluations in float16"))
-    tf32: bool | None = _arg(None, "Allow (or forbid) TF32 on Ampere and newer GPUs; None leaves torch's setting.", Row(
+    tf32: bool | None = _arg(None, "Allow or forbid TF32 on Ampere and newer GPUs. None leaves torch's setting.", Row(
         "torch.backends.fp32_precision, when the arguments are made", "taken", subject="precision and memory"))
 
     activation_checkpointing: bool | None = _arg(
@@ -308,9 +305,9 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
     torch_compile: bool = _arg(False, "Compile the model with torch.compile.", Row(
         "torch.compile of what a step calls", "left out",
         says="`self.model.compile()` at the end of `TrainingModule.__init__` does it", subject="precision and memory"))
-    torch_compile_backend: str | None = _arg(None, "Backend of torch.compile; setting it switches compilation on.", Row(
+    torch_compile_backend: str | None = _arg(None, "Backend of torch.compile. Setting it switches compilation on.", Row(
         "its backend; torch.compile of what a step calls", "nothing", kind=values.NAME_OR_NONE))
-    torch_compile_mode: str | None = _arg(None, "Mode of torch.compile; setting it switches compilation on.", Row(
+    torch_compile_mode: str | None = _arg(None, "Mode of torch.compile. Setting it switches compilation on.", Row(
         "its mode; torch.compile of what a step calls", "nothing", kind=values.NAME_OR_NONE))
     use_liger_kernel: bool = _arg(False, "Replace layers by Liger kernels.", Row(
         "Liger's kernels in the model when `train()` begins", "refused",
@@ -329,10 +326,10 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         "a fit with a smaller batch when memory runs out", "left out",
         says="the batch size is the one that the script says", subject="run"))
 
-    logging_strategy: IntervalStrategy | str = _arg("steps", "When to log: no, steps or epoch.", Row(
+    logging_strategy: IntervalStrategy | str = _arg("steps", "When to log (no, steps or epoch).", Row(
         "control.should_log", "taken", subject="logs", kind=values.INTERVALS, form=values.member_of(IntervalStrategy),
         native="log_every_n_steps"))
-    logging_steps: float = _arg(500, "Updates between logs; below 1 a share of all updates.", Row(
+    logging_steps: float = _arg(500, "Updates between logs, or below 1 a share of all updates.", Row(
         "control.should_log; log_every_n_steps", "taken", subject="logs", allowed=values.STEPS, takes_none=True,
         form=values.rounded, native="log_every_n_steps"))
     logging_first_step: bool = _arg(False, "Log the first update too.", Row(
@@ -341,9 +338,9 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         "which processes log, with several processes", "nothing", inert=values.ALONE))
     logging_nan_inf_filter: bool = _arg(True, "Leave NaN and infinite losses out of the logged mean.", Row(
         "mean of the logged loss", "nothing"))
-    include_num_input_tokens_seen: str | bool = _arg("no", "Count input tokens: no, all or non_padding.", Row(
+    include_num_input_tokens_seen: str | bool = _arg("no", "How to count input tokens (no, all or non_padding).", Row(
         "state.num_input_tokens_seen", "nothing", kind=values.TOKENS_SEEN, data=True))
-    log_level: str = _arg("passive", "Log level of the main process; passive leaves it alone.", Row(
+    log_level: str = _arg("passive", "Log level of the main process. passive does not change it.", Row(
         "level of the hf_compat logger", "nothing", kind=values.LOG_LEVEL), choices=LOG_LEVELS)
     log_level_replica: str = _arg("warning", "Log level of the other processes.", Row(
         "level of the hf_compat logger in processes that do not log, with several processes", "nothing",
@@ -363,8 +360,8 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
     trackio_static_space_id: str | None | Literal[False] = _arg(None, "Static Trackio Space.", Row(  # noqa: RUF036 - as above
         "trackio's callback", "nothing"))
 
-    eval_strategy: IntervalStrategy | str = _arg("no", "When to evaluate: no, steps or epoch.", Row(
-        "control.should_evaluate, which runs Lightning's validation; its own intervals are off", "taken",
+    eval_strategy: IntervalStrategy | str = _arg("no", "When to evaluate (no, steps or epoch).", Row(
+        "control.should_evaluate, which runs Lightning's validation (its own intervals are off)", "taken",
         subject="evaluation and best model", kind=values.INTERVALS, form=values.member_of(IntervalStrategy),
         native="val_check_interval"))
     eval_steps: float | None = _arg(None, "Updates between evaluations; below 1 a share; None is `logging_steps`.", Row(
@@ -380,7 +377,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
     eval_on_start: bool = _arg(False, "Evaluate once before training.", Row(
         "a validation in on_train_start", "refused", says="an evaluation before the first update",
         subject="evaluation and best model", native="num_sanity_val_steps"))
-    eval_do_concat_batches: bool = _arg(True, "Join the batches' predictions; else a list of them is given.", Row(
+    eval_do_concat_batches: bool = _arg(True, "Join the batches' predictions instead of returning a list.", Row(
         "evaluation", "nothing"))
     eval_use_gather_object: bool = _arg(False, "Gather nested objects over processes while evaluating.", Row(
         "evaluation: objects are gathered, not tensors, with several processes", "nothing", inert=values.ALONE))
@@ -395,17 +392,17 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
 
     save_only_model: bool = _arg(False, "Leave optimizer, schedule and random states out of checkpoints.", Row(
         "files of a checkpoint", "nothing", subject="checkpoints"))
-    save_strategy: SaveStrategy | str = _arg("steps", "When to save: no, steps, epoch or best.", Row(
+    save_strategy: SaveStrategy | str = _arg("steps", "When to save (no, steps, epoch or best).", Row(
         "control.should_save", "taken", subject="checkpoints", kind=values.SAVES, form=values.member_of(SaveStrategy),
         native="a ModelCheckpoint"))
-    save_steps: float = _arg(500, "Updates between checkpoints; below 1 a share of all updates.", Row(
+    save_steps: float = _arg(500, "Updates between checkpoints, or below 1 a share of all updates.", Row(
         "control.should_save", "taken", subject="checkpoints", allowed=values.STEPS, takes_none=True,
         form=values.rounded, native="a ModelCheckpoint"))
     save_on_each_node: bool = _arg(False, "Save on every machine, not on the first one only.", Row(
         "which processes write, with several processes", "nothing", inert=values.ALONE))
-    save_total_limit: int | None = _arg(None, "Checkpoints to keep; the best one is kept besides.", Row(
+    save_total_limit: int | None = _arg(None, "Checkpoints to keep, in addition to the best one.", Row(
         "rotation, by step number", "taken", subject="checkpoints", allowed=values.STEPS,
-        way_out="give the number of checkpoints to keep; None keeps all.", native="a ModelCheckpoint"))
+        way_out="give the number of checkpoints to keep, or None to keep all.", native="a ModelCheckpoint"))
     enable_jit_checkpoint: bool = _arg(
         False, "On SIGTERM or Ctrl-C, save a checkpoint after the update, then stop.", Row(
         "a checkpoint at the end of the update when SIGTERM or Ctrl-C comes; then exit", "left out",
@@ -414,8 +411,8 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
     push_to_hub: bool = _arg(False, "Push the model to the Hub.", Row(
         "pushes by huggingface_hub, in a thread beside training", "left out",
         says="`model.push_to_hub(…)` after the fit does it", native="huggingface_hub's `upload_folder`"))
-    hub_token: str | None = _arg(None, "Token for the Hub; never written to disk.", Row(
-        "what the Hub knows you by; never written to disk", "nothing", kind=values.TOKEN, takes_none=True))
+    hub_token: str | None = _arg(None, "Token for the Hub, which is never written to disk.", Row(
+        "your login on the Hub (never written to disk)", "nothing", kind=values.TOKEN, takes_none=True))
     hub_private_repo: bool | None = _arg(None, "Make the Hub repository private.", Row(
         "whether a repository that is made is private", "nothing"))
     hub_model_id: str | None = _arg(None, "Hub repository.", Row(
@@ -454,12 +451,12 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         "training order (use_seedable_sampler), copies (non_blocking), num_steps", "nothing",
         kind=values.ACCELERATOR_CONFIG, takes_none=True, form=AcceleratorConfig.from_any, data=True))
     parallelism_config: Any = _arg(None, "Mesh of parallel dimensions.", Row(
-        "DDP (dp_replicate_size), FSDP 2 (dp_shard_size), or both; tp, cp and sp are refused", "refused",
+        "DDP (dp_replicate_size), FSDP 2 (dp_shard_size), or both (tp, cp and sp are refused)", "refused",
         says="a mesh of devices", kind=values.MESH, native="strategy"))
 
     dataloader_drop_last: bool = _arg(False, "Drop the last short batch.", Row(
         "loaders", "taken", subject="data", data=True))
-    dataloader_num_workers: int = _arg(0, "Worker processes that load data; 0 loads in the main one.", Row(
+    dataloader_num_workers: int = _arg(0, "Worker processes that load data. 0 loads in the main process.", Row(
         "loaders", "taken", subject="data", allowed=Range(low=0, high=4096), data=True))
     dataloader_pin_memory: bool = _arg(True, "Keep batches in pinned memory.", Row(
         "loaders, on a GPU", "nothing", data=True))
@@ -473,7 +470,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         "loaders", "nothing", data=True))
     remove_unused_columns: bool = _arg(True, "Drop columns that the model's forward does not take.", Row(
         "loaders", "taken", subject="data", data=True))
-    label_names: list[str] | None = _arg(None, "Keys of the inputs that are labels; None finds them.", Row(
+    label_names: list[str] | None = _arg(None, "Keys of the inputs that are labels. None finds them.", Row(
         "evaluation", "taken", subject="data", kind=values.LABEL_NAMES, takes_none=True, data=True))
     train_sampling_strategy: str = _arg("random", "Order of training data.", Row(
         "sampler of the training loader", "taken", subject="data", takes_none=True, data=True),
@@ -510,7 +507,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
     debug: str | list[DebugOption] = _arg("", "Debug modes, separated by spaces.", Row(
         "forward hooks that show what led to the first NaN or infinity, and stop there", "refused",
         says="hooks that watch for NaN", kind=values.DEBUG, takes_none=True, form=values.debug_options,
-        refuse="tpu_metrics_debug prints what a TPU's compiler has counted, and there is no TPU here",
+        refuse="tpu_metrics_debug prints counters of a TPU's compiler, and TPUs are not supported",
         hint="leave tpu_metrics_debug out",
         refuses=lambda held: isinstance(held, list) and DebugOption.TPU_METRICS_DEBUG in held))
     skip_memory_metrics: bool = _arg(True, "Do not measure memory.", Row(
@@ -538,7 +535,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         """Set an argument, or any other attribute.
 
         Raises:
-            ArgumentError: The argument cannot have that value; it keeps the one it has.
+            ArgumentError: The argument cannot have that value, and keeps its old one.
         """
         takes = _interface_of(type(self))
         is_complete = "mixed_precision" in self.__dict__  # set last: from then on fields keep their one form
@@ -588,7 +585,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
             _ = self.distributed_state
 
     def _validate_args(self) -> None:
-        """Check the arguments together; a subclass may add to it.
+        """Check the arguments together. Subclasses may extend this method.
 
         Raises:
             ArgumentError: Values that cannot work together.
@@ -635,7 +632,7 @@ class Seq2SeqTrainingArguments(TrainingArguments):
         ArgumentError: A value, or a combination of values, that cannot work (a `ValueError`).
 
     Mirrors:
-        `transformers.Seq2SeqTrainingArguments`, 5.23: names, order, defaults.
+        `transformers.Seq2SeqTrainingArguments`, 5.23. Names, order and defaults are the same.
 
     Differs:
         `generation_config` may also be a dict of options, or its JSON. `sortish_sampler` changes nothing, as in
@@ -649,9 +646,9 @@ class Seq2SeqTrainingArguments(TrainingArguments):
 
     # fmt: off
     sortish_sampler: bool = _arg(
-        False, "Sort samples by length, roughly; `train_sampling_strategy` does that today.", Row(
+        False, "Sort samples roughly by length. Today `train_sampling_strategy` does that today.", Row(
         "nothing", "nothing",
-        inert="transformers has no such sampler; `train_sampling_strategy='group_by_length'` sorts by length"))
+        inert="transformers has no such sampler, but `train_sampling_strategy='group_by_length'` sorts by length"))
     predict_with_generate: bool = _arg(False, "Evaluate and predict on what the model generates (ROUGE, BLEU).", Row(
         "`generate` in evaluations and predictions", "taken"))
     generation_max_length: int | None = _arg(None, "`max_length` of generations; None is the model's own.", Row(
@@ -668,7 +665,7 @@ class Seq2SeqTrainingArguments(TrainingArguments):
         return checks_of(cls, Seq2SeqTrainingArguments)
 
     def to_dict(self) -> dict[str, ArgumentValue]:
-        """Return the fields as plain values; a generation config becomes its dict, a path its text.
+        """Return the fields as plain values. A generation config becomes a dict, and a path its text.
 
         Mirrors:
             `transformers.Seq2SeqTrainingArguments.to_dict`, 5.23.

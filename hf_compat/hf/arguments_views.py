@@ -1,9 +1,7 @@
-"""What `TrainingArguments` gives besides its fields: sizes, devices, ranks, dumps.
+"""Sizes, devices, ranks, dumps and the `set_*` methods of `TrainingArguments`.
 
-The `set_*` methods of `TrainingArguments`: groups of fields set in one call.
-
-Each mirrors the method of the same name of `transformers.TrainingArguments`, 5.23. All values of a call are read before
-the first one is set: a call that raises changes nothing.
+Each mirrors the method of the same name of `transformers.TrainingArguments`, 5.23. A `set_*` method reads all values
+before it sets the first one, so a call that raises changes nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +70,7 @@ class ArgumentViews:
 
     @functools.cached_property
     def device(self) -> torch.device:
-        """The device of this process; always a single one."""
+        """The single device of this process."""
         return choose_device(self.use_cpu, self._launch)
 
     @property
@@ -272,13 +270,13 @@ _COUNTING = (("logging_strategy", "logging_steps"), ("eval_strategy", "eval_step
 
 
 class ArgumentSetters:
-    """Group setters of `TrainingArguments`; each returns the arguments, so calls can be chained."""
+    """Group setters of `TrainingArguments`. Each returns the arguments, so calls can be chained."""
 
     eval_strategy: IntervalStrategy | str
 
     @classmethod
     def _checks(cls) -> Mapping[str, ArgumentCheck]:
-        """Return what each field may be."""
+        """Return the checks of the fields."""
         raise NotImplementedError
 
     def _set(self: Self, **values: object) -> Self:

@@ -1,4 +1,4 @@
-"""The callbacks that HF adds or offers: the default flow, progress, printing, early stopping."""
+"""HF's callbacks for the default flow, progress, printing and early stopping."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         early_stopping_threshold: Smaller improvements do not count.
 
     Raises:
-        UnmetRequirement: At the start of training, when there is no metric or no evaluation to follow.
+        UnmetRequirement: At the start of training, when a metric or an evaluation is missing.
 
     Mirrors:
         `transformers.EarlyStoppingCallback`, 5.23.
@@ -241,10 +241,14 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         name = eval_metric_name(args.metric_for_best_model)
         value = metrics.get(name)
         if value is None:
-            logger.warning(f"Early stopping follows {name}, which this evaluation did not give; it is not counted.")
+            logger.warning(
+                f"Early stopping follows {name}, which this evaluation did not return, so it is not counted."
+            )
             return
         if math.isnan(value):
-            logger.warning(f"Early stopping follows {name}, which is not a number; it counts as no improvement.")
+            logger.warning(
+                f"Early stopping follows {name}, which is not a number, so it does not count as an improvement."
+            )
         self.check_metric_value(args, state, control, value)
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True

@@ -69,7 +69,7 @@ Callback: TypeAlias = Any
 
 
 class TrainerCallback:
-    """Base of callbacks: an empty method for each event.
+    """Base of callbacks, with an empty method for each event.
 
     A method gets `args`, `state` and `control`. By keyword it gets `model`, `processing_class` (also as `tokenizer`),
     `optimizer`, `lr_scheduler`, `train_dataloader` and `eval_dataloader`, and the event's `logs` or `metrics`.
@@ -121,7 +121,7 @@ class TrainerCallback:
         """After an update."""
 
     def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
-        """After an evaluation; `metrics` holds its numbers."""
+        """After an evaluation, with its `metrics`."""
 
     def on_predict(
         self,
@@ -131,13 +131,13 @@ class TrainerCallback:
         metrics: Mapping[str, float] | None = None,
         **kwargs: Kwarg,
     ) -> Answer:
-        """After a prediction; `metrics` holds its numbers."""
+        """After a prediction, with its `metrics`."""
 
     def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After a checkpoint was written."""
 
     def on_log(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
-        """After numbers were logged; `logs` holds them."""
+        """After numbers were logged as `logs`."""
 
     def on_prediction_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After a batch of an evaluation or prediction."""
@@ -245,7 +245,7 @@ class CallbackHandler(TrainerCallback):
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
     def add_callback(self, callback: Callback | type) -> None:
-        """Append a callback; a class is instantiated.
+        """Append a callback, or an instance of a callback class.
 
         Raises:
             CallbackError: It has no method for any event.
@@ -253,7 +253,7 @@ class CallbackHandler(TrainerCallback):
         instance = callback() if isinstance(callback, type) else callback
         if not any(callable(getattr(instance, event, None)) for event in EVENTS):
             raise CallbackError(
-                f"{callback!r} is no callback: it has no method for any event.\n\n"
+                f"{callback!r} is not a callback, because it has no method for any event.\n\n"
                 f"Hint: inherit TrainerCallback, or write one of {', '.join(EVENTS)}."
             )
         if callback_kind(instance) in {callback_kind(other) for other in self.callbacks}:
@@ -367,7 +367,7 @@ class CallbackHandler(TrainerCallback):
             if self.active_ids is not None and id(callback) not in self.active_ids:
                 continue
             method = getattr(callback, event, None)
-            # Most callbacks watch a few events: the empty method of the base class is not worth a call on every step.
+            # Skip the base class's empty methods, because calling them on every step costs time.
             if method is None or getattr(method, "__func__", None) is empty:
                 continue
             if visible is None:

@@ -1,7 +1,4 @@
-"""Closed sets of values that HF arguments take. HF words only; imports nothing of the package but its errors.
-
-Names of trackers and of what they show.
-"""
+"""Enums of values that HF arguments take, and names of trackers and their metrics."""
 
 from __future__ import annotations
 
@@ -96,7 +93,7 @@ class DebugOption(ExplicitEnum):
 
 
 class OptimizerNames(ExplicitEnum):
-    """Every optimizer name that HF knows: `optim/optimizers.py` has them all. Mirrors `OptimizerNames`, 5.23."""
+    """Every optimizer name of HF. `optim/optimizers.py` has them all. Mirrors `OptimizerNames`, 5.23."""
 
     ADAMW_TORCH = "adamw_torch"
     ADAMW_TORCH_FUSED = "adamw_torch_fused"
@@ -141,7 +138,7 @@ class OptimizerNames(ExplicitEnum):
     STABLE_ADAMW = "stable_adamw"
 
 
-# What `report_to` may name: the module that it needs, and what brings it.
+# Tracker of `report_to` → the module that it needs and the package that installs it.
 PACKAGES = {
     "azure_ml": ("azureml.core", "azureml-core"),
     "clearml": ("clearml", "clearml"),
@@ -158,9 +155,9 @@ PACKAGES = {
     "trackio": ("trackio", "trackio"),
     "wandb": ("wandb", "'hf-compat[wandb]'"),
 }
-# `all` leaves these out: they do not track runs, or belong to a platform.
+# `all` omits these, which do not track runs or belong to a platform.
 _ONLY_BY_NAME = ("flyte", "kubeflow")
-# Switches by which users leave a tracker out of `all`: variable, value, tracker.
+# Variable, value and tracker of each switch that excludes a tracker from `all`.
 _SWITCHES = (
     ("WANDB_DISABLED", "true", "wandb"),
     ("WANDB_MODE", "disabled", "wandb"),

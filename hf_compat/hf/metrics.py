@@ -83,7 +83,8 @@ def plain_metrics(metrics: object, source: str) -> dict[str, Metric]:
     for name in metrics:
         if not isinstance(name, str):
             raise MetricError(
-                f"`{source}` returned a metric under the name {name!r}, which is not a string.\n\nHint: use str({name!r})."
+                f"`{source}` returned a metric under the name {name!r}, which is not a string.\n\n"
+                f"Hint: use str({name!r})."
             )
     try:
         return {name: _plain_metric(value, name, source) for name, value in metrics.items()}

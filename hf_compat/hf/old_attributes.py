@@ -1,11 +1,8 @@
-"""Old names as attributes of `TrainingArguments`: what each gives, and what setting it does.
+"""Read and set old names as attributes of `TrainingArguments`.
 
-A name whose meaning today's arguments hold is read from them; any other gives what somebody has set, or the default of
-its last release. Setting one sets the arguments of today.
-
-Old names that a subclass of the arguments declares as fields again: obeyed, as a release that had them did.
-
-`dataclasses.replace` hands such names, and what the copied instance was given, to the copy.
+An old name is read from the current arguments if they have its meaning. Otherwise it has the value set by the user, or
+the default of its last release. Setting it sets the current arguments. Subclasses may declare old names as fields,
+which then work as in their release. `dataclasses.replace` copies the values of old names.
 """
 
 from __future__ import annotations
@@ -39,50 +36,50 @@ if TYPE_CHECKING:
     from hf_compat.hf.arguments import TrainingArguments
 
 
-# Where the instance keeps what was given by old names.
+# The instance attribute with the values of old names.
 _PLACE = "_given_by_old_names"
-# What a process finds out by itself: none of it is taken over from another one's.
+# Attributes of one process, which are not copied from another process.
 PROCESS_ATTRIBUTES = frozenset({"_launch", "deepspeed_plugin", "device", "distributed_state", "fsdp_plugin_args"})
 
 
 class OldAttributes:
-    """Old names as attributes; a subclass's own field, property or method of such a name goes first."""
+    """Old names as attributes. A subclass's field, property or method of that name takes precedence."""
 
     if not TYPE_CHECKING:  # any other name is an error to a type checker, too
 
         def __getattr__(self, name: str) -> ArgumentValue:
-            """Return the value of an old name: Python asks here for what is not there by itself."""
+            """Return the value of an old name, which Python does not find as an attribute."""
             if name in OLD_NAMES:
                 return read_attribute(self, name)
             return object.__getattribute__(self, name)  # raises
 
 
 def remembered(args: object) -> Translation:
-    """Return what arguments were given by old names."""
+    """Return the values that arguments were given under old names."""
     return cast(Translation, vars(args).get(_PLACE, {}))
 
 
 def remember(args: object, values: Translation) -> None:
-    """Keep what arguments are given by old names, besides what they hold; copies share nothing with the original."""
+    """Add values of old names. A copy of the arguments shares no values with the original."""
     if values:
         vars(args)[_PLACE] = {**remembered(args), **values}
 
 
 def is_old_attribute(args: TrainingArguments, name: str) -> bool:
-    """Return whether an old name is no attribute that a class declares."""
+    """Return whether a class does not declare an old name itself."""
     is_declared = hasattr(type(args), name) and name != "place_model_on_device"  # a property of ours
     return not is_declared and name not in type(args)._checks()
 
 
 def chosen_logging_dir(args: TrainingArguments) -> str | None:
-    """Return the folder for TensorBoard that somebody has chosen or read; None where nobody has."""
+    """Return the folder for TensorBoard that was set or read before, or None."""
     if hasattr(type(args), "logging_dir") or "logging_dir" in vars(args):  # a subclass's own
         return cast("str | None", getattr(args, "logging_dir"))  # noqa: B009 - no field of ours
     return cast("str | None", remembered(args).get("logging_dir"))
 
 
 def read_attribute(args: ArgumentValue, name: str) -> ArgumentValue:
-    """Return what an old name gives."""
+    """Return the value of an old name."""
     given = remembered(args)
     if name in _READERS:
         return _READERS[name](args)
@@ -92,10 +89,10 @@ def read_attribute(args: ArgumentValue, name: str) -> ArgumentValue:
 
 
 def read_old_state(args: TrainingArguments, state: Mapping[str, ArgumentValue]) -> None:
-    """Take over the attributes of a pickled object: `training_args.bin` of any release, read where our class stands.
+    """Copy the attributes of a pickled object, such as `training_args.bin` of any release.
 
-    What ours has written is taken as it is. What an older release has written lacks today's fields, and says some of
-    them by old names: those set their successors, where these are at their defaults.
+    Files of our class are copied unchanged. Files of older releases lack current fields. Their old names set the
+    current arguments that still have their defaults.
     """
     held = {field.name: field for field in fields(args)}
     if held.keys() <= state.keys():
@@ -129,7 +126,7 @@ def _warmup_ratio(args: ArgumentValue) -> float:
 
 
 def _logging_dir(args: ArgumentValue) -> str:
-    """Return the folder for TensorBoard; what was once read stays."""
+    """Return the folder for TensorBoard, which is fixed at the first reading."""
     folder: str | None = remembered(args).get("logging_dir")
     if folder is None:
         folder = variable("TENSORBOARD_LOGGING_DIR") or os.path.join(str(args.output_dir), default_logdir())
@@ -148,7 +145,7 @@ def _options(args: ArgumentValue, config: str) -> Mapping[str, ArgumentValue]:
     return held if isinstance(held, Mapping) else {}
 
 
-# Read from today's arguments, whatever they were set by.
+# Old names that are always read from the current arguments.
 _READERS: dict[str, Callable[[ArgumentValue], ArgumentValue]] = {
     "evaluation_strategy": _field("eval_strategy"),
     "evaluate_during_training": _is("eval_strategy", "steps"),
@@ -166,7 +163,7 @@ _READERS: dict[str, Callable[[ArgumentValue], ArgumentValue]] = {
         remembered(args).get("half_precision_backend") or remembered(args).get("fp16_backend") or "auto"
     ),
 }
-# None, as in 4.x, unless somebody has given the old name: today's argument says it then.
+# Old names that are read from the current argument if the user set them, and else None, as in 4.x.
 _WHERE_GIVEN: dict[str, Callable[[ArgumentValue], ArgumentValue]] = {
     "per_gpu_train_batch_size": _field("per_device_train_batch_size"),
     "per_gpu_eval_batch_size": _field("per_device_eval_batch_size"),
@@ -180,13 +177,13 @@ _WHERE_GIVEN: dict[str, Callable[[ArgumentValue], ArgumentValue]] = {
 
 
 def assign_old(args: TrainingArguments, name: str, value: object) -> None:
-    """Set an old name: the arguments of today that stand for it are set, and the value is remembered.
+    """Set the current arguments that replace an old name, and remember the value.
 
     Raises:
-        ArgumentError: It cannot have that value; nothing is changed then.
+        ArgumentError: The value is not allowed. Nothing is changed.
 
     Warns:
-        InertArgumentWarning: It has no effect, and the value asks for one.
+        InertArgumentWarning: The old name no longer has an effect.
     """
     read = set_by_old(args, name, value)
     if read is not None:
@@ -196,7 +193,7 @@ def assign_old(args: TrainingArguments, name: str, value: object) -> None:
 
 
 def set_by_old(args: TrainingArguments, name: str, value: object) -> ArgumentValue:
-    """Set the arguments of today that stand for an old name, checked as they are; return the value as it was read."""
+    """Check and set the current arguments that replace an old name, and return the converted value."""
     read = read_old(name, value, args._checks())
     warn_of_inert(name, read)
     for today, said in _assigned(args, name, read).items():
@@ -205,7 +202,7 @@ def set_by_old(args: TrainingArguments, name: str, value: object) -> ArgumentVal
 
 
 def _assigned(args: TrainingArguments, name: str, value: ArgumentValue) -> Translation:
-    """Return which arguments of today an assignment sets, to what."""
+    """Return the current arguments that an assignment sets, with their values."""
     if name == "push_to_hub_organization" and value:
         repository = args.hub_model_id or os.path.basename(os.path.normpath(str(args.output_dir)))
         return {"hub_model_id": f"{value}/{repository.rpartition('/')[2]}"}
@@ -213,7 +210,7 @@ def _assigned(args: TrainingArguments, name: str, value: ArgumentValue) -> Trans
         return {}
     asked = OLD_NAMES[name].translate(value)
     if not asked:
-        # What switches off what an old name has switched on
+        # Switch off the setting that the old name has switched on
         row = OLD_NAMES[name]
         if row.inert or not read_attribute(args, name):
             return {}
@@ -224,7 +221,7 @@ def _assigned(args: TrainingArguments, name: str, value: ArgumentValue) -> Trans
 
 
 def _with_others(args: TrainingArguments, new: str, said: ArgumentValue) -> ArgumentValue:
-    """Return an argument's value with what it holds besides: other options, other members of a list."""
+    """Merge a value into the argument's other options or list members."""
     if isinstance(said, dict):
         return {**_options(args, new), **said}
     if isinstance(said, list):
@@ -256,7 +253,7 @@ _SWITCHED_OFF: dict[str, Callable[[ArgumentValue], Translation]] = {
 
 @functools.lru_cache(maxsize=64)
 def declared_old_names(kind: type) -> Mapping[str, object]:
-    """Return the old names that a class has as fields, with their defaults; a property says itself what it does."""
+    """Return the old names that a class has as fields, except properties, with their defaults."""
     return {
         one.name: default_of(one)
         for one in fields(kind)
@@ -265,7 +262,7 @@ def declared_old_names(kind: type) -> Mapping[str, object]:
 
 
 def obey_declared(args: TrainingArguments) -> None:
-    """Set the arguments of today that the declared old names stand for, before they get their normal forms.
+    """Set the current arguments that declared old names replace, before they are normalised.
 
     Raises:
         ArgumentError: An old name and today's contradict each other, or a value that the old name cannot have.
@@ -280,7 +277,7 @@ def obey_declared(args: TrainingArguments) -> None:
 
 
 def follow_declared(args: TrainingArguments, name: str, value: ArgumentValue) -> None:
-    """Set what a declared old name stands for, as a script sets the field later."""
+    """Set the current arguments of a declared old name when a script sets the field later."""
     default = declared_old_names(type(args)).get(name, NO_DEFAULT)
     if name in declared_old_names(type(args)) and keeps_its_meaning(name, default, args._checks()):
         set_by_old(args, name, value)
@@ -296,8 +293,8 @@ def asked_by_declared(
     Args:
         args: The arguments.
         declared: The old names, with their defaults.
-        defaults: Those of today's arguments.
-        checks: What today's arguments may be.
+        defaults: Defaults of the current arguments.
+        checks: Checks of the current arguments.
 
     Raises:
         ArgumentError: An old name and today's contradict each other, or a value that the old name cannot have.
@@ -308,8 +305,8 @@ def asked_by_declared(
         value = getattr(args, name)
         if not keeps_its_meaning(name, default, checks):
             warn_once(
-                f"`{shown(name, value)}` of {type(args).__name__} does nothing by itself: the field has the name of "
-                f"an earlier release's argument, and another meaning.\n\nHint: rename the field; "
+                f"`{shown(name, value)}` of {type(args).__name__} has no effect by itself. The field has the name of "
+                f"an earlier release's argument, but another meaning.\n\nHint: rename the field; "
                 f"what the name stood for is {OLD_NAMES[name].means} today."
             )
             continue
@@ -345,11 +342,11 @@ REPLACE: CodeType = getattr(dataclasses, "_replace", dataclasses.replace).__code
 def source_of_replace(kind: type, caller: FrameType) -> TrainingArguments | None:
     """Return the object that `dataclasses.replace` is copying.
 
-    Python before 3.13 offers no hook: `replace` calls the class as anybody else does.
+    Python before 3.13 has no hook, and `replace` calls the class like any caller.
 
     Args:
-        kind: The class that is called; the object is one of it.
-        caller: Its caller's frame, of the code REPLACE.
+        kind: The called class, of which the object is an instance.
+        caller: The caller's frame, which runs the code REPLACE.
     """
     source: TrainingArguments | None = caller.f_locals.get("obj", caller.f_locals.get("self"))
     return source if type(source) is kind else None
@@ -373,12 +370,12 @@ def without_outdated(
 
 
 def hand_over_old(source: TrainingArguments, copied: TrainingArguments, given: Mapping[str, object]) -> None:
-    """Let a copy remember what its source was given by old names, but for those that the call gives.
+    """Copy the values of the source's old names, except those that the call gives.
 
     Args:
-        source: The arguments that are copied.
+        source: The copied arguments.
         copied: The copy.
-        given: The call's keywords.
+        given: Keywords of the call.
     """
     remember(copied, {name: value for name, value in remembered(source).items() if name not in given})
     held = vars(source).get("_defaults_of_profile")

@@ -44,7 +44,7 @@ def has_state() -> bool:
 
 
 def as_distributed_type(name: str) -> str:
-    """Return a member of Accelerate's enum, which is a text, too; the text where Accelerate is not used."""
+    """Return a member of Accelerate's enum, or its text without Accelerate."""
     if not may_be_asked():
         return name
     kind: Callable[[str], str] = importlib.import_module("accelerate.state").DistributedType
@@ -72,7 +72,7 @@ def share_processes(args: ProcessArguments, distributed_type: str) -> object:
         "num_processes": args.world_size,
         "process_index": args.process_index,
         "local_process_index": max(args.local_process_index, 0),
-        # stands before the method: whoever waits first joins the process group that Lightning uses
+        # defined before the method, so that the first wait joins Lightning's process group
         "wait_for_everyone": partial(_wait_for_everyone, args),
     }
     was_initialised = state.is_initialized()
@@ -176,7 +176,7 @@ class ProcessMembers:
         file: IO[str] | None = None,
         flush: bool = False,
     ) -> None:
-        """Print on the first process of each machine, with what Python's `print` takes."""
+        """Print on the first process of each machine, with the arguments of Python's `print`."""
         if self.is_local_main_process:
             print(*args, sep=sep, end=end, file=file, flush=flush)
 
@@ -201,7 +201,7 @@ class ProcessMembers:
             self.wait_for_everyone()
 
     def on_main_process(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
-        """Decorate a function that the first process alone runs; the others get None."""
+        """Decorate a function that only the first process runs. The others get None."""
         return _only_where(lambda: self.is_main_process, function)
 
     def on_local_main_process(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
@@ -229,7 +229,7 @@ class ProcessMembers:
         """Give each process its part of a list, a tuple, a tensor, a data set, or of the values of a dict.
 
         Args:
-            inputs: What is split; the first processes get one more where it does not divide.
+            inputs: The items. The first processes get one more if they do not divide evenly.
             apply_padding: Repeat the last item where a process has fewer.
         """
         yield _part_of(inputs, self.process_index, self.num_processes, apply_padding)

@@ -1,4 +1,4 @@
-"""The words of a hyperparameter search: its backends, its best run, default spaces and objective."""
+"""Backends, best run, default spaces and default objective of a hyperparameter search."""
 
 from __future__ import annotations
 
@@ -132,5 +132,5 @@ def hp_params(trial: object) -> Space:
     """
     params = trial if isinstance(trial, dict) else getattr(trial, "params", None)
     if not isinstance(params, dict):
-        raise SearchError(f"`{shown('trial', trial)}` is no trial.\n\nHint: pass an optuna trial or a dict.")
+        raise SearchError(f"`{shown('trial', trial)}` is not a trial.\n\nHint: pass an optuna trial or a dict.")
     return params

@@ -197,7 +197,7 @@ class TrainerState:
         try:
             text = json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True)
         except (TypeError, ValueError, RecursionError) as error:
-            # Name the field that somebody has put such a value into
+            # Name the field that holds the value
             for field in dataclasses.fields(self):
                 try:
                     json.dumps(getattr(self, field.name), sort_keys=True)
@@ -224,7 +224,7 @@ class TrainerState:
         return bool(exported.get("args", {}).get("should_epoch_stop", False))
 
     def _repr_html_(self) -> str:
-        """Show in a notebook where the run stands, and its logs."""
+        """Show in a notebook the progress of the run and its logs."""
         hidden, default = ("log_history", "stateful_callbacks", "global_step", "epoch"), TrainerState()
         names = [field.name for field in dataclasses.fields(self) if field.name not in hidden]
         stands = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(default, name)}

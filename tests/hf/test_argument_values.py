@@ -378,7 +378,7 @@ def test_files_that_never_end_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in ("/dev/zero", str(tmp_path / "pipe"), str(tmp_path)):
         for name in ("deepspeed", "fsdp_config", "accelerator_config"):
-            with pytest.raises(ArgumentError, match=f"(?s)`{name}.*no regular file"):
+            with pytest.raises(ArgumentError, match=f"(?s)`{name}.*not a regular file"):
                 make(**{name: path})
 
 

@@ -112,7 +112,7 @@ def test_accelerates_own_values_have_to_agree(args_of):
         ({"optimizer": {"type": "Lamb"}}, "the optimizer 'Lamb', which is not supported"),
         ({"scheduler": {"type": "ThreeCycles"}}, "the schedule 'ThreeCycles', which is not supported"),
         ({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1.0}}}, "learning_rate = "),
-        ("nowhere.json", "is no JSON file that can be read"),
+        ("nowhere.json", "is not a readable JSON file"),
     ],
 )
 def test_configurations_that_cannot_be(args_of, config, message):
