@@ -241,14 +241,10 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         name = eval_metric_name(args.metric_for_best_model)
         value = metrics.get(name)
         if value is None:
-            logger.warning(
-                f"Early stopping follows {name}, which this evaluation did not return, so it is not counted."
-            )
+            logger.warning(f"Early stopping follows {name}, which this evaluation did not return.")
             return
         if math.isnan(value):
-            logger.warning(
-                f"Early stopping follows {name}, which is not a number, so it does not count as an improvement."
-            )
+            logger.warning(f"Early stopping follows {name}, which is not a number and no improvement.")
         self.check_metric_value(args, state, control, value)
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True

@@ -32,7 +32,7 @@ def test_arguments_that_are_set_and_where_they_go():
 
 def test_a_refused_argument_is_in_the_explanation():
     explanation = explain(TrainingArguments("out", use_cpu=True, torch_compile_backend="none_such"))
-    assert explanation.plan is None and "no backend of torch.compile" in explanation.refused
+    assert explanation.plan is None and "not a backend of torch.compile" in explanation.refused
     assert json.loads(explanation.to_json())["plan"] is None
 
 
