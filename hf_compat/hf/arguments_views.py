@@ -44,7 +44,7 @@ _HELPERS = {
 
 
 class ArgumentViews:
-    """Properties and dumps of `TrainingArguments`; the class itself adds the fields."""
+    """Properties and dumps of `TrainingArguments`, which adds the fields."""
 
     # Fields of the dataclass that the views read.
     per_device_train_batch_size: int
@@ -80,7 +80,7 @@ class ArgumentViews:
 
     @property
     def n_gpu(self) -> int:
-        """GPUs of this process: 1 or 0, never more (no `nn.DataParallel`)."""
+        """GPUs of this process, at most 1 because `nn.DataParallel` is not used."""
         return int(self.device.type != "cpu")
 
     @property
@@ -141,7 +141,7 @@ class ArgumentViews:
         return self.per_device_eval_batch_size * self._devices_of_override()
 
     def _devices_of_override(self) -> int:
-        """Return by what a subclass's own `n_gpu` multiplies the batch, as upstream; ours is never above 1."""
+        """Return the factor of a subclass's `n_gpu` on the batch size, as upstream."""
         return 1 if type(self).n_gpu is ArgumentViews.n_gpu else max(1, self.n_gpu)
 
     @property
@@ -161,7 +161,7 @@ class ArgumentViews:
 
     @property
     def place_model_on_device(self) -> bool | None:
-        """Whether the trainer moves the model to the device; None, beside 4.x True, lets it decide.
+        """Whether the trainer moves the model to the device. None lets it decide (True in 4.x).
 
         Subclasses may override it.
         """
@@ -170,11 +170,11 @@ class ArgumentViews:
 
     @property
     def _no_sync_in_gradient_accumulation(self) -> bool:
-        """Whether gradients are exchanged with an update's last micro-batch only; DeepSpeed decides by itself."""
+        """Whether only an update's last micro-batch exchanges gradients. DeepSpeed decides by itself."""
         return not self.deepspeed
 
     def get_process_log_level(self) -> int:
-        """Return the `logging` level of this process; `passive` is the level in force."""
+        """Return the `logging` level of this process. `passive` means the current level."""
         name = self.log_level if self.should_log else self.log_level_replica
         return LEVELS.get(name, logging.getLogger("hf_compat").getEffectiveLevel())
 
@@ -209,7 +209,7 @@ class ArgumentViews:
                 torch.distributed.barrier()
 
     def to_dict(self) -> dict[str, ArgumentValue]:
-        """Return the fields as plain values; secrets are masked.
+        """Return the fields as plain values, with masked secrets.
 
         Mirrors:
             `transformers.TrainingArguments.to_dict`, 5.23.
@@ -252,7 +252,7 @@ def _plain(name: str, value: ArgumentValue) -> ArgumentValue:
     if name == "parallelism_config" and value is not None:
         return value.to_json()
     if isinstance(value, AcceleratorConfig):
-        # not an option but a question to Accelerate; upstream leaves it out as well
+        # not an option, so upstream omits it as well
         return {key: item for key, item in value.to_dict().items() if key != "use_configured_state"}
     if name == "report_to":  # Lightning loggers among the names
         return [item if isinstance(item, str) else type(item).__name__ for item in value]
@@ -329,7 +329,7 @@ class ArgumentSetters:
         loss_only: bool = False,
         jit_mode: bool = False,
     ) -> Self:
-        """Set when and how to evaluate, and `do_eval` with it; `jit_mode` is `jit_mode_eval`, of 4.x."""
+        """Set when and how to evaluate, and `do_eval`. `jit_mode` is `jit_mode_eval` of 4.x."""
         self._set_jit_mode(jit_mode)
         self._set(
             eval_strategy=strategy,
@@ -342,7 +342,7 @@ class ArgumentSetters:
         return self._set(do_eval=self.eval_strategy != IntervalStrategy.NO)
 
     def set_testing(self: Self, batch_size: int = 8, loss_only: bool = False, jit_mode: bool = False) -> Self:
-        """Set how to predict, and `do_predict`; `jit_mode` is `jit_mode_eval`, of 4.x."""
+        """Set how to predict, and `do_predict`. `jit_mode` is `jit_mode_eval` of 4.x."""
         self._set_jit_mode(jit_mode)
         return self._set(do_predict=True, per_device_eval_batch_size=batch_size, prediction_loss_only=loss_only)
 

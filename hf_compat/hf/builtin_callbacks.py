@@ -19,7 +19,7 @@ logger = SharedLogger(__name__, "transformers.trainer_callback")
 
 
 def eval_metric_name(metric_for_best_model: str) -> str:
-    """Return a metric's full name: `eval_` is added once and only where missing."""
+    """Add `eval_` to a metric's name if it is missing."""
     return metric_for_best_model if metric_for_best_model.startswith("eval_") else f"eval_{metric_for_best_model}"
 
 
@@ -105,7 +105,7 @@ class ProgressCallback(TrainerCallback):
         return progress_bar(total=total, initial=initial, leave=leave)
 
     def close(self) -> None:
-        """Close both bars; the trainer calls this when an error ends the run."""
+        """Close both bars. The trainer calls this when an error ends the run."""
         self._close_prediction_bar()
         if self.training_bar is not None:
             self.training_bar.close()
@@ -209,7 +209,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         self.early_stopping_patience_counter = 0
 
     def check_metric_value(self, args: Args, state: TrainerState, control: TrainerControl, metric_value: float) -> None:
-        """Count an evaluation: an improvement sets the count to 0, anything else adds 1."""
+        """Reset the count after an improvement, and otherwise add 1."""
         best = state.best_metric
         if best is None or (
             (metric_value > best if args.greater_is_better else metric_value < best)

@@ -57,10 +57,10 @@ EVENTS = (
     "on_push_begin",
 )
 
-# What a method gets only where its signature names it; HF's callbacks do not get these.
+# Keywords that only methods with such a parameter get. HF's callbacks do not get them.
 REQUESTABLE_KWARGS = ("trainer", "loss", "inputs", "outputs")
 
-# What an event passes by keyword: the model, the optimizer, loaders, logs … in the user's own types.
+# Keywords of an event, such as the model, the optimizer, loaders and logs, in the user's types.
 Kwarg: TypeAlias = Any
 Args: TypeAlias = TrainingArguments
 Answer = TrainerControl | Mapping[str, bool] | None
@@ -168,7 +168,7 @@ def is_callback_of(callback: Callback, kind: type) -> bool:
 
 
 def callback_kind(callback: Callback) -> type | str:
-    """Return what two callbacks that do the same job share: their class, or the name that both families know it by."""
+    """Return the key of callbacks with the same function, which is their class or their common name."""
     kind = type(callback)
     return kind.__name__ if _family(kind) in _FAMILIES else kind
 
@@ -218,7 +218,7 @@ class CallbackHandler(TrainerCallback):
         self.train_dataloader: DataLoader[Any] | Iterable[Any] | None = None
         self.eval_dataloader: DataLoader[Any] | Iterable[Any] | None = None
         self.requestable_kwargs: dict[str, Kwarg] = dict.fromkeys(REQUESTABLE_KWARGS)
-        # ids of the callbacks that are called now; None calls all (Lightning callbacks stand between some of them)
+        # ids of the callbacks to call now, or None for all (Lightning callbacks run between some of them)
         self.active_ids: frozenset[int] | None = None
         # called before a callback is: what may not see what the callback does ends there
         self.before_heard: Callable[[], None] | None = None
@@ -271,7 +271,7 @@ class CallbackHandler(TrainerCallback):
         return None
 
     def pop_callback(self, callback: Callback | type) -> Callback | None:
-        """Remove and return the first callback that is, or is of, `callback`; None where there is none."""
+        """Remove and return the first callback that is `callback` or of that class, or None."""
         found = self._find(callback)
         if found is not None:
             self.callbacks.remove(found)

@@ -36,7 +36,7 @@ class IntervalStrategy(ExplicitEnum):
     EPOCH = "epoch"
 
 
-EvaluationStrategy = IntervalStrategy  # what 4.x had besides; its members were the same
+EvaluationStrategy = IntervalStrategy  # the name in 4.x, with the same members
 
 
 class SaveStrategy(ExplicitEnum):
@@ -178,7 +178,7 @@ SUMMARY_KEYS = (
 
 
 def available_trackers() -> list[str]:
-    """Return what `report_to="all"` means here: every tracker that is installed and not switched off.
+    """Return the trackers of `report_to="all"`, which are installed and not switched off.
 
     Mirrors:
         `transformers.integrations.get_available_reporting_integrations`, 5.23.

@@ -10,11 +10,11 @@ from hf_compat.hf.enums import ExplicitEnum
 from hf_compat.runtime.text import need, shown
 
 Space = dict[str, Any]  # names and values of arguments; for ray and wandb what their samplers take
-Trial = Any  # what a hyperparameter search's library calls a trial
+Trial = Any  # the trial object of a search library
 Metrics = dict[str, float]
 Objective = float | Sequence[float] | None  # of a trial; several where the search has several directions
 _EXTRA = "'hf-compat[search]'"
-# Durations and rates; they say nothing about a model.
+# Durations and rates, which do not measure a model's quality.
 _TIMED = ("_runtime", "_per_second", "_model_preparation_time")
 
 

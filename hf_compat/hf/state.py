@@ -232,7 +232,7 @@ class TrainerState:
         return "".join(table_of(each, numbers=".6g") for each in (rows, self.log_history) if each)
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
-        """Take the three intervals from the arguments; shares below 1 become updates, rounded up."""
+        """Copy the three intervals from the arguments. Shares below 1 become updates, rounded up."""
         for name in INTERVALS:
             steps = getattr(args, name)
             if steps is not None:

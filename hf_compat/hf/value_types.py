@@ -223,7 +223,7 @@ def choice(choices: Iterable[str]) -> ValueType:
 
 
 def member(kind: type[Enum]) -> ValueType:
-    """Return the type of an enum's members: they, their texts, and members of another enum of the same texts."""
+    """Return the type of an enum's members, their texts, and members of enums with the same texts."""
     texts = [str(one.value) for one in kind]
     return ValueType("known", lambda value: kind(read_choice(value, texts)), takes_text=True)
 
@@ -250,7 +250,7 @@ def _in_json(text: str) -> object:
 
 
 def list_of(element: ValueType, hint: str = "", takes_one_text: bool = False) -> ValueType:
-    """Return the type of lists; a tuple, and a list in JSON, are read as one.
+    """Return the type of lists, which are read from tuples and JSON, too.
 
     Args:
         element: What each item has to be.
@@ -285,7 +285,7 @@ def _check_keys(options: Mapping[object, object], depth: int = 0) -> None:
 
 
 def _typed(value: object) -> object:
-    """Turn the strings of command-line JSON into what they spell: booleans and numbers."""
+    """Convert strings of command-line JSON to booleans and numbers."""
     if isinstance(value, dict):
         return {key: _typed(item) for key, item in value.items()}
     if not isinstance(value, str):
@@ -312,7 +312,7 @@ OPTIONS = ValueType("a dict of options, or its JSON", _read_options)
 
 
 def either(kinds: Iterable[ValueType]) -> ValueType:
-    """Return the type of values of one of several types: the first that can read it."""
+    """Return a type that reads a value by the first suitable one of several types."""
     members = list(kinds)
     reads_words = any(kind.takes_text for kind in members)
     others = [kind for kind in members if kind is not NONE]
@@ -342,7 +342,7 @@ def parts_of(hint: object) -> tuple[object, ...]:
 
 
 def type_of(hint: object, allowed: Range | None = None) -> ValueType | None:
-    """Return the type that a hint names; None where it is one that is not checked.
+    """Return the type of a hint, or None if the hint is not checked.
 
     Args:
         hint: A type hint, resolved.
@@ -410,7 +410,7 @@ def read_options(owner: str, known: Mapping[str, ValueType], options: Mapping[st
     """Read the options of an argument that is a dict.
 
     Raises:
-        ArgumentError: An option that there is not, or one with a wrong value; the message names both.
+        ArgumentError: An option is unknown or has a wrong value. The message names both.
     """
     read: dict[str, object] = {}
     for name, value in options.items():
