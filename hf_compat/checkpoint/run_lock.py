@@ -312,7 +312,8 @@ class _Heartbeat:
     def stop(self) -> None:
         """End it; where the disk does not answer, it ends with the process."""
         self._over.set()
-        self._thread.join(HEARTBEAT_SECONDS)
+        with contextlib.suppress(RuntimeError):  # Ctrl-C came before it had begun; it ends at once if it still begins
+            self._thread.join(HEARTBEAT_SECONDS)
 
 
 def _is_silent(path: str) -> bool:

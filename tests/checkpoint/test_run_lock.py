@@ -41,6 +41,18 @@ def lock_of(folder, **facts):
     (folder / LOCK_NAME).write_text(json.dumps(owner))
 
 
+def test_a_lock_is_given_back_where_ctrl_c_came_before_its_heartbeat_began(tmp_path, monkeypatch):
+    def interrupted(thread):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    lock = RunLock(str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        lock.acquire()
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_lock_is_given_back(tmp_path):
     lock = RunLock(str(tmp_path / "out"))
     lock.acquire()
