@@ -55,10 +55,10 @@ VICTIMS = ("rank 0", "rank 1", "both ranks", "launcher", "launcher and rank")
 
 
 class Job:
-    """Two ranks and their launcher, forked from this process."""
+    """Ranks, two by default, and their launcher, forked from this process."""
 
-    def __init__(self, folder: Path, words: tuple[str, ...]) -> None:
-        self.folder, self.log = folder, folder.parent / f"{folder.name}.log"
+    def __init__(self, folder: Path, words: tuple[str, ...], world: int = 2) -> None:
+        self.folder, self.log, self.world = folder, folder.parent / f"{folder.name}.log", world
         shutil.rmtree(folder / "pids", ignore_errors=True)
         self.launcher = os.fork()
         if self.launcher == 0:
@@ -72,7 +72,9 @@ class Job:
             # what `--standalone` of `hf-compat run` stands for
             meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", uuid.uuid4().hex)
             config, _, _ = config_from_args(
-                get_args_parser().parse_args(["--nproc_per_node", "2", "--max_restarts", "0", *meeting, "job.py"])
+                get_args_parser().parse_args(
+                    ["--nproc_per_node", str(self.world), "--max_restarts", "0", *meeting, "job.py"]
+                )
             )
             config.start_method = "fork"
             status = supervised(lambda: elastic_launch(config, rank_main)(os.getpid(), str(self.folder), *words))
@@ -83,11 +85,11 @@ class Job:
             os._exit(status)
 
     def ranks(self) -> list[int]:
-        """Wait until both ranks are up; none where the job has ended before."""
+        """Wait until all ranks are up; none where the job has ended before."""
         until = time.monotonic() + LONGEST
         while time.monotonic() < until:
             found = [path.read_text() for path in sorted((self.folder / "pids").glob("*"))]
-            if len(found) == 2 and all(found):
+            if len(found) == self.world and all(found):
                 return [int(pid) for pid in found]
             time.sleep(0.002)
         raise TimeoutError(f"the ranks did not start:\n{self.log.read_text()[-3000:]}")
@@ -155,8 +157,8 @@ def newest_save(folder: Path) -> int:
 def victims_of(name: str, job: Job, ranks: list[int], chance: random.Random) -> list[int]:
     return {
         "rank 0": [ranks[0]],
-        "rank 1": [ranks[1]],
-        "both ranks": chance.sample(ranks, 2),
+        "rank 1": ranks[1:2],
+        "both ranks": chance.sample(ranks, len(ranks)),
         "launcher": [job.launcher],
         "launcher and rank": [job.launcher, chance.choice(ranks)],
     }[name]
@@ -164,7 +166,8 @@ def victims_of(name: str, job: Job, ranks: list[int], chance: random.Random) -> 
 
 def kill_some(job: Job, chance: random.Random, counts: Counter[str]) -> bool:
     """Kill processes of a job at a random instant; returns whether it ended by that."""
-    ranks, name = job.ranks(), chance.choice(VICTIMS)
+    ranks = job.ranks()
+    name = chance.choice([name for name in VICTIMS if len(ranks) > 1 or name not in ("rank 1", "both ranks")])
     wait_for_an_instant(job, chance)
     began = time.monotonic()
     if job.has_result():
