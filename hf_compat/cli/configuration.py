@@ -1,11 +1,7 @@
-"""The YAML of `--config`: bounded before anything builds on it, its keys checked against what there is. Text only.
+"""Check the YAML of `--config` before jsonargparse reads it, and print the help of `hf-compat fit`.
 
-YAML lets a line name another part of the file again, so that a few of them stand for billions of values; a file may
-nest without end, or be no file at all. Each is refused here, with its place, before jsonargparse reads it.
-
-`hf-compat fit --help`: the sections, and the arguments that most runs set, by subject. Text only.
-
-`--help.args` and `--help.trainer` list everything.
+A few YAML aliases can expand to billions of values, and a file can nest without end. Both are refused with their place.
+`--help` lists the sections and the most frequent arguments. `--help.args` and `--help.trainer` list everything.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ _SECTIONS = ("args", "data", "trainer")  # whose keys are known
 _NUMBER = re.compile(r"[-+0-9_:.]{400,}|[-+]?0[xob][0-9a-fA-F_]{400,}")  # reading one takes the square of its length
 
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-Loaded = Any  # what a text of YAML says: nested plain values
+Loaded = Any  # the content of a YAML text, as nested plain values
 
 
 class TooLarge(yaml.YAMLError):
@@ -77,7 +73,7 @@ class _Measure:
 
     def __init__(self) -> None:
         self.open: list[_Open] = [_Open(None, is_mapping=False)]
-        self.sizes: dict[str, tuple[int, int]] = {}  # of what has an anchor: values, and levels
+        self.sizes: dict[str, tuple[int, int]] = {}  # numbers of values and levels of each anchored node
 
     def take(self, event: yaml.Event) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
@@ -118,10 +114,10 @@ def _at(event: yaml.Event) -> str:
 
 
 def check_bounds(text: str) -> None:
-    """Refuse a text of YAML that stands for too much, before anything of it is built.
+    """Refuse a YAML text that expands to too many values, before any of it is built.
 
     Raises:
-        YAMLError: It is no YAML, or passes a bound.
+        YAMLError: It is not valid YAML, or exceeds a limit.
     """
     measure = _Measure()
     try:
@@ -138,7 +134,7 @@ def load(text: str) -> Loaded:
     """Read a text of YAML whose size has bounds, as jsonargparse reads it.
 
     Raises:
-        YAMLError: It is no YAML, or passes a bound.
+        YAMLError: It is not valid YAML, or exceeds a limit.
     """
     check_bounds(text)
     try:
@@ -154,7 +150,7 @@ def register() -> str:
 
 
 class ConfigAction(ActionConfigFile):
-    """`--config`: a file, or its text. What is wrong with it is told with its place."""
+    """Read `--config`, a file or its text. Errors name their place."""
 
     def __call__(  # type: ignore[override]  # argparse knows more kinds of values
         self, parser: ArgumentParser, cfg: Namespace, values: str, option_string: str | None = None
@@ -228,11 +224,11 @@ def _elsewhere(last: str, known: Collection[str]) -> Iterator[str]:
     return (key for key in sorted(known) if key.rpartition(".")[2] == last)
 
 
-Rows = Sequence[tuple[str, str]]  # an option, and what it means
+Rows = Sequence[tuple[str, str]]  # an option and its meaning
 
 _COLUMN = 50
 _WIDTH = 120
-_ROOM = 40  # characters of an option with its choices; more choices stand in the text
+_ROOM = 40  # characters of an option with its choices, longer lists of choices are part of the text
 _MOST_CHOICES = 12  # in the short help
 _FIELDS = {field.name: field for field in dataclasses.fields(Seq2SeqTrainingArguments)}
 
@@ -284,13 +280,13 @@ _TRAINER = (
 
 
 def help_of_arguments() -> str:
-    """Return every argument: what it takes, its default, what it means."""
+    """List every argument with its values, default and meaning."""
     rows = [_row(name, len(_choices(name))) for name in _FIELDS] + [_row(name, 0) for name in OWN_ARGUMENTS]
     return "\n".join(["arguments:", *_lines(rows, indent=2)]) + "\n"
 
 
 def help_of_trainer() -> str:
-    """Return every setting of `trainer`, and what it stands for or where it is set instead."""
+    """List every setting of `trainer`, with its meaning or the argument that sets it instead."""
     settable = [(f"--trainer.{name}", "as the argument that says the same") for name in EQUIVALENTS]
     settable += [(f"--trainer.{name}", "handed to Lightning") for name in PASSED_ON]
     settable += [_TRAINER[-1]]
@@ -304,7 +300,7 @@ def _part(title: str, rows: Rows) -> list[str]:
 
 
 def _lines(rows: Rows, indent: int) -> Iterator[str]:
-    """Yield the lines of options: what each means stands beside it."""
+    """Yield the lines of options, each with its meaning beside it."""
     for option, meaning in rows:
         start = " " * indent + option
         start = start.ljust(_COLUMN) if len(start) < _COLUMN else f"{start} "
@@ -314,7 +310,7 @@ def _lines(rows: Rows, indent: int) -> Iterator[str]:
 
 
 def _row(name: str, most_choices: int) -> tuple[str, str]:
-    """Return an argument's option with what it takes, and its meaning with its default."""
+    """Return an argument's option with its values, and its meaning with its default."""
     if name in OWN_ARGUMENTS:
         own = OWN_ARGUMENTS[name]
         return f"--{name}", own.help.rstrip(".") + ("" if own.default is None else f" [{own.default}]")

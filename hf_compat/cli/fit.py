@@ -1,11 +1,7 @@
 """`hf-compat fit|validate|test|predict`: a run from a YAML file or a command line. jsonargparse reads both.
 
 The sections are `model`, `data`, `args`, `callbacks`, `trainer` and the functions of a Trainer. Words of an HF command
-line (`--learning_rate 5e-5`) are arguments; names of earlier releases are accepted.
-
-The sections of a configuration, and the parser that reads them from YAML and a command line; what it writes again.
-
-Words of an HF command line (`--learning_rate 5e-5`) are arguments; names of earlier releases are accepted.
+line (`--learning_rate 5e-5`) are arguments. Names of earlier releases are accepted.
 """
 
 from __future__ import annotations
@@ -113,7 +109,7 @@ _SKIP = "skip_unset" if _release(jsonargparse.__version__) >= (4, 49) else "skip
 
 
 class ConfigParser(ArgumentParser):
-    """jsonargparse's parser; what it writes, to a file or the screen, holds no secret, and its help is short."""
+    """jsonargparse's parser, with short help. It writes no secret to a file or the screen."""
 
     parse_args = object_parser.parse_args
 
@@ -128,7 +124,7 @@ class ConfigParser(ArgumentParser):
         """Return a configuration as text that makes the same run again.
 
         Tokens are left out, as a run of that file has to bring its own. Arguments have today's names, and one that the
-        `trainer` section decides stands there alone.
+        `trainer` section decides appears only there.
         """
         text = _hide(cfg.clone())
         # Let a configuration say everything once: by today's names, and in the section where the user says it
@@ -144,7 +140,7 @@ class ConfigParser(ArgumentParser):
                         args.pop(argument, None)
         if kwargs.get(_SKIP, True):
             _drop_unset(text)
-        # what is not set was left out above; a None among a class's arguments is the user's, and stays
+        # Unset values were left out above. The user set a None among a class's arguments, so keep it
         return super().dump(text, **{**kwargs, _SKIP: False})
 
 
@@ -221,7 +217,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def _kind_of(hint: Hint) -> Hint:
-    """Return what the parser takes for an argument, which then checks the value itself."""
+    """Return the type that the parser accepts for an argument. The argument checks the value itself."""
     parts = set(parts_of(hint))
     if parts <= {bool, int, type(None)}:  # they take `1e3` and `1`, too
         return ANYTHING
@@ -320,7 +316,7 @@ def _way_out(command: str, error: Exception) -> str:
 
 
 class Run:
-    """What a configuration describes: a Trainer, and data to test on.
+    """The Trainer and the test data that a configuration describes.
 
     Args:
         command: `fit`, `validate`, `test` or `predict`.
@@ -356,7 +352,7 @@ class Run:
         data = {name: build_data(spec, f"data.{name}") for name, spec in sources.items()}
         self.test_dataset = data.pop("test_dataset")
         self.trainer = self._trainer(model, data)
-        # Find the checkpoint that is meant; what `fit` goes on from stands among the arguments that it keeps
+        # Find the requested checkpoint. `fit` keeps the one that it resumes from among its arguments
         self.is_named = self.checkpoint not in (BEST, LAST)
         if self.checkpoint is not None and (self.command, self.checkpoint) != ("fit", LAST):
             self.checkpoint = find_checkpoint(self.trainer, self.checkpoint)
@@ -465,7 +461,7 @@ class Run:
         output = self._tested("predict")
         if not self.trainer.is_world_process_zero():
             return
-        # Name the arrays of a prediction as they stand in its file
+        # Name the arrays of a prediction as its file does
         parts = output.predictions if isinstance(output.predictions, tuple) else (output.predictions,)
         named = {"predictions" if i == 0 else f"predictions_{i}": part for i, part in enumerate(parts)}
         if output.label_ids is not None and not isinstance(output.label_ids, tuple):
@@ -489,7 +485,7 @@ def _arguments(config: Section, given: set[str], kind: type[TrainingArguments]) 
         ArgumentError: One is set that the class does not have: its trainer does not generate.
     """
     values = config["args"]
-    if len(given & set(FIELDS)) > len(FIELDS) / 2:  # nobody writes so many: it was printed, defaults as well
+    if len(given & set(FIELDS)) > len(FIELDS) / 2:  # a printed configuration, which has the defaults as well
         given = {name for name in given & set(FIELDS) if values[name] != default_of(FIELDS[name])}
     known = {name: value for name, value in values.items() if name in FIELDS or name in OWN_ARGUMENTS}
     old = {name: values[name] for name in OLD_NAMES if values.get(name) is not None}

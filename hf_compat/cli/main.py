@@ -15,14 +15,14 @@ from hf_compat import __version__
 from hf_compat.errors import HfCompatError
 
 if TYPE_CHECKING:
-    # what `add_subparsers` returns; argparse has no public name for it
+    # the return type of `add_subparsers`, for which argparse has no public name
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 # Commands that are tools: each reads its own words, and its module is imported when it is asked for.
 _TOOLS = ("doctor", "check", "explain", "eject", "compare", "migrate", "plot")
 _CONFIGURED = ("fit", "validate", "test", "predict")
-# What `--help` lists, by what people want to do.
+# The commands in `--help`, grouped by purpose.
 _GROUPS = {
     "run and train": {
         "run": "run an HF script unchanged; --devices N on several processes",

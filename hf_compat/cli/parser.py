@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     DataclassType = type[DataclassInstance]
     DataclassField = dataclasses.Field[Any]
-    # what options are added to: a parser, or a group of it; argparse has no public name for both
+    # a parser or one of its groups, for which argparse has no common public name
     Options = argparse._ActionsContainer
 import yaml
 
@@ -42,14 +42,14 @@ Named = dict[str, object]
 
 
 class MissingFile(ArgumentError, FileNotFoundError):
-    """There is no such file of arguments."""
+    """The file of arguments does not exist."""
 
 
 def read_json_arguments(path: str | os.PathLike[str]) -> Named:
     """Read names and values from a JSON file of at most 4 MiB.
 
     Raises:
-        ArgumentError: It cannot be read, is no JSON, or holds something else.
+        ArgumentError: It cannot be read, is not valid JSON, or does not hold arguments.
     """
     _check_is_there(path)
     try:
@@ -62,7 +62,7 @@ def read_yaml_arguments(path: str | os.PathLike[str]) -> Named:
     """Read names and values from a YAML file, with the bounds of `hf-compat fit --config`.
 
     Raises:
-        ArgumentError: It cannot be read, is no YAML, passes a bound, or holds something else.
+        ArgumentError: It cannot be read, is not valid YAML, exceeds a limit, or does not hold arguments.
     """
     _check_is_there(path)
     try:
@@ -89,7 +89,7 @@ def _named(path: str | os.PathLike[str], content: object) -> Named:
     return content
 
 
-Value = Any  # of a field: what its type hint says
+Value = Any  # the value of a field, of the type in its hint
 Instances = tuple[Any, ...]  # of the user's dataclasses
 # Training arguments that were lists up to 4.40, and so took several words.
 _SEVERAL_WORDS = ("report_to",)
@@ -185,7 +185,7 @@ class HfArgumentParser(argparse.ArgumentParser):
             return_remaining_strings: Return words that no option takes, instead of refusing them.
             look_for_args_file: Read a file beside the script, with its name and the suffix `.args`, first.
             args_filename: Read this file first, instead.
-            args_file_flag: An option that names such files; what comes later counts.
+            args_file_flag: An option that names such files. Later values win.
 
         Returns:
             The instances in the order of the classes, a namespace of options that were added by hand where there are
@@ -205,7 +205,7 @@ class HfArgumentParser(argparse.ArgumentParser):
             files += named
         line = [*_words_of(files), *words]
         namespace, remaining = self.parse_known_args(line)
-        # Leave out training arguments that the line does not give: an old name may stand in for them
+        # Leave out training arguments that the command line omits, as an old name may set them
         fields = {
             field.name
             for kind in self.dataclass_types
@@ -248,7 +248,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         return outputs
 
     def _names_of(self, dtype: DataclassType) -> list[str]:
-        """Return the names that a class takes; its fields, and other names that are nobody else's fields."""
+        """Return the names that a class accepts. Names that are fields of another class are left out."""
         taken = {field.name for kind in self.dataclass_types for field in dataclasses.fields(kind)}
         own = [field.name for field in dataclasses.fields(dtype) if field.init]
         return [*own, *(name for name in _other_names(dtype) if name not in taken)]
@@ -257,7 +257,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         """Make the instances from a dict.
 
         Raises:
-            ValueError: A key that is no field, unless they are allowed.
+            ValueError: A key is not a field, and extra keys are not allowed.
         """
         unused = set(args)
         outputs = []
@@ -273,7 +273,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         """Make the instances from a JSON file of at most 4 MiB.
 
         Raises:
-            ValueError: It cannot be read, holds no names and values, or a key that is no field.
+            ValueError: It cannot be read, holds no names and values, or has a key that is not a field.
         """
         return self.parse_dict(read_json_arguments(json_file), allow_extra_keys)
 

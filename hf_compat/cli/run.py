@@ -54,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--main-address", help="host, or host:port, of the first machine (default: as above)")
     parser.add_argument("--main-port", type=int, help="port there (a free one on a single machine)")
     parser.add_argument("--restarts", type=int, default=0, help="times that a failed run is started again")
-    parser.add_argument("--log-dir", help="a folder for what each rank prints; lines shown begin with the rank")
+    parser.add_argument("--log-dir", help="a folder for each rank's output (shown lines begin with the rank)")
     parser.add_argument(
         "--compat",
         choices=tuple(PROFILES),
@@ -120,7 +120,7 @@ def machines_of(text: str) -> tuple[int, int]:
 
 
 def _machines(chosen: argparse.Namespace) -> Machines:
-    """Return the machines: what the options say, else what a launcher of one process a machine has said.
+    """Return the machines from the options, or from a launcher that starts one process per machine.
 
     Raises:
         ArgumentError: The launcher has started other processes than the options ask for, or an address lacks.
@@ -185,7 +185,7 @@ def _processes(chosen: argparse.Namespace, machines: Machines) -> int:
     """Return the processes to start: as many as `--devices` says, else one a GPU where no launcher has started this.
 
     Raises:
-        ArgumentError: `--devices` is no number.
+        ArgumentError: `--devices` is not a number.
     """
     if chosen.devices is not None:
         return number_of(chosen.devices)
@@ -217,7 +217,7 @@ def number_of(devices: str) -> int:
     """Return the processes that `--devices` asks for.
 
     Raises:
-        ArgumentError: It is no number.
+        ArgumentError: It is not a number.
     """
     if devices == "auto":
         return max(torch.cuda.device_count(), 1)
@@ -283,7 +283,7 @@ DEFAULT_PORT = 29500  # torchrun's
 
 
 def _rendezvous(machines: Machines) -> list[str]:
-    """Return the words that tell torch's launcher where the processes meet."""
+    """Return the rendezvous options of torch's launcher."""
     if machines.most == 1 and machines.port is None:
         return ["--standalone"]
     port = machines.port or DEFAULT_PORT

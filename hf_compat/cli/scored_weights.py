@@ -1,8 +1,7 @@
-"""`--ckpt_path`: the weights that `validate`, `test` and `predict` score, and the checkpoint from which `fit` goes on.
+"""Resolve `--ckpt_path`, and write the result files of a command.
 
-Speaks HF's words; makes no Trainer, and trains nothing.
-
-Files that a command writes beside a run's own: what is there already is kept, and the new file gets a number.
+`validate`, `test` and `predict` score the weights of that checkpoint. `fit` resumes from it.
+Existing files are kept. A new file of the same name gets a number.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def wanted_checkpoint(command: str, config: Namespace, line: Sequence[str]) -> s
         A path, `best` or `last`; None for the weights that the configuration makes.
 
     Raises:
-        ArgumentError: There is no such path, two arguments contradict each other, or fresh weights would be scored.
+        ArgumentError: The path does not exist, two arguments contradict each other, or fresh weights would be scored.
     """
     wanted = _as_word(config.ckpt_path)
     if wanted in _ELSEWHERE and not os.path.lexists(wanted):
@@ -94,7 +93,7 @@ def _as_word(value: object) -> str | None:
 
 
 def _of_fit(wanted: str | None, resume: str | None) -> str | None:
-    """Return where a fit goes on: `ckpt_path` and `resume_from_checkpoint` are two words for it."""
+    """Return the checkpoint to resume from, given as `ckpt_path` or as `resume_from_checkpoint`."""
     wanted = None if wanted == INITIAL else wanted
     if resume in (BEST, INITIAL):  # of this name there can only be a path
         resume = os.path.join(".", resume)
@@ -130,7 +129,7 @@ def pretrained_source(spec: Spec) -> str | None:
 
 
 def find_checkpoint(trainer: Trainer, wanted: str) -> str:
-    """Return the path that `best`, `last` or a path stands for.
+    """Resolve `best`, `last` or a path to a path.
 
     Raises:
         CheckpointError: The output folder has no such checkpoint, or it is not whole.
@@ -143,7 +142,7 @@ def find_checkpoint(trainer: Trainer, wanted: str) -> str:
 
 
 def _of_first_process(trainer: Trainer, look: Callable[[], str]) -> str:
-    """Let the first process look, and tell the others what it found."""
+    """Search on the first process, and broadcast the result to the others."""
     found: list[str] = []
     error: Exception | None = None
     if trainer.is_world_process_zero():
@@ -166,7 +165,7 @@ def _newest(folder: str, wanted: str) -> str:
 
 
 def _best(trainer: Trainer, newest: str) -> str:
-    """Return what the newest checkpoint of a run knows as the best one."""
+    """Return the best checkpoint that the newest checkpoint of a run records."""
     best = trainer._resumer.best_of_state(read_state(newest).best_model_checkpoint, newest)
     if best is None:
         raise CheckpointError(
@@ -182,7 +181,7 @@ def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:
     Args:
         trainer: The trainer.
         path: A folder or a `.ckpt`.
-        is_named: Whether somebody named this very folder: edited, it is read as it is, with a warning.
+        is_named: Whether the user named this folder. If its files were edited, it is read with a warning.
 
     Raises:
         CheckpointError: It is damaged, or does not hold all weights of the model.
@@ -297,7 +296,7 @@ def _as_text(metrics: Mapping[str, object]) -> bytes:
 
 
 def _untimed(text: bytes) -> str | None:
-    """Return metrics in one form, without times; None for what is no metrics."""
+    """Return metrics in one form, without times, or None if the value does not hold metrics."""
     try:
         read = json.loads(text)
     except (ValueError, RecursionError):
@@ -308,7 +307,7 @@ def _untimed(text: bytes) -> str | None:
 
 
 def _add_to_all(path: str, metrics: Mapping[str, object]) -> None:
-    """Add metrics to those of a run; what stands there stays."""
+    """Add metrics to those of a run. Existing values are kept."""
     before: object = {}
     try:
         before = read_json(path, STATE_FILE_BYTES) if os.path.lexists(path) else {}

@@ -87,7 +87,7 @@ def check_length(name: str, dataset: DataSource) -> None:
         return
     try:
         length = count(dataset)
-    except (TypeError, AttributeError, NotImplementedError):  # `__len__` raises these if there is no length
+    except (TypeError, AttributeError, NotImplementedError):  # `__len__` raises these if the length is unknown
         return
     if not isinstance(length, SupportsIndex) or length.__index__() < 0:
         raise DataError(

@@ -23,7 +23,7 @@ from hf_compat.hf.old_attributes import (
 )
 from hf_compat.runtime.text import shown
 
-# What upstream resolves into objects of Accelerate and DeepSpeed; ours are made from the fields.
+# The fields that upstream resolves into objects of Accelerate and DeepSpeed. Ours are made from the fields.
 _DERIVED = frozenset({"distributed_state", "deepspeed_plugin", "hf_deepspeed_config", "fsdp_plugin_args", "device"})
 _DUNDERS = frozenset({"__getattr__", "__setattr__", "__setstate__", "__str__", "__repr__", "__getstate__"})
 # The classes of transformers that have one here, by name.
@@ -54,7 +54,7 @@ def as_our_arguments(args: object) -> TrainingArguments:
     values |= asked_by_declared(args, declared, defaults, checks_of(kind, kind))
     ours = kind(**values)
     passed_over = {*names, *declared, *_DERIVED, *_old_fields_left_alone(args), "compat"}
-    for name, value in vars(args).items():  # fields of a subclass or of an older release, and what a script has set
+    for name, value in vars(args).items():  # fields of a subclass or of an older release, and values set by a script
         if name not in passed_over and not name.startswith("_"):
             setattr(ours, name, value)
     return ours
@@ -114,7 +114,7 @@ def adopt_arguments(args: object) -> TrainingArguments:
 
 
 def _our_class(kind: type) -> type[TrainingArguments]:
-    """Return the class of ours that stands for a class of arguments."""
+    """Return our class that replaces a class of arguments."""
     theirs = _class_of_transformers(kind)
     return TrainingArguments if theirs is None else _OURS[theirs.__name__]
 
@@ -136,7 +136,7 @@ class _Adopted(AcceptOldNames):
 @functools.cache
 def _adopted_class(kind: type) -> type:
     theirs = _class_of_transformers(kind)
-    assert theirs is not None  # whoever calls this has looked
+    assert theirs is not None  # every caller has checked
     own = kind.__mro__[: kind.__mro__.index(theirs)]  # the script's classes
     base = _our_class(kind)
     ours = {

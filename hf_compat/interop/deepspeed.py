@@ -1,4 +1,4 @@
-"""DeepSpeed's engine: what this package calls on it, and how it is recognised. DeepSpeed itself is not imported."""
+"""The calls on DeepSpeed's engine, and its recognition without an import of DeepSpeed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 class ZeroOptimizer(Protocol):
     """The members of DeepSpeed's optimizers, 0.19, that are used."""
 
-    optimizer: torch.optim.Optimizer  # what steps this rank's parts
+    optimizer: torch.optim.Optimizer  # steps this rank's parts
 
 
 class DeepSpeedEngine(Protocol):
@@ -19,7 +19,7 @@ class DeepSpeedEngine(Protocol):
 
     module: nn.Module
     optimizer: ZeroOptimizer
-    checkpoint_engine: object  # what reads and writes its files
+    checkpoint_engine: object  # reads and writes its files
 
     @property
     def is_compiled(self) -> bool: ...

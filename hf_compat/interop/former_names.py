@@ -1,8 +1,7 @@
-"""Names that scripts of 4.x import from transformers and that 5.x lacks: one table of what becomes of each.
+"""The table of names that scripts import from transformers 4.x and that 5.x lacks.
 
-`run` and `check` restore what has a home or a stand-in, `migrate` writes the new home, and all three tell the rest.
-
-Names of upstream's Trainer whose overrides nothing calls here, or without machinery here: what to do instead.
+`run` and `check` restore a name that has a new module or a substitute. `migrate` writes the new module.
+All three report the other names. Further tables list overrides of upstream's Trainer that have no effect here.
 """
 
 from __future__ import annotations
@@ -170,7 +169,7 @@ def is_gone(name: str) -> str | None:
 
 
 def send_example_telemetry(example_name: str, *example_args: object, framework: str = "pytorch") -> None:
-    """Send nothing: 5.0 dropped what told Hugging Face which example script was started.
+    """Send nothing. 5.0 dropped the telemetry of example scripts.
 
     Mirrors:
         `transformers.utils.send_example_telemetry`, 4.21 to 4.57.
@@ -207,7 +206,7 @@ def get_full_repo_name(model_id: str, organization: str | None = None, token: st
 
 
 def is_never_available() -> bool:
-    """Return False: what it asks for is gone in transformers 5.
+    """Return False, as transformers 5 dropped the feature.
 
     Mirrors:
         `transformers.is_tf_available` and `transformers.is_flax_available`, until 4.57.
@@ -233,7 +232,7 @@ _AVAILABLE: Mapping[str, Callable[..., object]] = {
     "is_tf_available": is_never_available,
     "is_torch_tpu_available": is_torch_tpu_available,
 }
-# What stands in for names that have no home, where scripts look for them.
+# The substitutes of names without a new module, where scripts look for them.
 _STAND_INS: dict[str, Mapping[str, object]] = {
     "transformers": _AVAILABLE,
     "transformers.file_utils": {**_HUB, **_AVAILABLE},
@@ -277,7 +276,7 @@ def add_former_names(top_levels: list[ModuleType]) -> None:
     """Give modules of transformers the names that this release no longer has.
 
     Args:
-        top_levels: `transformers`, and what code holds under that name.
+        top_levels: `transformers`, and the objects that code holds under that name.
     """
     for old, today in MOVED_MODULES.items():
         if not modules_there((old,)) and (there := modules_there((today,))):
@@ -305,7 +304,7 @@ def _add(module: ModuleType, names: Mapping[str, object]) -> None:
 
 
 def take_former_names_back() -> None:
-    """Leave the modules as they were; what a script has put under such a name since stays."""
+    """Restore the modules. Values that a script has set under such a name since then stay."""
     while _added:
         module, name, value = _added.pop()
         if vars(module).get(name) is value:
@@ -322,7 +321,7 @@ _LIGHTNINGS_LOOP = (
 )
 _ONE_MODEL_A_DEVICE = "a tensor, a sequence or a context is never shared between devices here"
 
-# Overrides that nothing would call: upstream's method → why, and what to override instead.
+# Overrides without effect: upstream's method → the reason and the replacement.
 REFUSED_OVERRIDES = {
     "_run_epoch": _LIGHTNINGS_LOOP,
     "_prepare_for_training": _LIGHTNINGS_LOOP,
@@ -352,7 +351,7 @@ FORMER_METHODS = {
     "torch_jit_model_eval": "prepare the model before it is given to the Trainer",
 }
 
-# Names of upstream's Trainer that a release has and nobody overrides, without machinery here → what to do.
+# Names of upstream's Trainer that scripts rarely override and that have no effect here → the way out.
 ABSENT = {
     "_add_sm_patterns_to_gitignore": "leave it out: `push_to_hub` pushes checkpoints and the model alone",
     "_deepspeed_sp_compute_loss": _ONE_MODEL_A_DEVICE + "; call `compute_loss`",

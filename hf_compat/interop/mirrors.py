@@ -1,6 +1,6 @@
-"""Modules that stand for those of `transformers`: our names where we have them, its own otherwise.
+"""Modules that replace those of `transformers`, with our names where we have them and its own otherwise.
 
-Objects of our classes as instances of those of `transformers` that they stand for.
+Objects of our classes are instances of the `transformers` classes that they replace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Lookup = Callable[[str], object]
 
 
 def mirror(module: str, upstream: str, ours: Mapping[str, str]) -> tuple[Lookup, Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a module that stands for one of `transformers`.
+    """Return `__getattr__` and `__dir__` of a module that replaces one of `transformers`.
 
     Args:
         module: The module's own name.
@@ -70,7 +70,7 @@ def acknowledge(ours: object, theirs: object) -> None:
 
 
 def kin_of(kind: type) -> type | None:
-    """Return which class of transformers a class made by `acknowledge` stands for; None for any other class."""
+    """Return the class of transformers that a class made by `acknowledge` replaces, None for other classes."""
     return vars(kind).get("_stands_for")
 
 
@@ -81,7 +81,7 @@ def heirs(theirs: type, ours: type, known: Container[str]) -> Iterator[tuple[str
 
     Args:
         theirs: The class of transformers.
-        ours: What stands in its place.
+        ours: Our class that replaces it.
         known: Names that we have.
     """
     subclasses: list[type] = type.__subclasses__(theirs)

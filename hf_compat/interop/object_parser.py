@@ -1,7 +1,7 @@
-"""What `hf-compat fit` and LightningCLI have in common: how a parser of jsonargparse reads objects and arguments.
+"""Read objects and arguments with jsonargparse, for `hf-compat fit` and LightningCLI.
 
 Parts of objects whose type is open are typed by the constructor that they go to, arguments have their old names as
-well, and an unknown name is told with the nearest known one. The functions are methods of a parser's class.
+well. An error for an unknown name suggests the nearest known one. The functions are methods of a parser's class.
 
 From what a configuration says to objects: paths of classes, functions and classmethods, with their arguments.
 
@@ -56,10 +56,10 @@ def import_path(path: str, where: str) -> Made:
 
     Args:
         path: The path.
-        where: What it stands for, for errors.
+        where: Its place in the configuration, for errors.
 
     Raises:
-        ArgumentError: There is no such thing.
+        ArgumentError: It does not exist.
     """
     parts = path.split(".")
     if len(parts) == 1:
@@ -114,7 +114,7 @@ def build(spec: Spec, where: str) -> Made:
         where: Its place in the configuration, for errors.
 
     Raises:
-        ArgumentError: There is no such thing, or it does not take such an argument.
+        ArgumentError: It does not exist, or does not take such an argument.
     """
     if isinstance(spec, Namespace):
         spec = spec.as_dict()
@@ -139,7 +139,7 @@ def build_or_import(spec: Spec, where: str) -> Made:
 
 
 def build_data(spec: Spec, where: str) -> Made:
-    """Make a data set, collator or tokenizer: a text is the path of a thing, and what gives a data set is called."""
+    """Make a data set, collator or tokenizer. A text is a path, and a function that returns a data set is called."""
     made = build_or_import(spec, where)
     return made() if isinstance(spec, str) and where.endswith("dataset") and callable(made) else made
 
@@ -190,7 +190,7 @@ def take_words(line: Sequence[str], sections: Mapping[str, bool]) -> tuple[list[
     Args:
         line: The words.
         sections: The places of the objects, and whether any word about the whole of one is taken; else a parser reads
-            those that are no JSON.
+            those that are not JSON.
 
     Returns:
         The other words, and those that were taken, in order.
@@ -259,7 +259,7 @@ def _items(spec: Spec) -> dict[str, Spec]:
 
 
 def _hint(target: Callable[..., object], name: str) -> Hint:
-    """What a parameter takes: its type hint, or the type of its default."""
+    """The type of a parameter, from its hint or its default."""
     function = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]  # of the class itself
     parameter = inspect.signature(target).parameters.get(name)
     try:
@@ -317,7 +317,7 @@ def in_todays_words(prefix: str, name: str, text: str) -> list[str]:
 
 
 def todays_values(name: str, value: Spec) -> dict[str, Spec]:
-    """Return what an old name says in today's; nothing for one that has no effect or no counterpart."""
+    """Translate an old name to current ones. Nothing is returned if it has no effect or no counterpart."""
     row = OLD_NAMES[name]
     if row.inert or name in ATTRIBUTES_ONLY:
         return {}
@@ -327,7 +327,7 @@ def todays_values(name: str, value: Spec) -> dict[str, Spec]:
     return {today: plain(said) for today, said in translated.items()}
 
 
-# What `build` makes something of. A parser leaves it as it is written: it would fill in None for what a class needs.
+# The input of `build`. The parser leaves it as written, as it would set None for required parameters.
 SPEC = bool | int | float | dict | list | str | None  # type: ignore[type-arg]  # the parser looks into dict[str, …]
 _UNKNOWN = re.compile(r"(?:unrecognized arguments: --|option ')([\w.-]+)", re.IGNORECASE)
 # By parser: the places of training arguments in it, "" for their own parser, "args." for a group.
@@ -383,7 +383,7 @@ def add_class_arguments(
 
 
 def error(self: ArgumentParser, message: str, ex: Exception | None = None) -> NoReturn:
-    """Refuse a command line or a file; of an unknown name, the nearest known one is told."""
+    """Refuse a command line or a file. For an unknown name, suggest the nearest known one."""
     unknown = _UNKNOWN.search(message)
     if unknown is not None and "Hint:" not in message:
         near = _near_name(self, unknown[1].replace("-", "_"))

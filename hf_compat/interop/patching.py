@@ -225,7 +225,7 @@ _in_force: list[_Swap] = []  # at most one
 
 
 def is_patched() -> bool:
-    """Whether our names stand in the place of transformers'."""
+    """Whether our names replace those of transformers."""
     return bool(_in_force)
 
 

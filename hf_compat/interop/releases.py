@@ -1,6 +1,6 @@
-"""What releases of `transformers` do differently, found out by asking the one that is installed.
+"""Differences between releases of `transformers`, read from the installed one.
 
-No version is compared: a name that is there is used, and where it is absent, what the release does without it is done.
+No version is compared. If a name is absent, the code does the same as that release does without it.
 Where nothing can be done without it, the error says which releases have it.
 """
 
@@ -49,7 +49,7 @@ def guest_of(theirs: type) -> Guest:
     table = PROFILES.get(release.partition(".")[0], {})
     defaults = {name: value for name, value in table.items() if held.get(name) is None}
     for name in held.keys() & checks.keys() - {*defaults, "gradient_checkpointing"}:  # False where ours has None
-        with contextlib.suppress(ArgumentError):  # another form of what ours has
+        with contextlib.suppress(ArgumentError):  # another form of our own value
             defaults[name] = checks[name].read(held[name])
     if any(one.name == "fsdp" and "list" in str(one.type).lower() for one in dataclasses.fields(theirs)):
         defaults["fsdp"] = []  # scripts ask for its length
@@ -108,7 +108,7 @@ def align_tokens(model: nn.Module, processing_class: object) -> None:
     if theirs is not None:
         theirs(model, processing_class)
         return
-    # Transformers' own Trainer, also while ours stands in its place
+    # Transformers' own Trainer, also while ours replaces it
     trainer: type = importlib.import_module("transformers.trainer").Trainer
     kin = (kin_of(kind) for kind in trainer.__mro__)
     method = getattr(next((kind for kind in kin if kind is not None), trainer), "_align_special_tokens", None)

@@ -2,9 +2,9 @@
 
 Generation configs of `transformers`: made from what arguments say, and read for the length of a generation.
 
-Models that `from_pretrained(device_map=…)` has put onto devices: their placement stays. torch and HF words.
+Models that `from_pretrained(device_map=…)` has put onto devices: their placement stays.
 
-Liger's kernels in the place of a model's layers: `use_liger_kernel`. HF words only; users bring the package.
+Liger's kernels in the place of a model's layers: `use_liger_kernel`.
 
 Compiling a model block by block, as Accelerate does it: `accelerate launch --dynamo_use_regional_compilation`.
 
@@ -35,7 +35,7 @@ from hf_compat.runtime.text import did_you_mean, is_installed, missing_package, 
 
 
 def loaded(package: str) -> ModuleType | None:
-    """Return a package that somebody imported already, else None."""
+    """Return a package that is imported already, else None."""
     return sys.modules.get(package)
 
 
@@ -227,12 +227,12 @@ def read_pretrained(folder: str, architecture: str) -> nn.Module | None:
     return model
 
 
-# What `generate` takes by name.
+# The keywords of `generate`.
 GenerationKeywords: TypeAlias = dict[str, Any]
 
 
 class GenerationConfig(Protocol):
-    """What is used of `transformers.GenerationConfig`, 5.23."""
+    """The attributes of `transformers.GenerationConfig` in use, 5.23."""
 
     max_length: int | None
     max_new_tokens: int | None
@@ -311,7 +311,7 @@ _OFFLOADED = ("cpu", "disk")
 
 
 def is_model_parallel(model: nn.Module, device: torch.device) -> bool:
-    """Return whether a model stands on several accelerators, or on another one than the run's.
+    """Whether a model is on several accelerators, or on another one than the run's.
 
     Mirrors:
         `transformers.Trainer.is_model_parallel`, 5.23.
@@ -375,7 +375,7 @@ class _Liger(Protocol):
 
 
 def check_liger(model: nn.Module | None, config: object) -> None:
-    """Refuse, before anything is trained, what Liger could not do.
+    """Refuse options that Liger cannot apply, before training.
 
     Args:
         model: The model; None where there is none yet.
@@ -431,7 +431,7 @@ def _as_config(config: object) -> Config:
     """Return the configuration as the keywords that it is made of.
 
     Raises:
-        ArgumentError: A value is no truth value, or two kernels for the same layer are chosen.
+        ArgumentError: A value is not a boolean, or two kernels for the same layer are chosen.
     """
     chosen: dict[str, bool] = dict(config) if isinstance(config, Mapping) else {}
     name = next((name for name, value in chosen.items() if not isinstance(value, bool)), None)
@@ -448,7 +448,7 @@ def _as_config(config: object) -> Config:
 
 
 def _kernels_of(model: nn.Module) -> list[str] | None:
-    """Return the names of the kernels that Liger has for a model; None where it does not tell."""
+    """Return the names of Liger's kernels for a model, None if they are unknown."""
     functions = getattr(sys.modules.get("liger_kernel.transformers.monkey_patch"), "MODEL_TYPE_TO_APPLY_LIGER_FN", None)
     kind = getattr(getattr(model, "config", None), "model_type", None)
     if not isinstance(functions, Mapping) or kind is None:
@@ -486,7 +486,7 @@ _HOMES = (
 
 
 def known_to_transformers(kind: type[TrainerCallback]) -> type[TrainerCallback]:
-    """Return our class, or one that is transformers' class of the same name too, where somebody has imported that.
+    """Return our class, or one that is transformers' class of the same name too, if that is imported.
 
     Every event stays ours.
     """

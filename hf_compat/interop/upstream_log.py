@@ -84,7 +84,7 @@ def log_resumption(
     ignore_data_skip: bool,
     ours: logging.Logger | None,
 ) -> None:
-    """Log where a resumed run goes on, in whole epochs and micro-batches of the next one."""
+    """Log where a resumed run continues, in whole epochs and micro-batches of the next one."""
     epochs, updates = divmod(updates_done, updates_per_epoch)
     log_line(f"  Resuming training from checkpoint with epoch {epochs} and global step {updates_done}", ours)
     if not ignore_data_skip:
@@ -96,7 +96,7 @@ def log_resumption(
 
 
 def log_evaluation(description: str, num_examples: int | None, batch_size: int) -> None:
-    """Log what an evaluation or a prediction begins with; `num_examples` is None where nobody knows it."""
+    """Log what an evaluation or a prediction begins with; `num_examples` is None where it is unknown."""
     log_line(f"\n***** Running {description} *****")
     log_line("  Num examples: Unknown" if num_examples is None else f"  Num examples = {num_examples}")
     log_line(f"  Batch size = {batch_size}")

@@ -38,13 +38,13 @@ _ALIASES = "_LEGACY_MODULE_ALIASES"
 _EXPORTED = re.compile(r"^__all__ *(?:\+?=|: *[^=]+=) *[\[(](.*?)[\])]", re.MULTILINE | re.DOTALL)
 _WORD = re.compile(r"""["'](\w+)["']""")
 _FAST = ("TokenizerFast", "ImageProcessorFast")
-# Where a definition makes no public name: stand-ins for what is not installed, tests, tools, single models.
+# Places without public names, such as dummies of absent packages, tests, tools and single models.
 _NO_HOMES = ("models", "cli", "commands", "exporters", "testing_utils.py")
 
 
 @dataclass(slots=True)
 class _Module:
-    """What a module's source binds.
+    """The names that a module's source binds.
 
     Args:
         names: At its top level, imports among them.
@@ -81,7 +81,7 @@ class InstalledNames:
     def has(self, path: str) -> bool:
         """Return whether a dotted path leads to a module, or to something that a module has.
 
-        What stands below the first name in a module (a class's attribute) is not looked up.
+        Parts below the first name in a module (a class's attribute) are not looked up.
         """
         module, *parts = path.split(".")
         for part in parts:
@@ -216,7 +216,7 @@ def _module_of(text: str) -> _Module:
         node = pending.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             module.names.add(node.name)
-            if node.name == "__getattr__":  # what it answers for stands in the module's lists and dicts
+            if node.name == "__getattr__":  # its names are in the module's lists and dicts
                 module.names |= {word for one in tree.body if isinstance(one, ast.Assign) for word in _words(one.value)}
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             for alias in node.names:
@@ -261,11 +261,11 @@ PROBLEM = (
 
 
 def comparisons_in_file(path: str) -> list[tuple[int, str]]:
-    """Return the comparisons in a file; none for an archive, or what is no Python."""
+    """Return the comparisons in a file, none for an archive or a file that is not Python."""
     try:
         with tokenize.open(path) as file:
             return comparisons_with_zero(file.read())
-    except (OSError, SyntaxError, ValueError):  # whoever runs it says so
+    except (OSError, SyntaxError, ValueError):  # running the file reports it
         return []
 
 
@@ -401,7 +401,7 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
     """Run a module, or the `__main__` of a package, as this process's `__main__`.
 
     Raises:
-        SystemExit: There is no such module.
+        SystemExit: The module does not exist.
     """
     _begin(os.getcwd(), ["-m", *arguments])
     spec = _find(name)
@@ -413,7 +413,7 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
 
 
 def _find(name: str) -> ModuleSpec | None:
-    """Return where a module is; its packages are imported, and what they raise is theirs."""
+    """Locate a module. Its packages are imported, and their errors propagate."""
     try:
         return importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
@@ -475,7 +475,7 @@ def _execute(main: ModuleType, read: Callable[[], CodeType]) -> None:
 
 
 def _show_from(file: str, error: BaseException) -> None:
-    """Let an error that nobody catches be shown without the frames of the command, which stand above the script's."""
+    """Show an uncaught error without the frames of the command above the script's."""
     show = sys.excepthook
 
     def show_from_script(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:

@@ -42,7 +42,7 @@ class LabelSmoother:
         if labels.dim() == negative_log.dim() - 1:
             labels = labels.unsqueeze(-1)
         ignored = labels.eq(self.ignore_index)
-        # gather cannot take negative indices; what they pick is masked just below
+        # gather cannot take negative indices, and their values are masked just below
         picked = negative_log.gather(dim=-1, index=torch.clamp(labels, min=0)).masked_fill(ignored, 0.0)
         # summed in float32, which half precision would overflow
         spread = negative_log.sum(dim=-1, keepdim=True, dtype=torch.float32).masked_fill(ignored, 0.0)

@@ -29,7 +29,7 @@ from hf_compat.hf.enums import SchedulerType
 from hf_compat.optim.optimizers import LayerWiseDummyOptimizer, LayerWiseDummyScheduler
 from hf_compat.runtime.text import shown
 
-# What `state_dict` gives: numbers, strings and lists of numbers by name.
+# The result of `state_dict`, with numbers, strings and lists of numbers by name.
 ScheduleState: TypeAlias = dict[str, Any]
 # torch's own form of a parameter group.
 Group: TypeAlias = dict[str, Any]
@@ -77,7 +77,7 @@ class RunningMean:
         return self.sum / len(self.values)
 
     def state_dict(self) -> ScheduleState:
-        """Return what `load_state_dict` takes."""
+        """Return the state for `load_state_dict`."""
         return {"window_size": self.window_size, "values": list(self.values), "sum": self.sum}
 
     def load_state_dict(self, state: ScheduleState) -> None:
@@ -223,7 +223,7 @@ class GreedyLR:
         return self._last_lr
 
     def state_dict(self) -> ScheduleState:
-        """Return what `load_state_dict` takes."""
+        """Return the state for `load_state_dict`."""
         state = {name: getattr(self, name) for name in _COUNTERS}
         if self._mean is not None:
             state["_streaming_avg"] = self._mean.state_dict()
@@ -461,7 +461,7 @@ def options_of_warmup_stable_decay(
     }
 
 
-# Name → the factor, and what makes its options of the user's where these are not handed on as they are.
+# Name → the factor, and the function that converts the user's options where the factor needs it.
 FACTORS: dict[SchedulerType, tuple[Callable[..., float], Callable[..., Options] | None]] = {
     SchedulerType.LINEAR: (linear, None),
     SchedulerType.COSINE: (cosine, None),
@@ -616,5 +616,5 @@ class DeepSpeedSchedule:
         return state
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         self.scheduler.load_state_dict(state_dict)

@@ -170,7 +170,7 @@ REFUSED_WITH = {
 
 
 def is_all_linear(targets: str | list[str]) -> bool:
-    """Return whether `optim_target_modules` stands for every linear layer."""
+    """Whether `optim_target_modules` selects every linear layer."""
     return isinstance(targets, str) and targets.replace("_", "-") == "all-linear"
 
 
@@ -185,7 +185,7 @@ def _matches(targets: str | list[str], name: str) -> tuple[bool, bool]:
 
 
 def check_targets(request: OptimizerRequest) -> None:
-    """Refuse an `optim_target_modules` that is missing, is no regular expression, or matches nothing in the model.
+    """Refuse an `optim_target_modules` that is missing, is not a regular expression, or matches nothing in the model.
 
     Raises:
         ArgumentError: One of these.
@@ -218,13 +218,13 @@ def low_rank_groups(request: OptimizerRequest, options: Keywords, warn: bool = T
     Args:
         request: Its arguments say which layers are meant, its model has them.
         options: Options of the projected parameters' group.
-        warn: Tell of modules that are named and are no linear layers.
+        warn: Warn of named modules that are not linear layers.
 
     Returns:
         Two groups, in this order: all other parameters; the weights of the target layers.
 
     Raises:
-        ArgumentError: There is no model, or it has no such layer.
+        ArgumentError: The model is missing, or has no such layer.
     """
     targets = _targets(request.args)
     if request.model is None:
@@ -298,7 +298,7 @@ _DEFAULT_CLIPPING = 1.0
 
 
 def check_in_backward(request: OptimizerRequest) -> None:
-    """Refuse what needs the gradients after the backward pass; warn of what clips or decays nothing.
+    """Refuse options that need gradients after the backward pass. Warn of options without effect.
 
     Raises:
         UnsupportedArgument: Gradients are to be scaled, or exchanged between processes.
@@ -317,7 +317,7 @@ def check_in_backward(request: OptimizerRequest) -> None:
 
 
 def refuse_in_backward(request: OptimizerRequest) -> None:
-    """Refuse the same, without a warning: for who has been warned when the run was planned.
+    """Refuse the same without a warning, which the plan of the run gave already.
 
     Raises:
         UnsupportedArgument: Gradients are to be scaled, or exchanged between processes.
@@ -361,7 +361,7 @@ def _apollo_layerwise(request: OptimizerRequest, found: OptimizerClass) -> Class
 
 
 def check_layerwise(request: OptimizerRequest) -> None:
-    """Refuse what upstream refuses (accumulation, several processes) and what is known to fail there.
+    """Refuse options that upstream refuses (accumulation, several processes) or that fail there.
 
     Raises:
         ArgumentError: Gradients are to be accumulated, or no layer is meant.

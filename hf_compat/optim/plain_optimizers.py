@@ -1,9 +1,7 @@
-"""Optimizers that are made of the arguments alone: torch's, those of few bits, packages' own, schedule-free ones.
+"""Optimizers that need only the arguments, such as those of torch, bitsandbytes and schedule-free.
 
-What one optimizer name stands for: where its class comes from, which options it takes, what it is built with.
-
-The entries are made here and in `optimizers.py`, which has the table of all. HF words and
-torch only; no optimizer's package is imported before one of its names is asked for.
+An entry of an optimizer name holds the source of its class, its options and its keywords. The entries are made here
+and in `optimizers.py`, which has the whole table. An optimizer's package is imported only when its name is requested.
 """
 
 from __future__ import annotations
@@ -94,7 +92,7 @@ class ClassSource:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerRequest:
-    """What one optimizer is asked for.
+    """A request for one optimizer.
 
     Args:
         args: The run's arguments.
@@ -117,7 +115,7 @@ class OptimizerRequest:
         return {"betas": (self.args.adam_beta1, self.args.adam_beta2), "eps": self.args.adam_epsilon}
 
 
-# From a request and the loaded class to what the optimizer is built with; `lr` is added where it is missing.
+# Make the optimizer's class and keywords from a request and the loaded class. A missing `lr` is added.
 Chooser = Callable[[OptimizerRequest, OptimizerClass], ClassAndKeywords]
 
 
@@ -167,7 +165,7 @@ def read_options(args: TrainingArguments, entry: OptimizerEntry) -> Keywords:
     """Read `optim_args` as the options of an entry.
 
     Raises:
-        ArgumentError: A part that is no `key=value`, an option that the optimizer does not take, or a value of
+        ArgumentError: A part that is not a `key=value`, an option that the optimizer does not take, or a value of
             another type.
     """
     given = parse_optim_args(args.optim_args)
@@ -193,7 +191,7 @@ def parse_optim_args(optim_args: str | None) -> dict[str, str]:
     """Split `key=value,key=value`.
 
     Raises:
-        ArgumentError: A part without an equals sign, or a key that stands there twice.
+        ArgumentError: A part without an equals sign, or a duplicate key.
     """
     parsed: dict[str, str] = {}
     for part in (optim_args or "").replace(" ", "").split(","):
@@ -363,7 +361,7 @@ def wants_embeddings_in_32_bit(optimizer_class: object, keywords: Keywords) -> b
 
 
 def keep_embeddings_in_32_bit(model: nn.Module) -> None:
-    """Tell bitsandbytes to keep the state of embeddings in 32 bits: their gradients are too sparse for 8.
+    """Make bitsandbytes keep the state of embeddings in 32 bits. Their gradients are too sparse for 8.
 
     Mirrors:
         The end of `transformers.Trainer.create_optimizer`, 5.23.

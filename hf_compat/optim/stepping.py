@@ -1,4 +1,4 @@
-"""How an optimizer's step goes about: the one place that knows optimizers which are more than a `step`.
+"""The step of an optimizer, with the optimizers that need more than a call of `step`.
 
 Most optimizers step once an update, after its backward passes. Schedule-free ones hold two sets of weights, layerwise
 ones step parameter by parameter within the backward pass, and LOMO runs the backward pass itself.
@@ -38,11 +38,11 @@ class Stepping:
 
     # whether `to_training` and `to_evaluation` do anything
     switches = False
-    # whether parameters change in the backward pass: there are no gradients left to accumulate or to clip
+    # whether parameters change in the backward pass, which leaves no gradients to accumulate or clip
     steps_in_backward = False
-    # what runs the backward pass of a loss, at a learning rate; None where it is the loss's own
+    # runs the backward pass of a loss at a learning rate, None for the loss's own
     fused_backward: Callable[[torch.Tensor, float], None] | None = None
-    # what the optimizer keeps beside its `state_dict`, which no checkpoint holds; empty for nothing
+    # the optimizer's state outside its `state_dict`, which checkpoints lack (empty if it has none)
     not_in_checkpoints = ""
 
     def __init__(self, optimizer: object = None) -> None:
@@ -75,7 +75,7 @@ class Stepping:
             )
 
     def tell_of_resuming(self) -> None:
-        """Warn of what a checkpoint does not hold, as upstream's does not."""
+        """Warn of state that a checkpoint lacks, here and upstream."""
         if self.not_in_checkpoints:
             warn_once(
                 f"A checkpoint does not hold {self.not_in_checkpoints}: {type(self.optimizer).__name__} begins with "
@@ -146,7 +146,7 @@ class FusedStepping(Stepping):
         return self.optimizer.grad_func  # type: ignore[attr-defined]  # of Lomo and AdaLomo
 
     def _parameters(self) -> list[torch.Tensor]:
-        if not hasattr(self.optimizer, "grad_func"):  # not of lomo_optim: what it hooks is its own
+        if not hasattr(self.optimizer, "grad_func"):  # not an optimizer of lomo_optim, so its hooks are unknown
             return []
         groups = cast(Optimizer, self.optimizer).param_groups
         return [parameter for group in groups for parameter in group["params"]]
@@ -183,7 +183,7 @@ class SeveralSteppings(Stepping):
 
 
 def stepping_of(optimizer: object) -> Stepping:
-    """Return how an optimizer steps; None and what is unknown step as most do."""
+    """Return how an optimizer steps. None and unknown optimizers step as most do."""
     if isinstance(optimizer, LayerWiseDummyOptimizer):
         return LayerwiseStepping(optimizer)
     if isinstance(optimizer, FusedOptimizer):
@@ -214,18 +214,18 @@ def _step_nothing(self: Optimizer, closure: Callable[[], float] | None = None) -
 _step_nothing._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
 
-# Anybody's optimizer or schedule, of torch's shape, and what it keeps: states, groups, defaults.
+# Any optimizer or schedule of torch's shape, and its states, groups and defaults.
 Prepared: TypeAlias = Any
 
 
 class MicroBatchRhythm(Protocol):
-    """What says whether a micro-batch is the last of its update."""
+    """Knows whether a micro-batch is the last of its update."""
 
     sync_gradients: bool
 
 
 class UpdateRhythm(MicroBatchRhythm, Protocol):
-    """What the wrappers ask of the Accelerator."""
+    """The part of the Accelerator that the wrappers use."""
 
     scaler: torch.amp.GradScaler | None
 
@@ -373,12 +373,12 @@ class HeldOptimizer:
             self._is_stepping = False
 
     def release(self) -> None:
-        """Give the optimizer its own methods back; what a schedule has wrapped since stays."""
+        """Restore the optimizer's own methods. Methods that a schedule wrapped since then stay wrapped."""
         for name, held in self._held.items():
             if vars(self.optimizer).get(name) is held:
                 del vars(self.optimizer)[name]
                 vars(self.optimizer).update({name: self._own[name]} if name in self._own else {})
-        self._is_stepping = True  # what stays wrapped steps as before
+        self._is_stepping = True  # methods that stay wrapped step as before
 
 
 def unprepared(optimizer: Prepared) -> Prepared:
