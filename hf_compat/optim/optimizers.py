@@ -196,7 +196,7 @@ def check_targets(request: OptimizerRequest) -> None:
             re.compile(pattern)
         except re.error as error:
             raise ArgumentError(
-                f"`{shown('optim_target_modules', targets)}`: {pattern!r} is no regular expression: {error}.\n\n"
+                f"`{shown('optim_target_modules', targets)}`: {pattern!r} is not a regular expression: {error}.\n\n"
                 "Hint: name modules, give a regular expression that matches whole names, or 'all-linear'."
             ) from error
     if request.model is not None:

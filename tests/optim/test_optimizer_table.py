@@ -189,7 +189,7 @@ def test_the_groups_of_target_modules(make_args, monkeypatch, caplog, optim, tar
         (["nothing"], "matches no linear layer"),
         ([], "names no module"),
         ("embedding", "matches no linear layer"),
-        ("(", r"'\(' is no regular expression"),
+        ("(", r"'\(' is not a regular expression"),
     ],
 )
 def test_target_modules_that_cannot_work_are_refused_when_a_trainer_is_made(make_args, monkeypatch, targets, text):
