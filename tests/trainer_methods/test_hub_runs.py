@@ -165,5 +165,5 @@ def test_a_lightning_trainer_of_ones_own_says_that_it_pushes_nothing(tmp_path, m
     args = make_args(push_to_hub=True, max_steps=1, save_strategy="steps")
     module = HFModule(toy.Classifier(), args)
     trainer = pl.Trainer(max_steps=1, logger=False, enable_checkpointing=False, accelerator="cpu", barebones=False)
-    with pytest.warns(UserWarning, match=r"no effect: .*`push_to_hub` \(huggingface_hub's `upload_folder`\)"):
+    with pytest.warns(UserWarning, match=r"no effect, because .*`push_to_hub` \(huggingface_hub's `upload_folder`\)"):
         trainer.fit(module, HFDataModule(train_dataset=toy.rows(8), args=args))
