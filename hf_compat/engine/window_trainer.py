@@ -183,6 +183,13 @@ class WindowTrainer(pl.Trainer):
         assert isinstance(loop, LeanEvaluationLoop)  # the constructor made them
         return loop.as_part(part)
 
+    def _run_stage(self) -> Any:  # as Lightning's own method
+        """Evaluate without clearing the gradients, which a script may have computed itself. A fit clears them."""
+        if not self.evaluating:
+            return super()._run_stage()
+        self.strategy.barrier("run-stage")
+        return self._evaluation_loop.run()
+
     def _run(self, *args: Any, **kwargs: Any) -> Any:  # as Lightning's own method
         try:
             return super()._run(*args, **kwargs)

@@ -253,3 +253,13 @@ def test_a_training_lets_go_of_the_model_that_was_evaluated_before(make_args):
     trainer.train()
     gc.collect()
     assert before() is None
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_gradients_that_a_script_has_computed_outlive_an_evaluation(make_args, command):
+    trainer = Trainer(toy.Classifier(), make_args())
+    for parameter in trainer.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for _ in range(2):  # the second uses the kept Lightning trainer
+        getattr(trainer, command)(toy.rows()[:4])
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for p in trainer.model.parameters())
