@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from traceback import walk_tb
@@ -31,11 +32,11 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
-from lightning.pytorch.utilities.combined_loader import _Sequential
+from lightning.pytorch.utilities.combined_loader import CombinedLoader, _Sequential
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from hf_compat.engine.evaluation import EvaluationBatch
+from hf_compat.engine.evaluation import EvaluationBatch, EvaluationBatches
 from hf_compat.engine.internals import WRITTEN_FOR, note_metrics
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import ForwardPrecision
@@ -400,6 +401,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
 
     _listeners: EvaluationListeners | None = None
     _earlier: Mapping[str, object] = {}
+    _verified: tuple[pl.LightningModule, int] | None = None
 
     @classmethod
     def replacing(cls, loop: _EvaluationLoop) -> LeanEvaluationLoop:
@@ -434,6 +436,28 @@ class LeanEvaluationLoop(_EvaluationLoop):
             for name in left_out:
                 del fields[name]
             fields.update(before)
+
+    def setup_data(self) -> None:
+        """Take `EvaluationBatches` as they are.
+
+        Lightning asks the device for the number of batches on all ranks, and prepares to make loaders anew.
+        """
+        trainer, batches = self.trainer, self._data_source.instance
+        limit = trainer.limit_test_batches if trainer.testing else trainer.limit_val_batches
+        is_whole = isinstance(limit, float) and limit == 1.0  # 1 is a single batch
+        if type(batches) is not EvaluationBatches or not is_whole or not IS_KNOWN or trainer.world_size > 1:
+            super().setup_data()
+            return
+        self._combined_loader = CombinedLoader(batches, "sequential")
+        self._max_batches = [float("inf") if batches.length is None else batches.length]
+        self._seen_batches_per_dataloader = defaultdict(int)
+
+    def _verify_dataloader_idx_requirement(self) -> None:
+        """Look at the signatures of a module's hooks once. Each evaluation of a fit has the same module."""
+        now = (self.trainer.lightning_module, self.num_dataloaders)
+        if self._verified != now:
+            super()._verify_dataloader_idx_requirement()
+            self._verified = now
 
     def on_run_start(self) -> None:
         self._listeners = None

@@ -14,6 +14,7 @@ sys.path.append(str(MATRIX.parent))
 
 from device_matrix import verdict
 from pretended import pretended_device
+from waits import APIS, CONFIGURATIONS, difference, waits
 
 import hf_compat
 
@@ -50,3 +51,9 @@ def test_tf32_is_said_in_torchs_old_and_new_words(tmp_path):
         torch.backends.cudnn.allow_tf32 = True
         torch.set_float32_matmul_precision(before[1])
         torch.backends.fp32_precision = before[0]
+
+
+@pytest.mark.parametrize(("name", "moment"), [("losses only", "evaluation"), ("plain", "update")])
+def test_waits_no_more_often_than_transformers(name, moment):
+    theirs, ours = (waits(difference(api, CONFIGURATIONS[name], moment, {})) for api in APIS)
+    assert ours <= theirs
