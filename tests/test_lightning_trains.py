@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from hf_compat import HFBridge, HFDataModule, HFModule, Trainer, TrainerCallback
 
-pytestmark = pytest.mark.filterwarnings("ignore:A Lightning trainer of your own")  # args shared with a Trainer
+pytestmark = pytest.mark.filterwarnings("ignore:These arguments have no effect")  # args shared with a Trainer
 
 
 class Watcher(pl.Callback):

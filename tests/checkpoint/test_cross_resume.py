@@ -75,7 +75,7 @@ def run(program: str, folder, resume=None):
             num_sanity_val_steps=0, callbacks=[counter, saver],
         )  # fmt: skip
         with warnings.catch_warnings():  # the arguments are those of the other programs
-            warnings.filterwarnings("ignore", message="A Lightning trainer of your own")
+            warnings.filterwarnings("ignore", message="These arguments have no effect")
             trainer.fit(HFModule(model, args), HFDataModule(args, toy.rows()), ckpt_path=resume)
     else:
         callbacks = [counter] if program == "hf_compat" else []

@@ -13,7 +13,7 @@ import toy
 from hf_compat import HFDataModule, HFModule
 from hf_compat.engine.precision import AutocastForward, ForwardPrecision, wrap_forward
 
-pytestmark = pytest.mark.filterwarnings("ignore:A Lightning trainer of your own")  # args shared with a Trainer
+pytestmark = pytest.mark.filterwarnings("ignore:These arguments have no effect")  # args shared with a Trainer
 
 
 def test_the_forward_is_wrapped_once_and_gives_float32():

@@ -17,7 +17,7 @@ from hf_compat.errors import ArgumentError, HfCompatWarning
 
 ACCURACY = functools.partial(MulticlassAccuracy, num_classes=3, average="micro")
 
-pytestmark = pytest.mark.filterwarnings("ignore:A Lightning trainer of your own")  # args shared with a Trainer
+pytestmark = pytest.mark.filterwarnings("ignore:These arguments have no effect")  # args shared with a Trainer
 
 
 def trainer_of(make_args, compute_metrics, **values):

@@ -175,7 +175,7 @@ def test_a_schedule_that_follows_a_metric_is_stepped_after_validation(make, ligh
                 lr_scheduler_kwargs={"patience": 0})  # fmt: skip
     module = HFModule(Classifier(), args)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="A Lightning trainer of your own")
+        warnings.filterwarnings("ignore", message="These arguments have no effect")
         lightning(max_epochs=6).fit(module, HFDataModule(args, rows(16), rows(8)))
     assert module.steps.optimizer.param_groups[0]["lr"] < 10.0
 

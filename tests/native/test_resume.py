@@ -36,7 +36,7 @@ def fit(folder, accumulation: int, by_epoch: bool, resume=None, stop_at: int | N
         num_sanity_val_steps=0, callbacks=[saver, *([LightningStop(stop_at)] if stop_at else [])],
     )  # fmt: skip
     with warnings.catch_warnings():  # the arguments are those of the other runs
-        warnings.filterwarnings("ignore", message="A Lightning trainer of your own")
+        warnings.filterwarnings("ignore", message="These arguments have no effect")
         trainer.fit(hf_compat.HFModule(model, args), hf_compat.HFDataModule(args, toy.rows(13)), ckpt_path=resume)
     return trainer.global_step, {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
