@@ -78,7 +78,7 @@ def test_callbacks_are_added_found_and_removed():
     made.remove_callback(Recorder)
     with pytest.raises(ValueError, match="not among"):
         made.remove_callback(Recorder())
-    with pytest.raises(CallbackError, match="no callback"):
+    with pytest.raises(CallbackError, match="not a callback"):
         made.add_callback(object())
 
 
