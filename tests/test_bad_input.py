@@ -158,7 +158,7 @@ def test_early_stopping_without_what_it_needs(make_args):
 
 
 def test_callbacks_that_are_none(make_args):
-    with raises(TypeError, "no callback"):
+    with raises(TypeError, "not a callback"):
         Trainer(toy.Classifier(), make_args(), callbacks=[object()])
     with raises(ValueError, "must be a list"):
         Trainer(toy.Classifier(), make_args(), callbacks=EarlyStoppingCallback())

@@ -51,7 +51,7 @@ def test_explain_prints_json_for_processes_that_are_not_there(capsys):
 
 def test_explain_of_a_refused_argument_has_the_status_1(capsys):
     assert main(["explain", "use_cpu=true", "torch_compile_backend=none_such"]) == 1
-    assert "no backend of torch.compile" in capsys.readouterr().out
+    assert "not a backend of torch.compile" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -343,10 +343,10 @@ REFUSED = [
     ({"z": 1j}, {}, "compute_metrics.*'z'"),
     ({3: 1.0}, {}, "name 3"),
     (itself, {}, "contains itself"),
-    ([0.5], {}, "compute_metrics.*no mapping"),
-    (None, {}, "compute_metrics.*no mapping"),
-    ({"f": [0.1, 0.2]}, {"metric_for_best_model": "f"}, "'eval_f'.*metric_for_best_model.*no number"),
-    ({"f": "high"}, {"metric_for_best_model": "f"}, "'eval_f'.*metric_for_best_model.*no number"),
+    ([0.5], {}, "compute_metrics.*not a mapping"),
+    (None, {}, "compute_metrics.*not a mapping"),
+    ({"f": [0.1, 0.2]}, {"metric_for_best_model": "f"}, "'eval_f'.*metric_for_best_model.*not a number"),
+    ({"f": "high"}, {"metric_for_best_model": "f"}, "'eval_f'.*metric_for_best_model.*not a number"),
 ]
 
 
