@@ -279,9 +279,12 @@ def test_an_engines_model_reads_whole_weights(launched, tmp_path, stage):
     assert same(state.whole_weights(), expected)
 
 
-def test_an_engine_reads_no_other_optimizer(launched, tmp_path):
+def test_an_engine_takes_over_the_state_of_a_whole_optimizer(launched, tmp_path):
     model, optimizer = plain(1)
     write(PlainState(model), model, optimizer, tmp_path / "it")
     held = classifier(2)
     engine, wrapped = engine_around(held, 1)
-    assert not make_model_state(held, engine).load_optimizer(str(tmp_path / "it"), wrapped)
+    assert make_model_state(held, engine).load_optimizer(str(tmp_path / "it"), wrapped)
+    moments = sum(float(state["exp_avg"].abs().sum()) for state in optimizer.state.values())
+    taken = sum(float(state["exp_avg"].abs().sum()) for state in wrapped.optimizer.state.values())
+    assert moments > 0 and taken == pytest.approx(moments)

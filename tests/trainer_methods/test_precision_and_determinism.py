@@ -18,7 +18,7 @@ from hf_compat.hf import arguments_rules
 
 
 def test_fp16_on_the_cpu_is_float32_with_a_warning(make_args):
-    with pytest.warns(InertArgumentWarning, match=r"`fp16=True` has no effect: on the CPU"):
+    with pytest.warns(InertArgumentWarning, match=r"`fp16=True` has no effect: the CPU computes in float32"):
         trainer = Trainer(toy.Classifier(), make_args(fp16=True, save_strategy="epoch"), train_dataset=toy.rows(8))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InertArgumentWarning)
