@@ -6,6 +6,7 @@ tests/distributed. `sharded/` was written by two processes under FSDP 2, by the 
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
 from hf_compat.checkpoint.model_state import DeepSpeedState, FSDP2State, PlainState, make_model_state
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, CheckpointMismatch
 
 SHARDED = Path(__file__).with_name("sharded")
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch and DeepSpeed warn about their own insides
@@ -279,12 +280,44 @@ def test_an_engines_model_reads_whole_weights(launched, tmp_path, stage):
     assert same(state.whole_weights(), expected)
 
 
-def test_an_engine_takes_over_the_state_of_a_whole_optimizer(launched, tmp_path):
-    model, optimizer = plain(1)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("unused", [False, True])
+def test_an_engine_takes_over_the_state_of_a_whole_optimizer(launched, tmp_path, stage, unused):
+    """The next update is that of the plain optimizer. A weight without a gradient has no state in the file."""
+    model = classifier(1)
+    if unused:
+        model.unused = torch.nn.Parameter(torch.ones(3))
+    model, optimizer = trained(model)
+    write(PlainState(model), model, optimizer, tmp_path / "it")
+    held = copy.deepcopy(model)
+    engine, wrapped = engine_around(held, stage)
+    state = make_model_state(held, engine)
+    assert state.load_optimizer(str(tmp_path / "it"), wrapped)
+    one_update(engine)
+    optimizer.zero_grad()
+    loss_of(model).backward()
+    optimizer.step()
+    found = state.whole_weights()
+    for name, weight in model.state_dict().items():
+        if name != "unused":  # DeepSpeed gives it a gradient of zeros, so its decay differs
+            torch.testing.assert_close(found[name], weight)
+
+
+def test_an_engine_refuses_the_state_of_another_model(launched, tmp_path):
+    model = classifier(1)
+    model.more = torch.nn.Parameter(torch.ones(3))
+    model, optimizer = trained(model)
     write(PlainState(model), model, optimizer, tmp_path / "it")
     held = classifier(2)
     engine, wrapped = engine_around(held, 1)
-    assert make_model_state(held, engine).load_optimizer(str(tmp_path / "it"), wrapped)
-    moments = sum(float(state["exp_avg"].abs().sum()) for state in optimizer.state.values())
-    taken = sum(float(state["exp_avg"].abs().sum()) for state in wrapped.optimizer.state.values())
-    assert moments > 0 and taken == pytest.approx(moments)
+    with pytest.raises(CheckpointMismatch, match="state of 7 parameters, and this run trains 6"):
+        make_model_state(held, engine).load_optimizer(str(tmp_path / "it"), wrapped)
+
+
+def test_an_engine_refuses_an_optimizer_in_shards(launched, tmp_path):
+    model, optimizer = sharded(1)
+    write(make_model_state(model, writes_shards=True), model, optimizer, tmp_path / "it")
+    held = classifier(2)
+    engine, wrapped = engine_around(held, 2)
+    with pytest.raises(CheckpointMismatch, match="shards of FSDP, which DeepSpeed cannot take"):
+        make_model_state(held, engine).load_optimizer(str(tmp_path / "it"), wrapped)

@@ -136,15 +136,18 @@ def test_zero_goes_on_with_another_number_of_ranks_and_stage(saved, resumed, tmp
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("name", ["DeepSpeed ZeRO 1", "DeepSpeed ZeRO 2", "DeepSpeed ZeRO 3"])
-def test_zero_goes_on_from_a_checkpoint_of_ddp(name, tmp_path):
+@pytest.mark.parametrize(
+    ("saved", "resumed"),
+    [*(("DDP", f"DeepSpeed ZeRO {stage}") for stage in (1, 2, 3)), ("FSDP 2", "DeepSpeed ZeRO 3")],
+)
+def test_zero_goes_on_from_a_whole_checkpoint(saved, resumed, tmp_path):
     """Optimizer and schedule continue, too: no step begins anew."""
     part = (*(word for word in COMMON if word != "eval_strategy=epoch"), "num_train_epochs=1")
-    expected = result(tmp_path / "whole", *part, *words_of("DDP", tmp_path))
+    expected = result(tmp_path / "whole", *part, *words_of(saved, tmp_path))
     first = tmp_path / "whole" / "checkpoint-2"
-    resumed = result(tmp_path / "resumed", *part, *words_of(name, tmp_path), f"resume={first}")
+    found = result(tmp_path / "resumed", *part, *words_of(resumed, tmp_path), f"resume={first}")
     for value in ("loss", "learning_rate"):
-        assert close(series(resumed, value), series(expected, value)), value
+        assert close(series(found, value), series(expected, value)), value
 
 
 @pytest.mark.matrix

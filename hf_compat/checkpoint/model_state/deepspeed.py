@@ -1,9 +1,7 @@
-"""A model that DeepSpeed's engine holds: ZeRO's own files beside the weights.
+"""The state of a model in DeepSpeed's engine, for any number of ranks and any stage.
 
-States of a ZeRO checkpoint into an engine of any number of ranks and any stage: each rank takes its own slices.
-
-ZeRO 1 and 2 lay the parameters of a group end to end and give each rank an equal piece. ZeRO 3 gives each rank a piece
-of every parameter. What fills a piece up after the last parameter's end is 0.
+ZeRO 1 and 2 concatenate the parameters of a group and give each rank an equal piece. ZeRO 3 gives each rank a piece of
+every parameter. Padding after the last parameter is 0. Each rank takes its own slices of a saved state.
 """
 
 from __future__ import annotations
@@ -21,9 +19,10 @@ import torch
 from torch import distributed, nn
 
 from hf_compat.checkpoint.files import Plain
+from hf_compat.checkpoint.forms import check_optimizer, check_optimizer_took_over
 from hf_compat.checkpoint.layout import OPTIMIZER_NAME
 from hf_compat.checkpoint.model_state.base import ModelState, OptimizerState, giving, has_optimizer_shards
-from hf_compat.checkpoint.reading import Contents, LoadResult, StoredTensor, Weights, names_of, read_torch_file
+from hf_compat.checkpoint.reading import Contents, LoadResult, StoredTensor, Weights, fitting, names_of, read_torch_file
 from hf_compat.checkpoint.zero_reader import (
     OWN_TYPES,
     ZeroStates,
@@ -74,8 +73,8 @@ def take_states(folder: str, engine: DeepSpeedEngine, state: OptimizerState | No
     Args:
         folder: The checkpoint.
         engine: The engine.
-        state: The state of an optimizer of the whole model, which another strategy wrote. Its weights are in the engine
-            already. None reads the files of ZeRO's ranks.
+        state: The state of torch's optimizer of the whole model, which another strategy wrote. The engine has the
+            weights already. None reads the files of ZeRO's ranks.
 
     Raises:
         CheckpointError: The checkpoint is damaged.
@@ -83,7 +82,6 @@ def take_states(folder: str, engine: DeepSpeedEngine, state: OptimizerState | No
     """
     zero = engine.optimizer
     names = {parameter: name for name, parameter in engine.module.named_parameters()}
-    saved = _whole_states(state, zero, names) if state else zero_states(folder)
     groups = _flat_groups(zero)
     if not groups or not all(group.flat.numel() for group in groups):
         raise CheckpointMismatch(
@@ -92,6 +90,7 @@ def take_states(folder: str, engine: DeepSpeedEngine, state: OptimizerState | No
             "\n\nHint: resume with the DeepSpeed configuration that wrote it, on as many processes; or begin from its "
             "weights with `from_pretrained`."
         )
+    saved = zero_states(folder) if state is None else _whole_states(folder, state, zero, names)
     other = {names[piece.parameter] for group in groups for piece in group.pieces} ^ saved.by_name.keys()
     if other or len(saved.param_groups) != len(zero.optimizer.param_groups):
         which = ", ".join(sorted(other)[:5]) or "other groups of them"
@@ -106,27 +105,44 @@ def take_states(folder: str, engine: DeepSpeedEngine, state: OptimizerState | No
         zero._link_all_hp_params()
 
 
-def _whole_states(state: OptimizerState, zero: Any, names: dict[nn.Parameter, str]) -> ZeroStates:
-    """Find the values of each parameter in the state of a whole optimizer, which numbers parameters in their order."""
+def _whole_states(folder: str, state: OptimizerState, zero: Any, names: dict[nn.Parameter, str]) -> ZeroStates:
+    """Find the values of each parameter in the state of a whole optimizer, which numbers parameters in their order.
+
+    Raises:
+        CheckpointMismatch: The engine's optimizer is not torch's, or the state is of other parameters.
+    """
+    if not type(zero.optimizer).__module__.startswith("torch."):
+        raise CheckpointMismatch(
+            f"{folder} holds the state of an optimizer of torch, and this run's is {type(zero.optimizer).__name__}.\n\n"
+            "Hint: leave the section `optimizer` out of DeepSpeed's configuration, or begin from the weights with "
+            "`from_pretrained`."
+        )
     groups = zero.bit16_groups if hasattr(zero, "bit16_groups") else zero.fp16_groups
-    order = [names[parameter] for group in groups for parameter in group]
-    shapes = {name: getattr(parameter, "ds_shape", parameter.shape) for parameter, name in names.items()}
+    order = [parameter for group in groups for parameter in group]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    if len(order) != len(numbers):
+        raise CheckpointMismatch(
+            f"{folder} holds the optimizer's state of {len(numbers)} parameters, and this run trains {len(order)}."
+        )
     by_name: dict[str, dict[str, StoredTensor]] = {}
     plain: dict[str, dict[str, object]] = {}
-    numbers = [number for group in state["param_groups"] for number in group["params"]]
-    for name, number in zip(order, numbers, strict=False):
-        values = state["state"].get(number, {})
-        moments = {key: one for key, one in values.items() if torch.is_tensor(one) and key != "step"}
-        for key, one in moments.items():
-            if one.shape != shapes[name]:
+    for parameter, number in zip(order, numbers, strict=True):
+        name, shape, values = (
+            names[parameter],
+            getattr(parameter, "ds_shape", parameter.shape),
+            state["state"].get(number),
+        )
+        by_name[name], plain[name] = {}, {}
+        for key, one in (values or {}).items():
+            if not torch.is_tensor(one) or key == "step":
+                plain[name][key] = one
+            elif one.shape == shape:
+                by_name[name][key] = StoredTensor(name=name, nbytes=4 * one.numel(), load=one.float)
+            else:
                 raise CheckpointMismatch(
-                    f"The checkpoint's optimizer keeps `{key}` of {name} as {tuple(one.shape)} numbers, not as "
-                    f"{tuple(shapes[name])}: ZeRO cannot divide them.\n\nHint: resume with the strategy that wrote it."
+                    f"{folder} holds `{key}` of {name} with the shape {tuple(one.shape)}, not {tuple(shape)}.\n\n"
+                    "Hint: resume with the strategy that wrote it."
                 )
-        by_name[name] = {
-            key: StoredTensor(name=name, nbytes=4 * one.numel(), load=one.float) for key, one in moments.items()
-        }
-        plain[name] = {key: one for key, one in values.items() if key not in moments}
     options = [{key: one for key, one in group.items() if key != "params"} for group in state["param_groups"]]
     return ZeroStates(by_name=by_name, plain=plain, param_groups=options, counts={})
 
@@ -135,13 +151,14 @@ def _fill(
     group: _FlatGroup, saved: ZeroStates, names: dict[nn.Parameter, str], optimizer: torch.optim.Optimizer
 ) -> None:
     """Fill a flat group, and the values that the optimizer keeps of it."""
-    first = names[group.pieces[0].parameter]
-    # each group steps a count of its own
-    values = {key: value.clone() if torch.is_tensor(value) else value for key, value in saved.plain[first].items()}
-    for key in saved.by_name[first]:
+    own = [names[piece.parameter] for piece in group.pieces]
+    # each group steps a count of its own; an optimizer of torch has no state of a parameter without a gradient
+    plain = next((saved.plain[name] for name in own if saved.plain[name]), {})
+    values = {key: value.clone() if torch.is_tensor(value) else value for key, value in plain.items()}
+    for key in dict.fromkeys(key for name in own for key in saved.by_name[name]):
         into = torch.zeros_like(group.flat, requires_grad=False)
         for piece in group.pieces:
-            if piece.length:
+            if piece.length and key in saved.by_name[names[piece.parameter]]:
                 whole = saved.by_name[names[piece.parameter]][key].load().flatten()
                 part = whole[piece.begin : piece.begin + piece.length]
                 into[piece.place : piece.place + part.numel()].copy_(part)
@@ -229,7 +246,14 @@ class DeepSpeedState(ModelState):
         if name is None:
             path = contents.find(OPTIMIZER_NAME)
             if path is not None:
-                take_states(folder, self.engine, read_torch_file(path))
+                content = read_torch_file(path)
+                check_optimizer(path, content)
+                if isinstance(self.engine.optimizer, torch.optim.Optimizer):  # stage 0 has nothing in parts
+                    with fitting(path):
+                        self.engine.optimizer.load_state_dict(content)
+                    check_optimizer_took_over(path, self.engine.optimizer)
+                else:
+                    take_states(folder, self.engine, content)
             elif has_optimizer_shards(folder):
                 raise CheckpointMismatch(
                     f"{folder} has the optimizer's state in shards of FSDP, which DeepSpeed cannot take.\n\n"
