@@ -9,7 +9,8 @@ import transformers  # noqa: F401 - its release is asked for
 from migrated import left
 
 from hf_compat.errors import HfCompatWarning, warn_once
-from hf_compat.interop.user_script import comparisons_with_zero, run_script
+from hf_compat.interop.rank_comparisons import comparisons_with_zero
+from hf_compat.interop.user_script import run_script
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from migrated import SCRIPTS
 
 from hf_compat.cli.main import main
-from hf_compat.interop.user_script import installed_names
 from hf_compat.tools.migration.diagnosis import diagnose
+from hf_compat.tools.migration.installed_names import installed_names
 from hf_compat.tools.migration.python_source import rewrite_python
 from hf_compat.tools.migration.report import Effect, Target
 

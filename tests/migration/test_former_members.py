@@ -12,8 +12,8 @@ from migrated import left, today
 
 import hf_compat.tools.migration.resolving as resolving
 from hf_compat.interop.former_names import REFUSED_OVERRIDES
-from hf_compat.interop.user_script import InstalledNames, installed_names
 from hf_compat.tools.migration.diagnosis import diagnose
+from hf_compat.tools.migration.installed_names import InstalledNames, installed_names
 from hf_compat.tools.migration.neighbours import _PACKAGES
 from hf_compat.tools.migration.report import Target
 

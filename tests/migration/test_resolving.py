@@ -11,7 +11,7 @@ import transformers
 from migrated import left, today
 
 from hf_compat.interop.former_names import MOVED, MOVED_MODULES
-from hf_compat.interop.user_script import InstalledNames, installed_names
+from hf_compat.tools.migration.installed_names import InstalledNames, installed_names
 from hf_compat.tools.migration.report import Target
 
 TARGETS = list(Target)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import libcst as cst
 
-from hf_compat.interop.user_script import installed_names
 from hf_compat.tools.migration.imports import is_guarded
+from hf_compat.tools.migration.installed_names import installed_names
 from hf_compat.tools.migration.report import Effect
 from hf_compat.tools.migration.source import Source, dotted
 

@@ -6,7 +6,7 @@ import libcst as cst
 
 from hf_compat.errors import MigrationError
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
-from hf_compat.interop.user_script import PROBLEM, WAY_OUT, comparisons_with_zero
+from hf_compat.interop.rank_comparisons import PROBLEM, WAY_OUT, comparisons_with_zero
 from hf_compat.tools.migration.attributes import rewrite_attributes, uses_transformers
 from hf_compat.tools.migration.bounds import check_bounds
 from hf_compat.tools.migration.callbacks import rewrite_callbacks

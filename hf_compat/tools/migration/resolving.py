@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hf_compat.interop.former_names import GONE, MOVED_MODULES, is_gone
-from hf_compat.interop.user_script import InstalledNames, installed_names
+from hf_compat.tools.migration.installed_names import InstalledNames, installed_names
 from hf_compat.tools.migration.report import Target
 
 _PACKAGE = "transformers"

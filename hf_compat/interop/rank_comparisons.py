@@ -1,0 +1,112 @@
+"""Find where a script compares the arguments' `local_rank` with 0, which is never true under transformers 5."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import tokenize
+
+WAY_OUT = "compare `args.local_process_index`, or ask `trainer.is_world_process_zero()`"
+PROBLEM = (
+    "`local_rank` of training arguments is -1 under transformers 5 unless the command line gives it: what is done "
+    "where it is 0 is never done. Releases 4.x set it to 0 on the first process."
+)
+
+
+def comparisons_in_file(path: str) -> list[tuple[int, str]]:
+    """Return the comparisons in a file, none for an archive or a file that is not Python."""
+    try:
+        with tokenize.open(path) as file:
+            return comparisons_with_zero(file.read())
+    except (OSError, SyntaxError, ValueError):  # running the file reports it
+        return []
+
+
+def comparisons_with_zero(source: str) -> list[tuple[int, str]]:
+    """Return line and text of each comparison that takes the first process for rank 0 and not for -1, too.
+
+    An object is taken for training arguments by its name (`args`, `training_args`), or where it is made by a class of
+    such a name, unless the source declares an option or a field `local_rank` itself.
+
+    Args:
+        source: Python source.
+
+    Raises:
+        SyntaxError: It is none.
+    """
+    tree = ast.parse(source)
+    if any(_declares_rank(node) for node in ast.walk(tree)):
+        return []
+    # The names that hold the arguments' rank, and nothing else but a constant before
+    values: dict[str, list[ast.expr]] = {}
+    for node in (one for one in ast.walk(tree) if isinstance(one, ast.Assign)):
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                values.setdefault(target.id, []).append(node.value)
+    made = {
+        f"{name}.local_rank"
+        for name, held in values.items()
+        if any(isinstance(one, ast.Call) and "TrainingArguments" in ast.unparse(one.func) for one in held)
+    }
+    names = made | {
+        name
+        for name, held in values.items()
+        if any(_is_rank(one, made) for one in held)
+        and all(_is_rank(one, made) or isinstance(one, ast.Constant) for one in held)
+    }
+    also_minus_one = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.BoolOp) and any(_compares(one, names, -1) for one in node.values)
+        for inner in node.values
+    }
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.expr) and node not in also_minus_one and _compares(node, names, 0)
+    ]
+    return sorted((node.lineno, ast.unparse(node)) for node in found if not _compares(node, names, -1))
+
+
+def _declares_rank(node: ast.AST) -> bool:
+    """Whether a parser's option or a field is the script's own `local_rank`."""
+    if isinstance(node, ast.Call):
+        words = (one.value for one in node.args if isinstance(one, ast.Constant))
+        return any(word in ("--local_rank", "--local-rank") for word in words)
+    return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "local_rank"
+
+
+def _is_rank_of_arguments(node: ast.expr) -> bool:
+    if not isinstance(node, ast.Attribute) or node.attr != "local_rank":
+        return False
+    owner = ast.unparse(node.value).rpartition(".")[2]
+    return "arg" in owner.lower()
+
+
+def _compares(node: ast.expr, names: set[str], rank: int) -> bool:
+    """Whether an expression is true, or false, for this rank alone, or for it among others."""
+    match node:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return rank == 0 and _is_rank(operand, names)
+    if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+        return False
+    sides = (node.left, node.comparators[0])
+    if not any(_is_rank(side, names) for side in sides):
+        return False
+    if isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
+        return any(rank in numbers for numbers in map(_numbers, sides))
+    return isinstance(node.ops[0], (ast.In, ast.NotIn)) and rank in _numbers(sides[1])
+
+
+def _is_rank(node: ast.expr, names: set[str]) -> bool:
+    is_known = isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in names
+    return is_known or _is_rank_of_arguments(node)
+
+
+def _numbers(node: ast.expr) -> list[object]:
+    """Return the constants of a number, or of a tuple, list or set of them."""
+    found = []
+    for one in node.elts if isinstance(node, (ast.Tuple, ast.List, ast.Set)) else [node]:
+        with contextlib.suppress(ValueError):  # a name, a call: no constant
+            found.append(ast.literal_eval(one))
+    return found

@@ -1,0 +1,235 @@
+"""List the names of an installed package's modules from its sources. Nothing of it is imported or run.
+
+What `transformers` does at its import is followed: lazy import structures, star imports, aliases of moved modules.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.machinery
+import importlib.util
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Where a package says which names its lazy module has, and which modules have another name today.
+_STRUCTURE = "import_structure"
+_ALIASES = "_LEGACY_MODULE_ALIASES"
+_EXPORTED = re.compile(r"^__all__ *(?:\+?=|: *[^=]+=) *[\[(](.*?)[\])]", re.MULTILINE | re.DOTALL)
+_WORD = re.compile(r"""["'](\w+)["']""")
+_FAST = ("TokenizerFast", "ImageProcessorFast")
+# Places without public names, such as dummies of absent packages, tests, tools and single models.
+_NO_HOMES = ("models", "cli", "commands", "exporters", "testing_utils.py")
+
+
+@dataclass(slots=True)
+class _Module:
+    """The names that a module's source binds.
+
+    Args:
+        names: At its top level, imports among them.
+        stars: The modules whose public names it takes: leading dots, and a path.
+        aliases: Modules of the package under other names.
+    """
+
+    names: set[str] = field(default_factory=set)
+    stars: list[tuple[int, str]] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)
+
+
+class InstalledNames:
+    """The names of one package's modules.
+
+    Args:
+        root: The package's folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._modules: dict[str, _Module | None] = {}
+        self._files: dict[str, Path | None] = {}
+        self._exports: dict[Path, frozenset[str] | None] = {}
+        self._found: dict[tuple[str, str], bool] = {}
+        self._homes: dict[str, tuple[str, ...]] = {}
+
+    @functools.cached_property
+    def version(self) -> str:
+        """The package's version, as its source has it; empty where it has none."""
+        found = re.search(r"^__version__ *= *[\"']([^\"']+)", _text(self._root / "__init__.py"), re.MULTILINE)
+        return "" if found is None else found[1]
+
+    def has(self, path: str) -> bool:
+        """Return whether a dotted path leads to a module, or to something that a module has.
+
+        Parts below the first name in a module (a class's attribute) are not looked up.
+        """
+        module, *parts = path.split(".")
+        for part in parts:
+            if self._file(f"{module}.{part}") is None:
+                return self._has_name(module, part)
+            module = f"{module}.{part}"
+        return self._file(module) is not None
+
+    def is_module(self, path: str) -> bool:
+        """Return whether a dotted path is a module's."""
+        return self._file(path) is not None
+
+    def homes(self, name: str) -> Sequence[str]:
+        """Return the modules from which a name can be imported: the top level, or else those that define it."""
+        if name not in self._homes:
+            top = self._root.name
+            self._homes[name] = (top,) if self._has_name(top, name) else tuple(self._defining(name))
+        return self._homes[name]
+
+    def _defining(self, name: str) -> Iterator[str]:
+        defined = re.compile(rf"^(?:class|def|async def) {name}\b|^{name} *(?::[^=\n]+)?=[^=]", re.MULTILINE)
+        for path in sorted(self._root.rglob("*.py")):
+            inner = path.relative_to(self._root)
+            if inner.parts[0] not in _NO_HOMES and not inner.name.startswith("dummy_") and defined.search(_text(path)):
+                parts = inner.with_suffix("").parts
+                yield ".".join((self._root.name, *(parts[:-1] if parts[-1] == "__init__" else parts)))
+
+    def _has_name(self, module: str, name: str) -> bool:
+        if (module, name) not in self._found:
+            self._found[module, name] = False  # for star imports in a circle
+            self._found[module, name] = self._binds(module, name)
+        return self._found[module, name]
+
+    def _binds(self, module: str, name: str) -> bool:
+        read = self._read(module)
+        if read is None:
+            return False
+        if name in read.names:
+            return True
+        # Of hundreds of models the one that a class is named after comes first
+        by_name = sorted(read.stars, key=lambda star: not _is_named_after(name, star[1]))
+        if any(self._exports_name(self._absolute(module, *star), name) for star in by_name):
+            return True
+        # Since 5.0 the one class of each kind answers to the name of the fast one, too
+        return name.endswith(_FAST) and self._has_name(module, name.removesuffix("Fast"))
+
+    def _exports_name(self, module: str, name: str) -> bool:
+        """Return whether a star import of a module binds a name."""
+        file = self._file(module)
+        if file is None:
+            return False
+        if file not in self._exports:
+            lists = _EXPORTED.findall(_text(file))
+            self._exports[file] = frozenset(word for one in lists for word in _WORD.findall(one)) if lists else None
+        exported = self._exports[file]
+        if exported is not None:
+            return name in exported
+        # A package without a list gives the modules in it, too, once they are imported
+        is_there = self._has_name(module, name) or self._file(f"{module}.{name}") is not None
+        return not name.startswith("_") and is_there
+
+    def _absolute(self, module: str, dots: int, path: str) -> str:
+        """Return the full name of a module that another one names with leading dots."""
+        if not dots:
+            return path
+        file = self._file(module)
+        inner = module.split(".")
+        kept = inner[: len(inner) - dots + (file is not None and file.name == "__init__.py")]
+        return ".".join([*kept, *([path] if path else [])])
+
+    def _file(self, module: str) -> Path | None:
+        """Return a module's file; for one that has another name today, that one's."""
+        if module not in self._files:
+            self._files[module] = self._file_today(module)
+        return self._files[module]
+
+    def _file_today(self, module: str) -> Path | None:
+        found = self._file_of(module)
+        outer, _, last = module.rpartition(".")
+        if found is not None or not outer:
+            return found
+        top = self._read(self._root.name)
+        if outer == self._root.name and top is not None and last in top.aliases:
+            return self._file_of(f"{outer}.{top.aliases[last]}")
+        is_fast = "image_processing_" in last and last.endswith("_fast") and ".models." in module
+        return self._file_of(module.removesuffix("_fast")) if is_fast else None
+
+    def _file_of(self, module: str) -> Path | None:
+        package, *parts = module.split(".")
+        if package != self._root.name:
+            return None
+        place = self._root.joinpath(*parts)
+        paths = (place / "__init__.py", place.with_name(f"{place.name}.py"))[: 2 if parts else 1]
+        return next((path for path in paths if path.is_file()), None)
+
+    def _read(self, module: str) -> _Module | None:
+        if module not in self._modules:
+            file = self._file_of(module) if module == self._root.name else self._file(module)
+            self._modules[module] = None if file is None else _module_of(_text(file))
+        return self._modules[module]
+
+
+@functools.lru_cache(maxsize=4)
+def names_at(root: Path) -> InstalledNames:
+    """Return the names of the package in a folder; read once a process."""
+    return InstalledNames(root)
+
+
+def installed_names(package: str) -> InstalledNames | None:
+    """Return the names of a package that Python would import from here; None where there is none."""
+    spec = importlib.machinery.PathFinder.find_spec(package)
+    origin = None if spec is None else spec.origin
+    return None if origin is None or not origin.endswith("__init__.py") else names_at(Path(origin).parent)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _is_named_after(name: str, path: str) -> bool:
+    return name.lower().startswith(path.rpartition(".")[2].replace("_", ""))
+
+
+def _module_of(text: str) -> _Module:
+    module = _Module()
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:  # of a newer Python: nothing of it is known
+        return module
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            module.names.add(node.name)
+            if node.name == "__getattr__":  # its names are in the module's lists and dicts
+                module.names |= {word for one in tree.body if isinstance(one, ast.Assign) for word in _words(one.value)}
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                if alias.name == "*" and isinstance(node, ast.ImportFrom):
+                    module.stars.append((node.level, node.module or ""))
+                else:
+                    module.names.add(alias.asname or alias.name.partition(".")[0])
+        elif isinstance(node, ast.expr):
+            stored = (one for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
+            module.names |= {one.id for one in stored}
+        else:
+            _add_structure(module, node)
+            pending.extend(ast.iter_child_nodes(node))
+    return module
+
+
+def _add_structure(module: _Module, node: ast.AST) -> None:
+    """Add the names of a lazy module's structure, and modules' aliases, that a statement sets."""
+    if not isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr)):
+        return
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+    first: ast.AST = targets[0] if targets else node.value
+    while isinstance(first, (ast.Subscript, ast.Attribute, ast.Call)):
+        first = first.func if isinstance(first, ast.Call) else first.value
+    subject = first.id if isinstance(first, ast.Name) else ""
+    if subject.endswith(_STRUCTURE):
+        module.names |= {word.partition(".")[0] for one in (*targets, node.value) for word in _words(one)}
+    elif subject == _ALIASES and isinstance(node.value, ast.Dict):
+        module.aliases |= ast.literal_eval(node.value)
+        module.names |= set(module.aliases)
+
+
+def _words(node: ast.AST) -> set[str]:
+    return {one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)}
