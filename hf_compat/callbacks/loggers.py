@@ -1,9 +1,7 @@
 """Lightning loggers as HF callbacks, and a Lightning logger that writes to HF's history.
 
-Convert objects of `pytorch_lightning`, the other distribution of `lightning.pytorch`.
-
-Both packages hold the same code under two names, and neither recognises the other's classes. Objects from outside pass
-through `adopt`, so that all other files only handle classes of `lightning.pytorch`.
+`adopt` converts objects of `pytorch_lightning`, the other distribution of `lightning.pytorch`. Both packages hold the
+same code under two names, and neither recognises the other's classes.
 """
 
 from __future__ import annotations

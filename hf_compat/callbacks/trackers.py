@@ -1,13 +1,7 @@
-"""TensorBoard and Weights & Biases as HF callbacks, with HF's keys. A resumed training continues its tracker run.
+"""TensorBoard and Weights & Biases as HF callbacks, with HF's keys, and the log lines at a run's start.
 
-Their packages are imported once a run reports to them.
-
-`trackers.json`: the tracker run of an output folder, so that a resumed training continues it.
-
-The file is only advice. A damaged one costs a warning and a new tracker run, never the training. Its paths are ignored
-if they lead outside the output folder.
-
-The log lines at the start of a run, and their handler.
+`trackers.json` names the tracker run of an output folder, so that a resumed training continues it. A damaged one costs
+a warning and a new tracker run. Its paths are ignored if they lead outside the output folder.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Opening files that somebody else may have written: regular ones only, no larger than expected.
+"""Open files that may come from elsewhere, and walk their pickles before a loader follows them.
 
-A FIFO, a device or a socket in the place of a file could keep a reader waiting for ever. What cannot be read is a
-CheckpointError that names the file, whatever the cause.
-
-Pickles that somebody else may have written, walked before a loader follows them.
-
-A loader hashes keys, calls what is allowed and makes room for as many bytes as a number says. So a kilobyte can take
-hours or gigabytes, or end the process, before a result can be looked at. The walk imports, calls and hashes nothing.
+Only regular files of an expected size are read, since a FIFO or a socket could block the reader. A loader hashes keys,
+calls functions and allocates memory, so a kilobyte of pickle can take hours or gigabytes. The walk imports, calls and
+hashes nothing. Any failure is a CheckpointError that names the file.
 """
 
 from __future__ import annotations

@@ -1,14 +1,7 @@
-"""What the plain contents of state files look like: types, shapes and ranges that every owner relies on.
+"""Check types, shapes and ranges of state files before their owners take them over.
 
-An optimizer, a schedule and a random generator take over whatever they are given, and fail updates later, or never: a
-learning rate that is text, a moment of another shape. So each content is looked at before it is handed over, field by
-field. What it lacks shows only once its owner has taken it over.
-
-Shapes and types of a checkpoint's weights, read from headers: what does not fit a model is known first.
-
-Files and torch only; no weights are read.
-
-The one reader of `trainer_state.json`: every field has the type and range that a run needs.
+An optimizer or a schedule accepts almost anything and fails updates later, or never. So each content is checked field
+by field. Shapes of weights are read from headers, without the weights. The reader of `trainer_state.json` is here too.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""Names and layout of an output folder and its `checkpoint-<updates>` folders. HF words only; reads no contents.
+"""Names of files and folders, and the hidden folders in which checkpoints are written.
 
-Hidden folders for work under way in an output folder: the one place that says what is ours there and may go.
-
-A folder is ours where its name ends in the id of an owner and the owner's record lies in it. Nothing else is deleted as
-left over, whatever its name is. Reading an output folder deletes nothing: `remove_ended` is for a run with its lock.
-
-Where a checkpoint is written before it is whole: under its final name, in a hidden folder of the output folder.
-
-`_save` and `save_model` of the user's read the number in that name and write files beside the folder. What lies there
-goes to the output folder when the checkpoint is whole, as if it had been written there.
+A hidden folder is ours if its name ends in the id of an owner and that owner's record lies in it. Only such folders
+are deleted as left over, by `remove_ended`, in a run that has the lock. Reading an output folder deletes nothing. A
+user's `_save` sees the final name of its checkpoint, and files that it writes beside it reach the output folder with
+it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""HF folders as Lightning checkpoints, and back: one table of keys, and the CheckpointIO that uses it.
+"""HF folders as Lightning checkpoints, and back, by one table of keys.
 
-Lightning's key             HF's file
-state_dict["model.*"]       model.safetensors
-optimizer_states[0]         optimizer.pt
-lr_schedulers[0]            scheduler.pt
-global_step, epoch          trainer_state.json
-callbacks, hf_compat        run_state.pt (rng_state.pth where a folder has no more)
+    Lightning's key             HF's file
+    state_dict["model.*"]       model.safetensors
+    optimizer_states[0]         optimizer.pt
+    lr_schedulers[0]            scheduler.pt
+    global_step, epoch          trainer_state.json
+    callbacks, hf_compat        run_state.pt (rng_state.pth where a folder has no more)
 
-What a Lightning checkpoint looks like: the fields, types and ranges that Lightning takes for granted.
-
-The two paths of a conversion: looked at before anything is read, and nothing of the user's is overwritten. Files.
+Fields of a Lightning checkpoint are checked for the types and ranges that Lightning expects. A conversion checks both
+paths before it reads anything, and overwrites nothing.
 """
 
 from __future__ import annotations

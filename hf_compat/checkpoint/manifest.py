@@ -1,14 +1,9 @@
-"""What makes a checkpoint folder whole: it is written durably, listed last and checked before it is read.
+"""Write the manifest of a checkpoint, and decide by it whether a folder is complete.
 
-A folder of ours holds `manifest.json`: every file with its size and SHA-256, written when all of them are on disk. A
-folder without one (written by `transformers`) is judged by what it needs to contain.
-
-How a checkpoint gets its manifest, at once or in two parts.
-
-`seal` forces the files to the disk, hashes them and lists them: all of it before training goes on. In two parts,
-`list_unflushed` lists them first, and the folder gets its name; `finish` forces them to the disk and hashes them beside
-the training. Until then an entry says in which boot of its system the file was written and when: who kills the process
-loses nothing of what the system holds, and after a power cut the boot is another one, so the folder is passed over.
+`manifest.json` lists every file with its size and SHA-256. `seal` flushes, hashes and lists the files before training
+continues. In two parts, `list_unflushed` lists them first, and `finish` flushes and hashes them beside the training.
+An unflushed entry holds the boot of the system, so that a power cut is noticed. A folder of `transformers` has no
+manifest and is judged by its files.
 """
 
 from __future__ import annotations

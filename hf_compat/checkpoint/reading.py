@@ -1,13 +1,7 @@
-"""Reading what a checkpoint holds, without ever running what is in it.
+"""Read a checkpoint without running any code in it.
 
-Which files of a checkpoint may be read: those that its manifest lists, where it has a manifest of ours.
-
-What else lies in such a folder was put or left there by somebody: reading it would mix two checkpoints.
-
-The arguments in a `training_args.bin` of transformers, of any release: read without running what is in it.
-
-transformers pickles its own object. Each class and function that the pickle names becomes a `Named`, which remembers
-what the pickle has given it; none is imported, so that transformers need not be there.
+A folder with a manifest of ours is read by its list alone, so that files of two checkpoints never mix. The classes in
+a `training_args.bin` of transformers become `Named` objects, and none is imported.
 """
 
 from __future__ import annotations

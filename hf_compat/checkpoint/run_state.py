@@ -1,9 +1,7 @@
-"""`RunState`: what a run needs to go on as if it had not stopped, beyond HF's files; and where a run goes on.
+"""`RunState` holds what a run needs beyond HF's files to continue exactly.
 
-`run_state.pt` holds plain values and tensors only, so that it loads with `weights_only=True`. One class writes and
-reads it, and `resume_point` is the one answer to "where does this run go on?", whoever wrote the checkpoint.
-
-What users' callbacks and modules put into checkpoints, as values that can be read back without running anything.
+`run_state.pt` holds plain values and tensors only, so it loads with `weights_only=True`. `resume_point` says where a
+run continues, whoever wrote the checkpoint. States of users' callbacks and modules are made plain here.
 """
 
 from __future__ import annotations

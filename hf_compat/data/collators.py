@@ -1,8 +1,7 @@
-"""Make batches from samples: collate, pad, and remove columns that the model does not accept.
+"""Make batches from samples, and explain why data cannot be read.
 
-Explain why data cannot be read: objects that are not data sets, and malformed samples or batches.
-
-Nothing here runs for every batch. A data set is checked once before reading, samples and batches after an error.
+Collators pad, and remove columns that the model does not accept. Checks run once before reading, or after an error,
+and never for every batch.
 """
 
 from __future__ import annotations

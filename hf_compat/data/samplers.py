@@ -1,8 +1,6 @@
-"""Orders of samples: HF's seeded shuffle, grouping by length, and skipping of batches.
+"""Order samples, balance the cost of batches, and divide the data between ranks.
 
-Batches of different sizes and similar cost, so that each micro-batch of an update is the same work.
-
-The slice of the data that each rank trains on, divided as in Accelerate.
+The orders are HF's seeded shuffle and grouping by length. `RankSlice` divides the data as Accelerate does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The results that an evaluation keeps of its batches and joins at the end.
+"""Keep the results of evaluation batches and join them at the end, or update torchmetrics batch by batch.
 
-torchmetrics as `compute_metrics`, updated batch by batch, so that memory does not grow.
-
-torchmetrics exchanges the metrics' states between ranks when it computes. Logits are not exchanged.
+With torchmetrics memory does not grow. Ranks then exchange the states of metrics, and no logits.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""NEFTune: add uniform noise to the input embeddings in training mode, never in evaluation mode.
+"""Hooks on the model: NEFTune's noise, `debug="underflow_overflow"`, and compilation.
 
-The method is that of https://arxiv.org/abs/2310.05914. A forward hook on the embedding layer adds the noise.
-
-`debug="underflow_overflow"`: forward hooks that show what led to the first NaN or infinite number.
-
-Compile the model that the steps call, outside the strategy's wrapper. The saved model stays uncompiled.
+NEFTune (https://arxiv.org/abs/2310.05914) adds uniform noise to the input embeddings in training mode. The debug hooks
+show what led to the first NaN or infinite number. A compiled model is saved uncompiled.
 """
 
 from __future__ import annotations

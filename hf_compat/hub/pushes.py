@@ -1,7 +1,4 @@
-"""`Pushes`: what a Trainer sends to the Hub, and when. `client.py` sends it.
-
-What a model card says of a run: transformers' own card where it is installed, a shorter one elsewhere.
-"""
+"""`Pushes` decides what a Trainer sends to the Hub and when, and writes the model card. `client.py` sends it."""
 
 from __future__ import annotations
 

@@ -1,20 +1,16 @@
 """Read objects and arguments with jsonargparse, for `hf-compat fit` and LightningCLI.
 
-Parts of objects whose type is open are typed by the constructor that they go to, arguments have their old names as
-well. An error for an unknown name suggests the nearest known one. The functions are methods of a parser's class.
+A configuration names classes, functions and classmethods by their paths. A text stands for the thing itself, and is not
+called:
 
-From what a configuration says to objects: paths of classes, functions and classmethods, with their arguments.
+    model:
+      class_path: transformers.AutoModelForSequenceClassification.from_pretrained
+      init_args: {pretrained_model_name_or_path: ./model, num_labels: 3}
+    compute_metrics: my_project.accuracy
 
-model:
-class_path: transformers.AutoModelForSequenceClassification.from_pretrained
-init_args: {pretrained_model_name_or_path: ./model, num_labels: 3}
-compute_metrics: my_project.accuracy          # a text is the thing itself, not a call of it
-
-Words of a command line about a part of an object: `--data.train_dataset.init_args.n 32`.
-
-The constructor that a value goes to says what is read: `n: int` gets 32, `name: str` gets '32', `shuffle: bool` False.
-
-Old names of arguments in a command line, or a configuration, in the words of today.
+Words of a command line set parts of an object: `--data.train_dataset.init_args.n 32`. The constructor's types decide
+how a word is read. Old names of arguments are translated, and an error for an unknown name suggests the nearest known
+one.
 """
 
 from __future__ import annotations

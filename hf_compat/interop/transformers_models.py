@@ -1,14 +1,7 @@
-"""Questions about `transformers` and `peft` objects, answered without importing either.
+"""Ask `transformers` and `peft` objects what they are, without importing either package.
 
-Generation configs of `transformers`: made from what arguments say, and read for the length of a generation.
-
-Models that `from_pretrained(device_map=…)` has put onto devices: their placement stays.
-
-Liger's kernels in the place of a model's layers: `use_liger_kernel`.
-
-Compiling a model block by block, as Accelerate does it: `accelerate launch --dynamo_use_regional_compilation`.
-
-Our callbacks as `transformers`' own classes, for scripts that ask with `isinstance`.
+Below: generation configs, models placed by `device_map`, Liger's kernels, compilation block by block, and our
+callbacks as subclasses of those of `transformers`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`HFModule`: a model that trains as HF trains it, in anybody's `lightning.Trainer` or `LightningCLI`.
-
-Warnings of Lightning that do not apply to an `HFModule`: left out while a trainer works with one.
-"""
+"""`HFModule`: a model that trains as HF trains it, in any `lightning.Trainer` or `LightningCLI`."""
 
 from __future__ import annotations
 

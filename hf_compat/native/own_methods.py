@@ -1,10 +1,7 @@
-"""What a subclass of `HFModule` has, and its updates would leave out: refused before training.
+"""Methods and hooks that a subclass of `HFModule` overrides.
 
-Methods of HF's Trainer in a subclass of `HFModule`: called where HF calls them, or refused with the class.
-
-Hooks of an `HFModule` that its subclasses override: what the module itself does in them happens in any case.
-
-Lightning's own hooks are empty, so overrides rarely call `super()`.
+Methods of HF's Trainer are called where HF calls them, or refused with the class. The module's own work in Lightning's
+hooks runs even if an override does not call `super()`, because Lightning's own hooks are empty.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Plain batches: any loader's for an HFModule, as windows; an HFDataModule's for any other module, without windows.
+"""Windows for an `HFModule` from any loader, and plain batches for other modules.
 
-One set of arguments for a native module and its data module, which may each have been given their own.
+A module and its data module may each have arguments of their own. `share_arguments` makes them one set.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The steps of a native `HFModule`: HF's override points without a Trainer around them.
 
-What a native module measures: each update, and the metrics of each validation loader, under HF's names.
-
-How a Lightning trainer of the user's own cuts a run: epochs that it ends or reloads, updates that it counts.
-
-Optimizer and schedule of a native fit: how many updates they are made for, and those that a subclass brings.
+Below: its metrics under HF's names, the limits that a user's own Lightning trainer sets, and its optimizer and
+schedule.
 """
 
 from __future__ import annotations

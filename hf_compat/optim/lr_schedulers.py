@@ -1,12 +1,8 @@
-"""The twelve learning-rate schedules of HF.
+"""The twelve learning-rate schedules of HF, GreedyLR, and DeepSpeed's schedules.
 
-Each schedule is a factor as a function of the update, which `LambdaLR` multiplies with the base learning rate. What a
-factor needs besides the user's options, `options_…` read off the optimizer and the counts. The arithmetic keeps
-upstream's order of operations, since parity is bit for bit; scripts read a factor's keywords by upstream's names.
-
-GreedyLR: a schedule that raises the learning rate while a metric improves and lowers it while it does not.
-
-Schedules of DeepSpeed, as a section `scheduler` of its configuration asks for them.
+A schedule of HF is a factor as a function of the update, and `LambdaLR` multiplies it with the base learning rate. The
+arithmetic keeps upstream's order of operations, because parity is bit for bit. Scripts read a factor's keywords by
+upstream's names.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""Optimizers by HF's names: the table of all, class and keywords, and which parameters decay.
-
-Layerwise optimizers: one for each parameter, stepped as soon as its gradient is there.
-
-Gradients of the whole model are never there at once, which saves their memory. Torch, Lightning and HF's callbacks see
-one optimizer and one schedule that stand for all, and do nothing.
-
-Optimizers that are made with the model: GaLore and APOLLO, LOMO and AdaLomo.
+"""The table of optimizers by HF's names, and the optimizers that are made with the model.
 
 GaLore and APOLLO project the gradients of chosen linear layers to a low rank. Their layerwise forms, LOMO and AdaLomo
-step within the backward pass.
+step within the backward pass, so the gradients of the whole model never exist together. Torch, Lightning and HF's
+callbacks see one optimizer and one schedule for all layers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The step of an optimizer, with the optimizers that need more than a call of `step`.
+"""Step the optimizer, including optimizers that need more than a call of `step`.
 
 Most optimizers step once an update, after its backward passes. Schedule-free ones hold two sets of weights, layerwise
-ones step parameter by parameter within the backward pass, and LOMO runs the backward pass itself.
-
-Optimizers and schedules of a script's own, as Accelerate prepares them: one step an update.
+ones step parameter by parameter within the backward pass, and LOMO runs the backward pass itself. Optimizers that a
+script passes to Accelerate also step once an update.
 """
 
 from __future__ import annotations

@@ -1,20 +1,9 @@
-"""What the processes of a run exchange: tensors, objects, errors. torch.distributed only.
+"""Exchange tensors, objects and errors between the processes of a run.
 
-In a run of one process every function returns what that process has. Lightning's strategies use the same process group:
-`start_processes` makes it, or Lightning, whichever comes first.
-
-Leave the process group at the end of the process without a crash.
-
-Gloo's threads free the tensors of the last collective after the process has its result, and need Python for that. Where
-Python ends first, CPython before 3.14 ends such a thread by force, and the whole process with it: "terminate called
-without an active exception", SIGABRT; the launcher reports a finished run as failed. `destroy_process_group` waits for
-the threads only where nobody else holds the group, but a model under DDP and a device mesh hold it (pytorch/pytorch,
-issue 190489).
-
-Which rank has let the others down: each leaves a word of its error in the store through which they met.
-
-A rank that waits for another in vain gets an error of Gloo or NCCL, about a socket or a timeout. Here it becomes one
-that names the rank, and the reason where that rank could still give one.
+In a run of one process every function returns that process's own data. `start_processes` or Lightning makes the
+process group, whichever comes first. An exchange that fails names the missing rank and its error. At exit the process
+waits for Gloo's threads, because CPython before 3.14 aborts a process that ends before them (pytorch/pytorch, issue
+190489).
 """
 
 from __future__ import annotations

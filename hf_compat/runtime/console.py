@@ -1,10 +1,6 @@
-"""Progress bars: lines in a terminal; HTML in a notebook, which needs no widgets and stays in the saved page.
+"""Show progress bars, shortened tracebacks and notices of long waits, and log under transformers' names.
 
-Tracebacks of what people call: their own frames, without the ones between of this package and of Lightning.
-
-Say what a process waits for, where it waits long: another machine that does not come, a host without an address.
-
-Loggers under whose names transformers logs the same, where our classes stand in the place of its own.
+Bars are lines in a terminal. In a notebook they are HTML, which needs no widgets and stays in the saved page.
 """
 
 from __future__ import annotations

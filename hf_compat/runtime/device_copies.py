@@ -1,6 +1,6 @@
-"""Copies from a device to the host's memory: many tensors with one wait, or beside the computation without any.
+"""Copy tensors from a device to the host, and states that are written while training continues.
 
-Copies of a state that is written while training goes on.
+Many small tensors take one wait. Large ones are copied beside the computation.
 """
 
 from __future__ import annotations

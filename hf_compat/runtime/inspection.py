@@ -1,8 +1,6 @@
-"""What a model's forward takes, whether data has a length, how to call a user's method of any HF era.
+"""Inspect models, data sets and callables, and call methods written for any release of HF.
 
-Imports nothing of the package.
-
-The parameters of a model, found at every update.
+`parameters_of` finds the parameters of a model at every update. The file imports nothing of the package.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""What the launcher's environment says about processes, and which device this one uses.
+"""Which process this is among those of a launcher, and which device it uses.
 
+`LAUNCHERS` has a row for each set of variables that launchers set, and `find_place` takes the first row that fits.
 Only this file and `runtime/seeding.py` read or write the process environment.
-
-What launchers tell a process about its place, as a table: one row for each set of variables.
-
-`find_place` walks the table; the first row that fits counts. Three readers know the forms in which numbers come.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Seeds of every random generator that a run uses. HF words only; needs torch and NumPy.
-
-The states of all random generators as plain values. torch and NumPy only.
-"""
+"""Seed all random generators of a run, and read and restore their states as plain values."""
 
 from __future__ import annotations
 

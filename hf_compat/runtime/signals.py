@@ -1,8 +1,7 @@
-"""SIGTERM, Ctrl-C and SLURM's signal while training: noted, and obeyed at the next update's end.
+"""Note SIGTERM, Ctrl-C and SLURM's signal while training, and act at the next update's end.
 
-`requeue` queues a SLURM job again; the next run in its folder resumes by itself.
-
-Child processes: signals about them while they are started, and whether one of them has died. Processes only.
+`requeue` queues a SLURM job again, and the next run in its folder resumes by itself. Signals about child processes
+wait while a child is started.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Text that people write or read: truth values, secrets, hints for names, missing packages. Imports only errors.
-
-Names that upstream's classes have and ours have no machinery for: an error says what to do when one is read.
-"""
+"""Read and write text for people: truth values, secrets, hints for names, missing packages and absent names."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""One trial of a search: what it begins with, its objective, and what is given back after it.
-
-What a search runs on: which packages there are, what they are called in errors, and the names of their trials.
+"""The trials of a search, the backends that propose them, and the checks before it begins.
 
 A backend's own file is imported when a search runs on it.
-
-What a search checks before it begins, and what it sets before a trial.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""`accelerator.save_state`, `load_state` and what belongs to them.
+"""`accelerator.save_state`, `load_state` and `prepare`.
 
-A folder as `Accelerator.save_state` writes it: names of its files, writing and reading. Files and tensors only.
-
-What is written is put into place when all of it is written; what is read is read before any of it is used. Nothing is
-unpickled but tensors and plain containers.
-
-What a script hands to `accelerator.prepare`, and what a fit trains beside it.
+A folder has Accelerate's file names. It is put into place once all files are written, and everything is read before
+any of it is used. Only tensors and plain containers are unpickled.
 """
 
 from __future__ import annotations

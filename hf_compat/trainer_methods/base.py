@@ -1,6 +1,6 @@
-"""`TrainerBase`: the Trainer's attributes, and the methods that one method group calls of another.
+"""`TrainerBase` declares the Trainer's attributes, and the methods that its groups call of each other.
 
-Set-up shared by the Trainer and native mode: data, collator, state, counters.
+The set-up that the Trainer shares with native mode is here too.
 """
 
 from __future__ import annotations

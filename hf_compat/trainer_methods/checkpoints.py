@@ -1,12 +1,7 @@
-"""Save checkpoints in HF's layout.
+"""Save and load checkpoints in HF's layout.
 
 Subclasses may override every method under its name and signature in `transformers.Trainer`. `training_run/saver.py`
-calls them. Only tensors and plain containers are unpickled (`weights_only=True`).
-
-Load checkpoints in HF's layout.
-
-Subclasses may override every method under its name and signature in `transformers.Trainer`. Only tensors and plain
-containers are unpickled (`weights_only=True`).
+and `training_run/resumer.py` call them. Only tensors and plain containers are unpickled (`weights_only=True`).
 """
 
 from __future__ import annotations

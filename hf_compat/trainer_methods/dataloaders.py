@@ -1,8 +1,6 @@
-"""Data loaders, samplers and columns.
+"""Data loaders, samplers, columns, counts, and the windows of an update.
 
 Subclasses may override every method under its name and signature in `transformers.Trainer`.
-
-The run's counts, and the training data cut into updates, for the Trainer and for native mode.
 """
 
 from __future__ import annotations

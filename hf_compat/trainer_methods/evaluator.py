@@ -1,6 +1,6 @@
-"""`Evaluator`: runs a Trainer's evaluations, with its model, its metrics, and Lightning's validation loop.
+"""`Evaluator` runs a Trainer's evaluations.
 
-`LightningOptions`: options of `lightning.Trainer` beside the arguments, checked on assignment.
+`LightningOptions` holds the options of `lightning.Trainer` that are set beside the arguments.
 """
 
 from __future__ import annotations

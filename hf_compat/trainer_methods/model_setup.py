@@ -1,9 +1,4 @@
-"""Set up the Trainer's model: make, seed, place and load it.
-
-Inspect a Trainer's model, and change it as the arguments ask.
-
-Checks in a Trainer's constructor: arguments that contradict each other, the data or the model.
-"""
+"""Make, seed, place and load the Trainer's model, and check the arguments of the constructor."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""One training, from its loader to its summary: plan, build, fit, finish.
+"""One training, from its loader to its summary.
 
-`Fit`: one fit of a Trainer, from its plan to the end of `lightning.Trainer.fit`.
-
-The LightningModule of a Trainer: `WindowModule`, prepared for Lightning's own callbacks.
-
-`auto_find_batch_size`: run again with a smaller batch when memory runs out.
+`Fit` runs from a plan to the end of `lightning.Trainer.fit`. With `auto_find_batch_size` a training that runs out of
+memory starts again with a smaller batch.
 """
 
 from __future__ import annotations

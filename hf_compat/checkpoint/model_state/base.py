@@ -1,16 +1,8 @@
-"""`ModelState`: what every way of holding a model answers about weights and optimizer state.
+"""`ModelState` gives weights and optimizer state of a model, however a strategy holds it.
 
-Whole tensors out of `state_dict` and into `load_state_dict` of a model with spread parameters.
-
-An override of `Trainer._save` may ask the model itself for its weights (`self.model.save_pretrained(folder)`), and one
-of `_load_from_checkpoint` may load whole ones. The hooks here are on the model for such a call, and gone after it.
-
-Sharded states in a checkpoint: every process writes its part, and any number of processes reads them.
-
-The folders have the names that Accelerate gives them. Nothing is gathered: neither memory nor time grow with the model
-on one process.
-
-A model that FSDP 2 has sharded: its states are gathered, or written as shards.
+Whole models and FSDP 2 are here, and DeepSpeed has a file of its own. Shards are written by every process and read by
+any number of them, under Accelerate's names. Temporary hooks let a user's override save or load whole weights of a
+sharded model.
 """
 
 from __future__ import annotations
