@@ -132,7 +132,7 @@ def read_json(path: str | os.PathLike[str], limit: int = SMALL_FILE_BYTES) -> ob
 
 
 def bounded_json(text: str) -> object:
-    """Parse JSON that somebody else may have written: containers take up to 80 times the memory of their brackets.
+    """Parse JSON of unknown origin, whose containers take up to 80 times the memory of their brackets.
 
     Raises:
         ValueError: It is no JSON, or consists of little but brackets.
@@ -332,7 +332,7 @@ _Walker.dispatch |= {
 
 
 def walked(path: str, file: BinaryIO, size: int) -> Plain:
-    """Return what a pickle holds, with a `Named` for each object and function.
+    """Read a pickle, with a `Named` in place of each object and function.
 
     Args:
         path: Its file, for messages.
@@ -354,7 +354,7 @@ def walked(path: str, file: BinaryIO, size: int) -> Plain:
 
 
 def walked_torch_file(path: str, file: BinaryIO) -> Plain:
-    """Return what a file of `torch.save` holds, with a `Named` for each tensor; its storages are not read.
+    """Read a file of `torch.save` with a `Named` in place of each tensor, and no storage.
 
     Raises:
         CheckpointError: It is none, has compressed entries, or following it would take without measure.

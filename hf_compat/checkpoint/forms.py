@@ -382,7 +382,7 @@ Shapes = dict[str, tuple[list[int], bool]]  # by weight: its shape, and whether 
 
 
 def weight_shapes(path: str) -> Shapes:
-    """Return what the header of a safetensors file says of each of its weights.
+    """Read the entries of each weight in the header of a safetensors file.
 
     Raises:
         CheckpointError: The file is damaged, or lies about its weights.

@@ -234,7 +234,7 @@ class SavingPlace:
     def adopt(self, final: str) -> None:
         """Take over what was written at the final place while this save went on: it belongs to this checkpoint.
 
-        A link there leads to somebody's own folder, which stays as it is.
+        A link there leads to a folder outside, which is not changed.
         """
         if os.path.islink(final):
             return
@@ -317,7 +317,7 @@ def _move(source: str, target: str, place: str, run_dir: str) -> None:
 
 
 def _led_out(text: str, folder: str, place: str, run_dir: str) -> str:
-    """Return what a link says when it stands in the output folder and leads to the same thing there."""
+    """Return the text of a link that leads to the same place when it is moved into the output folder."""
     leads_to = os.path.abspath(os.path.join(folder, text))
     inside, outside = os.path.abspath(place), os.path.abspath(run_dir)
     moved = outside + leads_to.removeprefix(inside) if (leads_to + os.sep).startswith(inside + os.sep) else leads_to

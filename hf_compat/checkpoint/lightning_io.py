@@ -107,7 +107,7 @@ def check_lightning(path: str, checkpoint: object) -> None:
 
 
 def _wrong_field(checkpoint: LightningCheckpoint) -> str | None:
-    """Return which of Lightning's own fields has another type than Lightning gives it."""
+    """Name the first of Lightning's own fields whose type is not the one that Lightning writes."""
     for name in ("epoch", "global_step"):
         if not isinstance(checkpoint.get(name), int) or not -1 <= checkpoint[name] < 2**63:
             return name
@@ -158,7 +158,7 @@ def checked_paths(source: object, target: object) -> tuple[str, str]:
     """Return the paths of a conversion as text.
 
     Raises:
-        ArgumentError: One is no path, there is no source, or the target cannot be made where it is to be.
+        ArgumentError: A value is not a path, the source is missing, or the target cannot be made.
     """
     from_path, to_path = _as_path("source", source), _as_path("target", target)
     if not os.path.lexists(from_path):

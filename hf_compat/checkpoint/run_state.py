@@ -249,7 +249,7 @@ class DataPosition:
 
     @classmethod
     def read(cls, plain: object) -> DataPosition:
-        """Read a position out of a file that somebody else may have written.
+        """Read a position from a file of unknown origin.
 
         Raises:
             CheckpointError: It is none; the message names the field that is wrong.
