@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from hf_compat.runtime.seeding import set_seed as set_seed
     from hf_compat.tools.preflight.report import PreflightReport as PreflightReport
     from hf_compat.trainer import Trainer as Trainer
-    from hf_compat.trainer_methods.evaluator import LightningOptions as LightningOptions
+    from hf_compat.trainer_methods.lightning_options import LightningOptions as LightningOptions
     from hf_compat.trainer_seq2seq import Seq2SeqTrainer as Seq2SeqTrainer
 
 __version__ = "0.1.0"
@@ -89,7 +89,7 @@ _HOME = {
     "HFBridge": "callbacks.bridge",
     "HFCallbackAdapter": "callbacks.hf_in_lightning",
     "LightningCallbackAdapter": "callbacks.lightning_in_hf",
-    "LightningOptions": "trainer_methods.evaluator",
+    "LightningOptions": "trainer_methods.lightning_options",
     "LoggerCallback": "callbacks.loggers",
     "TensorBoardCallback": "callbacks.trackers",
     "WandbCallback": "callbacks.trackers",

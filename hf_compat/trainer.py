@@ -19,7 +19,6 @@ from hf_compat.callbacks.loggers import mark_as_failed
 from hf_compat.callbacks.trackers import show_logs
 from hf_compat.data.types import Collator
 from hf_compat.engine.model_hooks import watching_for_overflow
-from hf_compat.engine.module import WindowModule
 from hf_compat.errors import ArgumentError, UnknownArgument
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.metrics import TrainOutput
@@ -30,7 +29,6 @@ from hf_compat.interop.patching import refuse_edited_methods, tell_of_unread_glo
 from hf_compat.interop.upstream_log import follow_level, log_line
 from hf_compat.plan.argument_support import check_supported
 from hf_compat.plan.deepspeed import uses_deepspeed
-from hf_compat.plan.lightning_plan import LightningPlan
 from hf_compat.plan.translate import CurrentPlan, parallel_sizes
 from hf_compat.runtime.collectives import naming_absent_ranks, start_processes, telling_of_failure
 from hf_compat.runtime.console import brief
@@ -38,22 +36,19 @@ from hf_compat.runtime.inspection import is_replaced
 from hf_compat.runtime.launch import launcher_variables
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.runtime.text import did_you_mean, shown
-from hf_compat.trainer_methods.base import (
-    AnyCallback,
-    Dataset,
-    MetricSource,
-    ModelOutput,
-    ProcessingClass,
-    SetupMethods,
-)
-from hf_compat.trainer_methods.evaluation import EvaluationMethods
-from hf_compat.trainer_methods.evaluator import CheckedOptions, Evaluator, LightningOptions, checked
+from hf_compat.trainer_methods.base import AnyCallback, Dataset, MetricSource, ModelOutput, ProcessingClass
+from hf_compat.trainer_methods.checkpoints import CheckpointMethods
+from hf_compat.trainer_methods.dataloaders import DataloaderMethods
+from hf_compat.trainer_methods.evaluation import EvaluationMethods, Evaluator
 from hf_compat.trainer_methods.hub import HubMethods
+from hf_compat.trainer_methods.hyperparameter_search import SearchMethods
+from hf_compat.trainer_methods.lightning_options import CheckedOptions, LightningOptions
 from hf_compat.trainer_methods.logs import LogMethods
-from hf_compat.trainer_methods.model_setup import ArgumentChecks
+from hf_compat.trainer_methods.model_setup import ModelMethods, ModelSetupMethods
+from hf_compat.trainer_methods.optimization import OptimizationMethods
 from hf_compat.trainer_methods.steps import StepMethods
-from hf_compat.trainer_methods.training import TrainingMethods, make_module, run_with_fitting_batch_size
-from hf_compat.trainer_methods.upstream_hooks import memory_tracker
+from hf_compat.trainer_methods.training import TrainingMethods, run_with_fitting_batch_size
+from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks, memory_tracker
 from hf_compat.training_run.loss_log import LossLog
 from hf_compat.training_run.output_folder import make_output_folder, saves_checkpoints
 from hf_compat.training_run.resumer import Resumer
@@ -65,13 +60,20 @@ if TYPE_CHECKING:
 
 
 class Trainer(
-    SetupMethods,
-    ArgumentChecks,
+    # also of native mode
     StepMethods,
-    EvaluationMethods,
+    ModelMethods,
+    DataloaderMethods,
+    OptimizationMethods,
+    # of a Trainer alone
+    ModelSetupMethods,
     TrainingMethods,
     LogMethods,
+    EvaluationMethods,
+    CheckpointMethods,
+    SearchMethods,
     HubMethods,
+    UpstreamHooks,
 ):
     """Train, evaluate and predict as `transformers.Trainer` does, on Lightning's engine.
 
@@ -161,12 +163,11 @@ class Trainer(
             self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
             self._validate_args()
             if self.args.should_save:
-                make_output_folder(self.args, saves=self._can_train() and saves_checkpoints(self.args))
+                has_data = train_dataset is not None or is_replaced(self, "get_train_dataloader", DataloaderMethods)
+                make_output_folder(self.args, saves=has_data and saves_checkpoints(self.args))
             self._set_up_counters()
             self.state.is_local_process_zero = self.is_local_process_zero()
             self.state.is_world_process_zero = self.is_world_process_zero()
-            # Start with an empty run, and set the attributes that outlive a run
-            self.hp_name = self.hp_search_backend = self._trial = None
             self.deepspeed = None
             self.neftune_noise_alpha = self.args.neftune_noise_alpha
             self.lightning_trainer: pl.Trainer | None = None
@@ -174,6 +175,7 @@ class Trainer(
             self._evaluator = Evaluator(self)
             self._pushes = Pushes(self)
             self._saver, self._resumer = Saver(self, self._overrides_saving), Resumer(self)
+            # an empty run, until `train` begins one
             self._run = TrainingRun(losses=LossLog(self.args.device, 0, self.args.logging_nan_inf_filter))
             self._callbacks = CallbackSet(self)
             self._callbacks.fill(callbacks)
@@ -209,7 +211,11 @@ class Trainer(
 
     @lightning_options.setter
     def lightning_options(self, options: Mapping[str, object]) -> None:
-        self._lightning_options: CheckedOptions = checked(options)
+        if not isinstance(options, Mapping):
+            raise ArgumentError(
+                f"`{shown('lightning_options', options)}` is not a mapping.\n\nHint: write {{'profiler': 'simple'}}."
+            )
+        self._lightning_options: CheckedOptions = CheckedOptions(options)
 
     @property
     def tokenizer(self) -> ProcessingClass:
@@ -269,22 +275,17 @@ class Trainer(
         """
         self._saver.background.wait()
         self._memory_tracker.start()
-        self.is_in_train = True
+        wanted = model_path if resume_from_checkpoint is None else resume_from_checkpoint
         try:
-            with naming_absent_ranks():
-                wanted = model_path if resume_from_checkpoint is None else resume_from_checkpoint
-                if trial is None:  # a trial never resumes from another one's checkpoint
-                    wanted = self._callbacks.checkpoint_of_exception(wanted)
-                return self._train_from(wanted, trial, ignore_keys_for_eval)
+            if trial is None:  # a trial never resumes from another one's checkpoint
+                wanted = self._callbacks.checkpoint_of_exception(wanted)
+            return self._train_from(wanted, trial, ignore_keys_for_eval)
         except BaseException as error:
             self._memory_tracker.peak_monitoring, self._memory_tracker.cur_stage = False, None  # ends its thread
             close_bars(self.callback_handler)
             if self.is_world_process_zero():
                 mark_as_failed(self.callback_handler.callbacks, error)
             raise
-        finally:
-            self._remove_neftune_noise()
-            self.is_in_train = False
 
     def preflight(
         self, resume_from_checkpoint: str | bool | None = None, output_dir: str | None = None
@@ -308,20 +309,10 @@ class Trainer(
         from hf_compat.tools.preflight.checking import check  # a tool, so import it only here
 
         folder = str(self.args.output_dir) if output_dir is None else output_dir
-        return check(self, self._train_on_a_copy, resume_from_checkpoint, folder)
-
-    def _train_on_a_copy(self, checkpoint: str | None) -> TrainOutput:
-        """Train like `train`, even if that method is replaced."""
-        self.is_in_train = True
-        try:
-            with naming_absent_ranks():
-                return self._train_from(checkpoint, None, None)
-        finally:
-            self._remove_neftune_noise()
-            self.is_in_train = False
+        return check(self, self._train_from, resume_from_checkpoint, folder)
 
     def _train_from(
-        self, wanted: str | bool | None, trial: Trial, ignore_keys_for_eval: list[str] | None
+        self, wanted: str | bool | None, trial: Trial = None, ignore_keys_for_eval: list[str] | None = None
     ) -> TrainOutput:
         def train(checkpoint: str | None) -> TrainOutput:
             self._prepare_model_for_training(checkpoint, trial)
@@ -336,11 +327,14 @@ class Trainer(
                     ignore_keys_for_eval=ignore_keys_for_eval,
                 )
 
-        self._refuse_late_overrides()
-        compare_arguments(self.args, wanted)
-        is_of_search = trial is not None and self.hp_search_backend is not None
-        with self._saver.taking_folder(at_once=not is_of_search):  # a trial has its own folder
-            return self._resumer.train_from(wanted, train)
-
-    def _make_module(self, plan: LightningPlan) -> WindowModule:
-        return make_module(plan, self.model, self)
+        self.is_in_train = True
+        try:
+            with naming_absent_ranks():
+                self._refuse_late_overrides()
+                compare_arguments(self.args, wanted)
+                is_of_search = trial is not None and self.hp_search_backend is not None
+                with self._saver.taking_folder(at_once=not is_of_search):  # a trial has its own folder
+                    return self._resumer.train_from(wanted, train)
+        finally:
+            self._remove_neftune_noise()
+            self.is_in_train = False

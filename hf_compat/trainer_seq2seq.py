@@ -22,8 +22,8 @@ from hf_compat.trainer_methods.base import (
     ModelOutput,
     ProcessingClass,
 )
-from hf_compat.trainer_methods.evaluator import LightningOptions
 from hf_compat.trainer_methods.generation import GenerationSteps
+from hf_compat.trainer_methods.lightning_options import LightningOptions
 
 __getattr__, __dir__ = mirror(__name__, "transformers.trainer_seq2seq", {"Trainer": "trainer"})
 
@@ -151,10 +151,10 @@ class Seq2SeqTrainer(GenerationSteps, Trainer):
         # as upstream, keep all samples
         self.gather_function = self.accelerator.gather
 
-    def _init_model_again(self, trial: Trial) -> None:
-        super()._init_model_again(trial)
-        if self._option("generation_config") is not None:
+    def _prepare_model_for_training(self, checkpoint: str | None, trial: Trial) -> None:
+        if self.model_init is not None and self._option("generation_config") is not None:
             warn_once(
                 "`generation_config` has no effect on a model that `model_init` makes for training, as in "
                 "transformers. Set it in `model_init`."
             )
+        super()._prepare_model_for_training(checkpoint, trial)

@@ -17,26 +17,23 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch import nn
 
-from hf_compat.callbacks.callback_set import PAIRS, CallbackOrder, CallbackSet, HFEvents
+from hf_compat.callbacks.callback_set import PAIRS, CallbackOrder, HFEvents
 from hf_compat.callbacks.trackers import TensorBoardCallback
 from hf_compat.checkpoint.run_state import Moment
 from hf_compat.data.types import Batch
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Window
-from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import CallbackHandler
-from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.inspection import call_by_place
-from hf_compat.runtime.signals import StopSignals, requeue
-from hf_compat.training_run.resumer import ResumeAt, Resumer
-from hf_compat.training_run.run import TrainingRun, Trial
-from hf_compat.training_run.saver import BackgroundWriter, Saver
+from hf_compat.runtime.signals import requeue
+from hf_compat.training_run.resumer import ResumeAt
+from hf_compat.training_run.run import RunHost, TrainingRun
+from hf_compat.training_run.saver import BackgroundWriter
 
 logger = logging.getLogger(__name__)
 
@@ -57,44 +54,6 @@ StepOutput = Any
 StepBatch = Any  # a window, or a batch of an evaluation
 
 
-class BridgedTrainer(Protocol):
-    """What the bridge needs of the Trainer: state, control, callbacks, and the overridable methods around an update."""
-
-    args: TrainingArguments
-    model: nn.Module
-    state: TrainerState
-    control: TrainerControl
-    callback_handler: CallbackHandler
-    current_flos: float
-    stop_signals: StopSignals
-    _saver: Saver
-    _resumer: Resumer
-    _callbacks: CallbackSet
-
-    def _save_checkpoint(self, model: nn.Module, trial: Trial) -> None: ...
-    def _maybe_log_save_evaluate(
-        self,
-        tr_loss: torch.Tensor,
-        grad_norm: torch.Tensor | float | None,
-        model: nn.Module,
-        trial: Trial,
-        epoch: float,
-        ignore_keys_for_eval: list[str] | None,
-        start_time: float,
-        learning_rate: float | None = None,
-    ) -> None: ...
-
-    def _evaluate(
-        self, trial: Trial, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
-    ) -> dict[str, float]: ...
-
-    def _refuse_late_overrides(self) -> None: ...
-
-    def floating_point_ops(self, inputs: Batch) -> int: ...
-
-    def _track_num_input_tokens(self, inputs: Batch) -> None: ...
-
-
 class HFBridge(HFEvents):
     """Fire the HF events of a run and obey the flags that its callbacks set.
 
@@ -107,7 +66,7 @@ class HFBridge(HFEvents):
 
     def __init__(
         self,
-        hf_trainer: BridgedTrainer,
+        hf_trainer: RunHost,
         run: TrainingRun,
         writer: BackgroundWriter | None = None,
         optimizer_made: Callable[[], None] | None = None,

@@ -13,9 +13,9 @@ import logging
 import os
 import types
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import lightning.pytorch as pl
 import torch
@@ -31,14 +31,13 @@ from hf_compat.data.tree import nested_detach
 from hf_compat.data.types import Batch, ModelOutput
 from hf_compat.engine.internals import reset_weight_averaging
 from hf_compat.errors import ArgumentError, CallbackError, HfCompatWarning
-from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, JITCheckpointCallback, PrinterCallback, ProgressCallback
 from hf_compat.hf.callbacks import Callback, CallbackHandler, TrainerCallback, callback_kind
-from hf_compat.hf.state import TrainerControl, TrainerState, is_exportable
+from hf_compat.hf.state import TrainerState, is_exportable
 from hf_compat.interop.patching import global_of_trainer
 from hf_compat.interop.transformers_models import known_to_transformers, notebooks_callback
 from hf_compat.runtime.inspection import is_replaced
-from hf_compat.runtime.signals import StopSignals
+from hf_compat.training_run.run import RunHost
 
 if TYPE_CHECKING:
     from hf_compat.callbacks.bridge import HFBridge
@@ -305,25 +304,6 @@ class CallbackOrder:
         return [frozenset(segment) for segment in segments]
 
 
-class CallbackHost(Protocol):
-    """What a `CallbackSet` needs of its Trainer."""
-
-    args: TrainingArguments
-    state: TrainerState
-    control: TrainerControl
-    model: nn.Module
-    model_wrapped: nn.Module
-    callback_handler: CallbackHandler
-    processing_class: object
-    optimizer: torch.optim.Optimizer | None
-    lr_scheduler: object
-    stop_signals: StopSignals
-
-    def add_callback(self, callback: Callback) -> None: ...
-
-    def _log_of_lightning(self, metrics: Mapping[str, float], step: int | None) -> None: ...
-
-
 class CallbackSet:
     """Holds a Trainer's Lightning callbacks. Its `callback_handler` holds the HF callbacks.
 
@@ -335,7 +315,7 @@ class CallbackSet:
         order: The order in which callbacks of both kinds were added.
     """
 
-    def __init__(self, host: CallbackHost) -> None:
+    def __init__(self, host: RunHost) -> None:
         self._host = host
         self.lightning: list[pl.Callback] = []
         self.order = CallbackOrder()

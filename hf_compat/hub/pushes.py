@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from hf_compat.hf.state import TrainerState
 from hf_compat.hub.client import Commit, HubClient, files_below, hub_error, set_aside
 from hf_compat.runtime.collectives import agree
 from hf_compat.runtime.text import is_installed
+from hf_compat.training_run.run import RunHost
 
 logger = logging.getLogger(__name__)
 
@@ -53,22 +54,6 @@ _MODEL_FILES = [
 _LINK_FROM_BYTES = 10_000_000
 
 
-class PushingHost(Protocol):
-    """What `Pushes` asks of its Trainer; the methods are override points."""
-
-    args: TrainingArguments
-    state: TrainerState
-    processing_class: object
-    is_in_train: bool
-    hub_model_id: str | None
-
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None: ...
-
-    def push_to_hub(self, commit_message: str | None = ..., *, revision: str | None = None) -> object: ...
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None: ...
-
-
 class Pushes:
     """Push a Trainer's model and checkpoints.
 
@@ -76,7 +61,7 @@ class Pushes:
         host: The Trainer.
     """
 
-    def __init__(self, host: PushingHost) -> None:
+    def __init__(self, host: RunHost) -> None:
         self._host = host
         self._unpushed: str | None = None  # a checkpoint written in the background, and pushed when it is whole
 

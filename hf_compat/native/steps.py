@@ -38,14 +38,14 @@ from hf_compat.plan.argument_support import default_of
 from hf_compat.runtime.launch import Launch
 from hf_compat.runtime.seeding import enable_full_determinism, seed_of_lightning, set_seed
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
-from hf_compat.trainer_methods.base import Dataset, ProcessingClass, SetupMethods
-from hf_compat.trainer_methods.dataloaders import DataloaderMethods, WindowMethods
+from hf_compat.trainer_methods.base import Dataset, ProcessingClass
+from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.generation import GenerationSteps
 from hf_compat.trainer_methods.model_setup import ModelMethods
 from hf_compat.trainer_methods.optimization import OptimizationMethods
 
 
-class NativeSteps(SetupMethods, ModelMethods, GenerationSteps, OptimizationMethods, DataloaderMethods, WindowMethods):
+class NativeSteps(GenerationSteps, ModelMethods, OptimizationMethods, DataloaderMethods):
     """HF's steps, optimizer and data loading, for Lightning to drive.
 
     Args:

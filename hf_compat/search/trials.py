@@ -11,17 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from numbers import Real
-from typing import Protocol
 
-import lightning.pytorch as pl
 import torch
-from torch import nn
 
-from hf_compat.callbacks.callback_set import CallbackSet
-from hf_compat.checkpoint.model_state import ModelState
 from hf_compat.errors import ArgumentError, MissingSearchBackend, OverrideError, SearchError
 from hf_compat.hf.arguments import TrainingArguments
-from hf_compat.hf.callbacks import CallbackHandler
 from hf_compat.hf.search import (
     BestRun,
     HPSearchBackend,
@@ -33,51 +27,12 @@ from hf_compat.hf.search import (
     default_hp_space_ray,
     default_hp_space_wandb,
 )
-from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.text import brief, did_you_mean, is_installed, need, shown
+from hf_compat.training_run.run import RunHost
 
 
-class _Accelerator(Protocol):
-    def clear(self) -> object: ...
-
-
-class SearchHost(Protocol):
-    """What a search asks of the Trainer whose `train` runs the trials; the methods are override points."""
-
-    args: TrainingArguments
-    state: TrainerState
-    control: TrainerControl
-    model: nn.Module
-    model_wrapped: nn.Module
-    optimizer: object
-    lr_scheduler: object
-    callback_handler: CallbackHandler
-    lightning_trainer: pl.Trainer | None
-    objective: Objective
-    _callbacks: CallbackSet
-    _fit_model_state: ModelState | None
-    _compiled_model: nn.Module | None
-
-    @property
-    def accelerator(self) -> _Accelerator: ...
-
-    def hp_space(self, trial: Trial) -> Space: ...
-
-    def compute_objective(self, metrics: Metrics) -> Objective: ...
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, trial: Trial = None) -> object: ...
-
-    def evaluate(self) -> Metrics: ...
-
-    def add_callback(self, callback: object) -> None: ...
-
-    def pop_callback(self, callback: object) -> object: ...
-
-    def _tune_save_checkpoint(self, checkpoint_dir: str) -> None: ...
-
-
-def run_trial(trainer: SearchHost, trial: Trial) -> Objective:
+def run_trial(trainer: RunHost, trial: Trial) -> Objective:
     """Train a trial, and evaluate it where the training has not.
 
     Returns:
@@ -90,7 +45,7 @@ def run_trial(trainer: SearchHost, trial: Trial) -> Objective:
     return trainer.objective
 
 
-def checked_objective(trainer: SearchHost, metrics: Metrics) -> Objective:
+def checked_objective(trainer: RunHost, metrics: Metrics) -> Objective:
     """Compute the objective of an evaluation.
 
     Raises:
@@ -112,7 +67,7 @@ def _is_number(value: object) -> bool:
     return is_scalar or (isinstance(value, Real) and not isinstance(value, complex)) or hasattr(value, "__float__")
 
 
-def release_model(trainer: SearchHost) -> None:
+def release_model(trainer: RunHost) -> None:
     """Let go of a trial's model and optimizer, so that the next trial's has the memory.
 
     Mirrors:
@@ -146,7 +101,7 @@ logger = SharedLogger(__name__, "transformers.trainer")
 
 Directions = str | list[str]
 Options = dict[str, object]
-Search = Callable[[SearchHost, int | None, Directions, Options], BestRun | list[BestRun] | None]
+Search = Callable[[RunHost, int | None, Directions, Options], BestRun | list[BestRun] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +232,7 @@ def check_search(model_init: object, n_trials: int | None, direction: Directions
         )
 
 
-def space_of(trainer: SearchHost, backend: HPSearchBackend, trial: Trial) -> Space:
+def space_of(trainer: RunHost, backend: HPSearchBackend, trial: Trial) -> Space:
     """Return names and values that a trial sets.
 
     Raises:

@@ -13,7 +13,8 @@ from hf_compat.errors import ArgumentError, ProcessError, SearchError, UnknownAr
 from hf_compat.hf.search import BestRun, Objective, Trial
 from hf_compat.runtime.collectives import broadcast_object
 from hf_compat.runtime.text import did_you_mean, shown
-from hf_compat.search.trials import Directions, Options, SearchHost, release_model, run_trial
+from hf_compat.search.trials import Directions, Options, release_model, run_trial
+from hf_compat.training_run.run import RunHost
 
 _OF_STUDY = frozenset(inspect.signature(optuna.create_study).parameters) - {"direction", "directions"}
 _OF_RUN = frozenset(inspect.signature(optuna.study.Study.optimize).parameters) - {"self", "func", "n_trials"}
@@ -31,7 +32,7 @@ class _End:
 
 
 def search(
-    trainer: SearchHost, n_trials: int | None, direction: Directions, options: Options
+    trainer: RunHost, n_trials: int | None, direction: Directions, options: Options
 ) -> BestRun | list[BestRun] | None:
     """Run a search.
 
@@ -94,7 +95,7 @@ class _Trials:
         catch: Errors after which the search goes on.
     """
 
-    def __init__(self, trainer: SearchHost, catch: object) -> None:
+    def __init__(self, trainer: RunHost, catch: object) -> None:
         self.trainer = trainer
         self._survived = (optuna.TrialPruned, *_kinds(catch))
         self.is_training = self._has_left_a_model = False
@@ -163,7 +164,7 @@ def _check_options(options: Options, world_size: int) -> None:
         )
 
 
-def report(trainer: SearchHost, trial: Trial, update: int) -> None:
+def report(trainer: RunHost, trial: Trial, update: int) -> None:
     """Tell optuna of an evaluation, and end the trial on all processes where it is to be pruned.
 
     Raises:

@@ -10,12 +10,13 @@ from hf_compat.errors import ArgumentError, SearchError, UnknownArgument
 from hf_compat.hf.search import BestRun
 from hf_compat.interop.transformers_models import known_to_transformers
 from hf_compat.runtime.text import did_you_mean, shown
-from hf_compat.search.trials import Directions, Options, SearchHost
+from hf_compat.search.trials import Directions, Options
+from hf_compat.training_run.run import RunHost
 
 _OF_SWEEPS = ("sweep_id", "project", "name", "entity", "metric")
 
 
-def search_ray(trainer: SearchHost, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
+def search_ray(trainer: RunHost, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
     """Search on ray, which trains copies of the Trainer in processes of its own.
 
     Args:
@@ -42,7 +43,7 @@ def search_ray(trainer: SearchHost, n_trials: int | None, direction: Directions,
     return BestRun(*best)
 
 
-def search_wandb(trainer: SearchHost, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
+def search_wandb(trainer: RunHost, n_trials: int | None, direction: Directions, options: Options) -> BestRun:
     """Search as a sweep of Weights & Biases, whose server proposes the trials.
 
     Args:
@@ -77,7 +78,7 @@ def search_wandb(trainer: SearchHost, n_trials: int | None, direction: Direction
     trainer.add_callback(held if isinstance(held, kind) else kind())
     space = trainer.hp_space(None)
     space.setdefault("metric", {})
-    trainer.hp_space = lambda trial: space  # type: ignore[method-assign]  # the search's own
+    trainer.hp_space = lambda trial: space
     given = {name: value for name, value in options.items() if value is not None}
     best = BestRun(*upstream.run_hp_search_wandb(trainer, n_trials, direction, **given))
     if best.run_id is None:

@@ -1,13 +1,13 @@
-"""`TrainerBase` declares the Trainer's attributes, and the methods that its groups call of each other.
+"""The attributes that the groups of the Trainer's methods share, and the start of a run's counters.
 
-The set-up that the Trainer shares with native mode is here too.
+`RunHost` declares the methods that the objects of a run call, and `Declared` those that the groups call of each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Protocol
 
 import lightning.pytorch as pl
 import torch
@@ -16,24 +16,26 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.callbacks.callback_set import CallbackSet
 from hf_compat.checkpoint.model_state import ModelState
+from hf_compat.checkpoint.run_state import PlainState, ResumePoint
 from hf_compat.data.collators import PaddingCollator, default_data_collator
 from hf_compat.data.types import Batch, Collator, DataSource, Loader
 from hf_compat.engine.module import WindowModule
+from hf_compat.engine.windows import Windows
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.callbacks import CallbackHandler
-from hf_compat.hf.metrics import EvalLoopOutput, TrainOutput
+from hf_compat.hf.metrics import EvalLoopOutput
 from hf_compat.hf.search import HPSearchBackend, Metrics, Objective, Space, Trial
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.hub.pushes import Pushes
-from hf_compat.interop.transformers_models import pads_itself
+from hf_compat.interop.transformers_models import pads_itself, unwrap_peft
 from hf_compat.optim.label_smoothing import LabelSmoother
-from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.plan.lightning_plan import LightningPlan, RunCounts
 from hf_compat.plan.translate import CurrentPlan
+from hf_compat.runtime.nested import Nested
 from hf_compat.runtime.signals import StopSignals
 from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
-from hf_compat.trainer_methods.evaluator import CheckedOptions, Evaluator
 from hf_compat.training_run.resumer import Resumer
-from hf_compat.training_run.run import TrainingRun
+from hf_compat.training_run.run import RunHost, TrainingRun
 from hf_compat.training_run.saver import Saver
 
 ModelOutput = Any  # any result of the user's model
@@ -44,24 +46,57 @@ Scheduler = LRScheduler | ReduceLROnPlateau
 # An HF callback (ours, transformers' own, or a similar one), a Lightning callback or logger, or a class of these.
 AnyCallback = Any
 
+if TYPE_CHECKING:
+    from hf_compat.trainer_methods.evaluation import Evaluator
+    from hf_compat.trainer_methods.lightning_options import CheckedOptions
+    from hf_compat.trainer_methods.upstream_hooks import UnmeasuredMemory
 
-def _attribute_of_run(path: str) -> Any:  # the run's value there, a tensor or a number
-    """Make a property for an attribute of transformers' Trainer that the run has here."""
-    owner, _, name = path.rpartition(".")
+    class Declared(RunHost, Protocol):
+        """Methods that the groups call of each other, besides those of `RunHost`."""
 
-    def keeper(trainer: TrainerBase) -> object:
-        return getattr(trainer._run, owner) if owner else trainer._run
+        def get_train_dataloader(self) -> Loader: ...
+        def get_eval_dataloader(self, eval_dataset: Dataset = None) -> Loader: ...
+        def get_test_dataloader(self, test_dataset: Dataset) -> Loader: ...
+        def num_examples(self, dataloader: Loader) -> int: ...
+        def run_counts(self, args: TrainingArguments, dataloader: Loader) -> RunCounts: ...
+        def _check_evaluation_data(self) -> None: ...
+        def _make_windows(
+            self,
+            loader: Loader,
+            counts: RunCounts,
+            start: ResumePoint | None = None,
+            *,
+            restore_rng: Callable[[PlainState | None], None] | None = None,
+        ) -> Windows: ...
+        def evaluation_loop(
+            self,
+            dataloader: Loader,
+            description: str,
+            prediction_loss_only: bool | None = None,
+            ignore_keys: list[str] | None = None,
+            metric_key_prefix: str = "eval",
+        ) -> EvalLoopOutput: ...
+        def get_num_trainable_parameters(self) -> int: ...
+        def _wrapped_between_runs(self) -> nn.Module: ...
+        def _call_wrap_model(self, training: bool) -> None: ...
+        def _make_module(self, plan: LightningPlan) -> WindowModule: ...
+        def _make_accelerator(self) -> None: ...
+        def _enable_activation_checkpointing(self) -> None: ...
+        def _remove_neftune_noise(self) -> None: ...
+        def _check_optimization(self) -> None: ...
+        def _update_auto_batch_size(self, batch_size: int) -> None: ...
+        def _load_best_model(self) -> None: ...
+        def _get_output_dir(self, trial: Trial) -> str: ...
+        def _finish_current_push(self) -> None: ...
+        def _hp_search_setup(self, trial: Trial) -> None: ...
+        def _report_to_hp_search(self, trial: Trial, step: int, metrics: Metrics) -> None: ...
 
-    def write(trainer: TrainerBase, value: object) -> None:
-        setattr(keeper(trainer), name, value)
-
-    return property(lambda trainer: getattr(keeper(trainer), name), write)
+else:
+    Declared = object
 
 
-class TrainerBase:
-    """Attributes and methods that several groups use. Each group overrides its own methods.
-
-    Attributes are plain and writable. They are read when used, so that subclasses may replace them.
+class StepsBase:
+    """Attributes of a Trainer and of native mode. They are plain and read when used, so a subclass may replace them.
 
     Mirrors:
         The attributes of `transformers.Trainer`, 5.23.
@@ -97,176 +132,22 @@ class TrainerBase:
     is_in_train: bool
     is_deepspeed_enabled: bool = False
     is_fsdp_enabled: bool = False
+    _run: TrainingRun  # of a Trainer only
     _loss_shifts_labels: bool
     _signature_columns: list[str] | None
     _train_batch_size: int
     _created_lr_scheduler: bool
-
-    # for a hyperparameter search
-    model_init: Callable[..., nn.Module] | None
-    hp_search_backend: HPSearchBackend | None = None
-    hp_name: Callable[..., str] | None = None
-    hp_space: Callable[..., Space]
-    compute_objective: Callable[[Metrics], Objective]
-    objective: Objective
-    _trial: Trial = None
-
-    # of a Trainer only, not of native mode
-    callback_handler: CallbackHandler
-    lightning_trainer: pl.Trainer | None
-    _lightning_options: CheckedOptions
-    stop_signals: StopSignals
-    _run: TrainingRun
-    _pushes: Pushes
-    _saver: Saver
-    _resumer: Resumer
-    _callbacks: CallbackSet
-    _evaluator: Evaluator
-    _plan: CurrentPlan
-    _fit_model_state: ModelState | None = None  # from the last fit, as DeepSpeed's engine keeps the weights
     _compiled_model: nn.Module | None = None  # reused by a second `train()`
 
-    def _loading_whole_weights(self) -> AbstractContextManager[None]:
-        raise NotImplementedError
+    if TYPE_CHECKING:  # in `StepMethods`
 
-    # Attributes of transformers' Trainer that subclasses read or write, and that the run has here.
-    _tr_loss = _attribute_of_run("losses.since_last_log")
-    _total_loss_scalar = _attribute_of_run("losses.total")
-    _globalstep_last_logged = _attribute_of_run("losses.last_logged")
-    _initial_num_input_tokens_seen = _attribute_of_run("tokens_before")
-    initial_num_input_tokens_seen_for_session = _initial_num_input_tokens_seen  # its name in 5.0
-    _initial_global_step = _attribute_of_run("updates_before")
-
-    def train(
-        self,
-        resume_from_checkpoint: str | bool | None = None,
-        trial: Trial = None,
-        ignore_keys_for_eval: list[str] | None = None,
-    ) -> TrainOutput:
-        raise NotImplementedError
-
-    def evaluate(
-        self, eval_dataset: Dataset = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> Metrics:
-        raise NotImplementedError
-
-    def evaluation_loop(
-        self,
-        dataloader: Loader,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
-        raise NotImplementedError
-
-    def prediction_step(
-        self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[torch.Tensor | None, ModelOutput, ModelOutput]:
-        raise NotImplementedError
-
-    def _prepare_input(self, data: Batch) -> Batch:
-        raise NotImplementedError
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        raise NotImplementedError
-
-    def _log_of_lightning(self, metrics: Mapping[str, Any], step: int | None) -> None:
-        raise NotImplementedError
-
-    def store_flos(self) -> None:
-        raise NotImplementedError
-
-    def get_eval_dataloader(self, eval_dataset: Dataset = None) -> Loader:
-        raise NotImplementedError
-
-    def get_test_dataloader(self, test_dataset: Dataset) -> Loader:
-        raise NotImplementedError
-
-    def is_local_process_zero(self) -> bool:
-        raise NotImplementedError
-
-    def is_world_process_zero(self) -> bool:
-        raise NotImplementedError
-
-    def num_examples(self, dataloader: Loader) -> int:
-        raise NotImplementedError
-
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device | None = None
-    ) -> tuple[list[Batch], torch.Tensor | int | None]:
-        raise NotImplementedError
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        raise NotImplementedError
-
-    def floating_point_ops(self, inputs: Batch) -> int:
-        raise NotImplementedError
-
-    def _track_num_input_tokens(self, inputs: Batch) -> None:
-        raise NotImplementedError
-
-    def _get_learning_rate(self) -> float:
-        raise NotImplementedError
-
-    def _save_checkpoint(self, model: nn.Module, trial: Trial, metrics: object = None) -> None:
-        raise NotImplementedError
-
-    def _evaluate(self, trial: Trial, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False) -> Metrics:
-        raise NotImplementedError
-
-    def _maybe_log_save_evaluate(
-        self,
-        tr_loss: torch.Tensor,
-        grad_norm: torch.Tensor | float | None,
-        model: nn.Module,
-        trial: Trial,
-        epoch: float,
-        ignore_keys_for_eval: list[str] | None,
-        start_time: float | None = None,
-        learning_rate: float | None = None,
-    ) -> None:
-        raise NotImplementedError
-
-    def _check_arguments_of_trial(self) -> None:
-        raise NotImplementedError
-
-    def _hp_search_setup(self, trial: Trial) -> None:
-        raise NotImplementedError
-
-    def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
-        raise NotImplementedError
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        raise NotImplementedError
-
-    def _finish_current_push(self) -> None:
-        raise NotImplementedError
-
-    def _remove_neftune_noise(self) -> None:
-        raise NotImplementedError
-
-    def compiled(self, model: nn.Module) -> nn.Module:
-        raise NotImplementedError
+        def get_batch_samples(
+            self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device | None = None
+        ) -> tuple[list[Batch], torch.Tensor | int | None]: ...
 
     def _model_with_forward(self) -> nn.Module:
-        raise NotImplementedError
-
-    def _wrapped_between_runs(self) -> nn.Module:
-        raise NotImplementedError
-
-    def _make_module(self, plan: LightningPlan) -> WindowModule:
-        raise NotImplementedError
-
-    def add_callback(self, callback: AnyCallback) -> None:
-        raise NotImplementedError
-
-    def pop_callback(self, callback: AnyCallback) -> AnyCallback:
-        raise NotImplementedError
-
-
-class SetupMethods(TrainerBase):
-    """The parts of a constructor that do not need the model."""
+        """Unwrap the module whose forward determines the columns of a batch and the divisor of a loss."""
+        return unwrap_peft(self.accelerator.unwrap_model(self.model if self._called is None else self._called))
 
     def _set_up_data(
         self,
@@ -294,3 +175,59 @@ class SetupMethods(TrainerBase):
         self._train_batch_size = self.args.train_batch_size
         self._signature_columns = None
         self._created_lr_scheduler = False
+
+
+class OfRun:
+    """An attribute of transformers' Trainer whose value the run holds here.
+
+    Args:
+        path: The run's attribute, with dots.
+    """
+
+    def __init__(self, path: str) -> None:
+        owner, _, self._name = path.rpartition(".")
+        self._owner = attrgetter(f"_run.{owner}" if owner else "_run")
+
+    def __get__(self, trainer: TrainerBase | None, kind: type) -> Any:  # a tensor or a number
+        """Read the run's value."""
+        return self if trainer is None else getattr(self._owner(trainer), self._name)
+
+    def __set__(self, trainer: TrainerBase, value: object) -> None:
+        """Write the run's value."""
+        setattr(self._owner(trainer), self._name, value)
+
+
+class TrainerBase(StepsBase, Declared):
+    """Attributes of a Trainer alone."""
+
+    # for a hyperparameter search
+    model_init: Callable[..., nn.Module] | None
+    hp_search_backend: HPSearchBackend | None = None
+    hp_name: Callable[..., str] | None = None
+    hp_space: Callable[..., Space]
+    compute_objective: Callable[[Metrics], Objective]
+    objective: Objective
+    _trial: Trial = None
+
+    callback_handler: CallbackHandler
+    lightning_trainer: pl.Trainer | None
+    stop_signals: StopSignals
+    _lightning_options: CheckedOptions
+    _pushes: Pushes
+    _saver: Saver
+    _resumer: Resumer
+    _callbacks: CallbackSet
+    _evaluator: Evaluator
+    _plan: CurrentPlan
+    _memory_tracker: UnmeasuredMemory
+    gather_function: Callable[..., Nested]
+    model_preparation_time: float
+    _fit_model_state: ModelState | None = None  # from the last fit, as DeepSpeed's engine keeps the weights
+
+    # Subclasses of transformers' Trainer read or write these.
+    _tr_loss = OfRun("losses.since_last_log")
+    _total_loss_scalar = OfRun("losses.total")
+    _globalstep_last_logged = OfRun("losses.last_logged")
+    _initial_num_input_tokens_seen = OfRun("tokens_before")
+    initial_num_input_tokens_seen_for_session = _initial_num_input_tokens_seen  # its name in 5.0
+    _initial_global_step = OfRun("updates_before")

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
-from hf_compat.checkpoint.run_state import DataCut, PlainState, ResumePoint
+from hf_compat.checkpoint.run_state import PlainState, ResumePoint
 from hf_compat.data.collators import RemoveColumnsCollator, check_dataset, check_iterable, raise_no_columns
 from hf_compat.data.loader import LoaderOptions, PreparedDataLoader
 from hf_compat.data.samplers import (
@@ -36,7 +36,7 @@ from hf_compat.plan.lightning_plan import RunCounts, make_run_counts
 from hf_compat.runtime.inspection import fitting_arguments, has_length, is_replaced, needs_parameter
 from hf_compat.runtime.seeding import seed_worker
 from hf_compat.runtime.text import shown
-from hf_compat.trainer_methods.base import TrainerBase
+from hf_compat.trainer_methods.base import StepsBase
 
 # Indices of single samples, or of one rank's batches.
 Order: TypeAlias = Sampler[int] | Sampler[list[int]]
@@ -44,7 +44,7 @@ Order: TypeAlias = Sampler[int] | Sampler[list[int]]
 logger = logging.getLogger(__name__)
 
 
-class DataloaderMethods(TrainerBase):
+class DataloaderMethods(StepsBase):
     """The overridable methods that load data."""
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
@@ -318,10 +318,6 @@ class DataloaderMethods(TrainerBase):
             description=description,
         )
 
-
-class WindowMethods(TrainerBase):
-    """The methods that count a run's updates and cut its data into them."""
-
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: Loader, total_train_batch_size: int | None = None
     ) -> RunCounts:
@@ -366,14 +362,6 @@ class WindowMethods(TrainerBase):
     def get_sp_size(self) -> int:
         """Return the number of devices that share a sequence, always 1."""
         return 1
-
-    def _data_cut(self, counts: RunCounts) -> DataCut:
-        return DataCut(
-            counts=counts,
-            window_size=self.args.gradient_accumulation_steps,
-            world_size=self.args.world_size,
-            samples_per_micro_batch=self._train_batch_size * self.args.world_size,
-        )
 
     def _make_windows(
         self,

@@ -1,25 +1,44 @@
-"""`evaluate`, `predict` and the loop that both use. `Evaluator` runs it.
-
-Subclasses may override every method under its name and signature in `transformers.Trainer`.
-"""
+"""`evaluate`, `predict` and the loop that both use. `Evaluator` runs the loop with Lightning."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
-from hf_compat.data.types import Loader
-from hf_compat.hf.metrics import EvalLoopOutput, PredictionOutput
+import torch
+from torch import nn
+
+from hf_compat.callbacks.bridge import HFBridge
+from hf_compat.data.tree import join_batches
+from hf_compat.data.types import DataSource, Loader
+from hf_compat.engine.evaluation import EvaluationBatches, EvaluationRun, EvaluationSettings
+from hf_compat.engine.internals import is_validating_within_fit, run_validation
+from hf_compat.engine.kept_batches import ComputeMetrics
+from hf_compat.engine.loops import WHOLE, EvaluationPart
+from hf_compat.engine.module import WindowModule
+from hf_compat.engine.precision import wrap_forward
+from hf_compat.engine.window_trainer import WindowTrainer
+from hf_compat.hf.metrics import EvalLoopOutput, PredictionOutput, speed_metrics
 from hf_compat.hf.search import Metrics
+from hf_compat.interop.upstream_log import log_evaluation
+from hf_compat.optim.stepping import stepping_of
+from hf_compat.plan.lightning_plan import LightningPlan
+from hf_compat.runtime.collectives import gather_objects, naming_absent_ranks
 from hf_compat.runtime.console import brief
-from hf_compat.trainer_methods.base import Dataset
-from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks
-from hf_compat.training_run.run import check_tracked_value
+from hf_compat.runtime.inspection import has_length
+from hf_compat.runtime.nested import Nested
+from hf_compat.search.trials import check_model_is_there
+from hf_compat.trainer_methods.accelerate_facade import AcceleratorFacade
+from hf_compat.trainer_methods.base import Dataset, TrainerBase
+from hf_compat.training_run.loss_log import StepAverages
+from hf_compat.training_run.run import TrainingRun, check_tracked_value
 
 
-class EvaluationMethods(UpstreamHooks):
+class EvaluationMethods(TrainerBase):
     """The public and overridable methods of evaluation."""
-
-    model_preparation_time: float
 
     @brief
     def evaluate(
@@ -115,3 +134,198 @@ class EvaluationMethods(UpstreamHooks):
         """
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         return self._evaluator.run(dataloader, description, loss_only, ignore_keys, metric_key_prefix)
+
+
+class Evaluator:
+    """Runs the evaluations of a Trainer, within a fit and outside of one.
+
+    Args:
+        host: The Trainer.
+
+    Attributes:
+        averages: Means of the named values that the steps of an evaluation log.
+        is_prepared: Whether the model was compiled and timed. This happens only in a first evaluation before training.
+    """
+
+    def __init__(self, host: TrainerBase) -> None:
+        self._host = host
+        self.averages = StepAverages()
+        self.is_prepared = False
+        self._name: str | None = None
+        self._part = WHOLE
+        self._outside_fit: _OutsideFit | None = None
+
+    def begin_fit(self) -> None:
+        """Forget the trainer of earlier evaluations, which may hold another trial's model."""
+        self.is_prepared, self._outside_fit = True, None  # the fit compiles the model
+
+    def evaluate_each(self, datasets: Mapping[str, DataSource], ignore_keys: list[str] | None, prefix: str) -> Metrics:
+        """Evaluate several data sets with the Trainer's `evaluate`, each under a prefix with its name.
+
+        Args:
+            datasets: Data sets by name. A value may be the name itself, for an overridden `get_eval_dataloader`.
+            ignore_keys: Outputs of the model to leave out.
+            prefix: The prefix before each name.
+        """
+        metrics: Metrics = {}
+        last = len(datasets) - 1
+        try:
+            for place, (name, dataset) in enumerate(datasets.items()):
+                self._name = name
+                self._part = EvaluationPart(is_first=place == 0, is_last=place == last, earlier=metrics)
+                metrics |= self._host.evaluate(
+                    eval_dataset=dataset, ignore_keys=ignore_keys, metric_key_prefix=f"{prefix}_{name}"
+                )
+        finally:
+            self._name, self._part = None, WHOLE
+        return metrics
+
+    @property
+    def compute_metrics(self) -> ComputeMetrics | None:
+        """The metrics of this evaluation. With several data sets each may have its own."""
+        given = self._host.compute_metrics
+        return given.get(str(self._name)) if isinstance(given, Mapping) else given
+
+    def run(
+        self, loader: Loader, description: str, loss_only: bool, ignore_keys: list[str] | None, prefix: str
+    ) -> EvalLoopOutput:
+        """Run Lightning's validation over a loader, and collect predictions and metrics.
+
+        Args:
+            loader: The batches.
+            description: `Evaluation` or `Prediction`.
+            loss_only: Keep the loss only.
+            ignore_keys: Outputs of the model to leave out.
+            prefix: Prefix of the metrics.
+        """
+        host, args = self._host, self._host.args
+        check_model_is_there(host.model)
+        plan = host._plan.of(args, getattr(host.model, "config", None))
+        host._call_wrap_model(training=False)
+        started = time.time()
+        if plan.strategy != "deepspeed":
+            wrap_forward(host.model, plan.precision, args.device.type)
+        model = host.model
+        if not self.is_prepared:  # as upstream, a first evaluation before any training is timed and runs compiled
+            self.is_prepared = True
+            host.model_wrapped = model = host.compiled(model)
+            host.model_preparation_time = round(time.time() - started, 4)
+        # Outside training, use the precision of full evaluations. Use the optimizer's averaged weights, if any.
+        if not host.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
+            host.model.to(dtype=torch.float16 if args.fp16_full_eval else torch.bfloat16, device=args.device)
+        stepping_of(host.optimizer).to_evaluation()
+        host.callback_handler.eval_dataloader = loader
+        log_evaluation(description, host.num_examples(loader) if has_length(loader) else None, args.eval_batch_size)
+        is_prediction = description == "Prediction"
+        gather, drops_fillers = self._gather()
+        run = EvaluationRun(
+            host,
+            model,
+            loader,
+            EvaluationSettings.of(args, prefix, loss_only, ignore_keys, is_prediction=is_prediction),
+            self.compute_metrics,
+            host.preprocess_logits_for_metrics,
+            gather,
+            self.averages.take,
+            drops_fillers,
+        )
+        with host.accelerator.passes.reading(loader):
+            batches = EvaluationBatches(run.loader)
+            batches.start_if_empty()
+            if batches.length == 0:  # Lightning skips an empty evaluation, including its switch to eval mode
+                host.model.eval()
+            module, trainer = host._run.module, host._run.lightning_trainer
+            if module is not None and trainer is not None and not is_validating_within_fit(trainer):
+                with module.evaluating(run), self._taking_part(trainer):
+                    run_validation(trainer, batches)
+            else:
+                self._run_outside_fit(run, plan, batches)
+        output = run.output or run.finish()
+        seconds = vars(host).get("model_preparation_time")
+        if seconds is not None and output.metrics is not None:
+            output.metrics[f"{prefix}_model_preparation_time"] = seconds
+        return output
+
+    def add_speed(self, output: EvalLoopOutput, prefix: str, start_time: float) -> Metrics:
+        """Add an evaluation's duration, and its samples and batches per second, to its metrics.
+
+        Args:
+            output: The loop's result.
+            prefix: Prefix of the metrics.
+            start_time: `time.time()` at the start, in seconds.
+        """
+        metrics = output.metrics if output.metrics is not None else {}
+        start_time += metrics.get(f"{prefix}_model_preparation_time", 0.0)
+        samples, args = output.num_samples or 0, self._host.args
+        batches = math.ceil(samples / (args.eval_batch_size * args.world_size))
+        metrics.update(speed_metrics(prefix, start_time, num_samples=samples, num_steps=batches))
+        return metrics
+
+    def _gather(self) -> tuple[Callable[[Nested], Nested], bool]:
+        """Choose how results are gathered: as tensors, as objects, or as a subclass defines.
+
+        Returns:
+            The function, and whether the run drops samples that fill up the last batch. A subclass's function drops
+            them itself.
+        """
+        host = self._host
+        own, chosen = host.accelerator.gather_for_metrics, vars(host).get("gather_function")
+        if chosen is not None or _is_another_way(own):
+            host.gather_function = own  # as upstream, an override applies to one evaluation only
+        if chosen is not None and _is_another_way(chosen):
+            return chosen, False
+        if host.args.eval_use_gather_object and host.args.world_size > 1:
+            return lambda data: join_batches(gather_objects(data)), True
+        return host.accelerator.gather, True
+
+    @contextmanager
+    def _taking_part(self, trainer: WindowTrainer) -> Iterator[None]:
+        """Run Lightning's loop as the current part. A nested evaluation by a callback is a whole one."""
+        part, self._part = self._part, WHOLE
+        with trainer.as_part(part):
+            yield
+
+    def _run_outside_fit(self, run: EvaluationRun, plan: LightningPlan, batches: EvaluationBatches) -> None:
+        """Run an evaluation in its own Lightning trainer. Reuse the last one if it is still up to date."""
+        host, callbacks = self._host, self._host._callbacks
+        options = host._lightning_options.of_trainers()
+        kept, self._outside_fit = self._outside_fit, None
+        if kept is None or callbacks.lightning or options or not kept.is_for(plan, host):
+            bridge = HFBridge(host, host._run)
+            arranged = bridge.lightning_callback_list(callbacks.lightning, callbacks.order)
+            # EarlyStopping chooses its hook in `setup`, by the trainer's validation interval
+            looked_at = plan if host.args.eval_strategy == "no" else dataclasses.replace(plan, validate_every_updates=1)
+            trainer = WindowTrainer(looked_at, arranged, callbacks.loggers(), host.args._launch, **options)
+            kept = _OutsideFit(plan, host._run, host.model, trainer, host._make_module(plan), bridge)
+        trainer, module = kept.trainer, kept.module
+        if host._run.module is None:
+            host.lightning_trainer = trainer
+        kept.bridge.find_requested_kwargs()
+        try:
+            with naming_absent_ranks(), module.evaluating(run), self._taking_part(trainer):
+                command = trainer.test if run.settings.is_prediction else trainer.validate
+                trainer.run_command(command, module, dataloaders=batches, verbose=False)
+        finally:
+            callbacks.watch_outputs(False)
+        self._outside_fit = kept  # only after success, as an error may leave it in any state
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _OutsideFit:
+    """The trainer for evaluations outside a fit, and the objects that it was made for."""
+
+    plan: LightningPlan
+    run: TrainingRun
+    model: nn.Module
+    trainer: WindowTrainer
+    module: WindowModule
+    bridge: HFBridge
+
+    def is_for(self, plan: LightningPlan, host: TrainerBase) -> bool:
+        """Whether it is still up to date for a plan and its Trainer."""
+        return self.run is host._run and self.model is host.model and self.plan == plan
+
+
+def _is_another_way(gather: Callable[[Nested], Nested]) -> bool:
+    """Whether results are gathered by anything but our accelerator's own method."""
+    return getattr(gather, "__func__", None) is not AcceleratorFacade.gather_for_metrics

@@ -14,6 +14,7 @@ from hf_compat.callbacks.callback_set import SavedCallbackStates
 from hf_compat.checkpoint import layout as names
 from hf_compat.hf.search import BestRun, HPSearchBackend, Metrics, Objective, Space, Trial, default_compute_objective
 from hf_compat.interop.upstream_log import log_line
+from hf_compat.plan.argument_support import check_supported
 from hf_compat.runtime.console import brief
 from hf_compat.search.trials import (
     PACKAGES,
@@ -24,13 +25,13 @@ from hf_compat.search.trials import (
     set_from_trial,
     space_of,
 )
-from hf_compat.trainer_methods.upstream_hooks import UpstreamHooks
+from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.training_run.run import compare_arguments
 
 logger = logging.getLogger(__name__)
 
 
-class SearchMethods(UpstreamHooks):
+class SearchMethods(TrainerBase):
     """A search over hyperparameters. Every trial is a `train()` of this Trainer with a new model."""
 
     _fresh_states: SavedCallbackStates | None = None  # of Lightning callbacks, restored before every trial
@@ -115,7 +116,8 @@ class SearchMethods(UpstreamHooks):
             log_line(f"Trial: {trial.params}")
         if self.hp_search_backend == HPSearchBackend.WANDB:
             log_line(f"W&B Sweep parameters: {trial}")
-        self._check_arguments_of_trial()
+        check_supported(self.args)
+        self._check_optimization()
         compare_arguments(self.args, None)
         self._train_batch_size = self.args.train_batch_size
         self._make_accelerator()

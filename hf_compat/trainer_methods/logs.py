@@ -17,17 +17,18 @@ from hf_compat.checkpoint.layout import TRAINER_STATE_NAME
 from hf_compat.engine.internals import note_metrics
 from hf_compat.errors import ArgumentError, warn_once
 from hf_compat.hf.metrics import loggable, metrics_format, speed_metrics
+from hf_compat.hf.search import Trial
 from hf_compat.optim.lr_schedulers import follows_metric
 from hf_compat.runtime.inspection import call_by_place, needs_parameter
-from hf_compat.trainer_methods.hyperparameter_search import SearchMethods
+from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.training_run.loss_log import LoggedValue
-from hf_compat.training_run.run import Trial, log_evaluate_save, note_best_metric, tracked_value
+from hf_compat.training_run.run import log_evaluate_save, note_best_metric, tracked_value
 
 # Names that a training log already contains.
 _ENTRIES = frozenset({"loss", "grad_norm", "learning_rate", "epoch", "step", "nonfinite_steps"})
 
 
-class LogMethods(SearchMethods):
+class LogMethods(TrainerBase):
     """The overridable methods at the end of an update, and the public methods for results."""
 
     def _maybe_log_save_evaluate(

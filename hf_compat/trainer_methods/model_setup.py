@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 
 import lightning.pytorch as pl
 import torch
@@ -30,11 +29,10 @@ from hf_compat.interop.transformers_models import (
     is_model_parallel,
     loss_shifts_labels,
     takes_loss_keywords,
-    unwrap_peft,
 )
 from hf_compat.interop.upstream_log import log_line
 from hf_compat.optim.label_smoothing import LabelSmoother
-from hf_compat.plan.argument_support import check_optimizer, check_schedule, check_supported
+from hf_compat.plan.argument_support import check_optimizer, check_schedule
 from hf_compat.plan.lightning_plan import compilation_of
 from hf_compat.runtime.collectives import failing_together
 from hf_compat.runtime.console import SharedLogger
@@ -47,16 +45,32 @@ from hf_compat.runtime.inspection import (
     number_of_arguments,
 )
 from hf_compat.runtime.seeding import enable_full_determinism, set_seed
-from hf_compat.trainer_methods.base import TrainerBase
-from hf_compat.trainer_methods.checkpoints import CheckpointMethods
+from hf_compat.trainer_methods.base import StepsBase, TrainerBase
 from hf_compat.trainer_methods.dataloaders import DataloaderMethods
 from hf_compat.trainer_methods.optimization import OptimizationMethods
 from hf_compat.trainer_methods.steps import StepMethods
 from hf_compat.training_run.resumer import ResumeAt, read_state
 
+logger = SharedLogger(__name__, "transformers.trainer")
 
-class ModelMethods(TrainerBase):
-    """The methods that depend on the model."""
+# Methods that Lightning calls of a LightningModule, and a Trainer does not.
+_LIGHTNING_STEPS = (
+    "training_step",
+    "validation_step",
+    "test_step",
+    "predict_step",
+    "configure_optimizers",
+    "configure_model",
+)
+# The keywords of `torch.utils.checkpoint.checkpoint`.
+_RECOMPUTATION: dict[str, ValueType] = {
+    **dict.fromkeys(("use_reentrant", "preserve_rng_state", "debug", "early_stop"), either((NONE, TRUTH_VALUE))),
+    **dict.fromkeys(("context_fn", "determinism_check"), ANYTHING),
+}
+
+
+class ModelMethods(StepsBase):
+    """The methods that depend on the model, of a Trainer and of native mode."""
 
     def _introspect(self) -> None:
         """Inspect the model's inputs and outputs."""
@@ -78,19 +92,15 @@ class ModelMethods(TrainerBase):
             else:
                 self.label_smoother = LabelSmoother(epsilon=self.args.label_smoothing_factor)
 
-    def _model_with_forward(self) -> nn.Module:
-        """Return the module whose forward determines the columns of a batch and the divisor of a loss."""
-        return unwrap_peft(self.accelerator.unwrap_model(self.model if self._called is None else self._called))
-
     def compiled(self, model: nn.Module) -> nn.Module:
-        """Compile a model as the arguments ask, once for each model. Without such arguments return it unchanged."""
+        """Compile a model if the arguments ask for it, once for each model."""
         held = self._compiled_model
         if held is None or held is model or uncompiled(held) is not model:
             held = self._compiled_model = compiled(model, compilation_of(self.args))
         return held
 
     def _wrapped_between_runs(self) -> nn.Module:
-        """Return `model_wrapped` for the time between runs: the model, compiled if it was."""
+        """Choose `model_wrapped` for the time between runs: the model, compiled if it was."""
         held = self._compiled_model
         return held if held is not None and uncompiled(held) is self.model else self.model
 
@@ -126,13 +136,9 @@ class ModelMethods(TrainerBase):
         enable(gradient_checkpointing_kwargs=options or None)
 
 
-logger = SharedLogger(__name__, "transformers.trainer")
+class ModelSetupMethods(TrainerBase):
+    """The steps between receiving a model and training it, and the constructor's checks."""
 
-
-class ModelSetupMethods(ModelMethods, CheckpointMethods):
-    """The steps between receiving a model and training it."""
-
-    model_init: Callable[..., nn.Module] | None
     place_model_on_device: bool
     is_model_parallel: bool
     # as upstream, the Trainer's own copy of the argument, which a script may set before `train()`
@@ -147,6 +153,12 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
         choose_tf32(self.args)
 
     def _resolve_model(self, model: nn.Module | None) -> nn.Module:
+        """Take the model, or make it with `model_init`.
+
+        Raises:
+            RuntimeError: There is neither.
+            ArgumentError: There are both, or the model cannot be trained.
+        """
         if model is None:
             if self.model_init is None:
                 raise RuntimeError("`Trainer` requires either a `model` or `model_init` argument")
@@ -156,10 +168,23 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
         check_trainable(model)
         if self.args.use_liger_kernel:
             check_liger(model, self.args.liger_kernel_config)
-        _check_lightning_module(model)
+        if isinstance(model, WindowModule):
+            raise ArgumentError(
+                "`model` is an HFModule.\n\nHint: pass its `model`, or fit it with a `lightning.Trainer`."
+            )
+        if isinstance(model, pl.LightningModule):  # a Trainer trains it as a plain module
+            kind, base = type(model), pl.LightningModule
+            own = [name for name in _LIGHTNING_STEPS if getattr(kind, name) is not getattr(base, name)]
+            if own:
+                warn_once(
+                    f"`model` is a LightningModule, and its {', '.join(own)} are not called. The Trainer calls "
+                    "`forward`, which must return the loss. Fit it with a `lightning.Trainer`, or override the "
+                    "Trainer's methods."
+                )
         return model
 
     def _set_model(self, model: nn.Module) -> None:
+        """Place the model on its device, unless the arguments or `device_map` keep it where it is."""
         self.model = self.model_wrapped = model
         spread = getattr(model, "hf_device_map", None) is not None
         wants = self.args.place_model_on_device
@@ -189,17 +214,14 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
             raise RuntimeError("model_init should not return None.")
         return model
 
-    def _init_model_again(self, trial: Trial) -> None:
-        self._seed()
-        self.model = self.model_wrapped = self.call_model_init(trial)
-        self.optimizer = self.lr_scheduler = None
-        if self.place_model_on_device:
-            self._move_model_to_device(self.model, self.args.device)
-
     def _prepare_model_for_training(self, checkpoint: str | None, trial: Trial) -> None:
         """Make the model if `model_init` does, place it, and load the checkpoint's weights."""
         if self.model_init is not None:
-            self._init_model_again(trial)
+            self._seed()
+            self.model = self.model_wrapped = self.call_model_init(trial)
+            self.optimizer = self.lr_scheduler = None
+            if self.place_model_on_device:
+                self._move_model_to_device(self.model, self.args.device)
         if self.args.use_liger_kernel:
             apply_liger(self.model, self.args.liger_kernel_config)
         is_spread = getattr(self.model, "hf_device_map", None) is not None
@@ -227,39 +249,6 @@ class ModelSetupMethods(ModelMethods, CheckpointMethods):
             self.neftune_hook_handle.remove()
             self.neftune_hook_handle = None
 
-
-# Methods that Lightning calls of a LightningModule, and a Trainer does not.
-_STEPS = ("training_step", "validation_step", "test_step", "predict_step", "configure_optimizers", "configure_model")
-
-
-def _check_lightning_module(model: nn.Module) -> None:
-    """Warn of a LightningModule's methods that are not called, as a Trainer trains it as a plain module.
-
-    Raises:
-        ArgumentError: It is an HFModule, which has its own arguments.
-    """
-    if not isinstance(model, pl.LightningModule):
-        return
-    if isinstance(model, WindowModule):
-        raise ArgumentError("`model` is an HFModule.\n\nHint: pass its `model`, or fit it with a `lightning.Trainer`.")
-    own = [name for name in _STEPS if getattr(type(model), name) is not getattr(pl.LightningModule, name)]
-    if own:
-        warn_once(
-            f"`model` is a LightningModule, and its {', '.join(own)} are not called. The Trainer calls `forward`, "
-            "which must return the loss. Fit it with a `lightning.Trainer`, or override the Trainer's methods."
-        )
-
-
-# The keywords of `torch.utils.checkpoint.checkpoint`.
-_RECOMPUTATION: dict[str, ValueType] = {
-    **dict.fromkeys(("use_reentrant", "preserve_rng_state", "debug", "early_stop"), either((NONE, TRUTH_VALUE))),
-    **dict.fromkeys(("context_fn", "determinism_check"), ANYTHING),
-}
-
-
-class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
-    """The constructor's checks, by subject."""
-
     def _validate_args(self) -> None:
         """Refuse arguments that contradict each other, the data or the model.
 
@@ -268,8 +257,25 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
             RuntimeError: An optimizer passed twice, or for a model that does not exist yet.
             TypeError: A collator that is not callable.
         """
-        check_metrics(self.compute_metrics, self.eval_dataset, self.args.batch_eval_metrics)
-        self._check_strategies()
+        args = self.args
+        check_metrics(self.compute_metrics, self.eval_dataset, args.batch_eval_metrics)
+        evaluates, saves_best = args.eval_strategy != IntervalStrategy.NO, args.save_strategy == SaveStrategy.BEST
+        has_evaluation = self.eval_dataset is not None or is_replaced(self, "get_eval_dataloader", DataloaderMethods)
+        if evaluates and not has_evaluation:
+            raise ArgumentError(
+                f"You have set `args.eval_strategy` to {IntervalStrategy(args.eval_strategy).value!r} but you didn't "
+                "pass an `eval_dataset` to `Trainer`.\n\nHint: pass one, or set `eval_strategy='no'`."
+            )
+        if saves_best and args.metric_for_best_model is None:
+            raise ArgumentError(
+                "`args.metric_for_best_model` must be provided when using 'best' save_strategy.\n\n"
+                "Hint: set `metric_for_best_model='loss'`, say."
+            )
+        if saves_best and not evaluates:
+            raise ArgumentError(
+                "`save_strategy='best'` saves after evaluations, but `eval_strategy='no'` makes none.\n\n"
+                "Hint: set `eval_strategy` to 'steps' or 'epoch'."
+            )
         if self.optimizer_cls_and_kwargs is not None and self.optimizer is not None:
             raise RuntimeError("Passing both `optimizers` and `optimizer_cls_and_kwargs` arguments is incompatible.")
         if self.model_init is not None and (self.optimizer is not None or self.lr_scheduler is not None):
@@ -277,33 +283,17 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
                 "Passing a `model_init` is incompatible with providing the `optimizers` argument: they hold parameters "
                 "of another model.\n\nHint: override `create_optimizer_and_scheduler` in a subclass."
             )
-
         self._check_optimization()
         # Transformers' models pass these options to torch's checkpoint, which would refuse them in a forward
         enable = getattr(self.model, "gradient_checkpointing_enable", None)
-        options = self.args.activation_checkpointing_kwargs
-        if (
-            self.args.activation_checkpointing
-            and isinstance(options, dict)
-            and str(getattr(enable, "__module__", "")).startswith("transformers.")
-        ):
+        options = args.activation_checkpointing_kwargs
+        is_theirs = str(getattr(enable, "__module__", "")).startswith("transformers.")
+        if args.activation_checkpointing and isinstance(options, dict) and is_theirs:
             read_options("activation_checkpointing_kwargs` (`gradient_checkpointing_kwargs", _RECOMPUTATION, options)
         if not callable(self.data_collator):
             raise TypeError("The `data_collator` should be a simple callable (function, class with `__call__`).")
-        own_loader = is_replaced(self, "get_train_dataloader", DataloaderMethods)
-        if self.train_dataset is not None and not own_loader:
-            check_length("train_dataset", self.train_dataset)
-        if isinstance(self.train_dataset, IterableDataset):
-            strategy = self.args.train_sampling_strategy
-            log_line(f"The `train_sampling_strategy='{strategy}'` option is ignored when using an `IterableDataset`.")
-        if self.train_dataset is not None and not has_length(self.train_dataset) and self.args.max_steps <= 0:
-            if not own_loader:
-                check_dataset("train_dataset", self.train_dataset)
-            raise ArgumentError(
-                "The train_dataset does not implement __len__, so the number of training steps cannot be inferred; "
-                "max_steps has to be specified.\n\nHint: set `max_steps` to the number of updates to train."
-            )
-        asks = isinstance(self.args, Seq2SeqTrainingArguments) and self.args.predict_with_generate
+        self._check_training_data()
+        asks = isinstance(args, Seq2SeqTrainingArguments) and args.predict_with_generate
         if asks and not is_replaced(self, "prediction_step", StepMethods):
             warnings.warn(
                 f"`predict_with_generate=True` has no effect, as a {type(self).__name__} does not generate. Use a "
@@ -312,45 +302,33 @@ class ArgumentChecks(ModelSetupMethods, DataloaderMethods):
                 stacklevel=3,
             )
 
-    def _can_train(self) -> bool:
-        """Whether there is training data, or a subclass's method that provides it."""
+    def _check_training_data(self) -> None:
+        if self.train_dataset is None:
+            return
         own_loader = is_replaced(self, "get_train_dataloader", DataloaderMethods)
-        return self.train_dataset is not None or own_loader
-
-    def _check_strategies(self) -> None:
-        args = self.args
-        evaluates = args.eval_strategy != IntervalStrategy.NO
-        own_loader = is_replaced(self, "get_eval_dataloader", DataloaderMethods)
-        if evaluates and self.eval_dataset is None and not own_loader:
+        if not own_loader:
+            check_length("train_dataset", self.train_dataset)
+        if isinstance(self.train_dataset, IterableDataset):
+            strategy = self.args.train_sampling_strategy
+            log_line(f"The `train_sampling_strategy='{strategy}'` option is ignored when using an `IterableDataset`.")
+        if not has_length(self.train_dataset) and self.args.max_steps <= 0:
+            if not own_loader:
+                check_dataset("train_dataset", self.train_dataset)
             raise ArgumentError(
-                f"You have set `args.eval_strategy` to {IntervalStrategy(args.eval_strategy).value!r} but you didn't "
-                "pass an `eval_dataset` to `Trainer`.\n\nHint: pass one, or set `eval_strategy='no'`."
-            )
-        if args.save_strategy == SaveStrategy.BEST and args.metric_for_best_model is None:
-            raise ArgumentError(
-                "`args.metric_for_best_model` must be provided when using 'best' save_strategy.\n\n"
-                "Hint: set `metric_for_best_model='loss'`, say."
-            )
-        if args.save_strategy == SaveStrategy.BEST and not evaluates:
-            raise ArgumentError(
-                "`save_strategy='best'` saves after evaluations, but `eval_strategy='no'` makes none.\n\n"
-                "Hint: set `eval_strategy` to 'steps' or 'epoch'."
+                "The train_dataset does not implement __len__, so the number of training steps cannot be inferred; "
+                "max_steps has to be specified.\n\nHint: set `max_steps` to the number of updates to train."
             )
 
     def _check_optimization(self) -> None:
         """Refuse options that the arguments' optimizer or schedule does not accept."""
-        if self.optimizer is not None or self._overrides("create_optimizer", "create_optimizer_and_scheduler"):
+
+        def overrides(*names: str) -> bool:
+            return any(is_replaced(self, name, OptimizationMethods) for name in names)
+
+        if self.optimizer is not None or overrides("create_optimizer", "create_optimizer_and_scheduler"):
             return
         optimizer = None
-        if self.optimizer_cls_and_kwargs is None and not self._overrides("get_optimizer_cls_and_kwargs"):
+        if self.optimizer_cls_and_kwargs is None and not overrides("get_optimizer_cls_and_kwargs"):
             optimizer = check_optimizer(self.args, self.model if isinstance(self.model, nn.Module) else None)
-        if self.lr_scheduler is None and not self._overrides("create_scheduler"):
+        if self.lr_scheduler is None and not overrides("create_scheduler"):
             check_schedule(self.args, optimizer)
-
-    def _check_arguments_of_trial(self) -> None:
-        """Refuse a trial's arguments that cannot be trained with, as the constructor does."""
-        check_supported(self.args)
-        self._check_optimization()
-
-    def _overrides(self, *names: str) -> bool:
-        return any(is_replaced(self, name, OptimizationMethods) for name in names)

@@ -23,13 +23,13 @@ from hf_compat.optim.stepping import stepping_of, unprepared
 from hf_compat.plan.deepspeed import schedule_section
 from hf_compat.runtime.inspection import parameters_of
 from hf_compat.runtime.launch import launcher_variables
-from hf_compat.trainer_methods.base import TrainerBase
+from hf_compat.trainer_methods.base import StepsBase
 
 # As in torch: `params` and the group's options.
 ParameterGroup: TypeAlias = dict[str, Any]
 
 
-class OptimizationMethods(TrainerBase):
+class OptimizationMethods(StepsBase):
     """The overridable methods of optimization."""
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:

@@ -23,7 +23,7 @@ from hf_compat.interop.transformers_models import is_causal_lm
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import accepts_keyword, attribute_of, call_with_optional, is_replaced, takes_place
 from hf_compat.runtime.nested import Nested
-from hf_compat.trainer_methods.base import TrainerBase
+from hf_compat.trainer_methods.base import StepsBase
 
 logger = SharedLogger(__name__, "transformers.trainer")
 
@@ -33,7 +33,7 @@ ITEMS = "num_items_in_batch"
 _NO_CONTEXT = contextlib.nullcontext()  # reusable and reentrant
 
 
-class StepMethods(TrainerBase):
+class StepMethods(StepsBase):
     """The overridable methods of a training step and of a prediction step."""
 
     def training_step(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import TypeAlias
 
 from torch import nn
@@ -134,7 +134,7 @@ class UpstreamHooks(TrainerBase):
         """
         self.accelerator = AcceleratorFacade(self.args)
         self.accelerator.is_trained_by_engine = self._is_own_model
-        self.gather_function: Callable[..., Nested] = self.accelerator.gather_for_metrics
+        self.gather_function = self.accelerator.gather_for_metrics
 
     def _make_accelerator(self) -> None:
         """Make `self.accelerator`. If an override makes Accelerate's own, copy its data options.

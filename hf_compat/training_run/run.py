@@ -31,26 +31,28 @@ from hf_compat.checkpoint.run_state import (
     RunState,
     readable_states,
 )
-from hf_compat.data.types import Collator, Loader
+from hf_compat.data.types import Batch, Collator, DataSource, Loader
 from hf_compat.engine.internals import is_training_batch, loops_state
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.window_trainer import WindowTrainer
-from hf_compat.engine.windows import Windows
+from hf_compat.engine.windows import Accelerator, TrainingSteps, Windows
 from hf_compat.errors import ArgumentError, MetricError, MissingMetric
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.builtin_callbacks import eval_metric_name
 from hf_compat.hf.callbacks import EVENTS, Callback, CallbackHandler, TrainerCallback
 from hf_compat.hf.enums import SaveStrategy
 from hf_compat.hf.metrics import number_of_metric, speed_metrics
+from hf_compat.hf.search import Metrics, Objective, Space, Trial
 from hf_compat.hf.state import TrainerControl, TrainerState
 from hf_compat.plan.lightning_plan import RunCounts
 from hf_compat.runtime.collectives import CPUAgreement, gather_objects, is_distributed
 from hf_compat.runtime.inspection import home_of
+from hf_compat.runtime.signals import StopSignals
 from hf_compat.training_run.loss_log import LossLog
 
 if TYPE_CHECKING:
+    from hf_compat.training_run.resumer import Resumer
     from hf_compat.training_run.saver import Saver
-
 
 logger = logging.getLogger(__name__)
 
@@ -201,9 +203,6 @@ def log_evaluate_save(
         save()
         if agreement.sources.in_updates:
             agreement.agree(run.control)
-
-
-Trial = Any  # the trial object of a hyperparameter-search library
 
 
 @dataclass(kw_only=True)
@@ -499,75 +498,115 @@ class LightningCallbacks(Protocol):
 
     lightning: list[pl.Callback]
 
+    def watch_outputs(self, wanted: bool) -> None: ...
 
-class _Accelerator(Protocol):
-    def unwrap_model(self, model: nn.Module) -> nn.Module: ...
+
+class RunAccelerator(Accelerator, Protocol):
+    """The attributes of the Trainer's `accelerator` that a run reads."""
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None: ...
+    def unwrap_model(self, model: nn.Module) -> nn.Module: ...
+    def clear(self) -> object: ...
 
 
 class _Pushes(Protocol):
     def push_checkpoint(self, folder: str) -> None: ...
-
     def push_when_written(self, folder: str) -> None: ...
 
 
-class RunHost(Protocol):
-    """What a run's `Saver` and `Resumer` ask of the Trainer. Subclasses may override the methods."""
+class RunHost(TrainingSteps, Protocol):
+    """The Trainer, as seen by the objects that do its work. Subclasses may override the methods."""
 
     args: TrainingArguments
     state: TrainerState
     control: TrainerControl
-    model: nn.Module
     optimizer: Any  # torch's or any other optimizer
     lr_scheduler: Any
     callback_handler: CallbackHandler
     processing_class: object
     data_collator: Collator
+    stop_signals: StopSignals
+    lightning_trainer: pl.Trainer | None
     is_in_train: bool
+    current_flos: float
+    hub_model_id: str | None
+    hp_space: Callable[..., Space]
+    compute_objective: Callable[[Metrics], Objective]
+    objective: Objective
     _run: TrainingRun
     _saver: Saver
+    _resumer: Resumer
     _train_batch_size: int
+    _fit_model_state: ModelState | None
+    _compiled_model: nn.Module | None
 
     @property
-    def accelerator(self) -> _Accelerator: ...
-
+    def accelerator(self) -> RunAccelerator: ...
     @property
     def _callbacks(self) -> LightningCallbacks: ...
-
     @property
     def _model_state(self) -> ModelState: ...
-
     @property
     def _pushes(self) -> _Pushes: ...
 
+    # Callbacks and logs
+    def add_callback(self, callback: Callback) -> None: ...
+    def pop_callback(self, callback: Callback) -> Callback: ...
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...
+    def _log_of_lightning(self, metrics: Mapping[str, float], step: int | None) -> None: ...
+    def is_local_process_zero(self) -> bool: ...
     def is_world_process_zero(self) -> bool: ...
 
+    # Training and evaluation
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Trial = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> object: ...
+    def evaluate(
+        self, eval_dataset: DataSource = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> Metrics: ...
+    def _evaluate(
+        self, trial: Trial, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    ) -> Metrics: ...
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: torch.Tensor,
+        grad_norm: torch.Tensor | float | None,
+        model: nn.Module,
+        trial: Trial,
+        epoch: float,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float | None = None,
+        learning_rate: float | None = None,
+    ) -> None: ...
+    def _refuse_late_overrides(self) -> None: ...
+    def store_flos(self) -> None: ...
+    def floating_point_ops(self, inputs: Batch) -> int: ...
+    def _track_num_input_tokens(self, inputs: Batch) -> None: ...
+
+    # Saving and pushing
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None: ...
-
     def _save(self, output_dir: str | None = None, state_dict: Weights | None = None) -> None: ...
-
+    def _save_checkpoint(self, model: nn.Module, trial: Trial) -> None: ...
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None: ...
-
     def _save_scaler(self, output_dir: str) -> None: ...
-
     def _save_rng_state(self, output_dir: str) -> None: ...
-
     def _rotate_checkpoints(self, use_mtime: bool = False, output_dir: str | None = None) -> None: ...
-
     def _sorted_checkpoints(
         self, output_dir: str | None = None, checkpoint_prefix: str = ..., use_mtime: bool = False
     ) -> list[str]: ...
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None: ...
+    def push_to_hub(self, commit_message: str | None = ..., *, revision: str | None = None) -> object: ...
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None: ...
+    def _tune_save_checkpoint(self, checkpoint_dir: str) -> None: ...
 
+    # Resuming
     def _loading_whole_weights(self) -> contextlib.AbstractContextManager[None]: ...
-
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None: ...
-
     def _load_callback_state(self) -> None: ...
-
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None: ...
-
     def _load_scaler(self, checkpoint: str | None) -> None: ...
-
     def _load_rng_state(self, checkpoint: str | None) -> None: ...
