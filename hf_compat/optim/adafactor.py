@@ -1,6 +1,6 @@
-"""Adafactor (Shazeer and Stern, 2018) as HF trains with it.
+"""Adafactor (Shazeer and Stern, 2018) in HF's variant.
 
-The order of floating-point operations is upstream's: parity is bit for bit.
+The floating-point operations keep upstream's order, because parity is bit for bit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-# torch's own form of a parameter group and of a parameter's state: options and tensors by name.
+# Options and tensors by name, as in torch.
 Group: TypeAlias = dict[str, Any]
 State: TypeAlias = dict[str, Any]
 HALF_PRECISION = (torch.float16, torch.bfloat16)
@@ -24,11 +24,11 @@ class Adafactor(Optimizer):
 
     Args:
         params: Parameters or groups of them.
-        lr: Learning rate; None with `relative_step=True`.
+        lr: Learning rate. None with `relative_step=True`.
         eps: Constants for the squared gradient and for the parameter scale.
         clip_threshold: Root mean square above which an update is scaled down.
         decay_rate: Exponent of the running mean's decay.
-        beta1: Decay of the first moment; None keeps none.
+        beta1: Decay of the first moment. None keeps no first moment.
         weight_decay: Decoupled weight decay.
         scale_parameter: Scale the learning rate by the parameter's root mean square.
         relative_step: Let the learning rate follow the step count.
@@ -38,7 +38,7 @@ class Adafactor(Optimizer):
         ValueError: `lr` with `relative_step`, or `warmup_init` without it.
 
     Mirrors:
-        `transformers.optimization.Adafactor`, 5.23: the same state too.
+        `transformers.optimization.Adafactor`, 5.23, with the same state.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Adafactor(Optimizer):
 
     def _update(self, parameter: torch.Tensor, group: Group) -> None:
         gradient = parameter.grad
-        assert gradient is not None  # step() has seen to it
+        assert gradient is not None  # step() has tested it
         if gradient.is_sparse:
             raise RuntimeError("Adafactor does not support sparse gradients.")
         gradient = gradient.float() if gradient.dtype in HALF_PRECISION else gradient
@@ -83,21 +83,27 @@ class Adafactor(Optimizer):
         state = self._state_of(parameter, gradient, group)
         state["step"] += 1
         state["RMS"] = _root_mean_square(weights)
-        self._apply(weights, _scaled_gradient(gradient, group, state), group, state)
-        if weights is not parameter:
-            parameter.copy_(weights)
-
-    def _apply(self, weights: torch.Tensor, update: torch.Tensor, group: Group, state: State) -> None:
-        """Scale, clip and smooth the update, and subtract it from the weights."""
         lr = self._get_lr(group, state)
+        # the second moment takes this gradient in, and its root divides the gradient
+        decay = 1.0 - math.pow(state["step"], group["decay_rate"])
+        squared = (gradient**2) + group["eps"][0]
+        if "exp_avg_sq" in state:
+            update = state["exp_avg_sq"].mul_(decay).add_(squared, alpha=1.0 - decay).rsqrt().mul_(gradient)
+        else:
+            rows = state["exp_avg_sq_row"].mul_(decay).add_(squared.mean(dim=-1), alpha=1.0 - decay)
+            columns = state["exp_avg_sq_col"].mul_(decay).add_(squared.mean(dim=-2), alpha=1.0 - decay)
+            row_factor = (rows / rows.mean(dim=-1, keepdim=True)).rsqrt_().unsqueeze(-1)
+            update = torch.mul(row_factor, columns.unsqueeze(-2).rsqrt()).mul_(gradient)
         update.div_((_root_mean_square(update) / group["clip_threshold"]).clamp_(min=1.0)).mul_(lr)
         if group["beta1"] is not None:
             update = state["exp_avg"].mul_(group["beta1"]).add_(update, alpha=1 - group["beta1"])
         if group["weight_decay"] != 0:
             weights.add_(weights, alpha=-group["weight_decay"] * lr)
         weights.add_(-update)
+        if weights is not parameter:
+            parameter.copy_(weights)
 
-    # By this name `transformers.optimization.AdafactorSchedule` asks for it
+    # `transformers.optimization.AdafactorSchedule` calls it by this name
     @staticmethod
     def _get_lr(group: Group, state: State) -> float | torch.Tensor:
         lr = group["lr"]
@@ -130,16 +136,3 @@ class Adafactor(Optimizer):
 def _root_mean_square(tensor: torch.Tensor) -> torch.Tensor:
     norm: torch.Tensor = tensor.norm(2)
     return norm / (tensor.numel() ** 0.5)
-
-
-def _scaled_gradient(gradient: torch.Tensor, group: Group, state: State) -> torch.Tensor:
-    """Divide the gradient by the root of the (factored) second moment, which takes this gradient in first."""
-    decay = 1.0 - math.pow(state["step"], group["decay_rate"])
-    squared = (gradient**2) + group["eps"][0]
-    if "exp_avg_sq" in state:
-        moment = state["exp_avg_sq"].mul_(decay).add_(squared, alpha=1.0 - decay)
-        return moment.rsqrt().mul_(gradient)
-    rows = state["exp_avg_sq_row"].mul_(decay).add_(squared.mean(dim=-1), alpha=1.0 - decay)
-    columns = state["exp_avg_sq_col"].mul_(decay).add_(squared.mean(dim=-2), alpha=1.0 - decay)
-    row_factor = (rows / rows.mean(dim=-1, keepdim=True)).rsqrt_().unsqueeze(-1)
-    return torch.mul(row_factor, columns.unsqueeze(-2).rsqrt()).mul_(gradient)

@@ -42,18 +42,18 @@ class LabelSmoother:
         if labels.dim() == negative_log.dim() - 1:
             labels = labels.unsqueeze(-1)
         ignored = labels.eq(self.ignore_index)
-        # gather cannot take negative indices, and their values are masked just below
+        # gather cannot take negative indices, whose values are masked here
         picked = negative_log.gather(dim=-1, index=torch.clamp(labels, min=0)).masked_fill(ignored, 0.0)
-        # summed in float32, which half precision would overflow
+        # half precision would overflow
         spread = negative_log.sum(dim=-1, keepdim=True, dtype=torch.float32).masked_fill(ignored, 0.0)
-        count = self._count(ignored, num_items_in_batch, picked.device)
+        # the items of the whole update if known, else those of this micro-batch
+        count: torch.Tensor | int
+        if num_items_in_batch is None:
+            count = ignored.numel() - ignored.long().sum()
+        elif isinstance(num_items_in_batch, torch.Tensor):
+            count = num_items_in_batch.to(picked.device)
+        else:
+            count = num_items_in_batch
         target_loss = picked.sum() / count
         uniform_loss = spread.sum() / (count * negative_log.shape[-1])
         return (1 - self.epsilon) * target_loss + self.epsilon * uniform_loss
-
-    @staticmethod
-    def _count(ignored: torch.Tensor, num_items: torch.Tensor | int | None, device: torch.device) -> torch.Tensor | int:
-        """Items that the loss is divided by: those of the whole window where known, else of this micro-batch."""
-        if num_items is None:
-            return ignored.numel() - ignored.long().sum()
-        return num_items.to(device) if isinstance(num_items, torch.Tensor) else num_items

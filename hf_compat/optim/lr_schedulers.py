@@ -1,18 +1,17 @@
-"""The twelve learning-rate schedules of HF, GreedyLR, and DeepSpeed's schedules.
+"""The learning-rate schedules of HF, GreedyLR, and DeepSpeed's schedules.
 
-A schedule of HF is a factor as a function of the update, and `LambdaLR` multiplies it with the base learning rate. The
-arithmetic keeps upstream's order of operations, because parity is bit for bit. Scripts read a factor's keywords by
-upstream's names.
+A schedule of HF is a factor as a function of the update, which `LambdaLR` multiplies with the base learning rate. The
+factors keep upstream's order of operations, because parity is bit for bit. Scripts read their keywords by upstream's
+names.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -25,7 +24,7 @@ from hf_compat.hf.enums import SchedulerType
 from hf_compat.optim.optimizers import LayerWiseDummyOptimizer, LayerWiseDummyScheduler
 from hf_compat.runtime.text import shown
 
-# The result of `state_dict`, with numbers, strings and lists of numbers by name.
+# Numbers, strings and lists of numbers by name.
 ScheduleState: TypeAlias = dict[str, Any]
 # torch's own form of a parameter group.
 Group: TypeAlias = dict[str, Any]
@@ -65,7 +64,7 @@ class RunningMean:
         self.sum = 0.0
 
     def add(self, value: float) -> float:
-        """Take a value in and return the mean."""
+        """Count a value in, and give the new mean."""
         self.values.append(value)
         self.sum += value
         if len(self.values) > self.window_size:
@@ -73,29 +72,27 @@ class RunningMean:
         return self.sum / len(self.values)
 
     def state_dict(self) -> ScheduleState:
-        """Return the state for `load_state_dict`."""
         return {"window_size": self.window_size, "values": list(self.values), "sum": self.sum}
 
     def load_state_dict(self, state: ScheduleState) -> None:
-        """Take a state back."""
         self.window_size, self.sum = state["window_size"], state["sum"]
         self.values = deque(state["values"])
 
 
 class GreedyLR:
-    """Follow a metric both ways.
+    """Raise the learning rate while a metric improves, and lower it while the metric gets worse.
 
     Args:
         optimizer: The optimizer whose learning rates it sets.
-        mode: `min` or `max`: which way the metric improves.
-        factor: Learning rates are multiplied, or divided, by it; below 1.
-        patience: Steps of one tendency that are waited for.
-        threshold: Smaller changes do not count.
-        threshold_mode: `abs` or `rel`: how `threshold` is meant.
+        mode: `min` if a lower metric is better, else `max`.
+        factor: Factor of a lowering, and divisor of a raise. Below 1.
+        patience: Steps of one tendency before a change.
+        threshold: Smaller changes of the metric do not count.
+        threshold_mode: `abs` or `rel`, the unit of `threshold`.
         cooldown: Steps to wait after lowering.
         warmup: Steps to wait after raising.
-        min_lr: Lowest learning rate: one number, or one for each parameter group.
-        max_lr: Highest learning rate: one number, or one for each parameter group.
+        min_lr: Lowest learning rate, for all parameter groups or for each of them.
+        max_lr: Highest learning rate, for all parameter groups or for each of them.
         eps: Smaller changes of the learning rate are not made.
         verbose: Print changes.
         smooth: Follow the running mean of the metric.
@@ -106,7 +103,7 @@ class GreedyLR:
         ValueError: A value outside its range.
 
     Mirrors:
-        `transformers.optimization.GreedyLR`, 5.23: the same state too.
+        `transformers.optimization.GreedyLR`, 5.23, with the same state.
     """
 
     def __init__(
@@ -127,7 +124,13 @@ class GreedyLR:
         window_size: int = 50,
         reset_start: int = 500,
     ) -> None:
-        _check(optimizer, factor, mode, threshold_mode)
+        if factor >= 1.0:
+            raise ValueError(f"Factor should be < 1.0, got {factor}.")
+        for name, given, known in (("mode", mode, ("min", "max")), ("threshold mode", threshold_mode, ("rel", "abs"))):
+            if given not in known:
+                raise ValueError(f"{name} {given} is unknown!")
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"{type(optimizer).__name__} is not an Optimizer")
         self.optimizer = optimizer
         self.mode, self.factor, self.patience = mode, factor, patience
         self.threshold, self.threshold_mode = threshold, threshold_mode
@@ -156,19 +159,21 @@ class GreedyLR:
         self._mean = RunningMean(self.window_size) if self.smooth else None
 
     def step(self, metrics: float, epoch: int | None = None) -> None:
-        """Take a value of the metric in and change the learning rates where it is time."""
+        """Count a value of the metric in, and change the learning rates if it is time."""
         value = float(metrics)
         if self._mean is not None:
             value = self._mean.add(value)
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
-        if self.cooldown_counter > 0:
-            self.cooldown_counter -= 1
-            self.num_bad_epochs = self.num_good_epochs = 0
-        elif self.warmup_counter > 0:
-            self.warmup_counter -= 1
+        if self.cooldown_counter > 0 or self.warmup_counter > 0:
+            waiting = "cooldown_counter" if self.cooldown_counter > 0 else "warmup_counter"
+            setattr(self, waiting, getattr(self, waiting) - 1)
             self.num_bad_epochs = self.num_good_epochs = 0
         else:
-            self._count(value)
+            if self.is_better(value, self.best):
+                self.best = value
+                self.num_bad_epochs, self.num_good_epochs = 0, self.num_good_epochs + 1
+            else:
+                self.num_bad_epochs, self.num_good_epochs = self.num_bad_epochs + 1, 0
             if self.num_good_epochs > self.patience:
                 for index, (group, highest) in enumerate(zip(self.optimizer.param_groups, self.max_lrs, strict=True)):
                     self._change(index, group, min(float(group["lr"]) / self.factor, highest))
@@ -179,15 +184,8 @@ class GreedyLR:
                 self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
-    def _count(self, value: float) -> None:
-        if self.is_better(value, self.best):
-            self.best = value
-            self.num_bad_epochs, self.num_good_epochs = 0, self.num_good_epochs + 1
-        else:
-            self.num_bad_epochs, self.num_good_epochs = self.num_bad_epochs + 1, 0
-
     def is_better(self, current: float, best: float) -> bool:
-        """Return whether a value improves on the best by more than the threshold."""
+        """Whether a value improves on the best by more than the threshold."""
         relative = self.threshold_mode == "rel"
         if self.mode == "min":
             return current < (best * (1.0 - self.threshold) if relative else best - self.threshold)
@@ -215,18 +213,16 @@ class GreedyLR:
                 print(f"Epoch {self.last_epoch}: learning rate of group {index} is now {new:.4e}.")  # noqa: T201 - asked for
 
     def get_last_lr(self) -> list[float]:
-        """Return the learning rates of the groups."""
         return self._last_lr
 
     def state_dict(self) -> ScheduleState:
-        """Return the state for `load_state_dict`."""
         state = {name: getattr(self, name) for name in _COUNTERS}
         if self._mean is not None:
             state["_streaming_avg"] = self._mean.state_dict()
         return state
 
     def load_state_dict(self, state_dict: ScheduleState) -> None:
-        """Take a state back, learning rates included."""
+        """Restore a state, learning rates included."""
         for name in _COUNTERS:
             if name in state_dict:
                 setattr(self, name, state_dict[name])
@@ -238,18 +234,7 @@ class GreedyLR:
                 group["lr"] = lr
 
 
-def _check(optimizer: object, factor: float, mode: str, threshold_mode: str) -> None:
-    if factor >= 1.0:
-        raise ValueError(f"Factor should be < 1.0, got {factor}.")
-    if mode not in ("min", "max"):
-        raise ValueError(f"mode {mode} is unknown!")
-    if threshold_mode not in ("rel", "abs"):
-        raise ValueError(f"threshold mode {threshold_mode} is unknown!")
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"{type(optimizer).__name__} is not an Optimizer")
-
-
-# The value of some option of a schedule, as `lr_scheduler_kwargs` gives it.
+# A value of `lr_scheduler_kwargs`.
 Option: TypeAlias = Any
 Options: TypeAlias = dict[str, Option]
 WSD_SHAPES = ("linear", "cosine", "1-sqrt")
@@ -298,7 +283,7 @@ def cosine_with_restarts(update: int, *, num_warmup_steps: int, num_training_ste
 def polynomial(
     update: int, *, num_warmup_steps: int, num_training_steps: int, lr_end: float, power: float, lr_init: float
 ) -> float:
-    """Fall to `lr_end`; LambdaLR multiplies by `lr_init`, so each learning rate is divided by it here."""
+    """Fall to `lr_end`. LambdaLR multiplies by `lr_init`, which therefore divides each rate here."""
     if update < num_warmup_steps:
         return _warmup(update, num_warmup_steps)
     if update > num_training_steps:
@@ -308,7 +293,7 @@ def polynomial(
 
 
 def inverse_sqrt(update: int, *, num_warmup_steps: int, timescale: int) -> float:
-    """Fall with the root of the updates."""
+    """Fall with the square root of the updates."""
     if update < num_warmup_steps:
         return _warmup(update, num_warmup_steps)
     return 1.0 / math.sqrt((update + (timescale - num_warmup_steps)) / timescale)
@@ -349,22 +334,20 @@ def warmup_stable_decay(
         progress = _warmup(update, num_warmup_steps)
         if warmup_type == "linear":
             factor = progress
+        elif warmup_type == "cosine":
+            factor = 0.5 * (1.0 - math.cos(math.pi * progress))
         else:
-            if warmup_type == "cosine":
-                factor = 0.5 * (1.0 - math.cos(math.pi * progress))
-            else:
-                factor = 1.0 - math.sqrt(1.0 - progress)
+            factor = 1.0 - math.sqrt(1.0 - progress)
     elif update < num_warmup_steps + num_stable_steps:
         return 1.0
     elif update < num_warmup_steps + num_stable_steps + num_decay_steps:
         progress = float(update - num_warmup_steps - num_stable_steps) / float(max(1, num_decay_steps))
         if decay_type == "linear":
             factor = 1.0 - progress
+        elif decay_type == "cosine":
+            factor = _half_cosine(progress, num_cycles)
         else:
-            if decay_type == "cosine":
-                factor = _half_cosine(progress, num_cycles)
-            else:
-                factor = 1.0 - math.sqrt(progress)
+            factor = 1.0 - math.sqrt(progress)
     else:
         return min_lr_ratio
     return max(0.0, factor * (1.0 - min_lr_ratio) + min_lr_ratio)
@@ -395,7 +378,7 @@ def options_of_polynomial(
 def options_of_inverse_sqrt(
     optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int | None, timescale: int | None = None
 ) -> Options:
-    """Choose how slowly the rate falls: as slowly as it has risen."""
+    """Let the rate fall as slowly as it has risen, unless `timescale` is given."""
     return {"timescale": timescale or num_warmup_steps or 10_000}
 
 
@@ -407,7 +390,7 @@ def options_with_min_lr(
     min_lr: float | None = None,
     min_lr_rate: float | None = None,
 ) -> Options:
-    """Make a share of the lowest learning rate."""
+    """Turn `min_lr` into a share of the initial learning rate."""
     if (min_lr is None) == (min_lr_rate is None):
         raise ArgumentError(
             f"`lr_scheduler_kwargs` has `min_lr={min_lr}` and `min_lr_rate={min_lr_rate}`.\n\n"
@@ -426,7 +409,7 @@ def options_of_cosine_warmup(
     min_lr_rate: float | None = None,
     warmup_lr_rate: float | None = None,
 ) -> Options:
-    """Make a share of the lowest learning rate."""
+    """As `options_with_min_lr`, with a rate to begin the warmup with."""
     shared = options_with_min_lr(optimizer, num_warmup_steps, num_training_steps, num_cycles, min_lr, min_lr_rate)
     return {**shared, "warmup_lr_rate": warmup_lr_rate}
 
@@ -451,13 +434,16 @@ def options_of_warmup_stable_decay(
             raise ArgumentError("Either `num_training_steps` or `num_stable_steps` must be specified.")
         num_stable_steps = num_training_steps - num_warmup_steps - num_decay_steps
     return {
-        **{"num_stable_steps": num_stable_steps, "num_decay_steps": num_decay_steps},
-        **{"warmup_type": warmup_type, "decay_type": decay_type},
-        **{"min_lr_ratio": min_lr_ratio, "num_cycles": num_cycles},
+        "num_stable_steps": num_stable_steps,
+        "num_decay_steps": num_decay_steps,
+        "warmup_type": warmup_type,
+        "decay_type": decay_type,
+        "min_lr_ratio": min_lr_ratio,
+        "num_cycles": num_cycles,
     }
 
 
-# Name → the factor, and the function that converts the user's options where the factor needs it.
+# Name → the factor, and the function that converts the user's options if the factor needs it.
 FACTORS: dict[SchedulerType, tuple[Callable[..., float], Callable[..., Options] | None]] = {
     SchedulerType.LINEAR: (linear, None),
     SchedulerType.COSINE: (cosine, None),
@@ -488,8 +474,8 @@ def get_scheduler(
     Args:
         name: One of `SchedulerType`.
         optimizer: The optimizer whose learning rates it sets.
-        num_warmup_steps: Updates of linear warmup; most schedules need it.
-        num_training_steps: Updates of the run; most schedules need it.
+        num_warmup_steps: Updates of linear warmup. Most schedules need them.
+        num_training_steps: Updates of the run. Most schedules need them.
         scheduler_specific_kwargs: Further options (`num_cycles`, `min_lr` …).
 
     Returns:
@@ -522,51 +508,48 @@ def make_schedule(
     num_training_steps: int | None = None,
     scheduler_specific_kwargs: dict[str, Option] | None = None,
 ) -> LRScheduler | GreedyLR:
-    """Build a schedule of an optimizer's own groups; `get_scheduler` says what it is given."""
+    """Build a schedule of an optimizer's own groups, from the arguments of `get_scheduler`."""
     kind = SchedulerType(getattr(name, "value", name))
     options = scheduler_specific_kwargs or {}
     if kind == SchedulerType.CONSTANT:
         return LambdaLR(optimizer, lambda _: 1)
-    if kind == SchedulerType.REDUCE_ON_PLATEAU:
-        with _naming_options(kind, ReduceLROnPlateau, options):
-            return ReduceLROnPlateau(optimizer, **options)
-    if kind == SchedulerType.GREEDY:
-        with _naming_options(kind, GreedyLR, options):
-            return GreedyLR(optimizer, **options)
+    follower = {SchedulerType.REDUCE_ON_PLATEAU: ReduceLROnPlateau, SchedulerType.GREEDY: GreedyLR}.get(kind)
+    if follower is not None:
+        try:
+            return follower(optimizer, **options)
+        except TypeError as error:
+            raise _unknown_option(kind, follower, options, error) from error
     if num_warmup_steps is None:
         raise ArgumentError(f"The schedule {kind.value!r} requires `num_warmup_steps`, please provide that argument.")
     if num_training_steps is None and kind in NEEDS_TOTAL:
         raise ArgumentError(f"The schedule {kind.value!r} requires `num_training_steps`, please provide that argument.")
     factor, make_options = FACTORS[kind]
     counts = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
-    # The constant schedule with warmup takes no options upstream and leaves them unread; here they are an error.
-    with _naming_options(kind, make_options or factor, options):
-        if make_options is not None:
-            options = make_options(optimizer, **counts, **options)
+    # Upstream ignores options of the constant schedule with warmup. Here they are an error.
+    try:
+        keywords = options if make_options is None else make_options(optimizer, **counts, **options)
         takes = inspect.signature(factor)
         needed = {name: count for name, count in counts.items() if name in takes.parameters}
-        bound = takes.bind(0, **needed, **options)
+        bound = takes.bind(0, **needed, **keywords)
+    except TypeError as error:
+        raise _unknown_option(kind, make_options or factor, options, error) from error
     bound.apply_defaults()  # scripts read all of them off the schedule
     return LambdaLR(optimizer, partial(factor, **bound.kwargs))
 
 
-@contextlib.contextmanager
-def _naming_options(kind: SchedulerType, taker: Callable[..., object], options: Options) -> Iterator[None]:
-    """Raise an error that names the options which a schedule takes, where it does not take the given ones."""
-    try:
-        yield
-    except TypeError as error:
-        given = ("update", "optimizer", "num_warmup_steps", "num_training_steps")  # by the trainer
-        names = [name for name in inspect.signature(taker).parameters if name not in given]
-        raise ArgumentError(
-            f"`lr_scheduler_type={kind.value!r}` does not work with `{shown('lr_scheduler_kwargs', options)}`: {error}."
-            f"\n\nHint: the options of this schedule are: "
-            f"{', '.join(names) or 'none'}."
-        ) from error
+def _unknown_option(
+    kind: SchedulerType, taker: Callable[..., object], options: Options, error: TypeError
+) -> ArgumentError:
+    given = ("update", "optimizer", "num_warmup_steps", "num_training_steps")  # by the trainer
+    names = [name for name in inspect.signature(taker).parameters if name not in given]
+    return ArgumentError(
+        f"`lr_scheduler_type={kind.value!r}` does not work with `{shown('lr_scheduler_kwargs', options)}`: {error}.\n\n"
+        f"Hint: the options of this schedule are: {', '.join(names) or 'none'}."
+    )
 
 
 def follows_metric(scheduler: object) -> bool:
-    """Return whether a schedule is stepped with a metric after evaluations, not after updates."""
+    """Whether a schedule steps with a metric after evaluations, instead of after updates."""
     return isinstance(scheduler, ReduceLROnPlateau) or type(scheduler).__name__ == "GreedyLR"
 
 
@@ -574,11 +557,11 @@ State = dict[str, object]  # DeepSpeed's own
 
 
 class DeepSpeedSchedule:
-    """A schedule of DeepSpeed that the training steps, once an update, as DeepSpeed's engine does.
+    """A schedule of DeepSpeed that the training steps once an update, as DeepSpeed's engine does.
 
     Args:
-        section: The section: `type`, and `params` without an `auto`.
-        optimizer: Whose rates it sets.
+        section: `type`, and `params` without an `auto`.
+        optimizer: The optimizer whose rates it sets.
 
     Raises:
         ArgumentError: DeepSpeed refuses the section.
@@ -599,18 +582,14 @@ class DeepSpeedSchedule:
         self.optimizer = optimizer
 
     def step(self) -> None:
-        """Set the rates of the next update."""
         self.scheduler.step()
 
     def get_last_lr(self) -> list[float]:
-        """The rates in force, one for each group."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> State:
-        """What DeepSpeed keeps of it."""
         state: State = self.scheduler.state_dict()
         return state
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Continue from a state."""
         self.scheduler.load_state_dict(state_dict)

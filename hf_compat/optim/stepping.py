@@ -1,8 +1,8 @@
-"""Step the optimizer, including optimizers that need more than a call of `step`.
+"""How the optimizer steps, for each kind of optimizer.
 
 Most optimizers step once an update, after its backward passes. Schedule-free ones hold two sets of weights, layerwise
-ones step parameter by parameter within the backward pass, and LOMO runs the backward pass itself. Optimizers that a
-script passes to Accelerate also step once an update.
+ones step within the backward pass, and LOMO runs the backward pass itself. Optimizers that a script passes to
+Accelerate also step once an update.
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ from hf_compat.optim.optimizers import LayerWiseDummyOptimizer
 
 @runtime_checkable
 class FusedOptimizer(Protocol):
-    """An optimizer that updates each parameter as soon as its gradient is there, as `lomo_optim` does."""
+    """An optimizer that updates each parameter in the backward pass, as those of `lomo_optim`."""
 
     def fused_backward(self, loss: torch.Tensor, lr: float) -> None:
-        """Run the backward pass, and update the parameters in it."""
+        """Run the backward pass of `loss`, and update the parameters in it."""
 
 
 class Stepping:
-    """Gradients are applied in one `step` after an update's backward passes: most optimizers.
+    """Apply the gradients in one `step` after an update's backward passes, as most optimizers do.
 
     Args:
-        optimizer: The optimizer, as the steps or Lightning hold it.
+        optimizer: The optimizer of the steps or of Lightning.
     """
 
     # whether `to_training` and `to_evaluation` do anything
     switches = False
     # whether parameters change in the backward pass, which leaves no gradients to accumulate or clip
     steps_in_backward = False
-    # runs the backward pass of a loss at a learning rate, None for the loss's own
+    # runs the backward pass of a loss at a learning rate, if the loss's own is not to run
     fused_backward: Callable[[torch.Tensor, float], None] | None = None
-    # the optimizer's state outside its `state_dict`, which checkpoints lack (empty if it has none)
+    # state outside the optimizer's `state_dict`, which checkpoints lack
     not_in_checkpoints = ""
 
     def __init__(self, optimizer: object = None) -> None:
         self.optimizer = optimizer
 
     def attach(self) -> None:
-        """Make ready for training; done once however often it is called."""
+        """Prepare for training. A second call does nothing."""
 
     def detach(self) -> None:
-        """Take back what `attach` has put on the parameters."""
+        """Undo `attach`."""
 
     def to_training(self) -> None:
-        """Put the weights that are trained into the parameters."""
+        """Put the trained weights into the parameters."""
 
     def to_evaluation(self) -> None:
-        """Put the weights that are evaluated and saved into the parameters."""
+        """Put the weights to evaluate and save into the parameters."""
 
     @property
     def holds_training_weights(self) -> bool:
-        """Whether the parameters hold weights that are trained, and are not those to be evaluated."""
+        """Whether the parameters hold trained weights that differ from those to evaluate."""
         return False
 
     def tell_of_saving(self) -> None:
-        """Warn that a schedule-free optimizer's average is not what is saved, as upstream."""
+        """Warn that a schedule-free optimizer's average is not saved, as upstream."""
         if self.holds_training_weights:
             warn_once(
                 f"{type(self.optimizer).__name__}: weights are saved as they are trained, not averaged, as in "
@@ -83,15 +83,20 @@ class Stepping:
 
 
 class ScheduleFreeStepping(Stepping):
-    """The parameters hold one of two sets of weights, the trained or their average: `train` and `eval` switch."""
+    """Switch between the trained weights and their average by the optimizer's `train` and `eval`."""
 
     switches = True
 
     def to_training(self) -> None:
-        _call_if_there(self.optimizer, "train")
+        self._switch("train")
 
     def to_evaluation(self) -> None:
-        _call_if_there(self.optimizer, "eval")
+        self._switch("eval")
+
+    def _switch(self, name: str) -> None:
+        method = getattr(self.optimizer, name, None)
+        if callable(method):
+            method()
 
     @property
     def holds_training_weights(self) -> bool:
@@ -99,19 +104,19 @@ class ScheduleFreeStepping(Stepping):
 
 
 class LayerwiseStepping(Stepping):
-    """Each parameter has an optimizer of its own, stepped by a hook once its gradient is there."""
+    """Step each parameter's own optimizer by a hook, as soon as the parameter has its gradient."""
 
     steps_in_backward = True
     not_in_checkpoints = "the states of the optimizers of single parameters"
 
     def __init__(self, optimizer: LayerWiseDummyOptimizer) -> None:
         super().__init__(optimizer)
-        self.attach = optimizer.attach_hooks  # type: ignore[method-assign]  # the optimizer's own
+        self.attach = optimizer.attach_hooks  # type: ignore[method-assign]  # saves a method that only calls this one
         self.detach = optimizer.remove_hooks  # type: ignore[method-assign]  # as above
 
 
 class FusedStepping(Stepping):
-    """The optimizer runs the backward pass, and hooks of its own update the parameters in it."""
+    """Let the optimizer run the backward pass, in which its own hooks update the parameters."""
 
     steps_in_backward = True
 
@@ -122,18 +127,18 @@ class FusedStepping(Stepping):
         self.not_in_checkpoints = "its moving averages" if hasattr(optimizer, "exp_avg_sq") else ""
 
     def attach(self) -> None:
-        """Put its hooks on the parameters, and a `step` that does nothing into the optimizer."""
+        """Register its hooks on the parameters, and give the optimizer a `step` that does nothing."""
         optimizer = cast(Optimizer, self.optimizer)
         found = type(optimizer).step  # torch wraps what it finds
         if getattr(found, "__wrapped__", found) is getattr(Optimizer.step, "__wrapped__", Optimizer.step):
             optimizer.step = types.MethodType(_step_nothing, optimizer)  # type: ignore[method-assign]  # it has none
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # what a schedule of torch's asks for
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedules test it
         trained = [parameter for parameter in self._parameters() if parameter.requires_grad]
         for parameter in [one for one in trained if self._hook not in (one._backward_hooks or {}).values()]:
             parameter.register_hook(self._hook)  # type: ignore[no-untyped-call]  # torch's
 
     def detach(self) -> None:
-        """Take its hooks off the parameters: another optimizer may train them from now on."""
+        """Remove its hooks from the parameters, which another optimizer may train next."""
         hook = self._hook
         for parameter in self._parameters():
             own = parameter._backward_hooks or {}
@@ -152,11 +157,7 @@ class FusedStepping(Stepping):
 
 
 class SeveralSteppings(Stepping):
-    """Several optimizers, of a module with a step of its own.
-
-    Args:
-        parts: How each of them steps.
-    """
+    """Step the several optimizers of a module with a step of its own."""
 
     def __init__(self, parts: Sequence[Stepping]) -> None:
         super().__init__()
@@ -182,38 +183,32 @@ class SeveralSteppings(Stepping):
 
 
 def stepping_of(optimizer: object) -> Stepping:
-    """Return how an optimizer steps. None and unknown optimizers step as most do."""
+    """The stepping of an optimizer. None and unknown optimizers step as most do."""
     if isinstance(optimizer, LayerWiseDummyOptimizer):
         return LayerwiseStepping(optimizer)
     if isinstance(optimizer, FusedOptimizer):
         return FusedStepping(optimizer)
-    if any(callable(getattr(optimizer, name, None)) for name in ("train", "eval")):
+    if callable(getattr(optimizer, "train", None)) or callable(getattr(optimizer, "eval", None)):
         return ScheduleFreeStepping(optimizer)
     return Stepping(optimizer)
 
 
 def stepping_of_all(optimizers: Iterable[object]) -> Stepping:
-    """Return how the optimizers of a fit step."""
+    """The stepping of all optimizers of a fit."""
     parts = [stepping_of(optimizer) for optimizer in optimizers]
     return parts[0] if len(parts) == 1 else SeveralSteppings(parts)
 
 
-def _call_if_there(optimizer: object, name: str) -> None:
-    switch = getattr(optimizer, name, None)
-    if callable(switch):
-        switch()
-
-
 def _step_nothing(self: Optimizer, closure: Callable[[], float] | None = None) -> float | None:
-    """Run the closure only: the parameters have been updated."""
+    """Run the closure only. The backward pass has updated the parameters."""
     return None if closure is None else closure()
 
 
-# a schedule of torch's need not watch it
+# torch's schedules need not watch it
 _step_nothing._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
 
-# Any optimizer or schedule of torch's shape, and its states, groups and defaults.
+# An optimizer or schedule like torch's, and its states, groups and defaults.
 Prepared: TypeAlias = Any
 
 
@@ -242,7 +237,7 @@ class PreparedOptimizer(Optimizer):
 
     Args:
         optimizer: The script's own.
-        rhythm: Says which micro-batch is the last, and has the gradient scaler.
+        rhythm: Knows the last micro-batch, and has the gradient scaler.
 
     Mirrors:
         `accelerate.optimizer.AcceleratedOptimizer`, 1.15.
@@ -262,21 +257,18 @@ class PreparedOptimizer(Optimizer):
 
     @property
     def state(self) -> Prepared:  # type: ignore[override]  # torch has an attribute there
-        """States by parameter."""
         return self.optimizer.state
 
     @property
     def param_groups(self) -> Prepared:  # type: ignore[override]  # as above
-        """Groups of parameters with their options."""
         return self.optimizer.param_groups
 
     @property
     def defaults(self) -> Prepared:  # type: ignore[override]  # as above
-        """Options of groups that set none."""
         return self.optimizer.defaults
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # as Accelerate's
-        """Step where the update ends; a step whose scaled gradients are not finite is skipped."""
+        """Step if the update ends, unless scaled gradients are not finite."""
         if not self._rhythm.sync_gradients:
             return
         scaler = self._rhythm.scaler
@@ -290,7 +282,7 @@ class PreparedOptimizer(Optimizer):
         self.step_was_skipped = not stepped
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients where the update ends."""
+        """Forget the gradients if the update ends."""
         if self._rhythm.sync_gradients:
             self.optimizer.zero_grad(set_to_none=set_to_none)
 
@@ -308,12 +300,12 @@ class PreparedOptimizer(Optimizer):
 
 
 class PreparedScheduler:
-    """A schedule that steps with its optimizer: once an update for each process.
+    """A schedule that steps with its optimizers, once an update for each process.
 
     Args:
         scheduler: The script's own.
-        optimizers: What it follows.
-        rhythm: Says which micro-batch is the last, and how many processes there are.
+        optimizers: The optimizers that it follows.
+        rhythm: Knows the last micro-batch and the number of processes.
 
     Mirrors:
         `accelerate.scheduler.AcceleratedScheduler`, 1.15.
@@ -330,7 +322,7 @@ class PreparedScheduler:
         return getattr(self.scheduler, name)
 
     def step(self, *args: Prepared, **kwargs: Prepared) -> None:
-        """Step where the update ends and its optimizers have stepped."""
+        """Step if the update ends and its optimizers have stepped."""
         if not self._rhythm.sync_gradients or any(one.step_was_skipped for one in self.optimizers):
             return
         end = getattr(self.scheduler, "total_steps", None)  # beyond it OneCycleLR raises
@@ -340,17 +332,17 @@ class PreparedScheduler:
 
 
 class HeldOptimizer:
-    """The engine's optimizer, whose `step` and `zero_grad` a script may call: nothing before the last micro-batch.
+    """The engine's optimizer, whose `step` and `zero_grad` a script may call without effect before an update's end.
 
     Args:
-        optimizer: What the engine steps.
-        rhythm: Says which micro-batch is the last.
+        optimizer: The optimizer that the engine steps.
+        rhythm: Knows the last micro-batch.
     """
 
     def __init__(self, optimizer: Optimizer, rhythm: MicroBatchRhythm) -> None:
         self.optimizer = optimizer
         self._rhythm = rhythm
-        self._is_stepping = False  # whether it is the engine that calls
+        self._is_stepping = False  # whether the engine calls
         self._own = {name: vars(optimizer)[name] for name in ("step", "zero_grad") if name in vars(optimizer)}
         self._held = {name: self._hold(getattr(optimizer, name)) for name in ("step", "zero_grad")}
         vars(optimizer).update(self._held)
@@ -364,7 +356,7 @@ class HeldOptimizer:
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:
-        """Let the engine step, whatever the script has made of the rhythm."""
+        """Let the engine step, even if the script has changed the rhythm."""
         self._is_stepping = True
         try:
             yield
@@ -381,7 +373,7 @@ class HeldOptimizer:
 
 
 def unprepared(optimizer: Prepared) -> Prepared:
-    """Return the optimizer itself, where this wrapper or Accelerate's own is around it: the engine has the rhythm."""
+    """Unwrap an optimizer from our wrapper or Accelerate's. The engine has the rhythm."""
     while getattr(optimizer, "_is_accelerate_prepared", False) and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer

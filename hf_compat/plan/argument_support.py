@@ -23,8 +23,9 @@ from hf_compat.errors import ArgumentError, HfCompatError, InertArgumentWarning,
 from hf_compat.hf.argument_values import ALONE, ROWS, Row
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.arguments_rules import check_again
+from hf_compat.hf.enums import OptimizerNames
 from hf_compat.optim.lr_schedulers import get_scheduler
-from hf_compat.optim.optimizers import check_request, entry_of, get_optimizer_cls_and_kwargs
+from hf_compat.optim.optimizers import OPTIMIZERS, check_request, get_optimizer_cls_and_kwargs
 from hf_compat.plan.lightning_plan import PrecisionName, compilation_of
 from hf_compat.runtime.text import shown
 
@@ -365,7 +366,7 @@ def check_optimizer(args: TrainingArguments, model: torch.nn.Module | None = Non
         UnsupportedArgument: It cannot be combined with another argument.
     """
     check_request(args, model)
-    if entry_of(args).needs_model:
+    if OPTIMIZERS[OptimizerNames(args.optim)].needs_model:
         return None
     try:
         kind, keywords = get_optimizer_cls_and_kwargs(args)

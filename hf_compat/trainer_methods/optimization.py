@@ -18,7 +18,7 @@ from hf_compat.interop.patching import global_of_trainer
 from hf_compat.optim import optimizers
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, GreedyLR, follows_metric, get_scheduler, make_schedule
 from hf_compat.optim.optimizers import LayerWiseDummyOptimizer
-from hf_compat.optim.plain_optimizers import ClassAndKeywords, keep_embeddings_in_32_bit, wants_embeddings_in_32_bit
+from hf_compat.optim.plain_optimizers import ClassAndKeywords, keep_embeddings_in_32_bit
 from hf_compat.optim.stepping import stepping_of, unprepared
 from hf_compat.plan.deepspeed import schedule_section
 from hf_compat.runtime.inspection import parameters_of
@@ -60,8 +60,7 @@ class OptimizationMethods(StepsBase):
             for name in ("params", "model", "optimizer_dict"):  # a subclass may return its own parameters
                 groups = keywords.pop(name, groups)
             self.optimizer = optimizer_class(groups, **keywords)
-            if wants_embeddings_in_32_bit(optimizer_class, keywords):
-                keep_embeddings_in_32_bit(target)
+            keep_embeddings_in_32_bit(target, optimizer_class, keywords)
             stepping_of(self.optimizer).attach()
         return self.optimizer
 
