@@ -1,20 +1,11 @@
 """`HFBridge` is the Lightning callback that turns hooks into HF events, and flags into actions.
 
-Lightning hook                 HF event
-on_train_start                 on_train_begin (then the evaluation of eval_on_start)
-on_train_epoch_start           on_epoch_begin
-on_train_batch_start           on_step_begin
-(the module reports)           on_substep_end
-on_before_optimizer_step       on_pre_optimizer_step
-(the module reports)           on_optimizer_step
-on_train_batch_end             on_step_end, then log → evaluate → save according to the flags
-on_validation_batch_end        on_prediction_step
-on_train_epoch_end             on_epoch_end, then log → evaluate → save according to the flags
+`PAIRS` in `callback_set.py` has the hooks and their events. The module reports the events within an update. After an
+update and after an epoch, the bridge logs, evaluates and saves according to the flags.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -22,13 +13,13 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from hf_compat.callbacks.callback_set import PAIRS, CallbackOrder, HFEvents
+from hf_compat.callbacks.callback_set import PAIRS, HFEvents, segments_of
 from hf_compat.callbacks.trackers import TensorBoardCallback
 from hf_compat.checkpoint.run_state import Moment
 from hf_compat.data.types import Batch
 from hf_compat.engine.module import WindowModule
 from hf_compat.engine.windows import Window
-from hf_compat.hf.callbacks import CallbackHandler
+from hf_compat.hf.callbacks import Callback, CallbackHandler
 from hf_compat.runtime.inspection import call_by_place
 from hf_compat.runtime.signals import requeue
 from hf_compat.training_run.resumer import ResumeAt
@@ -37,7 +28,7 @@ from hf_compat.training_run.saver import BackgroundWriter
 
 logger = logging.getLogger(__name__)
 
-# Parameters of upstream's call of `_maybe_log_save_evaluate`, all but the last positional.
+# Parameters of upstream's `_maybe_log_save_evaluate`, which it passes by position except for the last.
 LOG_SAVE_EVALUATE_PARAMETERS = (
     "tr_loss",
     "grad_norm",
@@ -61,7 +52,7 @@ class HFBridge(HFEvents):
         hf_trainer: The owner of the events.
         run: The running training. Between trainings, the last one.
         writer: Writes checkpoints in the background. The next update raises its errors.
-        optimizer_made: Called once Lightning has made optimizer and schedule.
+        optimizer_made: Called as soon as Lightning has made optimizer and schedule.
     """
 
     def __init__(
@@ -71,7 +62,7 @@ class HFBridge(HFEvents):
         writer: BackgroundWriter | None = None,
         optimizer_made: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(self, 0)  # `lightning_callback_list` sets the segment, always the last
+        super().__init__(self, 0)  # `lightning_callback_list` sets the segment, which is the last
         self.hf_trainer = hf_trainer
         self.run = run
         self.epoch = run.start.epoch - 1
@@ -81,7 +72,7 @@ class HFBridge(HFEvents):
         self._last_saved = -1
         self._stops_at_start = False
         self._requested_kwargs: set[str] = set()
-        self._order: CallbackOrder | None = None
+        self._order: list[pl.Callback | Callback] | None = None
 
     # Every event is fired here, as a callback may replace the control.
     def _fire(self, event: str) -> None:
@@ -90,13 +81,15 @@ class HFBridge(HFEvents):
         trainer.control = fire(trainer.args, trainer.state, trainer.control)
 
     def lightning_callback_list(
-        self, lightning_callbacks: list[pl.Callback], order: CallbackOrder
+        self, lightning_callbacks: list[pl.Callback], order: list[pl.Callback | Callback]
     ) -> list[pl.Callback]:
-        """Return a Lightning trainer's callbacks: the user's, HF's events between them, and this bridge last."""
+        """List the user's Lightning callbacks with HF's events between them, and this bridge last."""
         self._order = order if lightning_callbacks else None
         self.segment = len(lightning_callbacks)
-        pairs = [(HFEvents(self, segment), callback) for segment, callback in enumerate(lightning_callbacks)]
-        return [*itertools.chain.from_iterable(pairs), self]
+        arranged: list[pl.Callback] = []
+        for segment, callback in enumerate(lightning_callbacks):
+            arranged += (HFEvents(self, segment), callback)
+        return [*arranged, self]
 
     def fire_for_hook(self, hook: str, segment: int, batch: StepBatch = None, outputs: StepOutput = None) -> None:
         """Fire a hook's event for one segment of the HF callbacks. The first segment also prepares it.
@@ -104,7 +97,7 @@ class HFBridge(HFEvents):
         Args:
             hook: Lightning's hook.
             segment: Index of the segment. Segment 0 precedes the first Lightning callback.
-            batch: The hook's batch, if it has one: a window, or a batch of an evaluation.
+            batch: The hook's window or evaluation batch, if it has one.
             outputs: The step's output, if the hook has it.
         """
         if segment == 0:
@@ -116,11 +109,11 @@ class HFBridge(HFEvents):
         else:
             trainer = self.hf_trainer
             handler = trainer.callback_handler
-            handler.active_ids = self._order.segments(handler.callbacks)[segment]
+            handler.active_ids = segments_of(self._order, handler.callbacks)[segment]
             try:
                 if segment == 0:
                     self._fire(PAIRS[hook])
-                else:  # the handler's own method resets the flags, so call it only once
+                else:  # the handler's own method clears flags, which must happen only once
                     trainer.control = handler.call_event(PAIRS[hook], trainer.args, trainer.state, trainer.control)
             finally:
                 handler.active_ids = None
@@ -136,7 +129,7 @@ class HFBridge(HFEvents):
             is_first = self.epoch == start.epoch
             self.run.begin_epoch(is_first)
             if is_first and start.epoch_is_over:
-                # restored flags were acted on before the checkpoint was complete, and no update resets them
+                # the run acted on the restored flags before the checkpoint was complete, and no update clears them
                 control = trainer.control
                 control.should_log = control.should_evaluate = control.should_save = False
             self.find_requested_kwargs()
@@ -164,7 +157,7 @@ class HFBridge(HFEvents):
             trainer.callback_handler.requestable_kwargs.update(loss=outputs, inputs=getattr(batch, "inputs", batch))
 
     def find_requested_kwargs(self) -> None:
-        """Find out which losses, inputs or outputs callbacks ask for, as keeping them costs memory."""
+        """Find the losses, inputs or outputs that callbacks ask for, because keeping them costs memory."""
         self._requested_kwargs = self.hf_trainer.callback_handler.requested_kwargs() - {"trainer"}
         self.hf_trainer._callbacks.watch_outputs("outputs" in self._requested_kwargs)
 
@@ -174,14 +167,13 @@ class HFBridge(HFEvents):
             self.hf_trainer._resumer.restore_together(ResumeAt.CALLBACKS_SET_UP, self.run.checkpoint)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Notify the run that Lightning has made optimizer and schedule."""
+        """Load the optimizer's state, and postpone a stop to the start of the training."""
         if self._optimizer_made is not None:
             self._optimizer_made()
         if trainer.should_stop:  # a callback's time limit is over, and Lightning would skip the start of the run
             self._stops_at_start, trainer.should_stop = True, False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the run."""
         hf_trainer, run = self.hf_trainer, self.run
         self.fire_for_hook("on_train_start", self.segment)
         hf_trainer._refuse_late_overrides()  # a callback may have replaced a method
@@ -213,19 +205,17 @@ class HFBridge(HFEvents):
         return control.should_epoch_stop or control.should_training_stop
 
     def optimizer_stepped(self, grad_norm: torch.Tensor | float | None) -> None:
-        """Fire `on_optimizer_step`."""
         self.run.grad_norm = grad_norm
         self._stepped = True
         self._fire("on_optimizer_step")
 
     def learning_rate_read(self, learning_rate: float) -> None:
-        """Record the learning rate of the last update."""
         self.run.learning_rate = learning_rate
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: StepOutput, batch: Window, batch_idx: int
     ) -> None:
-        """End an update: count it, then log, evaluate and save according to the flags."""
+        """Count an update, then log, evaluate and save according to the flags."""
         control = self.hf_trainer.control
         if self._writer is not None:
             self._writer.check()

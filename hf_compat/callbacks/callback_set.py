@@ -15,7 +15,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import lightning.pytorch as pl
 import torch
@@ -33,7 +33,7 @@ from hf_compat.engine.internals import reset_weight_averaging
 from hf_compat.errors import ArgumentError, CallbackError, HfCompatWarning
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, JITCheckpointCallback, PrinterCallback, ProgressCallback
 from hf_compat.hf.callbacks import Callback, CallbackHandler, TrainerCallback, callback_kind
-from hf_compat.hf.state import TrainerState, is_exportable
+from hf_compat.hf.state import export_states
 from hf_compat.interop.patching import global_of_trainer
 from hf_compat.interop.transformers_models import known_to_transformers, notebooks_callback
 from hf_compat.runtime.inspection import is_replaced
@@ -44,26 +44,90 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Callbacks that would change what a native module's arguments decide, and the alternative for each.
-_REFUSED_NATIVELY = (
-    (
-        "GradientAccumulationScheduler",
+# The places where a Lightning callback may be refused, as the error names them.
+IN_TRAINER, WITH_MODULE, IN_TRANSFORMERS = "in this Trainer", "with an HFModule", "in transformers.Trainer"
+
+
+class _Refusal(NamedTuple):
+    """Lightning callbacks that cannot work, and the alternative at each place that refuses them."""
+
+    kinds: tuple[type[pl.Callback], ...]
+    why: str
+    hints: dict[str, str]
+
+
+_REFUSED = (
+    _Refusal(
+        (lightning_callbacks.GradientAccumulationScheduler,),
         "an update always takes one window of `gradient_accumulation_steps` micro-batches",
-        "set `gradient_accumulation_steps` in the arguments",
+        dict.fromkeys((IN_TRAINER, WITH_MODULE), "set `gradient_accumulation_steps` in the arguments"),
     ),
-    (
-        "BatchSizeFinder",
+    _Refusal(
+        (lightning_callbacks.BatchSizeFinder,),
         "the arguments set the batch size",
-        "set `per_device_train_batch_size` in the arguments, or let `auto_find_batch_size=True` of "
-        "`hf_compat.Trainer` find one that fits",
+        {
+            IN_TRAINER: "set `auto_find_batch_size=True` in the arguments, which starts again with less when memory "
+            "runs out",
+            WITH_MODULE: "set `per_device_train_batch_size` in the arguments, or let `auto_find_batch_size=True` of "
+            "`hf_compat.Trainer` find one that fits",
+        },
     ),
-    (
-        "LearningRateFinder",
+    _Refusal(
+        (lightning_callbacks.LearningRateFinder,),
         "the arguments set the learning rate and its schedule",
-        "set `learning_rate` and compare several in short fits with `max_steps=100`, or use `hyperparameter_search` of "
-        "`hf_compat.Trainer`",
+        {
+            IN_TRAINER: "set `learning_rate`, and compare several in short runs with `max_steps=100`",
+            WITH_MODULE: "set `learning_rate` and compare several in short fits with `max_steps=100`, or use "
+            "`hyperparameter_search` of `hf_compat.Trainer`",
+        },
+    ),
+    _Refusal(
+        (lightning_callbacks.BasePredictionWriter,),
+        "`predict` returns its predictions",
+        {IN_TRAINER: "write the result of `trainer.predict(…)`"},
+    ),
+    _Refusal(
+        (lightning_callbacks.WeightAveraging, lightning_callbacks.StochasticWeightAveraging),
+        "it changes weights or schedule inside the loops, for which transformers.Trainer has no event",
+        {IN_TRANSFORMERS: "pass it to hf_compat.Trainer, which runs Lightning's loops"},
+    ),
+    _Refusal(
+        (lightning_callbacks.ProgressBar,),
+        "it follows batches, for which transformers.Trainer has no event",
+        {IN_TRANSFORMERS: "use HF's own progress bar, or pass it to hf_compat.Trainer"},
+    ),
+    _Refusal(
+        (lightning_callbacks.SpikeDetection, lightning_callbacks.ThroughputMonitor),
+        "it reads batches and step outputs, which transformers.Trainer does not pass to callbacks",
+        {IN_TRANSFORMERS: "pass it to hf_compat.Trainer"},
+    ),
+    _Refusal(
+        (lightning_callbacks.OnExceptionCheckpoint,),
+        "it writes when an exception ends the training, for which transformers.Trainer has no event",
+        {IN_TRANSFORMERS: "set `save_steps`, or pass it to hf_compat.Trainer"},
+    ),
+    _Refusal(
+        (lightning_callbacks.BackboneFinetuning,),
+        "it trains the backbone at its own learning rate, but transformers.Trainer makes one optimizer for all "
+        "parameters before its first event",
+        {
+            IN_TRANSFORMERS: "pass `optimizers=(…)` with a group for the backbone, or pass the callback to "
+            "hf_compat.Trainer"
+        },
     ),
 )
+
+
+def refuse(callback: pl.Callback, place: str) -> None:
+    """Refuse a Lightning callback that cannot work at a place.
+
+    Raises:
+        CallbackError: It cannot work. The message names an alternative.
+    """
+    for kinds, why, hints in _REFUSED:
+        if place in hints and isinstance(callback, kinds):
+            name = type(callback).__name__
+            raise CallbackError(f"Lightning's {name} cannot work {place}: {why}.\n\nHint: {hints[place]}.")
 
 
 def refuse_native(callbacks: list[pl.Callback], model: nn.Module) -> None:
@@ -75,13 +139,12 @@ def refuse_native(callbacks: list[pl.Callback], model: nn.Module) -> None:
         CallbackError: A callback is refused. The message names an alternative.
     """
     for callback in list(callbacks):
-        for refused, why, hint in _REFUSED_NATIVELY:
-            if isinstance(callback, getattr(lightning_callbacks, refused)):
-                if getattr(callback, "_early_exit", False):
-                    callbacks.remove(callback)
-                raise CallbackError(
-                    f"Lightning's {type(callback).__name__} cannot work with an HFModule: {why}.\n\nHint: {hint}."
-                )
+        try:
+            refuse(callback, WITH_MODULE)
+        except CallbackError:
+            if getattr(callback, "_early_exit", False):
+                callbacks.remove(callback)
+            raise
         check_backbone(callback, model)
 
 
@@ -99,7 +162,7 @@ def check_backbone(callback: pl.Callback, model: nn.Module) -> None:
 
 
 def backbone_of(model: nn.Module) -> nn.Module | None:
-    """Return a model's `backbone`, or the base of a transformers model. None if it has neither."""
+    """Find a model's `backbone`, or the base of a transformers model."""
     for name in ("backbone", "base_model"):
         part = getattr(model, name, None)
         if isinstance(part, nn.Module) and part is not model:
@@ -115,8 +178,9 @@ def prepare_lightning_callbacks(trainer: pl.Trainer, module: pl.LightningModule,
             reset_weight_averaging(callback)
         if isinstance(callback, lightning_callbacks.BackboneFinetuning) and not hasattr(module, "backbone"):
             module.__dict__["backbone"] = backbone_of(model)  # not as a submodule, which would duplicate its weights
-        if isinstance(callback, ModelCheckpoint) and not module.automatic_optimization:
-            _save_as_in_automatic_optimization(callback)
+        own = type(callback).on_train_batch_end
+        if own is ModelCheckpoint.on_train_batch_end and not module.automatic_optimization:
+            callback.on_train_batch_end = types.MethodType(_as_in_automatic_optimization, callback)  # type: ignore[method-assign]
 
 
 def unfreeze_optimized(trainer: pl.Trainer) -> None:
@@ -133,27 +197,21 @@ def unfreeze_optimized(trainer: pl.Trainer) -> None:
                 parameter.requires_grad_(True)
 
 
-def _save_as_in_automatic_optimization(callback: ModelCheckpoint) -> None:
-    """Make a ModelCheckpoint treat the end of a batch as in automatic optimization.
+def _as_in_automatic_optimization(
+    self: ModelCheckpoint,
+    trainer: pl.Trainer,
+    pl_module: pl.LightningModule,
+    outputs: STEP_OUTPUT,
+    batch: Batch,
+    batch_idx: int,
+) -> None:
+    """Let a ModelCheckpoint treat the end of a batch as in automatic optimization.
 
     In manual optimization it ignores `train_time_interval`. It also warns that a checkpoint holds the weights after the
     update, which is intended here as in HF. (lightning 2.6.6. Remove it when both are gone.)
     """
-    if type(callback).on_train_batch_end is not ModelCheckpoint.on_train_batch_end:
-        return  # leave a subclass's own method alone
-
-    def on_train_batch_end(
-        self: ModelCheckpoint,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
-        module = types.SimpleNamespace(automatic_optimization=True)  # the callback reads nothing else of it
-        ModelCheckpoint.on_train_batch_end(self, trainer, module, outputs, batch, batch_idx)  # type: ignore[arg-type]
-
-    callback.on_train_batch_end = types.MethodType(on_train_batch_end, callback)  # type: ignore[method-assign]
+    module = types.SimpleNamespace(automatic_optimization=True)  # the callback reads nothing else of it
+    ModelCheckpoint.on_train_batch_end(self, trainer, module, outputs, batch, batch_idx)  # type: ignore[arg-type]
 
 
 # Lightning hook → the HF event that it fires. `HFEvents` and the bridge get their hooks from this table.
@@ -180,61 +238,20 @@ _NEVER = (
     "on_predict_batch_end",
 )
 
-# Lightning callbacks that would change what HF's arguments decide, and the alternative for each.
-_REFUSED: tuple[tuple[str, str, str], ...] = (
-    (
-        "GradientAccumulationScheduler",
-        "an update always takes one window of `gradient_accumulation_steps` micro-batches",
-        "set `gradient_accumulation_steps` in the arguments",
-    ),
-    (
-        "BatchSizeFinder",
-        "the arguments set the batch size",
-        "set `auto_find_batch_size=True` in the arguments, which starts again with less when memory runs out",
-    ),
-    (
-        "LearningRateFinder",
-        "the arguments set the learning rate and its schedule",
-        "set `learning_rate`, and compare several in short runs with `max_steps=100`",
-    ),
-    ("BasePredictionWriter", "`predict` returns its predictions", "write the result of `trainer.predict(…)`"),
-)
-
 
 def check_lightning_callback(callback: pl.Callback, model: nn.Module) -> None:
-    """Refuse a Lightning callback that cannot work here. Warn about hooks that are never called.
+    """Refuse a Lightning callback that cannot work in the Trainer. Warn about hooks that are never called.
 
     Raises:
         CallbackError: It would have no effect or a wrong one. The message names an alternative.
     """
-    _refuse(callback, model)
-    uncalled = hooks_of_user(callback, _NEVER)
-    if uncalled:
-        warnings.warn(
-            f"{type(callback).__name__}: {', '.join(uncalled)} will not be called. HF has no sanity check, and "
-            "`predict` runs Lightning's test loop (`on_test_*`).",
-            HfCompatWarning,
-            stacklevel=5,
-        )
-
-
-def hooks_of_user(callback: pl.Callback, hooks: Sequence[str]) -> list[str]:
-    """List the hooks that user code defines. Lightning's own callbacks work without those that are never called."""
-    is_lightnings = type(callback).__module__.startswith(("lightning.", "pytorch_lightning."))
-    # a LambdaCallback has its functions as instance attributes
-    return [h for h in hooks if h in vars(callback) or (not is_lightnings and is_replaced(callback, h, pl.Callback))]
-
-
-def _refuse(callback: pl.Callback, model: nn.Module) -> None:
     name = type(callback).__name__
     if isinstance(callback, TrainerCallback):
         raise CallbackError(
             f"{name} is both a Lightning and an HF callback, and `on_train_end` has two meanings.\n\n"
             "Hint: split it into two classes and pass both."
         )
-    for refused, why, hint in _REFUSED:
-        if isinstance(callback, getattr(lightning_callbacks, refused)):
-            raise CallbackError(f"Lightning's {name} cannot work in this Trainer: {why}.\n\nHint: {hint}.")
+    refuse(callback, IN_TRAINER)
     check_backbone(callback, model)
     if isinstance(callback, lightning_callbacks.StochasticWeightAveraging) and any(
         isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
@@ -243,6 +260,21 @@ def _refuse(callback: pl.Callback, model: nn.Module) -> None:
             "Lightning's StochasticWeightAveraging runs one more epoch for models with batch norm, beyond the updates "
             "that the arguments ask for.\n\nHint: use lightning's WeightAveraging, which averages buffers too."
         )
+    uncalled = hooks_of_user(callback, _NEVER)
+    if uncalled:
+        warnings.warn(
+            f"{name}: {', '.join(uncalled)} will not be called. HF has no sanity check, and `predict` runs Lightning's "
+            "test loop (`on_test_*`).",
+            HfCompatWarning,
+            stacklevel=5,
+        )
+
+
+def hooks_of_user(callback: pl.Callback, hooks: Sequence[str]) -> list[str]:
+    """List the hooks that user code defines. Lightning's own callbacks work without the hooks that are never called."""
+    is_lightnings = type(callback).__module__.startswith(("lightning.", "pytorch_lightning."))
+    # a LambdaCallback has its functions as instance attributes
+    return [h for h in hooks if h in vars(callback) or (not is_lightnings and is_replaced(callback, h, pl.Callback))]
 
 
 class HFEvents(pl.Callback):
@@ -273,35 +305,23 @@ for _hook in PAIRS:
     setattr(HFEvents, _hook, _firing(_hook))
 
 
-class CallbackOrder:
-    """The order in which callbacks of both kinds were added."""
+def segments_of(order: list[pl.Callback | Callback], hf_callbacks: Iterable[Callback]) -> list[set[int]]:
+    """The HF callbacks before, between and after the Lightning ones, as sets of `id`.
 
-    def __init__(self) -> None:
-        self.entries: list[pl.Callback | Callback] = []
-
-    def add(self, callback: pl.Callback | Callback) -> None:
-        """Append a callback."""
-        self.entries.append(callback)
-
-    def remove(self, callback: pl.Callback | Callback) -> None:
-        """Remove a callback."""
-        self.entries = [entry for entry in self.entries if entry is not callback]
-
-    def segments(self, hf_callbacks: Iterable[Callback]) -> list[frozenset[int]]:
-        """Return the HF callbacks before, between and after the Lightning ones, as sets of `id`.
-
-        Callbacks that were added to the handler directly come last.
-        """
-        segments: list[set[int]] = [set()]
-        segment_of: dict[int, int] = {}
-        for entry in self.entries:
-            if isinstance(entry, pl.Callback):
-                segments.append(set())
-            else:
-                segment_of[id(entry)] = len(segments) - 1
-        for callback in hf_callbacks:
-            segments[segment_of.get(id(callback), len(segments) - 1)].add(id(callback))
-        return [frozenset(segment) for segment in segments]
+    Args:
+        order: Callbacks of both kinds in the order in which they were added.
+        hf_callbacks: The handler's callbacks. Those that were added to it directly come last.
+    """
+    segments: list[set[int]] = [set()]
+    segment_of: dict[int, int] = {}
+    for entry in order:
+        if isinstance(entry, pl.Callback):
+            segments.append(set())
+        else:
+            segment_of[id(entry)] = len(segments) - 1
+    for callback in hf_callbacks:
+        segments[segment_of.get(id(callback), len(segments) - 1)].add(id(callback))
+    return segments
 
 
 class CallbackSet:
@@ -318,11 +338,11 @@ class CallbackSet:
     def __init__(self, host: RunHost) -> None:
         self._host = host
         self.lightning: list[pl.Callback] = []
-        self.order = CallbackOrder()
+        self.order: list[pl.Callback | Callback] = []
         self._outputs_hook: RemovableHandle | None = None
 
     def fill(self, callbacks: Sequence[Callback] | None) -> None:
-        """Make the handler: defaults, the trackers of `report_to`, the user's callbacks, then a bar or printer.
+        """Make the handler of the defaults, the trackers of `report_to`, the user's callbacks, and a bar or printer.
 
         Raises:
             ArgumentError: `callbacks` is not a list.
@@ -335,7 +355,11 @@ class CallbackSet:
         kinds = {callback_kind(callback) for callback in given if not isinstance(callback, LoggerCallback)}
         trackers = [callback for callback in reporting_callbacks(host.args) if callback_kind(callback) not in kinds]
         jit = [known_to_transformers(JITCheckpointCallback)] if host.args.enable_jit_checkpoint else []
-        candidates = [_adopted(callback) for callback in [*_default_callbacks(), *trackers, *jit, *given]]
+        defaults = global_of_trainer("DEFAULT_CALLBACKS")  # a script may have replaced transformers' list
+        if not isinstance(defaults, (list, tuple)):
+            defaults = [DefaultFlowCallback]
+        defaults = [known_to_transformers(kind) if kind is DefaultFlowCallback else kind for kind in defaults]
+        candidates = [_adopted(callback) for callback in [*defaults, *trackers, *jit, *given]]
         host.callback_handler = CallbackHandler(
             [callback for callback in candidates if not isinstance(callback, pl.Callback)],
             host.model,
@@ -351,11 +375,10 @@ class CallbackSet:
         if host.args.disable_tqdm:
             host.add_callback(known_to_transformers(PrinterCallback))
         elif not any(isinstance(callback, pl.callbacks.ProgressBar) for callback in self.lightning):
-            # Ours, or a script's replacement of transformers' default
+            # a script may have replaced transformers' default
             own = global_of_trainer("DEFAULT_PROGRESS_CALLBACK")
             host.add_callback(own or notebooks_callback() or known_to_transformers(ProgressCallback))
-        stateful = [c for c in [*host.callback_handler.callbacks, host.control] if is_exportable(c)]
-        host.state.stateful_callbacks = TrainerState(stateful_callbacks=stateful).stateful_callbacks
+        host.state.stateful_callbacks = export_states([*host.callback_handler.callbacks, host.control])
 
     def add(self, callback: Callback) -> None:
         """Add an HF callback, a Lightning callback or a Lightning logger. A class is instantiated.
@@ -380,35 +403,34 @@ class CallbackSet:
                     "Hint: set them up differently, or override `state_key`."
                 )
             self.lightning.append(candidate)
-        self.order.add(candidate)
+        self.order.append(candidate)
         if isinstance(candidate, pl.callbacks.ProgressBar):
             for other in (ProgressCallback, notebooks_callback()):  # one bar only
                 if other is not None:
                     self.remove_callback(other)
 
     def remove_callback(self, callback: Callback) -> Callback:
-        """Remove and return a callback, or the first of a class. None if there is none."""
-        for candidate in self.lightning:
-            if candidate is callback or (isinstance(callback, type) and isinstance(candidate, callback)):
-                self.lightning.remove(candidate)
-                self.order.remove(candidate)
-                return candidate
-        popped = self._host.callback_handler.pop_callback(callback)
-        self.order.remove(popped)
-        return popped
+        """Remove a callback, or the first of a class. The result is the removed one, if any."""
+        kind = callback if isinstance(callback, type) else ()
+        found = next((c for c in self.lightning if c is callback or isinstance(c, kind)), None)
+        if found is None:
+            found = self._host.callback_handler.pop_callback(callback)
+        else:
+            self.lightning.remove(found)
+        self.order[:] = [entry for entry in self.order if entry is not found]
+        return found
 
     def checkpoint_of_exception(self, wanted: str | bool | None) -> str | bool | None:
-        """Return the checkpoint to resume from. By default the one that an OnExceptionCheckpoint has written."""
-        callbacks = [c for c in self.lightning if isinstance(c, pl.callbacks.OnExceptionCheckpoint)]
-        found = [callback.ckpt_path for callback in callbacks if os.path.exists(callback.ckpt_path)]
-        if wanted is not None or not found:
-            return wanted
-        logger.warning(
-            "Training resumes from %s, which OnExceptionCheckpoint has written. To start from the beginning, remove it "
-            "or pass `resume_from_checkpoint=False`.",
-            found[0],
-        )
-        return found[0]
+        """The checkpoint to resume from, which by default an OnExceptionCheckpoint has written."""
+        for callback in self.lightning if wanted is None else ():
+            if isinstance(callback, pl.callbacks.OnExceptionCheckpoint) and os.path.exists(callback.ckpt_path):
+                logger.warning(
+                    "Training resumes from %s, which OnExceptionCheckpoint has written. To start from the beginning, "
+                    "remove it or pass `resume_from_checkpoint=False`.",
+                    callback.ckpt_path,
+                )
+                return callback.ckpt_path
+        return wanted
 
     def watch_outputs(self, wanted: bool) -> None:
         """Start or stop keeping the model's outputs for callbacks that ask for `outputs`."""
@@ -426,7 +448,7 @@ class CallbackSet:
             requestable.update(outputs=None)
 
     def loggers(self) -> list[Logger]:
-        """Return the loggers for Lightning callbacks: the user's own, and one for HF's logs."""
+        """The loggers for Lightning callbacks, which are the user's own and one for HF's logs."""
         if not self.lightning:
             return []
         host = self._host
@@ -444,24 +466,14 @@ def _adopted(callback: Callback) -> Callback:
     return LoggerCallback(candidate) if isinstance(candidate, Logger) else candidate
 
 
-def _default_callbacks() -> list[Callback]:
-    """Return the default callbacks of every Trainer: ours, or a script's replacement of transformers' list."""
-    wanted = global_of_trainer("DEFAULT_CALLBACKS")
-    kinds: list[Callback] = list(wanted) if isinstance(wanted, (list, tuple)) else [DefaultFlowCallback]
-    return [known_to_transformers(DefaultFlowCallback) if kind is DefaultFlowCallback else kind for kind in kinds]
-
-
 _CONTAINERS = (dict, list, set)
 
 
 class SavedCallbackStates:
     """A copy of Lightning callbacks' states, and the means to restore them.
 
-    For a callback of Lightning's, or of a subclass, all attributes are restored. For any other, the content of its
-    `state_dict` is. A script's list or dict that a callback shares is left alone.
-
-    Args:
-        callbacks: The callbacks.
+    For a callback of Lightning's, or of a subclass, all attributes are restored. Other callbacks load their
+    `state_dict`. A script's list or dict that a callback shares is left alone.
     """
 
     def __init__(self, callbacks: Sequence[pl.Callback]) -> None:
@@ -472,7 +484,6 @@ class SavedCallbackStates:
         ]
 
     def restore(self) -> None:
-        """Restore the state of every callback."""
         for callback, declared, attributes in zip(self._callbacks, self._declared, self._attributes, strict=True):
             if attributes:
                 vars(callback).update({name: _copied(value) for name, value in attributes.items()})
@@ -481,7 +492,6 @@ class SavedCallbackStates:
 
 
 def _attributes(callback: pl.Callback, declared: dict[str, object]) -> dict[str, object]:
-    """Copy the attributes to restore."""
     if not any(_is_lightnings(kind) for kind in type(callback).__mro__ if kind not in _BASES):
         return {}
     is_own = _is_lightnings(type(callback))
@@ -500,7 +510,7 @@ def _is_lightnings(kind: type) -> bool:
 
 
 def _copied(value: object) -> object:
-    """Copy tensors and containers, in which a callback may count or collect. Return other values as they are."""
+    """Copy tensors and containers, in which a callback may count or collect. Other values are shared."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, _CONTAINERS) and not isinstance(value, Enum):

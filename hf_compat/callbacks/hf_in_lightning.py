@@ -33,7 +33,7 @@ from hf_compat.errors import ArgumentError, CallbackError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.builtin_callbacks import DefaultFlowCallback, ProgressCallback
 from hf_compat.hf.callbacks import CallbackHandler
-from hf_compat.hf.state import TrainerControl, TrainerState, export_states, is_exportable
+from hf_compat.hf.state import TrainerControl, TrainerState, export_states
 from hf_compat.interop.arguments import adopt_arguments
 from hf_compat.training_run.run import FlagAgreement, flag_sources, log_evaluate_save
 
@@ -333,10 +333,9 @@ class HFCallbackAdapter(pl.Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return HF's state and the states of stateful callbacks, in plain values."""
         run = self._shared_run
-        stateful = [callback for callback in self.handler.callbacks if is_exportable(callback)]
         saved: AdapterState = {
             "state": None if run is None else asdict(run.state),
-            "callbacks": export_states(stateful),
+            "callbacks": export_states(self.handler.callbacks),
         }
         if run is not None:
             saved["losses"] = run.losses.state_dict()

@@ -29,7 +29,7 @@ import torch
 from lightning.pytorch import callbacks as lightning_callbacks
 from torch import nn
 
-from hf_compat.callbacks.callback_set import check_lightning_callback, hooks_of_user
+from hf_compat.callbacks.callback_set import IN_TRANSFORMERS, check_lightning_callback, hooks_of_user, refuse
 from hf_compat.callbacks.loggers import HistoryLogger, adopt
 from hf_compat.checkpoint.run_state import readable_states
 from hf_compat.data.types import Batch
@@ -52,37 +52,6 @@ _WITHOUT_EVENT = (
     "on_exception",
     "on_save_checkpoint",
     "on_load_checkpoint",
-)
-
-
-# Lightning's callbacks that cannot work here, with the reason and an alternative. The first matching row applies.
-_REFUSED: tuple[tuple[tuple[type[pl.Callback], ...], str, str], ...] = (
-    (
-        (lightning_callbacks.WeightAveraging, lightning_callbacks.StochasticWeightAveraging),
-        "changes weights or schedule inside the loops, for which transformers.Trainer has no event",
-        "pass it to hf_compat.Trainer, which runs Lightning's loops",
-    ),
-    (
-        (lightning_callbacks.ProgressBar,),
-        "follows batches, for which transformers.Trainer has no event",
-        "use HF's own progress bar, or pass it to hf_compat.Trainer",
-    ),
-    (
-        (lightning_callbacks.SpikeDetection, lightning_callbacks.ThroughputMonitor),
-        "reads batches and step outputs, which transformers.Trainer does not pass to callbacks",
-        "pass it to hf_compat.Trainer",
-    ),
-    (
-        (lightning_callbacks.OnExceptionCheckpoint,),
-        "writes when an exception ends the training, for which transformers.Trainer has no event",
-        "set `save_steps`, or pass it to hf_compat.Trainer",
-    ),
-    (
-        (lightning_callbacks.BackboneFinetuning,),
-        "trains the backbone at its own learning rate, but transformers.Trainer makes one optimizer for all parameters "
-        "before its first event",
-        "pass `optimizers=(…)` with a group for the backbone, or pass the callback to hf_compat.Trainer",
-    ),
 )
 
 
@@ -140,9 +109,7 @@ class LightningCallbackAdapter(TrainerCallback, ExportableState):
         callback = adopt(callback) if self._held is None else self._held
         if not isinstance(callback, pl.Callback):
             raise CallbackError(f"{callback!r} is not a Lightning callback.\n\nHint: pass HF callbacks directly.")
-        for kinds, why, hint in _REFUSED:
-            if isinstance(callback, kinds):
-                raise CallbackError(f"Lightning's {type(callback).__name__} {why}.\n\nHint: {hint}.")
+        refuse(callback, IN_TRANSFORMERS)
         check_lightning_callback(callback, nn.Module())
         missing = hooks_of_user(callback, _WITHOUT_EVENT)
         if missing:

@@ -38,33 +38,14 @@ from hf_compat.runtime.inspection import accepted_parameters
 
 logger = SharedLogger(__name__, "transformers.trainer_callback")
 
-EVENTS = (
-    "on_init_end",
-    "on_train_begin",
-    "on_train_end",
-    "on_epoch_begin",
-    "on_epoch_end",
-    "on_step_begin",
-    "on_pre_optimizer_step",
-    "on_optimizer_step",
-    "on_substep_end",
-    "on_step_end",
-    "on_evaluate",
-    "on_predict",
-    "on_save",
-    "on_log",
-    "on_prediction_step",
-    "on_push_begin",
-)
-
-# Keywords that only methods with such a parameter get. HF's callbacks do not get them.
+# Only methods with such a parameter get these keywords. HF's callbacks do not get them.
 REQUESTABLE_KWARGS = ("trainer", "loss", "inputs", "outputs")
 
-# Keywords of an event, such as the model, the optimizer, loaders and logs, in the user's types.
+# The model, the optimizer, loaders, logs and other keywords, in the user's types.
 Kwarg: TypeAlias = Any
 Args: TypeAlias = TrainingArguments
 Answer = TrainerControl | Mapping[str, bool] | None
-# A `TrainerCallback`, or an object with a method for some event, of whatever class.
+# A `TrainerCallback`, or any object with a method for an event.
 Callback: TypeAlias = Any
 
 
@@ -104,7 +85,7 @@ class TrainerCallback:
         """After an epoch's last update."""
 
     def on_step_begin(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
-        """Before an update, its micro-batches being read."""
+        """Before an update, with its micro-batches read."""
 
     def on_pre_optimizer_step(
         self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
@@ -112,7 +93,7 @@ class TrainerCallback:
         """After clipping, before the optimizer's step."""
 
     def on_optimizer_step(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
-        """After the optimizer's step, gradients still there."""
+        """After the optimizer's step, before the gradients are zeroed."""
 
     def on_substep_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> Answer:
         """After a micro-batch that is not the last of its update."""
@@ -146,9 +127,8 @@ class TrainerCallback:
         """Before a push to the Hub."""
 
 
+EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 _EMPTY = {event: getattr(TrainerCallback, event) for event in EVENTS}
-
-
 _FAMILIES = frozenset({"transformers", "hf_compat"})
 
 
@@ -157,9 +137,9 @@ def _family(kind: type) -> str:
 
 
 def is_callback_of(callback: Callback, kind: type) -> bool:
-    """Return whether a callback is of a class, or of the other family's class of the same name.
+    """Whether a callback is of a class, or of the other family's class of the same name.
 
-    `transformers.PrinterCallback` and `hf_compat.PrinterCallback` do the same job: who asks for one means both.
+    `transformers.PrinterCallback` and `hf_compat.PrinterCallback` do the same job, so each name stands for both.
     """
     if isinstance(callback, kind):
         return True
@@ -168,17 +148,19 @@ def is_callback_of(callback: Callback, kind: type) -> bool:
 
 
 def callback_kind(callback: Callback) -> type | str:
-    """Return the key of callbacks with the same function, which is their class or their common name."""
+    """The key of callbacks that do the same job, which is their class or their common name."""
     kind = type(callback)
     return kind.__name__ if _family(kind) in _FAMILIES else kind
 
 
-def _calling(event: str) -> Callable[..., TrainerControl]:
-    """Make the handler's method of an event before which no flag changes."""
+def _calling(event: str, *clears: str) -> Callable[..., TrainerControl]:
+    """Make the handler's method of an event, before which it clears flags."""
 
     def method(
         self: CallbackHandler, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
     ) -> TrainerControl:
+        for flag in clears:
+            setattr(control, flag, False)
         return self.call_event(event, args, state, control, **kwargs)
 
     method.__name__, method.__qualname__ = event, f"CallbackHandler.{event}"
@@ -203,7 +185,7 @@ class CallbackHandler(TrainerCallback):
         self.callbacks: list[Callback] = []
         for callback in callbacks:
             self.add_callback(callback)
-        # Who adds callbacks one by one has not said yet which there will be
+        # an empty handler gets its callbacks later
         kinds = {base.__name__ for callback in self.callbacks for base in type(callback).__mro__}
         if kinds and "DefaultFlowCallback" not in kinds:
             logger.warning(
@@ -218,14 +200,14 @@ class CallbackHandler(TrainerCallback):
         self.train_dataloader: DataLoader[Any] | Iterable[Any] | None = None
         self.eval_dataloader: DataLoader[Any] | Iterable[Any] | None = None
         self.requestable_kwargs: dict[str, Kwarg] = dict.fromkeys(REQUESTABLE_KWARGS)
-        # ids of the callbacks to call now, or None for all (Lightning callbacks run between some of them)
-        self.active_ids: frozenset[int] | None = None
-        # called before a callback is: what may not see what the callback does ends there
+        # ids of the callbacks to call now. None calls all. Lightning callbacks run between some of them.
+        self.active_ids: set[int] | None = None
+        # called before a callback, to finish copies of values that the callback may change
         self.before_heard: Callable[[], None] | None = None
 
     @property
     def tokenizer(self) -> object:
-        """The processing class, under the name it had before 4.46."""
+        """The processing class, by its name before 4.46."""
         return self.processing_class
 
     @tokenizer.setter
@@ -233,10 +215,13 @@ class CallbackHandler(TrainerCallback):
         self.processing_class = processing_class
 
     def requested_kwargs(self) -> set[str]:
-        """Return which of `trainer`, `loss`, `inputs` and `outputs` some callback's method names."""
-        methods = (getattr(callback, event, None) for callback in self.callbacks for event in EVENTS)
-        functions = {getattr(method, "__func__", None) for method in methods} - {None}
-        named = {name for function in functions for name in accepted_parameters(function).names}
+        """Find out which of `trainer`, `loss`, `inputs` and `outputs` a callback's method names."""
+        named: set[str] = set()
+        for callback in self.callbacks:
+            for event, empty in _EMPTY.items():
+                function = getattr(getattr(callback, event, None), "__func__", empty)
+                if function is not empty:
+                    named.update(accepted_parameters(function).names)
         return named & set(REQUESTABLE_KWARGS)
 
     @property
@@ -258,20 +243,19 @@ class CallbackHandler(TrainerCallback):
             )
         if callback_kind(instance) in {callback_kind(other) for other in self.callbacks}:
             logger.warning(
-                f"There is a {type(instance).__name__} among the callbacks already; both are called. "
+                f"There is a {type(instance).__name__} among the callbacks already. Both are called. "
                 f"The callbacks are:\n{self.callback_list}"
             )
         self.callbacks.append(instance)
 
     def _find(self, callback: Callback | type) -> Callback | None:
         for candidate in self.callbacks:
-            matches = is_callback_of(candidate, callback) if isinstance(callback, type) else candidate == callback
-            if matches:
+            if is_callback_of(candidate, callback) if isinstance(callback, type) else candidate == callback:
                 return candidate
         return None
 
     def pop_callback(self, callback: Callback | type) -> Callback | None:
-        """Remove and return the first callback that is `callback` or of that class, or None."""
+        """Remove the first callback that is `callback` or of that class. It is None if there is none."""
         found = self._find(callback)
         if found is not None:
             self.callbacks.remove(found)
@@ -281,39 +265,25 @@ class CallbackHandler(TrainerCallback):
         """Remove a callback.
 
         Raises:
-            ValueError: An instance that is not in the list.
+            ValueError: The instance is not in the list.
         """
         if self._find(callback) is None and not isinstance(callback, type):
             raise ValueError(f"{callback!r} is not among the callbacks")
         self.pop_callback(callback)
 
     on_init_end = _calling("on_init_end")
+    on_train_begin = _calling("on_train_begin", "should_training_stop")
     on_train_end = _calling("on_train_end")
+    on_epoch_begin = _calling("on_epoch_begin", "should_epoch_stop")
     on_epoch_end = _calling("on_epoch_end")
+    on_step_begin = _calling("on_step_begin", "should_log", "should_evaluate", "should_save")
     on_pre_optimizer_step = _calling("on_pre_optimizer_step")
     on_optimizer_step = _calling("on_optimizer_step")
     on_substep_end = _calling("on_substep_end")
     on_step_end = _calling("on_step_end")
     on_prediction_step = _calling("on_prediction_step")
+    on_save = _calling("on_save", "should_save")
     on_push_begin = _calling("on_push_begin")
-
-    def on_train_begin(
-        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
-    ) -> TrainerControl:
-        control.should_training_stop = False
-        return self.call_event("on_train_begin", args, state, control, **kwargs)
-
-    def on_epoch_begin(
-        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
-    ) -> TrainerControl:
-        control.should_epoch_stop = False
-        return self.call_event("on_epoch_begin", args, state, control, **kwargs)
-
-    def on_step_begin(
-        self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
-    ) -> TrainerControl:
-        control.should_log = control.should_evaluate = control.should_save = False
-        return self.call_event("on_step_begin", args, state, control, **kwargs)
 
     def on_evaluate(  # type: ignore[override]  # metrics is positional, as in HF
         self,
@@ -336,10 +306,6 @@ class CallbackHandler(TrainerCallback):
     ) -> TrainerControl:
         return self.call_event("on_predict", args, state, control, metrics=metrics, **kwargs)
 
-    def on_save(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
-        control.should_save = False
-        return self.call_event("on_save", args, state, control, **kwargs)
-
     def on_log(  # type: ignore[override]  # logs is positional, as in HF
         self,
         args: Args,
@@ -352,18 +318,21 @@ class CallbackHandler(TrainerCallback):
         return self.call_event("on_log", args, state, control, logs=logs, **kwargs)
 
     def hearing(self, event: str) -> list[object]:
-        """Return the callbacks that have a method of their own for an event."""
-        empty = _EMPTY.get(event)
-        methods = ((callback, getattr(callback, event, None)) for callback in self.callbacks)
-        return [c for c, method in methods if method is not None and getattr(method, "__func__", None) is not empty]
+        """The callbacks that have a method of their own for an event."""
+        hearing = []
+        for callback in self.callbacks:
+            method = getattr(callback, event, None)
+            if method is not None and getattr(method, "__func__", None) is not _EMPTY.get(event):
+                hearing.append(callback)
+        return hearing
 
     def call_event(
         self, event: str, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg
     ) -> TrainerControl:
-        """Call one event of every callback, a script's own too, and return the control that holds afterwards."""
+        """Call an event, which may be a script's own, of every callback. The result is the control to use next."""
         empty = _EMPTY.get(event)
         visible: dict[str, Kwarg] | None = None
-        for callback in self.callbacks:  # the list itself, as upstream: one that an event adds hears the event
+        for callback in self.callbacks:  # no copy, as upstream: a callback that an event adds hears the event
             if self.active_ids is not None and id(callback) not in self.active_ids:
                 continue
             method = getattr(callback, event, None)
@@ -411,7 +380,7 @@ def _apply_answer(answer: Answer, control: TrainerControl, callback: Callback, e
         unknown = set(answer) - CONTROL_FLAGS
         if unknown:
             raise CallbackError(
-                f"{type(callback).__name__}.{event} returned {dict(answer)!r}; {sorted(unknown)} are not flags.\n\n"
+                f"{type(callback).__name__}.{event} returned {dict(answer)!r}. {sorted(unknown)} are not flags.\n\n"
                 f"Hint: the flags are {', '.join(sorted(CONTROL_FLAGS))}."
             )
         for name, value in answer.items():

@@ -1,4 +1,4 @@
-"""`TrainerState`, which callbacks read, `TrainerControl` with its five flags, and HTML for notebooks."""
+"""`TrainerState`, which callbacks read, and `TrainerControl` with its five flags."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, TypeGuard
 
 from hf_compat.errors import CallbackError
 from hf_compat.hf.search import hp_params
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ShownAsPrinted:
-    """Show an object in a notebook and at a prompt as `print` does. Dataclasses need `repr=False`."""
+    """Show an object in notebooks and at a prompt as `print` does. Dataclasses need `repr=False`."""
 
     __slots__ = ()
 
@@ -31,7 +31,7 @@ class ShownAsPrinted:
 
 
 def table_of(rows: Sequence[Mapping[str, object]], numbers: str = ".6f") -> str:
-    """Return rows as an HTML table, with one column for each name in order of first use."""
+    """Make an HTML table of rows, with one column for each name in order of first use."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
 
@@ -51,12 +51,11 @@ ExportedState: TypeAlias = dict[str, Any]
 INTERVALS = ("logging_steps", "eval_steps", "save_steps")
 
 
-@runtime_checkable
 class HasState(Protocol):
     """A callback that can export its state."""
 
     def state(self) -> ExportedState:
-        """Return the values that rebuild this object."""
+        """Export the values that rebuild this object."""
 
 
 class ProcessRole(Protocol):
@@ -66,10 +65,10 @@ class ProcessRole(Protocol):
     _trial: object
 
     def is_local_process_zero(self) -> bool:
-        """Return whether this is the first process of its machine."""
+        """Whether this is the first process of its machine."""
 
     def is_world_process_zero(self) -> bool:
-        """Return whether this is global rank 0."""
+        """Whether this is global rank 0."""
 
 
 class ExportableState:
@@ -82,7 +81,7 @@ class ExportableState:
     """
 
     def state(self) -> ExportedState:
-        """Return the values that rebuild this object."""
+        """Export the values that rebuild this object."""
         raise NotImplementedError(f"{type(self).__name__} inherits ExportableState and needs a `state()` method")
 
     @classmethod
@@ -94,22 +93,24 @@ class ExportableState:
         return instance
 
 
-def is_exportable(candidate: object) -> bool:
-    """Return whether a callback has a state to save, by duck typing."""
+def is_exportable(candidate: object) -> TypeGuard[HasState]:
+    """Whether a callback has a state to save, by duck typing."""
     return callable(getattr(candidate, "state", None)) and callable(getattr(type(candidate), "from_state", None))
 
 
-def export_states(stateful: Iterable[object]) -> ExportedState:
-    """Collect states under their class names. Several states of one class become a list."""
+def export_states(candidates: Iterable[object]) -> ExportedState:
+    """Collect the states of exportable objects under their class names. Several states of one class become a list."""
     exported: ExportedState = {}
-    for candidate in stateful:
-        if not isinstance(candidate, HasState) or not is_exportable(candidate):
-            raise CallbackError(
-                f"{type(candidate).__name__} has no state.\n\nHint: inherit ExportableState and write `state()`."
-            )
+    for candidate in candidates:
+        if not is_exportable(candidate):
+            continue
         name, state = type(candidate).__name__, candidate.state()
-        parts = [state.get(part, {}) for part in ("args", "attributes")] if isinstance(state, dict) else [state]
-        if not all(isinstance(part, dict) for part in parts):
+        is_dict = isinstance(state, dict)
+        if (
+            not is_dict
+            or not isinstance(state.get("args", {}), dict)
+            or not isinstance(state.get("attributes", {}), dict)
+        ):
             raise CallbackError(
                 f"{name}.state() returned {state!r}, which cannot be read back.\n\n"
                 "Hint: return {'args': {…}, 'attributes': {…}}."
@@ -134,7 +135,7 @@ class TrainerState:
     """The progress of a run. One step is one update, of any number of micro-batches.
 
     Args:
-        epoch: Epochs done, the decimal part within the current one.
+        epoch: Epochs done, with a decimal part.
         global_step: Updates done.
         max_steps: Updates planned.
         logging_steps: Updates between logs.
@@ -142,18 +143,18 @@ class TrainerState:
         save_steps: Updates between checkpoints.
         train_batch_size: Samples of a micro-batch.
         num_train_epochs: Epochs planned.
-        num_input_tokens_seen: Input tokens so far, where counted.
+        num_input_tokens_seen: Input tokens so far, if counted.
         total_flos: Floating-point operations so far.
         log_history: Every log, with its step.
         best_metric: Best value of the tracked metric.
-        best_global_step: Update at which it was reached.
+        best_global_step: Update of the best metric.
         best_model_checkpoint: Folder of the best checkpoint.
         is_local_process_zero: First process of this machine.
         is_world_process_zero: First process of all.
         is_hyper_param_search: Within a search over hyperparameters.
         trial_name: Name of the search's trial.
         trial_params: The trial's hyperparameters.
-        stateful_callbacks: Exported states by class name (objects are exported on construction).
+        stateful_callbacks: Exported states by class name. A list of objects is exported on construction.
 
     Mirrors:
         `transformers.TrainerState`, 5.23. Fields and JSON are the same.
@@ -178,7 +179,7 @@ class TrainerState:
     is_hyper_param_search: bool = False
     trial_name: str | None = None
     trial_params: dict[str, str | float | int | bool] | None = None
-    stateful_callbacks: Any = None  # a mapping of exported states, or the callbacks that are to be exported
+    stateful_callbacks: Any = None  # exported states, or the callbacks to export
 
     def __post_init__(self) -> None:
         if self.log_history is None:
@@ -186,18 +187,21 @@ class TrainerState:
         if self.stateful_callbacks is None:
             self.stateful_callbacks = {}
         elif not isinstance(self.stateful_callbacks, dict):
+            for candidate in self.stateful_callbacks:
+                if not is_exportable(candidate):
+                    kind = type(candidate).__name__
+                    raise CallbackError(f"{kind} has no state.\n\nHint: inherit ExportableState and write `state()`.")
             self.stateful_callbacks = export_states(self.stateful_callbacks)
 
     def save_to_json(self, json_path: str | os.PathLike[str]) -> None:
         """Write the state as JSON.
 
         Raises:
-            CallbackError: A field holds something that JSON does not have; the message names it (a `TypeError`).
+            CallbackError: A field holds a value that JSON does not have. The message names the field.
         """
         try:
             text = json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True)
         except (TypeError, ValueError, RecursionError) as error:
-            # Name the field that holds the value
             for field in dataclasses.fields(self):
                 try:
                     json.dumps(getattr(self, field.name), sort_keys=True)
@@ -212,7 +216,7 @@ class TrainerState:
 
     @classmethod
     def load_from_json(cls, json_path: str | os.PathLike[str]) -> TrainerState:
-        """Read a state that `save_to_json`, or `transformers`, wrote."""
+        """Read a state that `save_to_json` or `transformers` wrote."""
         with open(json_path, encoding="utf-8") as file:
             return cls(**json.load(file))
 
@@ -224,11 +228,11 @@ class TrainerState:
         return bool(exported.get("args", {}).get("should_epoch_stop", False))
 
     def _repr_html_(self) -> str:
-        """Show in a notebook the progress of the run and its logs."""
+        """Show the progress of the run and its logs in a notebook."""
         hidden, default = ("log_history", "stateful_callbacks", "global_step", "epoch"), TrainerState()
         names = [field.name for field in dataclasses.fields(self) if field.name not in hidden]
-        stands = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(default, name)}
-        rows = [{"global_step": self.global_step, "epoch": self.epoch, **stands}]
+        changed = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(default, name)}
+        rows = [{"global_step": self.global_step, "epoch": self.epoch, **changed}]
         return "".join(table_of(each, numbers=".6g") for each in (rows, self.log_history) if each)
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
@@ -241,7 +245,7 @@ class TrainerState:
     def init_training_references(
         self, trainer: ProcessRole, max_steps: int, num_train_epochs: int, trial: object
     ) -> None:
-        """Take what the trainer knows at the start of a run."""
+        """Copy the trainer's values at the start of a run."""
         self.max_steps = max_steps
         self.num_train_epochs = num_train_epochs
         if trainer.hp_name is not None and trainer._trial is not None:
@@ -256,11 +260,11 @@ class TrainerControl(ExportableState):
     """The flags by which callbacks steer a run.
 
     Args:
-        should_training_stop: Stop after this update; stays on.
-        should_epoch_stop: Leave this epoch; off again at the next one.
-        should_save: Save now; off again at the next update.
-        should_evaluate: Evaluate now; off again at the next update.
-        should_log: Log now; off again at the next update.
+        should_training_stop: Stop after this update. It stays set.
+        should_epoch_stop: Leave this epoch. The next epoch clears it.
+        should_save: Save now. The next update clears it.
+        should_evaluate: Evaluate now. The next update clears it.
+        should_log: Log now. The next update clears it.
 
     Mirrors:
         `transformers.TrainerControl`, 5.23.
@@ -282,7 +286,7 @@ class TrainerControl(ExportableState):
         self.should_save = self.should_evaluate = self.should_log = False
 
     def state(self) -> ExportedState:
-        """Return the flags."""
+        """Export the flags."""
         return {"args": dataclasses.asdict(self), "attributes": {}}
 
 

@@ -157,7 +157,7 @@ class LogMethods(TrainerBase):
         self.state.log_history.append({**logs, "step": self.state.global_step})
         handler = self.callback_handler
         # The callback itself writes to Lightning loggers. Flags are kept, as a log may still be due.
-        handler.active_ids = frozenset(id(c) for c in handler.callbacks if not isinstance(c, LoggerCallback))
+        handler.active_ids = {id(c) for c in handler.callbacks if not isinstance(c, LoggerCallback)}
         try:
             self.control = handler.call_event("on_log", self.args, self.state, self.control, logs=logs)
         finally:

@@ -26,7 +26,7 @@ from hf_compat.errors import CheckpointError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.metrics import TrainOutput
 from hf_compat.hf.search import Trial
-from hf_compat.hf.state import TrainerState, is_exportable
+from hf_compat.hf.state import TrainerState, export_states
 from hf_compat.interop.transformers_models import is_pretrained_model
 from hf_compat.interop.upstream_log import log_line, log_resumption, log_training
 from hf_compat.plan.lightning_plan import LightningPlan, RunCounts
@@ -113,7 +113,7 @@ class TrainingMethods(TrainerBase):
         Mirrors:
             `transformers.Trainer._init_training_state`, 5.23.
         """
-        stateful = [c for c in [*self.callback_handler.callbacks, self.control] if is_exportable(c)]
+        stateful = export_states([*self.callback_handler.callbacks, self.control])
         self.state = TrainerState(stateful_callbacks=stateful)
         self.state.train_batch_size = self._train_batch_size
         self.state.is_hyper_param_search = trial is not None

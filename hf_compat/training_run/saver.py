@@ -35,7 +35,7 @@ from hf_compat.checkpoint.torch_writer import save_torch
 from hf_compat.engine.windows import as_plain
 from hf_compat.errors import CheckpointWriteError, HfCompatError, warn_once
 from hf_compat.hf.callbacks import CallbackHandler
-from hf_compat.hf.state import export_states, is_exportable
+from hf_compat.hf.state import export_states
 from hf_compat.interop.transformers_models import is_peft_model
 from hf_compat.interop.upstream_log import log_line
 from hf_compat.optim.stepping import stepping_of, unprepared
@@ -416,8 +416,7 @@ class Saver:
 
     def _export_states(self) -> None:
         host = self._host
-        stateful = [c for c in [*host.callback_handler.callbacks, host.control] if is_exportable(c)]
-        host.state.stateful_callbacks = export_states(stateful)
+        host.state.stateful_callbacks = export_states([*host.callback_handler.callbacks, host.control])
 
     def _frozen_write(self) -> Callable[[str], None]:
         """Copy a checkpoint's content, and make the function that writes the copy.

@@ -30,8 +30,9 @@ def test_states_of_one_class_become_a_list_and_rebuild_their_objects():
 
 def test_what_has_no_state_is_refused():
     assert is_exportable(transformers.EarlyStoppingCallback()) and not is_exportable(object())
+    assert export_states([object(), TrainerControl()]) == export_states([TrainerControl()])
     with pytest.raises(CallbackError, match="object has no state"):
-        export_states([object()])
+        TrainerState(stateful_callbacks=[object()])
 
 
 @pytest.mark.parametrize("steps, expected", [(0.1, 2), (0.07, 2), (5, 5), (None, 500)])

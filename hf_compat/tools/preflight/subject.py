@@ -62,7 +62,7 @@ def enter_scratch(trainer: Trainer, folder: str, callbacks: list[Callback]) -> N
     trainer._callbacks = CallbackSet(trainer)
     for one in callbacks:
         handler.add_callback(one)
-        trainer._callbacks.order.add(one)
+        trainer._callbacks.order.append(one)
     vars(trainer)["log"] = _leave_out
 
 
