@@ -84,3 +84,8 @@ def show(parts: Sequence[str | Table], marks: Mapping[str, str] = MARKS, end: st
         for row in part.rows:
             table.add_row(*map(marked, row))
         console.print(table)
+
+
+def say(text: str) -> None:
+    """Print a line on the standard error, beside the answer of a command."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - for a person

@@ -81,9 +81,9 @@ def test_what_cannot_be_read_is_one_line_each_and_the_others_go_on(project, caps
         "error: two.py: line 2: a statement of Python 2: print 'two'",
         "error: wrong.py: line 2: a syntax error: def f(:",
         "error: bytes.py: ",
-        "error: nul.py: it is no text",
+        "error: nul.py: it is not text",
         "error: none.py: there is no such file or folder",
-        "error: data.csv: no source that can be migrated",
+        "error: data.csv: not a source that can be migrated",
     ):
         assert sum(one.startswith(line) for one in err.splitlines()) == 1, line
     assert "Traceback" not in err and (project / "old.py").read_text() == NEW

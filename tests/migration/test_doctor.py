@@ -9,8 +9,8 @@ import pytest
 from migrated import SCRIPTS
 
 from hf_compat.cli.main import main
-from hf_compat.tools.migration.diagnosis import diagnose
 from hf_compat.tools.migration.installed_names import installed_names
+from hf_compat.tools.migration.migrate import migrate
 from hf_compat.tools.migration.python_source import rewrite_python
 from hf_compat.tools.migration.report import Effect, Target
 
@@ -72,10 +72,10 @@ def test_each_kind_has_its_row():
 def test_what_becomes_of_a_kind(kind):
     path = KINDS / f"{kind}.py"
     under_run, in_5 = EXPECTED[kind]
-    (script,) = diagnose([str(path)]).scripts
-    assert sorted((one.effect, one.line, one.what) for one in script.findings) == sorted(under_run)
-    assert [one.effect.gravity for one in script.findings] == sorted(one.effect.gravity for one in script.findings)
-    (script,) = diagnose([str(path)], Target.TRANSFORMERS_5).scripts
+    (script,) = migrate([str(path)]).files
+    assert sorted((one.effect, one.line, one.what) for one in script.by_gravity) == sorted(under_run)
+    assert [one.effect.gravity for one in script.by_gravity] == sorted(one.effect.gravity for one in script.by_gravity)
+    (script,) = migrate([str(path)], Target.TRANSFORMERS_5).files
     assert script.verdict == in_5
     for target in Target:
         resolves_after_migration(path.read_text(), target)

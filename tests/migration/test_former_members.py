@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from migrated import left, today
 
-import hf_compat.tools.migration.resolving as resolving
+import hf_compat.tools.migration.names as names_of_today
 from hf_compat.interop.former_names import REFUSED_OVERRIDES
-from hf_compat.tools.migration.diagnosis import diagnose
+from hf_compat.tools.migration.imports import NEIGHBOURS
 from hf_compat.tools.migration.installed_names import InstalledNames, installed_names
-from hf_compat.tools.migration.neighbours import _PACKAGES
+from hf_compat.tools.migration.migrate import migrate
 from hf_compat.tools.migration.report import Target
 
 TARGETS = list(Target)
@@ -76,7 +76,7 @@ def test_a_release_of_4_has_all_of_it(tmp_path, monkeypatch):
     root = tmp_path / "transformers"
     root.mkdir()
     (root / "__init__.py").write_text('__version__ = "4.46.3"\n_import_structure = {"x": ["AutoModel", "Trainer"]}\n')
-    monkeypatch.setattr(resolving, "installed_names", lambda package: InstalledNames(root))
+    monkeypatch.setattr(names_of_today, "installed_names", lambda package: InstalledNames(root))
     script = tmp_path / "script.py"
     lines = (
         "tokenizer.encode_plus(1)",
@@ -84,9 +84,9 @@ def test_a_release_of_4_has_all_of_it(tmp_path, monkeypatch):
         "AutoModel.from_pretrained('x', load_in_8bit=1)",
     )
     script.write_text("from transformers import AutoModel\n" + "\n".join(lines) + "\n")
-    (under_run,) = diagnose([str(script)]).scripts
-    (in_5,) = diagnose([str(script)], Target.TRANSFORMERS_5).scripts
-    assert under_run.findings == () and [one.line for one in in_5.findings] == [2, 3, 4]
+    (under_run,) = migrate([str(script)]).files
+    (in_5,) = migrate([str(script)], Target.TRANSFORMERS_5).files
+    assert under_run.by_gravity == [] and [one.line for one in in_5.by_gravity] == [2, 3, 4]
 
 
 def gone_from_trainers():
@@ -108,8 +108,8 @@ def test_overrides_that_nothing_calls(tmp_path):
     def verdicts(*names, rest="", target=Target.HF_COMPAT):
         body = "".join(f"    def {name}(self, *args): ...\n" for name in names)
         (tmp_path / "script.py").write_text(f"{HEAD}class T(Trainer):\n{body}{rest}")
-        (script,) = diagnose([str(tmp_path / "script.py")], target).scripts
-        return {one.what.removeprefix("T."): one.effect.value for one in script.findings}
+        (script,) = migrate([str(tmp_path / "script.py")], target).files
+        return {one.what.removeprefix("T."): one.effect.value for one in script.by_gravity}
 
     assert verdicts(*REFUSED_OVERRIDES) == dict.fromkeys(REFUSED_OVERRIDES, "fails")
     former = ("ipex_optimize_model", "_gather_and_numpify", "prediction_loop")
@@ -131,7 +131,7 @@ def test_a_name_without_machinery_here_is_told():
     assert left(source, Target.TRANSFORMERS_5) == [(4, "self._save_tpu"), (5, "self._nested_gather")]
 
 
-@pytest.mark.parametrize("package", _PACKAGES)
+@pytest.mark.parametrize("package", NEIGHBOURS)
 def test_no_name_of_a_neighbour_is_taken_for_absent(package):
     """All that a package really has at its top level is found in its sources."""
     names = installed_names(package)

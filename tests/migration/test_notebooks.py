@@ -71,7 +71,7 @@ def test_what_is_no_notebook_is_one_line(text, tmp_path, capsys):
     file.write_text(text)
     assert main(["migrate", "--write", str(file)]) == 2
     err = capsys.readouterr().err
-    assert f"error: {file}: it is no notebook" in err and "Traceback" not in err and file.read_text() == text
+    assert f"error: {file}: it is not a notebook" in err and "Traceback" not in err and file.read_text() == text
 
 
 def test_notebooks_of_other_languages_stay(tmp_path):

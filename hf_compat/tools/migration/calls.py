@@ -1,250 +1,263 @@
-"""Calls that make training arguments and trainers, and dicts that they take by `**`."""
+"""Rewrite calls that make training arguments, trainers and optimizers, and dicts that they take by `**`."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import libcst as cst
 from libcst.metadata import Access, Assignment
 
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES
-from hf_compat.tools.migration.elements import edited_dict
+from hf_compat.tools.migration.elements import Edit, edit_call, edited_dict
 from hf_compat.tools.migration.old_arguments import Decision, Item, decide, is_renamed, read_constant, today
-from hf_compat.tools.migration.source import Source
+from hf_compat.tools.migration.source import Source, dotted, fields_of, keyword, methods_of, walk
 from hf_compat.tools.migration.things import Thing, Things, instance_of
-from hf_compat.tools.migration.trainer_calls import (
-    call_change,
-    is_call_of_train,
-    is_super_call,
-    own_parameters,
-    rewrite_adamw,
-    rewrite_train,
-    rewrite_trainer,
-)
 
-_OTHERS_OWN = "the class is not known here: if it makes training arguments, "
+# Later releases put another parameter of the trainer at this place, so the following ones are given by keyword.
+_TRAINER_PLACES = 7
+_GONE_KEYWORDS = {
+    "prediction_loss_only": "an argument of TrainingArguments since 3.1",
+    "tb_writer": "gone: give a TensorBoardCallback(tb_writer) among the callbacks",
+}
+# The parameters of transformers' AdamW, and those of its defaults that differ from torch's.
+_ADAMW_PLACES = ("params", "lr", "betas", "eps", "weight_decay", "correct_bias", "no_deprecation_warning")
+_ADAMW_DEFAULTS = {"eps": "1e-6", "weight_decay": "0.0"}
+_MODEL_PATH = "is resume_from_checkpoint now: a folder with only a model cannot be resumed from"
 
 
 def rewrite_calls(source: Source, things: Things) -> None:
-    """Have all calls of one source rewritten."""
+    """Rewrite all calls of one source."""
     for call in source.of(cst.Call):
-        kind = _makes(call, source, things)
+        kind, func = _makes(call, source, things), call.func
+        owner, method = (func.value, func.attr.value) if isinstance(func, cst.Attribute) else (func, "")
         if kind is Thing.ARGUMENTS:
             _rewrite_arguments(call, source, things)
         elif kind is Thing.TRAINER:
-            rewrite_trainer(call, source, _own_parameters(call, source))
-        elif things.of(call.func) is Thing.ADAMW:
-            rewrite_adamw(call, source)
-        elif is_call_of_train(call, things):
-            rewrite_train(call, source)
-        elif is_call_of_parse_dict(call, things) and isinstance(call.args[0].value, cst.Dict):
-            display = call.args[0].value
-            _rewrite_dict(display, dict(_entries(display)), source, {})
+            _rewrite_trainer(call, source)
+        elif things.of(func) is Thing.ADAMW:
+            _rewrite_adamw(call, source)
+        elif method == "train" and (is_super_call(call, "train") or things.of(owner) is Thing.TRAINER):
+            for place, argument in (one for one in enumerate(call.args) if keyword(one[1]) == "model_path"):
+                edit_call(source, call, {place: Edit(name="resume_from_checkpoint")})
+                source.list(argument, source.code(argument).strip().rstrip(","), _MODEL_PATH)
+        elif method == "parse_dict" and call.args and things.of(owner) is Thing.PARSER:
+            if isinstance(call.args[0].value, cst.Dict):
+                _rewrite_dict(call.args[0].value, source, {})
         elif kind is None:
-            _list_unknown(call, source, things)
+            _list_unknown(call, source)
 
 
 def _makes(call: cst.Call, source: Source, things: Things) -> Thing | None:
-    """Return what a call makes; for `super().__init__(…)` in a class, what the class makes."""
-    made = things.of(call)
+    """The kind of a call's result. For `super().__init__(…)` in a class it is the kind of its instances."""
     if source.imported(call.func) == "functools.partial" and call.args:
         return instance_of(things.of(call.args[0].value))
-    function = next((one for one in source.bound_nodes(call.func) if isinstance(one, cst.FunctionDef)), None)
+    function = source.bound(call.func, cst.FunctionDef)
     if function is not None:
-        return Thing.ARGUMENTS if hands_keywords_on(function, source, things) else None
+        return Thing.ARGUMENTS if _forwards_keywords(function, source, things) else None
+    made = things.of(call)
     if made is None and is_super_call(call, "__init__"):
-        owner = owner_of(call, source, things)
-        return instance_of(owner)
+        owner = next((one for one in source.above(call) if isinstance(one, cst.ClassDef)), None)
+        return None if owner is None else instance_of(things.local_classes.get(owner))
     return made
 
 
-def owner_of(node: cst.CSTNode, source: Source, things: Things) -> Thing | None:
-    """Return what the class makes that a node stands in."""
-    found = next((one for one in source.above(node) if isinstance(one, cst.ClassDef)), None)
-    return None if found is None else things.local_classes.get(found)
+def is_super_call(call: cst.Call, method: str) -> bool:
+    """Whether a call is `super().METHOD(…)`."""
+    func = call.func
+    if not isinstance(func, cst.Attribute) or func.attr.value != method or not isinstance(func.value, cst.Call):
+        return False
+    return dotted(func.value.func) == "super"
 
 
-def hands_keywords_on(function: cst.FunctionDef, source: Source, things: Things) -> bool:
-    """Return whether a function gives its `**keywords` to a class of training arguments."""
+def _forwards_keywords(function: cst.FunctionDef, source: Source, things: Things) -> bool:
+    """Whether a function gives its `**keywords` to a class of training arguments."""
     rest = function.params.star_kwarg
     for binding in source.assignments(rest.name) if rest is not None else ():
-        for access in binding.references:
-            argument = source.parent(access.node)
+        for read in source.reads(binding):
+            argument = source.parent(read)
             call = source.parent(argument) if isinstance(argument, cst.Arg) and argument.star == "**" else None
             if isinstance(call, cst.Call) and things.of(call.func) is Thing.ARGUMENTS_CLASS:
                 return True
     return False
 
 
-def own_fields(call: cst.Call, source: Source, things: Things) -> frozenset[str]:
-    """Return the fields that the called class, and those it is made from in this source, declares itself."""
-    node = local_class(call.func, source)
-    found: set[str] = set()
-    while node is not None and node in things.local_classes:
-        found |= set(fields_of(node))
-        node = next((up for base in node.bases if (up := local_class(base.value, source)) is not None), None)
-    return frozenset(found)
-
-
-def fields_of(node: cst.ClassDef) -> Iterator[str]:
-    """Yield the names of a dataclass's fields."""
-    for statement in node.body.body:
-        for small in statement.body if isinstance(statement, cst.SimpleStatementLine) else ():
-            if isinstance(small, cst.AnnAssign) and isinstance(small.target, cst.Name):
-                yield small.target.value
-
-
-def _own_parameters(call: cst.Call, source: Source) -> frozenset[str]:
-    """Return what the called class, and those of this source that it is made from, take by themselves."""
-    node = local_class(call.func, source)
-    seen: set[cst.ClassDef] = set()
-    found: set[str] = set()
-    while node is not None and node not in seen:
-        seen.add(node)
-        found |= own_parameters(node)
-        node = next((up for base in node.bases if (up := local_class(base.value, source)) is not None), None)
-    return frozenset(found)
-
-
-def is_call_of_parse_dict(call: cst.Call, things: Things) -> bool:
-    """Return whether a call is HfArgumentParser's `parse_dict`, with arguments."""
-    func = call.func
-    is_named = isinstance(func, cst.Attribute) and func.attr.value == "parse_dict" and bool(call.args)
-    return is_named and isinstance(func, cst.Attribute) and things.of(func.value) is Thing.PARSER
-
-
 def local_class(node: cst.BaseExpression, source: Source) -> cst.ClassDef | None:
-    """Return the class of this source that a name stands for."""
-    return next((one for one in source.bound_nodes(node) if isinstance(one, cst.ClassDef)), None)
+    """The class of this source that a name stands for."""
+    return source.bound(node, cst.ClassDef)
+
+
+def _lineage(node: cst.BaseExpression, source: Source) -> Iterator[cst.ClassDef]:
+    """Yield the class of this source that a name stands for, and its bases in this source."""
+    seen: set[cst.ClassDef] = set()
+    found = local_class(node, source)
+    while found is not None and found not in seen:
+        seen.add(found)
+        yield found
+        found = next((up for base in found.bases if (up := local_class(base.value, source)) is not None), None)
 
 
 def _rewrite_arguments(call: cst.Call, source: Source, things: Things) -> None:
-    function = next((one for one in source.bound_nodes(call.func) if isinstance(one, cst.FunctionDef)), None)
+    function = source.bound(call.func, cst.FunctionDef)
     own = () if function is None else (*function.params.params, *function.params.kwonly_params)
     kept = {one.name.value for one in own}
-    kept |= {name for name in own_fields(call, source, things) if name in OLD_NAMES and not is_renamed(name)}
+    for node in itertools.takewhile(things.local_classes.__contains__, _lineage(call.func, source)):
+        names = (target.value for _, target in fields_of(node))
+        kept |= {name for name in names if name in OLD_NAMES and not is_renamed(name)}
     places = [index for index, one in enumerate(call.args) if one.keyword is not None]
-    items = [Item(one.keyword.value, one.value) for one in call.args if one.keyword is not None]
-    dicts = list(_given_by_stars(call, source))
-    elsewhere = {item.name: item.value for _, entries in dicts for item in entries.values()}
+    items = [Item(keyword(call.args[place]), call.args[place].value) for place in places]
+    dicts = [display for one in call.args if one.star == "**" and (display := _display(one, source)) is not None]
+    elsewhere = {item.name: item.value for display in dicts for item in _entries(display).values()}
     decision = decide([Item("", i.value) if i.name in kept else i for i in items], source.target, elsewhere)
-    _note(source, decision, {n: (call.args[places[n]], items[n].name) for n, _ in decision.notes})
+    _note(source, decision, [call.args[place] for place in places])
     edits = {places[n]: edit for n, edit in decision.edits.items()}
     if edits:
-        source.change(call, call_change(source, call, edits))
-    for name, place in ((items[n].name, places[n]) for n in decision.edits if items[n].name not in kept):
-        refused = today(name) if name in OLD_NAMES else "its value is no longer one that it may have"
-        source.mend_for_5(call.args[place], f"{name}=", f"transformers 5 refuses it: {refused}")
-    given = {item.name: item.value for item in items}
-    for display, entries in dicts:
-        _rewrite_dict(display, entries, source, given)
-    if function is None and source.imported(call.func) != "functools.partial":
-        _list_places(call, source)
-
-
-def _note(source: Source, decision: Decision, nodes: dict[int, tuple[cst.CSTNode, str]]) -> None:
-    for place, reason in decision.notes:
-        node, _ = nodes[place]
-        source.list(node, source.code(node).strip().rstrip(","), reason)
-
-
-def _list_places(call: cst.Call, source: Source) -> None:
-    """List positional arguments after the first: other ones stood there in earlier releases."""
+        edit_call(source, call, edits)
+    for place in edits:
+        name = keyword(call.args[place])
+        if name not in kept:
+            refused = today(name) if name in OLD_NAMES else "its value is no longer allowed"
+            source.mend_for_5(call.args[place], f"{name}=", f"transformers 5 refuses it: {refused}")
+    for display in dicts:
+        _rewrite_dict(display, source, dict(items))
+    imported = source.imported(call.func)
     positional = [one for one in call.args if one.keyword is None and not one.star]
-    is_copy = isinstance(call.func, (cst.Name, cst.Attribute)) and source.imported(call.func) == "dataclasses.replace"
-    if len(positional) > 1 and not is_copy:
+    # Other arguments stood at these places in earlier releases
+    if function is None and imported not in ("functools.partial", "dataclasses.replace") and len(positional) > 1:
         reason = "positional arguments after output_dir have changed their places: name them"
         source.list(call, source.code(positional[1].value), reason)
 
 
-def _given_by_stars(call: cst.Call, source: Source) -> Iterator[tuple[cst.Dict, dict[int, Item]]]:
-    """Yield the dict displays that a call takes by `**`, with their entries by place."""
-    for argument in call.args:
-        if argument.star != "**":
-            continue
-        display = argument.value if isinstance(argument.value, cst.Dict) else _dict_named(argument, source)
-        if display is not None:
-            yield display, dict(_entries(display))
+def _note(source: Source, decision: Decision, nodes: list[cst.Arg] | list[cst.BaseDictElement]) -> None:
+    for place, reason in decision.notes:
+        source.list(nodes[place], source.code(nodes[place]).strip().rstrip(","), reason)
 
 
-def _entries(display: cst.Dict) -> Iterator[tuple[int, Item]]:
+def _entries(display: cst.Dict) -> dict[int, Item]:
+    """The entries of a dict display with constant text keys, by position."""
+    found = {}
     for index, element in enumerate(display.elements):
         key = read_constant(element.key) if isinstance(element, cst.DictElement) else None
         if key is not None and isinstance(key.value, str):
-            yield index, Item(key.value, element.value)
+            found[index] = Item(key.value, element.value)
+    return found
 
 
-def _dict_named(argument: cst.Arg, source: Source) -> cst.Dict | None:
-    """Return the dict display that a name is bound to, once, where nothing but such calls reads it."""
+def _display(argument: cst.Arg, source: Source) -> cst.Dict | None:
+    """The dict display that a call takes by `**`, directly or by a name that only such calls read."""
     name = argument.value
-    if not isinstance(name, cst.Name):
-        return None
+    if isinstance(name, cst.Dict):
+        return name
     bindings = source.assignments(name)
-    display = _display_of(bindings[0], source) if len(bindings) == 1 and isinstance(bindings[0], Assignment) else None
-    if display is None:
+    if len(bindings) != 1 or not isinstance(bindings[0], Assignment):
         return None
-    others = [access for access in bindings[0].references if not _is_plain_use(access, source)]
-    if not others:
+    statement = source.parent(bindings[0].node)
+    if isinstance(statement, cst.AssignTarget):
+        statement = source.parent(statement)
+    display = statement.value if isinstance(statement, (cst.Assign, cst.AnnAssign)) else None
+    if not isinstance(display, cst.Dict):
+        return None
+    if all(_is_plain_use(access, source) for access in bindings[0].references):
         return display
-    if any(item.name in OLD_NAMES for _, item in _entries(display)):
+    if any(item.name in OLD_NAMES for item in _entries(display).values()):
         reason = "holds old names of training arguments, and is used elsewhere, too: rename its keys by hand"
-        source.list(display, name.value, reason)
+        source.list(display, dotted(name), reason)
     return None
 
 
-def _display_of(assignment: Assignment, source: Source) -> cst.Dict | None:
-    statement = source.parent(assignment.node)
-    if isinstance(statement, cst.AssignTarget):
-        statement = source.parent(statement)
-    value = statement.value if isinstance(statement, (cst.Assign, cst.AnnAssign)) else None
-    return value if isinstance(value, cst.Dict) else None
-
-
 def _is_plain_use(access: Access, source: Source) -> bool:
-    """Return whether a dict is handed on by `**`, or one of its entries read or set by a constant key of today."""
+    """Whether a use forwards a dict by `**`, or reads or sets an entry by a current constant key."""
     outer = source.parent(access.node)
     if isinstance(outer, cst.Arg):
         return outer.star == "**"
-    if not isinstance(outer, cst.Subscript):
-        return False
-    index = outer.slice[0].slice
+    index = outer.slice[0].slice if isinstance(outer, cst.Subscript) else None
     key = read_constant(index.value) if isinstance(index, cst.Index) else None
     return key is not None and key.value not in OLD_NAMES
 
 
-def _rewrite_dict(
-    display: cst.Dict, entries: dict[int, Item], source: Source, given: dict[str, cst.BaseExpression]
-) -> None:
+def _rewrite_dict(display: cst.Dict, source: Source, given: dict[str, cst.BaseExpression]) -> None:
+    """Rewrite the entries of a dict.
+
+    Args:
+        display: The dict.
+        source: Its source.
+        given: What the same call gets by keyword.
+    """
+    entries = _entries(display)
     places = list(entries)
     decision = decide(list(entries.values()), source.target, given)
-    _note(source, decision, {n: (display.elements[places[n]], entries[places[n]].name) for n, _ in decision.notes})
+    _note(source, decision, [display.elements[place] for place in places])
     edits = {places[n]: edit for n, edit in decision.edits.items()}
-
-    def change(node: cst.CSTNode) -> cst.CSTNode:
-        assert isinstance(node, cst.Dict)
-        return edited_dict(node, edits)
-
     if edits and not source.is_changed(display):
-        source.change(display, change)
+        source.change(display, lambda node: edited_dict(node, edits))
 
 
-def _list_unknown(call: cst.Call, source: Source, things: Things) -> None:
-    """List old names that a class is given which this source does not know."""
-    if isinstance(call.func, cst.Name) and call.func.value == "dict":
-        # Who takes it is not looked up
-        for argument in call.args:
-            keyword = "" if argument.keyword is None else argument.keyword.value
-            if keyword in OLD_NAMES and keyword not in ATTRIBUTES_ONLY:
-                reason = f"if it is for training arguments, {today(keyword)}"
-                source.list(argument, f"dict({keyword}=…)", reason)
-    name = source.imported(call.func)
-    last = (name or "").rpartition(".")[2]
-    if name is None or not last[:1].isupper():
-        return
+def _list_unknown(call: cst.Call, source: Source) -> None:
+    """List old names that are given to `dict`, or to an imported class of unknown kind."""
+    is_dict = isinstance(call.func, cst.Name) and call.func.value == "dict"
+    last = source.imported(call.func).rpartition(".")[2]
     for argument in call.args:
-        keyword = "" if argument.keyword is None else argument.keyword.value
-        if keyword in OLD_NAMES and last.endswith(("Arguments", "Config", "Args")):
-            source.list(argument, f"{last}({keyword}=…)", f"{_OTHERS_OWN}{today(keyword)}")
-        elif keyword == "tokenizer" and last.endswith("Trainer"):
+        name = keyword(argument)
+        if is_dict and name in OLD_NAMES and name not in ATTRIBUTES_ONLY:
+            source.list(argument, f"dict({name}=…)", f"if it is for training arguments, {today(name)}")
+        if last[:1].isupper() and name in OLD_NAMES and last.endswith(("Arguments", "Config", "Args")):
+            reason = f"the class is not known here: if it makes training arguments, {today(name)}"
+            source.list(argument, f"{last}({name}=…)", reason)
+        elif last[:1].isupper() and name == "tokenizer" and last.endswith("Trainer"):
             reason = "the class is not known here: most trainers call it processing_class today"
             source.list(argument, f"{last}(tokenizer=…)", reason)
+
+
+def _rewrite_trainer(call: cst.Call, source: Source) -> None:
+    """Give a trainer's constructor today's keywords."""
+    if len([one for one in call.args if one.keyword is None and not one.star]) > _TRAINER_PLACES:
+        source.list(call, source.code(call.func), "positional arguments from the eighth on have moved: name them")
+    if any("tokenizer" in _own_parameters(one) for one in _lineage(call.func, source)):
+        return
+    names = [keyword(one) for one in call.args]
+    if "tokenizer" in names and "processing_class" not in names:
+        place = names.index("tokenizer")
+        edit_call(source, call, {place: Edit(name="processing_class")})
+        source.mend_for_5(call.args[place], "tokenizer=", "transformers 5's trainers call it processing_class")
+    for index, name in enumerate(names):
+        if name in _GONE_KEYWORDS:
+            source.list(call.args[index], f"{name}=", _GONE_KEYWORDS[name])
+
+
+def _own_parameters(node: cst.ClassDef) -> Iterator[str]:
+    """Yield the parameters that a class's own `__init__` names, or takes out of its `**keywords`."""
+    method = next((one for one in methods_of(node) if one.name.value == "__init__"), None)
+    if method is None:
+        return
+    params = method.params
+    yield from (one.name.value for one in (*params.params, *params.kwonly_params))
+    rest = params.star_kwarg.name.value if params.star_kwarg is not None else ""
+    for inner in walk(method.body) if rest else ():
+        # `rest["key"]`, `rest.get("key")`, `rest.pop("key")`, `"key" in rest`
+        key: cst.CSTNode | None = None
+        if isinstance(inner, cst.Subscript) and dotted(inner.value) == rest:
+            index = inner.slice[0].slice
+            key = index.value if isinstance(index, cst.Index) else None
+        elif isinstance(inner, cst.Call) and dotted(inner.func) in (f"{rest}.get", f"{rest}.pop", f"{rest}.setdefault"):
+            key = inner.args[0].value if inner.args else None
+        elif isinstance(inner, cst.Comparison) and any(dotted(one.comparator) == rest for one in inner.comparisons):
+            key = inner.left
+        if isinstance(key, cst.SimpleString):
+            yield str(key.evaluated_value)
+
+
+def _rewrite_adamw(call: cst.Call, source: Source) -> None:
+    """Give torch's AdamW the defaults of transformers' AdamW, which it replaces."""
+    if any(one.star for one in call.args):
+        source.list(call, source.code(call.func), "torch's AdamW has other defaults: give eps=1e-6, weight_decay=0.0")
+        return
+    names = [keyword(one) or _ADAMW_PLACES[n] for n, one in enumerate(call.args[:7])]
+    edits: dict[int, Edit] = {}
+    for place, name in enumerate(names):
+        value = read_constant(call.args[place].value)
+        if name == "no_deprecation_warning" or (name == "correct_bias" and value is not None and value.value is True):
+            edits[place] = Edit(drop=True)
+        elif name == "correct_bias":
+            source.list(call.args[place], "AdamW(correct_bias=…)", "torch's AdamW always corrects the bias")
+    added = [(name, cst.parse_expression(value)) for name, value in _ADAMW_DEFAULTS.items() if name not in names]
+    edit_call(source, call, edits, added)

@@ -1,4 +1,4 @@
-"""Arguments of a call and entries of a dict, changed or taken out; layout and comments stay."""
+"""Edit the arguments of a call and the entries of a dict. Layout and comments stay, and long lines are broken."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from typing import TypeAlias, TypeVar, cast
 
 import libcst as cst
 
+from hf_compat.tools.migration.source import Source
+
 Listed = TypeVar("Listed", cst.Arg, cst.Param)
 Whitespace: TypeAlias = cst.BaseParenthesizableWhitespace
+_DEEPER = "    "
+COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+EQUAL = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edit:
-    """What becomes of one argument.
+    """A change of one argument.
 
     Args:
-        name: Its name today; None leaves it.
-        value: From its value to today's; None leaves it.
-        drop: Whether it goes.
+        name: Its new name. None keeps the name.
+        value: Makes the new value from the old one. None keeps the value.
+        drop: Whether it is removed.
     """
 
     name: str | None = None
@@ -28,7 +33,7 @@ class Edit:
 
 
 def constant(value: object) -> cst.BaseExpression:
-    """Return the literal of a value, strings in double quotes."""
+    """Make the literal of a value, strings in double quotes."""
     return cst.parse_expression(_literal(value))
 
 
@@ -43,55 +48,49 @@ def _literal(value: object) -> str:
     return repr(value)
 
 
-def wrapped(before: str, after: str) -> Callable[[cst.BaseExpression], cst.BaseExpression]:
-    """Return what puts an expression into another one; it gets parentheses where it needs some."""
+def edit_call(
+    source: Source, call: cst.Call, edits: Mapping[int, Edit], added: Sequence[tuple[str, cst.BaseExpression]] = ()
+) -> None:
+    """Change the arguments of a call.
 
-    def wrap(value: cst.BaseExpression) -> cst.BaseExpression:
-        code = cst.Module([]).code_for_node(value)
-        is_open = isinstance(value, (cst.IfExp, cst.Lambda, cst.NamedExpr, cst.Yield)) and not value.lpar
-        return cst.parse_expression(before + (f"({code})" if is_open else code) + after)
+    Args:
+        source: The source of the call.
+        call: The call.
+        edits: The changes by position.
+        added: New keywords and their values.
+    """
 
-    return wrap
+    def change(node: cst.Call) -> cst.Call:
+        args = []
+        for index, argument in enumerate(node.args):
+            edit = edits.get(index, Edit())
+            if edit.name is not None:
+                argument = argument.with_changes(keyword=cst.Name(edit.name))
+            args.append(argument if edit.value is None else argument.with_changes(value=edit.value(argument.value)))
+        dropped = [index for index in range(len(args)) if index in edits and edits[index].drop]
+        before, args = _without(node.whitespace_before_args, args, dropped)
+        for name, value in added:
+            args = appended(args, cst.Arg(keyword=cst.Name(name), value=value, equal=EQUAL))
+        return fitted_call(source, call, node.with_changes(args=args, whitespace_before_args=before))
 
-
-def edited_call(
-    call: cst.Call, edits: Mapping[int, Edit], added: Sequence[tuple[str, cst.BaseExpression]] = ()
-) -> cst.Call:
-    """Return a call whose arguments have been edited, by place."""
-    args = [_edited_argument(one, edits.get(index)) for index, one in enumerate(call.args)]
-    dropped = [index for index in range(len(args)) if index in edits and edits[index].drop]
-    before, args = _without(call.whitespace_before_args, args, dropped)
-    for name, value in added:
-        args = appended(args, keyword(name, value))
-    return call.with_changes(args=args, whitespace_before_args=before)
+    source.change(call, change)
 
 
 def edited_dict(node: cst.Dict, edits: Mapping[int, Edit]) -> cst.Dict:
-    """Return a dict display whose entries have been edited, by place."""
+    """Change the entries of a dict display by position."""
     elements = list(node.elements)
     for index, edit in edits.items():
-        element = elements[index]
-        assert isinstance(element, cst.DictElement)
-        elements[index] = _edited_entry(element, edit)
+        element = cast("cst.DictElement", elements[index])
+        key = element.key
+        if edit.name is not None and isinstance(key, cst.SimpleString):
+            element = element.with_changes(key=key.with_changes(value=f"{key.prefix}{key.quote}{edit.name}{key.quote}"))
+        if edit.value is not None and not edit.drop:
+            element = element.with_changes(value=edit.value(element.value))
+        elements[index] = element
     kept = [element for index, element in enumerate(elements) if not (index in edits and edits[index].drop)]
     if kept and kept[-1] is not elements[-1]:
         kept[-1] = kept[-1].with_changes(comma=elements[-1].comma)
     return node.with_changes(elements=kept)
-
-
-def _edited_argument(argument: cst.Arg, edit: Edit | None) -> cst.Arg:
-    if edit is None or edit.drop:
-        return argument
-    if edit.name is not None:
-        argument = argument.with_changes(keyword=cst.Name(edit.name))
-    return argument if edit.value is None else argument.with_changes(value=edit.value(argument.value))
-
-
-def _edited_entry(element: cst.DictElement, edit: Edit) -> cst.DictElement:
-    key = element.key
-    if edit.name is not None and isinstance(key, cst.SimpleString):
-        element = element.with_changes(key=key.with_changes(value=f"{key.prefix}{key.quote}{edit.name}{key.quote}"))
-    return element if edit.value is None or edit.drop else element.with_changes(value=edit.value(element.value))
 
 
 def _argument_end(argument: cst.Arg) -> Whitespace:
@@ -99,63 +98,86 @@ def _argument_end(argument: cst.Arg) -> Whitespace:
     return comma.whitespace_after if isinstance(comma, cst.Comma) else argument.whitespace_after_arg
 
 
-def _set_argument_end(argument: cst.Arg, end: Whitespace) -> cst.Arg:
-    comma = argument.comma
-    if isinstance(comma, cst.Comma):
-        return argument.with_changes(comma=comma.with_changes(whitespace_after=end))
-    return argument.with_changes(whitespace_after_arg=end)
+def _without(before: Whitespace, args: list[cst.Arg], dropped: Sequence[int]) -> tuple[Whitespace, list[cst.Arg]]:
+    """Remove arguments. Comments above the remaining ones stay above them."""
 
+    def joined(first: Whitespace, second: Whitespace) -> Whitespace:
+        if isinstance(first, cst.ParenthesizedWhitespace) and isinstance(second, cst.ParenthesizedWhitespace):
+            lines = [*first.empty_lines, *second.empty_lines]
+            return first.with_changes(empty_lines=lines, indent=second.indent, last_line=second.last_line)
+        return first if isinstance(first, cst.ParenthesizedWhitespace) else second
 
-def _without(
-    before: Whitespace,
-    args: list[cst.Arg],
-    dropped: Sequence[int],
-) -> tuple[Whitespace, list[cst.Arg]]:
-    """Take arguments out; comments above those that stay go on standing above them."""
     for index in sorted(dropped, reverse=True):
         end = _argument_end(args[index])
-        is_last = index == len(args) - 1
         if index == 0:
-            before = _joined(before, end)
+            before = joined(before, end)
         else:
-            previous = _set_argument_end(args[index - 1], _joined(_argument_end(args[index - 1]), end))
-            args[index - 1] = (
-                previous.with_changes(comma=cst.MaybeSentinel.DEFAULT, whitespace_after_arg=cst.SimpleWhitespace(""))
-                if is_last and not isinstance(_argument_end(previous), cst.ParenthesizedWhitespace)
-                else previous
-            )
+            previous = args[index - 1]
+            end = joined(_argument_end(previous), end)
+            if index == len(args) - 1 and not isinstance(end, cst.ParenthesizedWhitespace):
+                bare = cst.SimpleWhitespace("")
+                previous = previous.with_changes(comma=cst.MaybeSentinel.DEFAULT, whitespace_after_arg=bare)
+            elif isinstance(previous.comma, cst.Comma):
+                previous = previous.with_changes(comma=previous.comma.with_changes(whitespace_after=end))
+            else:
+                previous = previous.with_changes(whitespace_after_arg=end)
+            args[index - 1] = previous
         del args[index]
     return before, args
 
 
-def _joined(first: Whitespace, second: Whitespace) -> Whitespace:
-    """Return the space before and the space after something that has gone, as one."""
-    if isinstance(first, cst.ParenthesizedWhitespace) and isinstance(second, cst.ParenthesizedWhitespace):
-        lines = [*first.empty_lines, *second.empty_lines]
-        return first.with_changes(empty_lines=lines, indent=second.indent, last_line=second.last_line)
-    return first if isinstance(first, cst.ParenthesizedWhitespace) else second
-
-
-def appended(elements: list[Listed], new: Listed) -> list[Listed]:
-    """Return arguments or parameters with one more at the end, laid out as the others are."""
+def appended(elements: Sequence[Listed], new: Listed) -> list[Listed]:
+    """Add an argument or parameter at the end, in the layout of the others."""
     if not elements:
         return [new]
     *others, last = elements
-    between: cst.Comma | cst.MaybeSentinel = others[-1].comma if others else _COMMA
+    between: cst.Comma | cst.MaybeSentinel = others[-1].comma if others else COMMA
     if isinstance(last.comma, cst.Comma):  # one a line, or others of another kind follow
         last, new = last.with_changes(comma=between if others else last.comma), new.with_changes(comma=last.comma)
     else:
         end = "whitespace_after_arg" if isinstance(last, cst.Arg) else "whitespace_after_param"
-        bare = {end: cst.SimpleWhitespace("")}
         kept = {end: getattr(last, end)}
-        last, new = last.with_changes(comma=between, **bare), new.with_changes(**kept)
+        last, new = last.with_changes(comma=between, **{end: cst.SimpleWhitespace("")}), new.with_changes(**kept)
     return cast("list[Listed]", [*others, last, new])
 
 
-_COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+def fitted_call(source: Source, before: cst.BaseExpression, after: cst.Call) -> cst.Call:
+    """Break a call if its line would be too long.
+
+    Args:
+        source: The source of the call.
+        before: The original expression.
+        after: The call in its place.
+    """
+    if not after.args or not source.outgrows(before, after):
+        return after
+    pad = source.indent_within_block(before)
+    alone = ", ".join(source.code(one.with_changes(comma=cst.MaybeSentinel.DEFAULT)).strip() for one in after.args)
+    args = _broken(list(after.args), pad, one_a_line=not source.fits(before, f"{_DEEPER}{alone}"))
+    return after.with_changes(args=args, whitespace_before_args=_line(pad + _DEEPER))
 
 
-def keyword(name: str, value: cst.BaseExpression) -> cst.Arg:
-    """Return the argument `name=value`."""
-    equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
-    return cst.Arg(keyword=cst.Name(name), value=value, equal=equal)
+def fitted_function(source: Source, before: cst.FunctionDef, after: cst.FunctionDef) -> cst.FunctionDef:
+    """Put the parameters of a function on lines of their own if its line would be too long."""
+    params = after.params
+    others = (*params.kwonly_params, *params.posonly_params, *([params.star_kwarg] if params.star_kwarg else []))
+    if others or not params.params or not source.outgrows(before.params, params):
+        return after
+    pad = source.indent_within_block(before)
+    one_a_line = not source.fits(before, f"{_DEEPER}{source.code(params)}")
+    broken = params.with_changes(params=_broken(list(params.params), pad, one_a_line=one_a_line))
+    return after.with_changes(params=broken, whitespace_before_params=_line(pad + _DEEPER))
+
+
+def _line(indent: str) -> cst.ParenthesizedWhitespace:
+    return cst.ParenthesizedWhitespace(indent=True, last_line=cst.SimpleWhitespace(indent))
+
+
+def _broken(elements: list[Listed], pad: str, *, one_a_line: bool) -> list[Listed]:
+    """End a line after each argument or parameter, or only after the last."""
+    if one_a_line:
+        within: cst.Comma = cst.Comma(whitespace_after=_line(pad + _DEEPER))
+        last = elements[-1].with_changes(comma=cst.Comma(whitespace_after=_line(pad)))
+        return cast("list[Listed]", [*(one.with_changes(comma=within) for one in elements[:-1]), last])
+    end = "whitespace_after_arg" if isinstance(elements[-1], cst.Arg) else "whitespace_after_param"
+    return cast("list[Listed]", [*elements[:-1], elements[-1].with_changes(**{end: _line(pad)})])

@@ -1,19 +1,20 @@
-"""Import statements as text and as blocks: split, merged and put where isort has them. Knows no name of any package."""
+"""Split, merge and sort import statements as isort does. Knows no name of any package."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias, cast
 
 import libcst as cst
 
-from hf_compat.tools.migration.source import dotted
+from hf_compat.tools.migration.source import Source, dotted
 
-# Longest import that goes on one line where it was broken before: short enough for every formatter's default.
+# A broken import of at most this length goes on one line, which suits every formatter's default.
 _LINE = 79
 _LONGEST_LINE = 88
-_IMPORTS = (cst.Import, cst.ImportFrom)
+Body: TypeAlias = cst.Module | cst.IndentedBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +22,9 @@ class Imported:
     """One name of an import.
 
     Args:
-        name: What is imported.
-        alias: After `as`.
-        comment: At the end of its line.
+        name: The imported name.
+        alias: The name after `as`.
+        comment: Comment at the end of its line.
         above: Comments on lines of their own before it.
     """
 
@@ -34,17 +35,17 @@ class Imported:
 
     @property
     def bound(self) -> str:
-        """The name that the script has it under."""
+        """The name that the script uses."""
         return self.alias or self.name
 
     @property
     def code(self) -> str:
-        """As it is written."""
+        """The source."""
         return self.name if self.alias is None else f"{self.name} as {self.alias}"
 
     @property
     def order(self) -> tuple[int, str, str]:
-        """Where isort has it: constants, classes, others."""
+        """The position that isort gives it: constants, classes, others."""
         is_constant = self.name.isupper() and len(self.name) > 1
         return (0 if is_constant else 1 if self.name[:1].isupper() else 2, self.name.lower(), self.name)
 
@@ -54,9 +55,9 @@ class FromImport:
     """`from MODULE import NAMES`.
 
     Args:
-        module: Where from.
-        names: What.
-        is_broken: Whether it stood in parentheses on several lines.
+        module: The module.
+        names: The names.
+        is_broken: Whether it was written on several lines.
         head: Comment after the opening parenthesis.
         comment: Comment at its end.
     """
@@ -69,26 +70,33 @@ class FromImport:
 
     @staticmethod
     def of(node: cst.ImportFrom, module: str, line: cst.CSTNode | None) -> FromImport:
-        """Return an import as it is written.
+        """Read an import of names.
 
         Args:
-            node: The import, of names.
+            node: The import.
             module: Its module.
-            line: The line that it stands on.
+            line: The line of the import.
         """
         assert not isinstance(node.names, cst.ImportStar)
         start = None if node.lpar is None else node.lpar.whitespace_after
+        spaces = [one.comma.whitespace_after if isinstance(one.comma, cst.Comma) else None for one in node.names]
+        names, above = [], _own_lines(start)
+        for alias, after in zip(node.names, spaces, strict=True):
+            end = node.rpar.whitespace_before if after is None and node.rpar is not None else after
+            name = bound_name(alias.asname) if alias.asname is not None else None
+            names.append(Imported(dotted(alias.name), name, _first_comment(end), above))
+            above = _own_lines(after)
         comment = getattr(getattr(line, "trailing_whitespace", None), "comment", None)
         return FromImport(
             module=module,
-            names=tuple(_names(node, start)),
-            is_broken=isinstance(start, cst.ParenthesizedWhitespace) or _has_breaks(node),
+            names=tuple(names),
+            is_broken=any(isinstance(space, cst.ParenthesizedWhitespace) for space in (start, *spaces)),
             head=_first_comment(start),
             comment=comment.value if isinstance(comment, cst.Comment) else None,
         )
 
     def code(self, newline: str, *, exploded: bool) -> str:
-        """Return the statement, on one line or with a name on each."""
+        """Write the statement on one line or with a name on each line."""
         end = "" if self.comment is None else f"  {self.comment}"
         if not exploded:
             return f"from {self.module} import {', '.join(one.code for one in self.names)}{end}"
@@ -98,29 +106,22 @@ class FromImport:
             lines.append(f"    {one.code},{'' if one.comment is None else f'  {one.comment}'}")
         return newline.join([*lines, f"){end}"])
 
-    @property
-    def has_comments(self) -> bool:
-        """Whether comments stand in its parentheses."""
-        return self.head is not None or any(one.comment or one.above for one in self.names)
-
     def is_exploded(self, *, is_rest: bool) -> bool:
-        """Return whether each name gets a line of its own."""
+        """Whether each name gets a line of its own."""
+        has_comments = self.head is not None or any(one.comment or one.above for one in self.names)
         length = len(self.code("\n", exploded=False))
-        if self.has_comments or length > _LONGEST_LINE:
+        if has_comments or length > _LONGEST_LINE:
             return True
         return self.is_broken and (is_rest or length > _LINE)
 
 
-def _names(node: cst.ImportFrom, start: object) -> Iterator[Imported]:
-    assert not isinstance(node.names, cst.ImportStar)
-    above = _own_lines(start)
-    for alias in node.names:
-        after = alias.comma.whitespace_after if isinstance(alias.comma, cst.Comma) else None
-        end = after if after is not None else (node.rpar.whitespace_before if node.rpar is not None else None)
-        bound = alias.asname.name if alias.asname is not None else None
-        name = bound.value if isinstance(bound, cst.Name) else None
-        yield Imported(dotted(alias.name), name, _first_comment(end), above)
-        above = _own_lines(after)
+# An import of names, the name of a module to import, or a statement.
+Written: TypeAlias = FromImport | str
+
+
+def bound_name(name: cst.AsName) -> str:
+    """The name of `as name`."""
+    return name.name.value if isinstance(name.name, cst.Name) else ""
 
 
 def _first_comment(space: object) -> str | None:
@@ -129,135 +130,138 @@ def _first_comment(space: object) -> str | None:
 
 
 def _own_lines(space: object) -> tuple[str, ...]:
-    if not isinstance(space, cst.ParenthesizedWhitespace):
-        return ()
-    return tuple(line.comment.value for line in space.empty_lines if line.comment is not None)
+    lines = space.empty_lines if isinstance(space, cst.ParenthesizedWhitespace) else ()
+    return tuple(line.comment.value for line in lines if line.comment is not None)
 
 
-def _has_breaks(node: cst.ImportFrom) -> bool:
-    commas = [one.comma for one in node.names] if not isinstance(node.names, cst.ImportStar) else []
-    spaces = [one.whitespace_after for one in commas if isinstance(one, cst.Comma)]
-    return any(isinstance(space, cst.ParenthesizedWhitespace) for space in spaces)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    new: tuple[FromImport | str, ...]
-    rest: FromImport | str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A statement, and what it imports from where; None of both where it is no plain import."""
+class _Line(NamedTuple):
+    """A statement with its module and names. `names` is None for anything but a plain import of names."""
 
     node: cst.SimpleStatementLine
     module: str
     names: FromImport | None
 
+    @property
+    def is_from(self) -> bool:
+        return isinstance(self.node.body[0], cst.ImportFrom)
 
-class Block:
-    """The statements of a module, function or branch, some imports of which are replaced.
 
-    Args:
-        body: The block.
-        module: The module, for its line endings.
-    """
+class ImportBlocks:
+    """Collects the replaced imports of one source, and rebuilds the blocks that hold them."""
 
-    def __init__(self, body: cst.Module | cst.IndentedBlock, module: cst.Module) -> None:
-        self._body = body
-        self._module = module
-        self._plans: dict[cst.CSTNode, _Plan] = {}
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        # Line of an import → the imports that come in, and the rest of it
+        self._plans: dict[cst.CSTNode, tuple[Sequence[Written], Written | None]] = {}
+        self._bodies: dict[Body, None] = {}
 
-    def replace(
-        self, line: cst.SimpleStatementLine, new: Sequence[FromImport | str], rest: FromImport | str | None
-    ) -> None:
+    def is_alone(self, node: cst.CSTNode) -> bool:
+        """Whether a statement is alone on its line in a block."""
+        line = self._source.parent(node)
+        is_only = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
+        return is_only and isinstance(self._source.parent(line), (cst.Module, cst.IndentedBlock))
+
+    def replace(self, node: cst.BaseSmallStatement, new: Sequence[Written], rest: Written | None) -> None:
         """Replace an import.
 
         Args:
-            line: Its line.
-            new: Imports of names, or modules, that come in.
-            rest: What is left: an import of names, or a statement; None where nothing is.
+            node: The import, or another statement that is removed.
+            new: The imports in its place.
+            rest: The remaining part of it. Empty text leaves it as it is, None removes it.
         """
-        self._plans[line] = _Plan(tuple(new), rest)
+        if self.is_alone(node):
+            line = cast("cst.SimpleStatementLine", self._source.parent(node))
+            self._bodies[cast("Body", self._source.parent(line))] = None
+            self._plans[line] = (new, rest)
+            return
+        parsed = [self._parsed(one, None, is_rest=False, is_alone=False) for one in (*new, rest) if one]
+        small = [one.node.body[0] for one in parsed]
+        self._source.change(node, lambda updated: cst.FlattenSentinel([*([updated] if rest == "" else []), *small]))
 
-    def rebuilt(self, updated: cst.CSTNode) -> cst.CSTNode:
-        """Return the block with its imports replaced."""
-        assert isinstance(updated, (cst.Module, cst.IndentedBlock))
-        body: list[cst.BaseStatement] = []
-        pairs: list[tuple[cst.CSTNode, cst.BaseStatement]] = list(zip(self._body.body, updated.body, strict=True))
-        for run in _runs(pairs):
-            body += self._rebuilt_run(run) if any(old in self._plans for old, _ in run) else [new for _, new in run]
-        return updated.with_changes(body=body)
+    def apply(self) -> None:
+        """Ask the source for the changes."""
+        for body in self._bodies:
+            self._apply_to(body)
 
-    def _rebuilt_run(self, run: Sequence[tuple[cst.CSTNode, cst.BaseStatement]]) -> list[cst.BaseStatement]:
-        statements = [new for _, new in run if isinstance(new, cst.SimpleStatementLine)]
-        modules = [_module_of(one) for one in statements if _is_from(one)]
+    def _apply_to(self, body: Body) -> None:
+        def rebuilt(updated: Body) -> Body:
+            statements: list[cst.BaseStatement] = []
+            for run in _runs(list(zip(body.body, updated.body, strict=True))):
+                is_planned = any(old in self._plans for old, _ in run)
+                statements += (
+                    self._rebuilt_run(run) if is_planned else [cast("cst.BaseStatement", new) for _, new in run]
+                )
+            return updated.with_changes(body=statements)
+
+        self._source.change(body, rebuilt)
+
+    def _rebuilt_run(self, run: _Run) -> list[cst.BaseStatement]:
+        before = [_line(cast("cst.SimpleStatementLine", new)) for _, new in run]
+        modules = [one.module for one in before if one.is_from]
         is_sorted = modules == sorted(modules, key=str.lower)
         lines: list[_Line] = []
         incoming: list[_Line] = []
-        for (old, _), statement in zip(run, statements, strict=True):
-            plan = self._plans.get(old)
-            if plan is None:
-                lines.append(_line(statement))
+        for (old, _), line in zip(run, before, strict=True):
+            if old not in self._plans:
+                lines.append(line)
                 continue
-            end = statement.trailing_whitespace
-            new = [self._parsed(one, end if plan.rest is None else None, is_rest=False) for one in plan.new]
-            rest = [] if plan.rest is None else [self._parsed(plan.rest, end, is_rest=True)]
+            coming, rest = self._plans[old]
+            end = line.node.trailing_whitespace
+            new = [self._parsed(one, end if rest is None else None, is_rest=False) for one in coming]
             if is_sorted:
                 incoming += new
             else:
                 lines += new
-            lines += [_line(statement)] if plan.rest == "" else rest
+            if rest is not None:
+                lines.append(line if rest == "" else self._parsed(rest, end, is_rest=True))
         for one in incoming:
             _insert(lines, one)
         merged = _below_stars(self._merged(lines))
-        first = statements[0].leading_lines
+        first = before[0].node.leading_lines
         return [one.node.with_changes(leading_lines=() if n else first) for n, one in enumerate(merged)]
 
     def _parsed(
-        self, statement: FromImport | str, end: cst.TrailingWhitespace | None = None, *, is_rest: bool
+        self, statement: Written, end: cst.TrailingWhitespace | None, *, is_rest: bool, is_alone: bool = True
     ) -> _Line:
-        newline = self._module.default_newline
+        module = self._source.module
         if isinstance(statement, str):
-            code = statement if " " in statement or not statement else f"import {statement}"
-            code = code or "pass"
+            code = statement if " " in statement else f"import {statement}"
+        elif is_alone:
+            code = statement.code(module.default_newline, exploded=statement.is_exploded(is_rest=is_rest))
         else:
-            code = statement.code(newline, exploded=statement.is_exploded(is_rest=is_rest))
-        node = cst.parse_statement(code, config=self._module.config_for_parsing)
-        assert isinstance(node, cst.SimpleStatementLine)
+            code = replace(statement, comment=None).code("\n", exploded=False)
+        node = cst.ensure_type(cst.parse_statement(code, config=module.config_for_parsing), cst.SimpleStatementLine)
         if isinstance(statement, str) and end is not None:
             node = node.with_changes(trailing_whitespace=end)
         return _line(node)
 
     def _merged(self, lines: Sequence[_Line]) -> list[_Line]:
-        """Return imports where those of one module, one of which is new, are one."""
+        """Merge imports of one module into one if one of them is new."""
         merged: list[_Line] = []
         for line in lines:
             place = next((n for n, one in enumerate(merged) if _is_mergeable(one, line)), None)
-            if place is None:
+            first, second = (None if place is None else merged[place].names), line.names
+            if place is None or first is None or second is None:
                 merged.append(line)
                 continue
-            first, second = merged[place].names, line.names
-            assert first is not None and second is not None
             new = tuple(one for one in second.names if one.code not in {name.code for name in first.names})
             names = (*first.names, *new)
-            both_sorted = all(list(one) == sorted(one, key=lambda n: n.order) for one in (first.names, second.names))
-            if both_sorted:
+            if all(list(one) == sorted(one, key=lambda n: n.order) for one in (first.names, second.names)):
                 names = tuple(sorted(names, key=lambda n: n.order))
-            merged[place] = self._parsed(
-                replace(first, names=names, is_broken=first.is_broken or second.is_broken), is_rest=first.is_broken
-            )
+            joined = replace(first, names=names, is_broken=first.is_broken or second.is_broken)
+            merged[place] = self._parsed(joined, None, is_rest=first.is_broken)
         return merged
 
 
-def _runs(
-    pairs: Sequence[tuple[cst.CSTNode, cst.BaseStatement]],
-) -> Iterator[Sequence[tuple[cst.CSTNode, cst.BaseStatement]]]:
-    """Yield statements one by one, and import statements without anything between them together."""
-    run: list[tuple[cst.CSTNode, cst.BaseStatement]] = []
+_Run: TypeAlias = Sequence[tuple[cst.CSTNode, cst.CSTNode]]
+
+
+def _runs(pairs: _Run) -> Iterator[_Run]:
+    """Yield import statements with nothing between them together, and all others one by one."""
+    run: list[tuple[cst.CSTNode, cst.CSTNode]] = []
     for old, new in pairs:
         is_import = is_import_line(new)
-        if run and (not is_import or (isinstance(new, cst.SimpleStatementLine) and bool(new.leading_lines))):
+        if run and (not is_import or getattr(new, "leading_lines", None)):
             yield run
             run = []
         if is_import:
@@ -269,62 +273,46 @@ def _runs(
 
 
 def is_import_line(line: cst.CSTNode) -> bool:
-    """Whether a statement is one import, and nothing else."""
-    is_alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
-    return is_alone and isinstance(line, cst.SimpleStatementLine) and isinstance(line.body[0], _IMPORTS)
+    """Whether a line consists of one import."""
+    if not isinstance(line, cst.SimpleStatementLine):
+        return False
+    return len(line.body) == 1 and isinstance(line.body[0], (cst.Import, cst.ImportFrom))
 
 
 def _below_stars(lines: Sequence[_Line]) -> list[_Line]:
-    """Return imports with this package's below the last star import of transformers, which binds the same names."""
-    stars = [n for n, one in enumerate(lines) if one.names is None and _is_from(one.node)]
+    """Put this package's imports below the last star import of transformers, which binds the same names."""
+    stars = [n for n, one in enumerate(lines) if one.names is None and one.is_from]
     last = max((n for n in stars if lines[n].module.partition(".")[0] == "transformers"), default=-1)
-    ours = [one for one in lines[: last + 1] if _is_from(one.node) and one.module.partition(".")[0] == "hf_compat"]
+    ours = [one for one in lines[: last + 1] if one.is_from and one.module.partition(".")[0] == "hf_compat"]
     return [*(one for one in lines[: last + 1] if one not in ours), *ours, *lines[last + 1 :]]
 
 
-def _is_from(line: cst.SimpleStatementLine) -> bool:
-    return isinstance(line.body[0], cst.ImportFrom)
-
-
-def _module_of(line: cst.SimpleStatementLine) -> str:
-    node = line.body[0]
-    if isinstance(node, cst.ImportFrom):
-        return "." * len(node.relative) + dotted(node.module)
-    return dotted(node.names[0].name) if isinstance(node, cst.Import) else ""
-
-
 def _line(node: cst.SimpleStatementLine) -> _Line:
-    module, statement = _module_of(node), node.body[0]
-    is_plain = isinstance(statement, cst.ImportFrom) and not isinstance(statement.names, cst.ImportStar)
-    assert not is_plain or isinstance(statement, cst.ImportFrom)
-    names = FromImport.of(statement, module, node) if is_plain and isinstance(statement, cst.ImportFrom) else None
-    return _Line(node, module, names)
+    statement = node.body[0]
+    if isinstance(statement, cst.ImportFrom):
+        module = "." * len(statement.relative) + dotted(statement.module)
+        is_star = isinstance(statement.names, cst.ImportStar)
+        return _Line(node, module, None if is_star else FromImport.of(statement, module, node))
+    return _Line(node, dotted(statement.names[0].name) if isinstance(statement, cst.Import) else "", None)
 
 
 def _insert(lines: list[_Line], new: _Line) -> None:
-    """Put an import where isort has it: among those of its kind, by module."""
-    kind = _is_from(new.node)
-    alike = [n for n, one in enumerate(lines) if _is_from(one.node) == kind and one.module != "__future__"]
+    """Insert an import where isort puts it: among those of its kind, by module."""
+    alike = [n for n, one in enumerate(lines) if one.is_from == new.is_from and one.module != "__future__"]
     after = [n for n in alike if lines[n].module.lower() > new.module.lower()]
-    if after:
-        place = after[0]
-    elif alike:
-        place = alike[-1] + 1
-    else:
-        place = len(lines) if kind else 0
-    lines.insert(place, new)
+    lines.insert(after[0] if after else alike[-1] + 1 if alike else len(lines) if new.is_from else 0, new)
 
 
 def _is_mergeable(one: _Line, other: _Line) -> bool:
     if one.names is None or other.names is None or one.module != other.module:
         return False
-    if any(name.alias for line in (one.names, other.names) for name in line.names):  # isort has these on their own
+    if any(name.alias for line in (one.names, other.names) for name in line.names):  # isort keeps these separate
         return False
     return one.module.partition(".")[0] in ("hf_compat", "torch") and one.names.comment == other.names.comment
 
 
 def sorted_as(names: Sequence[Imported], before: Sequence[Imported]) -> tuple[Imported, ...]:
-    """Return names in isort's order where others were."""
+    """Sort names as isort does if the earlier names were sorted."""
     if all(a.order <= b.order for a, b in itertools.pairwise(before)):
         return tuple(sorted(names, key=lambda n: n.order))
     return tuple(names)

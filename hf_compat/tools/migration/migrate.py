@@ -1,14 +1,20 @@
-"""Paths → what becomes of each file. Reads and, where it is asked to, writes; prints nothing."""
+"""Find the sources below some paths, rewrite each, and write the changed files if that is asked for."""
 
 from __future__ import annotations
 
+import codecs
+import io
+import os
+import re
+import stat
+import tempfile
+import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from hf_compat.errors import MigrationError
-from hf_compat.tools.migration.files import read, spelling_of, write
-from hf_compat.tools.migration.folders import found_in
 from hf_compat.tools.migration.notebooks import rewrite_notebook
 from hf_compat.tools.migration.python_source import rewrite_python
 from hf_compat.tools.migration.report import FileChange, Migration, Passed, Rewritten, Target, unified_diff
@@ -20,6 +26,14 @@ _REWRITINGS: dict[str, Callable[[str, Target], Rewritten]] = {
     ".sh": rewrite_shell,
     ".ipynb": lambda text, target: rewrite_notebook(text, target, rewrite_python),
 }
+_SEARCHED_SUFFIXES = (".py", ".ipynb", ".sh")
+_SKIPPED_FOLDERS = {
+    "__pycache__": "a cache",
+    "node_modules": "packages of others",
+    "site-packages": "packages of others",
+    ".ipynb_checkpoints": "a cache",
+}
+_LARGEST = 16 * 2**20
 
 
 def migrate(paths: Sequence[str], target: Target = Target.HF_COMPAT, *, writes: bool = False) -> Migration:
@@ -28,7 +42,7 @@ def migrate(paths: Sequence[str], target: Target = Target.HF_COMPAT, *, writes: 
     Args:
         paths: Files and folders.
         target: What the result is for.
-        writes: Whether files that change are written; each is replaced as a whole or stays as it was.
+        writes: Whether changed files are written. Each is replaced as a whole or stays as it was.
     """
     files: list[FileChange] = []
     skipped: list[Passed] = []
@@ -37,7 +51,7 @@ def migrate(paths: Sequence[str], target: Target = Target.HF_COMPAT, *, writes: 
         try:
             change = rewrite_path(path, target)
             if writes and change.is_changed:
-                write(path, change.before, change.after)
+                _write(path, change.before, change.after)
                 change = replace(change, written=True)
             files.append(change)
         except MigrationError as error:
@@ -46,36 +60,46 @@ def migrate(paths: Sequence[str], target: Target = Target.HF_COMPAT, *, writes: 
 
 
 def _sources(paths: Sequence[str], skipped: list[Passed], errors: list[Passed]) -> Iterator[Path]:
-    """Yield each file once; a file that is named is taken whatever its folder's `.gitignore` says."""
+    """Yield each file once. A file that is named counts even if its folder's `.gitignore` excludes it."""
     seen: set[Path] = set()
     for path in map(Path, paths):
-        found: Sequence[Path | Passed] = list(found_in(path)) if path.is_dir() else [path]
-        for one in found:
+        for one in _walk(path, []) if path.is_dir() else [path]:
             if isinstance(one, Passed):
                 skipped.append(one)
             elif not one.exists():
                 errors.append(Passed(str(one), "there is no such file or folder"))
             elif one.suffix not in _REWRITINGS:
-                errors.append(Passed(str(one), f"no source that can be migrated ({', '.join(_REWRITINGS)})"))
+                errors.append(Passed(str(one), f"not a source that can be migrated ({', '.join(_REWRITINGS)})"))
             elif one.resolve() not in seen:
                 seen.add(one.resolve())
                 yield one
 
 
 def rewrite_path(path: Path, target: Target) -> FileChange:
-    """Return what becomes of one file; nothing is written.
+    """Rewrite one file in memory.
 
     Raises:
         MigrationError: It cannot be read or understood.
     """
-    before = read(path)
-    spelling = spelling_of(before, is_python=path.suffix in (".py", ".pyi"))
-    text = spelling.text(before)
+    before = _read(path)
+    mark = codecs.BOM_UTF8 if before.startswith(codecs.BOM_UTF8) else b""
+    encoding = "utf-8"
+    if b"\0" in before:
+        raise MigrationError("it is not text")
+    try:
+        if path.suffix in (".py", ".pyi"):
+            encoding, _ = tokenize.detect_encoding(io.BytesIO(before).readline)
+            encoding = "utf-8" if encoding == "utf-8-sig" else encoding
+        text = before.removeprefix(mark).decode(encoding)
+    except UnicodeDecodeError as error:
+        raise MigrationError(f"byte {error.start} is not {encoding}") from error
+    except SyntaxError as error:
+        raise MigrationError(f"its encoding cannot be read: {error}") from error
     result = _REWRITINGS[path.suffix](text, target)
     try:
-        after = spelling.bytes(result.text)
+        after = mark + result.text.encode(encoding)
     except UnicodeEncodeError as error:
-        raise MigrationError(f"the result cannot be spelled in {spelling.encoding}") from error
+        raise MigrationError(f"{encoding} cannot encode the result") from error
     return FileChange(
         path=str(path),
         before=before,
@@ -84,3 +108,116 @@ def rewrite_path(path: Path, target: Target) -> FileChange:
         findings=result.findings,
         mended=result.mended,
     )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise MigrationError("it is not a regular file")
+        if path.stat().st_size > _LARGEST:
+            raise MigrationError(f"it has more than {_LARGEST // 2**20} MiB")
+        return path.read_bytes()
+    except OSError as error:
+        raise MigrationError(f"it cannot be read: {error.strerror or error}") from error
+
+
+def _write(path: Path, before: bytes, after: bytes) -> None:
+    """Replace a file's bytes all at once. Its mode stays, and a link stays a link.
+
+    Raises:
+        MigrationError: It cannot be written, or has changed since it was read. Then it is left as it is.
+    """
+    real = path.resolve()
+    if not os.access(real, os.W_OK):
+        raise MigrationError("it is write-protected")
+    if _read(real) != before:
+        raise MigrationError("it has changed since it was read: nothing is written")
+    name = ""
+    try:
+        held = real.stat()
+        descriptor, name = tempfile.mkstemp(prefix=f".{real.name}-", dir=real.parent)
+        with open(descriptor, "wb") as file:
+            file.write(after)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, stat.S_IMODE(held.st_mode))
+        if (held.st_uid, held.st_gid) != (os.geteuid(), os.getegid()):
+            os.chown(name, held.st_uid, held.st_gid)
+        os.replace(name, real)
+    except OSError as error:
+        if name:
+            os.unlink(name)
+        raise MigrationError(f"it cannot be written: {error.strerror or error}") from error
+
+
+class _Pattern(NamedTuple):
+    """A line of a `.gitignore`. `expression` matches a path below the file's folder, `is_exception` is for `!`."""
+
+    expression: re.Pattern[str]
+    is_exception: bool
+    for_folders: bool
+
+
+def _walk(folder: Path, above: Sequence[tuple[Path, list[_Pattern]]]) -> Iterator[Path | Passed]:
+    """Yield the sources in a folder by name, and the skipped entries. Links are not followed.
+
+    Args:
+        folder: The folder.
+        above: The folders above it, from the outermost, with the patterns of their `.gitignore`.
+    """
+    ignore_file = folder / ".gitignore"
+    try:
+        lines = ignore_file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    ignoring = [*above, (folder, [_pattern(line) for one in lines if (line := one.rstrip()) and line[0] != "#"])]
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        yield Passed(str(folder), f"cannot be read: {error.strerror or error}")
+        return
+    for entry in entries:
+        path = folder / entry.name
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if not is_folder and path.suffix not in _SEARCHED_SUFFIXES:
+            continue
+        reasons = {
+            "a link": entry.is_symlink(),
+            "an environment": is_folder and (path / "pyvenv.cfg").exists(),
+            _SKIPPED_FOLDERS.get(entry.name, ""): is_folder and entry.name in _SKIPPED_FOLDERS,
+            "a hidden folder": is_folder and entry.name.startswith("."),
+            "named in .gitignore": _is_ignored(path, is_folder, ignoring),
+        }
+        reason = next((reason for reason, holds in reasons.items() if holds), None)
+        if reason is not None:
+            yield Passed(str(path), reason)
+        elif is_folder:
+            yield from _walk(path, ignoring)
+        else:
+            yield path
+
+
+def _pattern(line: str) -> _Pattern:
+    text = line.removeprefix("!").removeprefix("\\")
+    glob = text.rstrip("/").removeprefix("/")
+    # git's wildcards as a regular expression: `*` and `?` stop at a slash, `**` does not
+    parts = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    tokens = re.findall(r"\*\*/|/\*\*$|\*\*|\*|\?|\[[^\]]+\]|.", glob)
+    expression = "".join(
+        parts.get(token) or (token.replace("[!", "[^") if len(token) > 1 else re.escape(token)) for token in tokens
+    )
+    is_anchored = "/" in text.rstrip("/")
+    return _Pattern(
+        re.compile(expression if is_anchored else f"(?:.*/)?{expression}"), line.startswith("!"), text.endswith("/")
+    )
+
+
+def _is_ignored(path: Path, is_folder: bool, ignoring: Sequence[tuple[Path, list[_Pattern]]]) -> bool:
+    """Whether the last pattern that matches a path ignores it."""
+    verdict = False
+    for folder, patterns in ignoring:
+        relative = path.relative_to(folder).as_posix()
+        for pattern in patterns:
+            if (is_folder or not pattern.for_folders) and pattern.expression.fullmatch(relative):
+                verdict = not pattern.is_exception
+    return verdict

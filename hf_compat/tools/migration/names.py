@@ -1,11 +1,15 @@
-"""Which names of transformers this package has, by module, and where a name comes from today. Data only.
+"""The names of transformers that this package has, by module, and the module that has a name today.
 
 `tests/migration/test_names.py` compares the tables with the packages.
 """
 
 from __future__ import annotations
 
-from hf_compat.interop.former_names import MOVED, MOVED_MODULES, RENAMED
+from typing import NamedTuple
+
+from hf_compat.interop.former_names import GONE, MOVED, MOVED_MODULES, RENAMED, is_gone
+from hf_compat.tools.migration.installed_names import InstalledNames, installed_names
+from hf_compat.tools.migration.report import Target
 
 # At the top level of both packages, in some release.
 TOP_LEVEL = frozenset(
@@ -70,39 +74,19 @@ _ALSO_BOUND: dict[str, frozenset[str]] = {
     "transformers": TOP_LEVEL,
     "transformers.trainer": frozenset(
         {
-            "CallbackHandler",
-            "DefaultFlowCallback",
-            "EvalLoopOutput",
-            "EvalPrediction",
-            "IntervalStrategy",
-            "PredictionOutput",
-            "PrinterCallback",
-            "ProgressCallback",
-            "SaveStrategy",
-            "TrainOutput",
-            "Trainer",
-            "TrainerCallback",
-            "TrainerControl",
-            "TrainerState",
-            "TrainingArguments",
-            "default_data_collator",
-            "enable_full_determinism",
-            "get_last_checkpoint",
-            "get_scheduler",
-            "set_seed",
-            "speed_metrics",
+            "CallbackHandler", "DefaultFlowCallback", "EvalLoopOutput", "EvalPrediction", "IntervalStrategy",
+            "PredictionOutput", "PrinterCallback", "ProgressCallback", "SaveStrategy", "TrainOutput",
+            "Trainer", "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments",
+            "default_data_collator", "enable_full_determinism", "get_last_checkpoint", "get_scheduler",
+            "set_seed", "speed_metrics",
         }
     ),
     "transformers.hf_argparser": frozenset({"HfArgumentParser"}),
     "transformers.integrations": frozenset({"TensorBoardCallback", "WandbCallback"}),
     "transformers.integrations.integration_utils": frozenset(
         {
-            "IntervalStrategy",
-            "ProgressCallback",
-            "TensorBoardCallback",
-            "TrainerCallback",
-            "TrainingArguments",
-            "WandbCallback",
+            "IntervalStrategy", "ProgressCallback", "TensorBoardCallback", "TrainerCallback",
+            "TrainingArguments", "WandbCallback",
         }
     ),
     "transformers.data": frozenset({"default_data_collator"}),
@@ -110,7 +94,7 @@ _ALSO_BOUND: dict[str, frozenset[str]] = {
     "transformers.optimization": frozenset({"SchedulerType"}),
     "transformers.trainer_callback": frozenset({"IntervalStrategy", "SaveStrategy", "TrainingArguments"}),
     "transformers.training_args": frozenset({"IntervalStrategy", "SaveStrategy", "SchedulerType"}),
-}
+}  # fmt: skip
 
 ADAMW_DIFFERS = (
     "is torch's AdamW now, with the defaults of transformers' (eps=1e-6, weight_decay=0.0); torch adds eps after the "
@@ -118,17 +102,21 @@ ADAMW_DIFFERS = (
 )
 
 
+# Each module of transformers may have its own `logger`, so it is not looked for elsewhere.
+_OF_ITS_OWN = ("logger",)
+
+
 def renamed(name: str) -> str:
-    """Return what a name of transformers is called today."""
+    """The current name of a name of transformers."""
     return RENAMED.get(name, name)
 
 
 def home(module: str, name: str, *, ours: bool) -> str:
-    """Return the module that has a name today.
+    """The module that has a name today.
 
     Args:
-        module: The module of transformers that a script takes the name from.
-        name: As it is called today.
+        module: The module of transformers from which a script takes the name.
+        name: Its current name.
         ours: Whether names that this package has come from this package.
     """
     if ours and module in _TO_TOP_LEVEL and name in (TOP_LEVEL if module == "transformers" else PUBLIC):
@@ -142,6 +130,59 @@ def home(module: str, name: str, *, ours: bool) -> str:
 
 
 def bound_by_star(module: str) -> frozenset[str]:
-    """Return the names that a star import of a module binds, in any release, and that this package has."""
+    """The names of this package that a star import of a module binds in any release."""
     names = MIRRORS.get(module.removeprefix("transformers."), frozenset()) | _ALSO_BOUND.get(module, frozenset())
     return names | {old for old, today in RENAMED.items() if today in names}
+
+
+class Found(NamedTuple):
+    """The place of a name of transformers today. `reason` says why it cannot be imported, as far as is known."""
+
+    module: str
+    name: str
+    reason: str | None = None
+
+
+def is_beside_older(target: Target) -> bool:
+    """Whether the result is for an installed release of 4.x, which has the names that transformers 5 lacks."""
+    names = looked_up_in(target)
+    return names is not None and names.version.startswith("4.")
+
+
+def looked_up_in(target: Target) -> InstalledNames | None:
+    """The names of the installed transformers. None if the result is for another generation."""
+    names = installed_names("transformers")
+    is_older = names is not None and names.version.startswith("4.")
+    return None if target is Target.TRANSFORMERS_5 and is_older else names
+
+
+def find(module: str, name: str, target: Target) -> Found:
+    """Look up a name in a module of transformers. A name that has moved is found in its new place.
+
+    Args:
+        module: Its module according to the tables.
+        name: Its current name.
+        target: What the result is for.
+    """
+    names = looked_up_in(target)
+    if names is None or (names.version.startswith("4.") and name in GONE):
+        return Found(module, name, is_gone(name))
+    if names.has(f"{module}.{name}"):
+        return Found(module, name)
+    reason = is_gone(name)
+    images = name.removesuffix("FeatureExtractor") + "ImageProcessor"
+    if reason is None and name.endswith("FeatureExtractor") and names.has(f"transformers.{images}"):
+        return Found("transformers", images)
+    homes = () if name in _OF_ITS_OWN else names.homes(name)
+    if reason is None and len(homes) == 1:
+        return Found(homes[0], name)
+    nearby = f"; it is in {' and '.join(homes)}" if homes else ""
+    return Found(module, name, reason or f"transformers {names.version} has no such name{nearby}")
+
+
+def moved_path(path: str) -> str:
+    """A dotted path with the current name of its module."""
+    for old, today in MOVED_MODULES.items():
+        if path == old or path.startswith(f"{old}."):
+            return today + path.removeprefix(old)
+    return path

@@ -1,7 +1,7 @@
-"""Keywords of training arguments, of any release, as they are written today. Decides; changes no tree.
+"""Write keywords of training arguments of any release as they are written today.
 
-The rows of `hf/legacy.py` say what an old name means. Constants are translated by them; an expression is wrapped where
-that is exact, and left to a person where it is not.
+The rows of `hf/legacy.py` say what an old name means. A constant is translated by them. An expression is wrapped
+if that is exact, and otherwise left to a person.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import libcst as cst
 
 from hf_compat.hf.argument_values import OLD_OPTIMIZERS
 from hf_compat.hf.legacy import ATTRIBUTES_ONLY, OLD_NAMES, is_harmless
 from hf_compat.hf.value_types import TRUTH_VALUE
-from hf_compat.tools.migration.elements import Edit, constant, wrapped
+from hf_compat.tools.migration.elements import Edit, constant
 from hf_compat.tools.migration.report import Target
 
-# What an argument of today is where an old flag is off: its default in every release.
+# The value of a current argument if an old flag is off: its default in every release.
 OFF: dict[str, object] = {
     "eval_strategy": "no",
     "train_sampling_strategy": "random",
@@ -36,25 +36,21 @@ GONE_IN_5 = {
 _WHOLE_RUN = "0.9999999999999999"
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(NamedTuple):
     """A value that the source spells out."""
 
     value: object
 
 
 def read_constant(node: cst.BaseExpression | None) -> Constant | None:
-    """Return the value of a literal; None for any other expression."""
-    if node is None:
-        return None
+    """Read the value of a literal. None for any other expression."""
     try:
-        return Constant(ast.literal_eval(cst.Module([]).code_for_node(node).strip()))
+        return None if node is None else Constant(ast.literal_eval(cst.Module([]).code_for_node(node).strip()))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One keyword and its value."""
 
     name: str
@@ -63,11 +59,11 @@ class Item:
 
 @dataclass(slots=True)
 class Decision:
-    """What becomes of the keywords of one call or dict.
+    """The fate of the keywords of one call or dict.
 
     Args:
-        edits: By place.
-        notes: Place and reason of what a person has to look at.
+        edits: By position.
+        notes: Position and reason of each keyword that a person has to look at.
     """
 
     edits: dict[int, Edit] = field(default_factory=dict)
@@ -78,218 +74,189 @@ _DROP = Edit(drop=True)
 
 
 def today(name: str) -> str:
-    """Say what an old name is today, or that it is nothing any longer."""
+    """Explain what an old name is today, or that it has no meaning any longer."""
     means = OLD_NAMES[name].means
     why = means.removeprefix("nothing: ")
     return f"this is {means} today" if why == means else f"this has no meaning any longer: {why}"
 
 
 def is_renamed(name: str) -> bool:
-    """Return whether an old name is only spelled differently today."""
+    """Whether an old name is only spelled differently today."""
     return OLD_NAMES[name].means.isidentifier()
 
 
 def is_flag(name: str) -> bool:
-    """Return whether an old name is a switch for a value of another argument."""
+    """Whether an old name is a switch for a value of another argument."""
     row = OLD_NAMES[name]
     return row.kind is TRUTH_VALUE and not row.inert and name not in ATTRIBUTES_ONLY
 
 
 def switched_on(name: str) -> tuple[str, object]:
-    """Return what an old flag sets: an argument of today and its value."""
+    """The current argument and its value that an old flag sets."""
     ((today, value),) = OLD_NAMES[name].translate(True).items()
     return today, value
 
 
-class _Call:
+class _Call(Decision):
     """The keywords that are decided about together."""
 
     def __init__(self, items: Sequence[Item], target: Target, given: Mapping[str, cst.BaseExpression]) -> None:
+        super().__init__()
         self.items = items
         self.target = target
         self.given = {**given, **{item.name: item.value for item in items}}
-        self.decision = Decision()
         self.in_configs: dict[str, int] = {}
 
-    def edit(self, place: int, edit: Edit) -> None:
-        self.decision.edits[place] = edit
-
     def note(self, place: int, reason: str) -> None:
-        self.decision.notes.append((place, reason))
+        self.notes.append((place, reason))
 
     def gives_otherwise(self, place: int, today: str, value: Constant | None) -> bool:
-        """Say that today's name is given as well; what is given twice alike goes once."""
+        """Deal with a keyword whose current name is also given. Equal values are written once."""
         if today not in self.given:
             return False
-        other = read_constant(self.given[today])
-        if value is not None and other == value:
-            self.edit(place, _DROP)
+        if value is not None and read_constant(self.given[today]) == value:
+            self.edits[place] = _DROP
         else:
             self.note(place, f"`{today}` is given, too: decide which one counts")
         return True
 
 
 def decide(items: Sequence[Item], target: Target, given: Mapping[str, cst.BaseExpression]) -> Decision:
-    """Return what becomes of the keywords of a call, or of the entries of a dict that it takes.
+    """Decide what to write for the keywords of a call, or for the entries of a dict that it takes.
 
     Args:
-        items: Keywords and values, by place.
+        items: Keywords and values by position.
         target: What the result is for.
-        given: What the same call is given elsewhere.
+        given: Keywords that the same call gets from elsewhere.
     """
     call = _Call(items, target, given)
-    for place, item in enumerate(items):
-        if place not in call.decision.edits:  # another one has taken it in
-            _rule_for(item.name)(call, place, item)
-    return call.decision
+    for place, (name, given_value) in enumerate(items):
+        if place in call.edits or (name not in _RULES and name not in OLD_NAMES):  # edits: another one has taken it in
+            continue
+        value = read_constant(given_value)
+        if name in _RULES:
+            _RULES[name](call, place, name, value)
+        elif is_renamed(name):
+            if value is not None and (value.value is None or (name == "no_cuda" and not value.value)):
+                call.edits[place] = _DROP
+            elif not call.gives_otherwise(place, OLD_NAMES[name].means, value):
+                call.edits[place] = Edit(name=OLD_NAMES[name].means)
+        elif OLD_NAMES[name].inert:
+            reason = f"has no effect any longer: {OLD_NAMES[name].means.removeprefix('nothing: ')}"
+            if value is None:
+                call.note(place, reason)
+                continue
+            call.edits[place] = _DROP
+            if not is_harmless(name, value.value):
+                call.note(place, f"taken out, it {reason}")
+        else:
+            (_flag if is_flag(name) else _into_config)(call, place, name, value)
+    return call
 
 
-_Rule: TypeAlias = Callable[[_Call, int, Item], None]
+_Rule: TypeAlias = Callable[[_Call, int, str, Constant | None], None]
 
 
-def _rule_for(name: str) -> _Rule:
-    if name in _RULES:
-        return _RULES[name]
-    if name not in OLD_NAMES:
-        return _leave
-    if is_renamed(name):
-        return _rename
-    if OLD_NAMES[name].inert:
-        return _drop_inert
-    return _flag if is_flag(name) else _into_config
+def _wrapped(before: str, after: str) -> Callable[[cst.BaseExpression], cst.BaseExpression]:
+    """Put an expression into another one, in parentheses if it needs them."""
+
+    def wrap(value: cst.BaseExpression) -> cst.BaseExpression:
+        code = cst.Module([]).code_for_node(value)
+        is_open = isinstance(value, (cst.IfExp, cst.Lambda, cst.NamedExpr, cst.Yield)) and not value.lpar
+        return cst.parse_expression(before + (f"({code})" if is_open else code) + after)
+
+    return wrap
 
 
-def _leave(call: _Call, place: int, item: Item) -> None:
-    pass
-
-
-def _rename(call: _Call, place: int, item: Item) -> None:
-    today = OLD_NAMES[item.name].means
-    value = read_constant(item.value)
-    if value is not None and (value.value is None or (item.name == "no_cuda" and not value.value)):
-        call.edit(place, _DROP)
-    elif not call.gives_otherwise(place, today, value):
-        call.edit(place, Edit(name=today))
-
-
-def _flag(call: _Call, place: int, item: Item) -> None:
-    today, on = switched_on(item.name)
-    value = read_constant(item.value)
+def _flag(call: _Call, place: int, name: str, value: Constant | None) -> None:
+    today, on = switched_on(name)
     if value is not None and not value.value:
-        call.edit(place, _DROP)
+        call.edits[place] = _DROP
     elif value is not None:
         if not call.gives_otherwise(place, today, Constant(on)):
-            call.edit(place, Edit(name=today, value=lambda _: constant(on)))
+            call.edits[place] = Edit(name=today, value=lambda _: constant(on))
     elif today in OFF and today not in call.given:
-        spelled = (cst.Module([]).code_for_node(constant(one)) for one in (on, OFF[today]))
-        call.edit(place, Edit(name=today, value=wrapped(*(f"{next(spelled)} if ", f" else {next(spelled)}"))))
+        is_on, is_off = (cst.Module([]).code_for_node(constant(one)) for one in (on, OFF[today]))
+        call.edits[place] = Edit(name=today, value=_wrapped(f"{is_on} if ", f" else {is_off}"))
     else:
         call.note(place, f"`{today}={on!r}` where it is true: the default where it is not depends on the release")
 
 
-def _warmup_ratio(call: _Call, place: int, item: Item) -> None:
-    ratio, steps = read_constant(item.value), read_constant(call.given.get("warmup_steps"))
+def _warmup_ratio(call: _Call, place: int, name: str, ratio: Constant | None) -> None:
+    steps = read_constant(call.given.get("warmup_steps"))
     if "warmup_steps" in call.given and (steps is None or not steps.value):
         call.note(place, "`warmup_steps` is given, too: a count of updates wins over the ratio, 0 does not")
     elif "warmup_steps" in call.given or (ratio is not None and not ratio.value):
-        call.edit(place, _DROP)
+        call.edits[place] = _DROP
     elif ratio is None:
-        call.edit(place, Edit(name="warmup_steps", value=wrapped("min(", f", {_WHOLE_RUN})")))
+        call.edits[place] = Edit(name="warmup_steps", value=_wrapped("min(", f", {_WHOLE_RUN})"))
     elif isinstance(ratio.value, (int, float)) and ratio.value >= 1:
-        call.edit(place, Edit(name="warmup_steps", value=lambda _: cst.parse_expression(_WHOLE_RUN)))
+        call.edits[place] = Edit(name="warmup_steps", value=lambda _: cst.parse_expression(_WHOLE_RUN))
     else:
-        call.edit(place, Edit(name="warmup_steps"))
+        call.edits[place] = Edit(name="warmup_steps")
 
 
-def _into_config(call: _Call, place: int, item: Item) -> None:
+def _into_config(call: _Call, place: int, name: str, value: Constant | None) -> None:
     """Put an argument into the options that hold it today."""
-    value = read_constant(item.value)
-    asked = OLD_NAMES[item.name].translate(1 if value is None else value.value)
+    asked = OLD_NAMES[name].translate(1 if value is None else value.value)
     if not asked:
-        call.edit(place, _DROP)
+        call.edits[place] = _DROP
         return
-    ((config, options),) = asked.items()
-    (key,) = options
+    ((config, (key,)),) = asked.items()
     if config in call.given:
         call.note(place, f"goes into `{config}`, which is given: {{{key!r}: …}}")
-    elif config in call.in_configs:
-        first = call.in_configs[config]
-        call.edit(first, Edit(name=config, value=_with_entry(call.decision.edits[first].value, key, item.value)))
-        call.edit(place, _DROP)
-    else:
-        call.in_configs[config] = place
-        call.edit(place, Edit(name=config, value=_with_entry(None, key, item.value)))
-
-
-def _with_entry(
-    before: Callable[[cst.BaseExpression], cst.BaseExpression] | None, key: str, value: cst.BaseExpression
-) -> Callable[[cst.BaseExpression], cst.BaseExpression]:
-    def make(first: cst.BaseExpression) -> cst.BaseExpression:
-        if before is None:
-            return cst.Dict([cst.DictElement(constant(key), first)])
-        made = before(first)
-        assert isinstance(made, cst.Dict)
-        return made.with_changes(elements=[*made.elements, cst.DictElement(constant(key), value)])
-
-    return make
-
-
-def _drop_inert(call: _Call, place: int, item: Item) -> None:
-    value = read_constant(item.value)
-    reason = OLD_NAMES[item.name].means.removeprefix("nothing: ")
-    if value is None:
-        call.note(place, f"has no effect any longer: {reason}")
         return
-    call.edit(place, _DROP)
-    if not is_harmless(item.name, value.value):
-        call.note(place, f"taken out, it has no effect any longer: {reason}")
+    first = call.in_configs.setdefault(config, place)
+    before, added = call.edits[first].value if first != place else None, call.items[place].value
+
+    def entries(old: cst.BaseExpression) -> cst.Dict:
+        held = () if before is None else cast("cst.Dict", before(old)).elements
+        return cst.Dict([*held, cst.DictElement(constant(key), old if before is None else added)])
+
+    call.edits[place] = _DROP
+    call.edits[first] = Edit(name=config, value=entries)
 
 
-def _drop_for_5(call: _Call, place: int, item: Item) -> None:
-    """Take out what this package keeps as an attribute, and transformers 5 does not know."""
+def _drop_for_5(call: _Call, place: int, name: str, value: Constant | None) -> None:
+    """Remove an argument that this package keeps as an attribute and that transformers 5 does not know."""
     if call.target is Target.HF_COMPAT:
         return
-    value = read_constant(item.value)
     if value is None or value.value not in (None, False):
-        call.note(place, f"taken out: {GONE_IN_5[item.name]}" if value is not None else GONE_IN_5[item.name])
+        call.note(place, f"taken out: {GONE_IN_5[name]}" if value is not None else GONE_IN_5[name])
     if value is not None:
-        call.edit(place, _DROP)
+        call.edits[place] = _DROP
 
 
-def _report_to(call: _Call, place: int, item: Item) -> None:
-    """Ask for all trackers by their name, where nothing was: transformers 5 takes None for a tracker's name."""
-    value = read_constant(item.value)
+def _report_to(call: _Call, place: int, name: str, value: Constant | None) -> None:
+    """Name all trackers explicitly, because transformers 5 takes None for the name of a tracker."""
     if call.target is Target.TRANSFORMERS_5 and value is not None and value.value is None:
-        call.edit(place, Edit(value=lambda _: constant("all")))
+        call.edits[place] = Edit(value=lambda _: constant("all"))
 
 
-def _organization(call: _Call, place: int, item: Item) -> None:
-    """Put the organization before the repository's name."""
-    owner = read_constant(item.value)
-    named = next((n for n in ("hub_model_id", "push_to_hub_model_id") if n in call.given), None)
+def _organization(call: _Call, place: int, name: str, owner: Constant | None) -> None:
+    """Put the organization before the name of the repository."""
+    named = next((n for n in ("hub_model_id", "push_to_hub_model_id") if n in call.given), "")
     names = [one.name for one in call.items]
-    model = None if named is None else read_constant(call.given[named])
+    model = read_constant(call.given.get(named))
     if owner is None or model is None or named not in names:
-        _drop_for_5(call, place, item)
+        _drop_for_5(call, place, name, owner)
         return
     full = f"{owner.value}/{str(model.value).rpartition('/')[2]}"
-    call.edit(place, _DROP)
-    call.edit(names.index(named), Edit(name="hub_model_id", value=lambda _: constant(full)))
+    call.edits[place] = _DROP
+    call.edits[names.index(named)] = Edit(name="hub_model_id", value=lambda _: constant(full))
 
 
-def _debug(call: _Call, place: int, item: Item) -> None:
-    value = read_constant(item.value)
+def _debug(call: _Call, place: int, name: str, value: Constant | None) -> None:
     if value is not None and value.value is False:
-        call.edit(place, _DROP)
+        call.edits[place] = _DROP
     elif value is not None and value.value is True:
-        call.edit(place, Edit(value=lambda _: constant("tpu_metrics_debug")))
+        call.edits[place] = Edit(value=lambda _: constant("tpu_metrics_debug"))
 
 
-def _optim(call: _Call, place: int, item: Item) -> None:
-    value = read_constant(item.value)
+def _optim(call: _Call, place: int, name: str, value: Constant | None) -> None:
     if value is not None and isinstance(value.value, str) and value.value in OLD_OPTIMIZERS:
         today = OLD_OPTIMIZERS[value.value]
-        call.edit(place, Edit(value=lambda _: constant(today)))
+        call.edits[place] = Edit(value=lambda _: constant(today))
         call.note(place, f'is "{today}" now: {value.value} is gone, and its last digits differ')
 
 

@@ -1,21 +1,22 @@
-"""Methods of trainers' subclasses with an earlier release's signature: given today's, so that they mean the same."""
+"""Give methods of subclasses the current signature, so that they mean the same: of trainers, and of callbacks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import libcst as cst
 
 from hf_compat.interop.former_names import FORMER_METHODS, REFUSED_OVERRIDES
 from hf_compat.tools.migration.attributes import GONE_IN_5_OF_TRAINERS
-from hf_compat.tools.migration.elements import Edit, appended
-from hf_compat.tools.migration.layout import fitted_call, fitted_function
+from hf_compat.tools.migration.calls import is_super_call
+from hf_compat.tools.migration.elements import COMMA, EQUAL, Edit, appended, edit_call, fitted_call, fitted_function
+from hf_compat.tools.migration.old_arguments import read_constant
 from hf_compat.tools.migration.report import Effect, Target
-from hf_compat.tools.migration.source import Change, Source, dotted
+from hf_compat.tools.migration.source import Source, binding_node, dotted, keyword, methods_of, walk
 from hf_compat.tools.migration.things import Thing, Things, is_static, own_returns
-from hf_compat.tools.migration.trainer_calls import call_change, is_super_call
 
-# Today's parameters after `self`, with their defaults.
+# The current parameters after `self`, with their defaults.
 OVERRIDABLE: dict[str, tuple[str, ...]] = {
     "_get_train_sampler": ("train_dataset=None",),
     "_load_from_checkpoint": ("resume_from_checkpoint", "model=None"),
@@ -39,48 +40,56 @@ OVERRIDABLE: dict[str, tuple[str, ...]] = {
     "save_model": ("output_dir=None", "_internal_call=False"),
     "training_step": ("model", "inputs", "num_items_in_batch=None"),
 }  # fmt: skip
-# Methods whose later parameters upstream gives by keyword: `**kwargs` takes them.
+# Upstream gives the later parameters of these methods by keyword, so `**kwargs` takes them.
 _BY_KEYWORD = ("compute_loss", "evaluate", "predict")
-# What upstream gives in every run; the others it gives in some.
+# Upstream gives these in every run, and the others in some.
 _ALWAYS_GIVEN = frozenset(
     {"num_items_in_batch", "start_time", "train_dataset", "device", "state_dict", "_internal_call", "grad_norm"}
 )
 _ITEMS = "num_items_in_batch"
 _SCALED = "loss_is_scaled_for_ga"
-_SCALED_LINES = (
-    "# The loss of this class is that of one micro-batch: the Trainer divides it by their number.",
-    f"{_SCALED} = False",
-)
+_SCALED_COMMENT = "# The loss of this class is that of one micro-batch: the Trainer divides it by their number."
 _MASTERS = {
     "is_local_master": "is is_local_process_zero today",
     "is_world_master": "is is_world_process_zero today",
 }
 
 
+# Names that callbacks' events get.
+_OLD, _TODAY = "tokenizer", "processing_class"
+
+
 def rewrite_overrides(source: Source, things: Things) -> None:
-    """Have the overrides of one source's trainers rewritten."""
+    """Rewrite the overrides in one source's trainers, and the events of its callbacks."""
     for node, thing in things.local_classes.items():
         if thing is Thing.TRAINER_CLASS:
-            gains = [_rewrite_method(method, node, source) for method in _methods(node)]
-            if any(gains) and not _declares_scaling(node):
+            gains = [
+                _rewrite_method(method, f"{node.name.value}.{method.name.value}", source) for method in methods_of(node)
+            ]
+            lines = (line for line in node.body.body if isinstance(line, cst.SimpleStatementLine))
+            targets = (
+                t.target for line in lines for one in line.body if isinstance(one, cst.Assign) for t in one.targets
+            )
+            if any(gains) and _SCALED not in map(dotted, targets):
                 source.change(node, _with_scaling)
+        for method in methods_of(node) if thing is Thing.CALLBACK_CLASS else ():
+            if method.name.value.startswith("on_"):
+                _rewrite_event(method, f"{node.name.value}.{method.name.value}", source)
 
 
-def _methods(node: cst.ClassDef) -> Iterator[cst.FunctionDef]:
-    return (one for one in node.body.body if isinstance(one, cst.FunctionDef))
-
-
-def _rewrite_method(method: cst.FunctionDef, owner: cst.ClassDef, source: Source) -> bool:
-    """Rewrite one method; say whether its loss has to be divided by the micro-batches, as it was before."""
+def _rewrite_method(method: cst.FunctionDef, what: str, source: Source) -> bool:
+    """Rewrite one method. True if the Trainer has to divide its loss by the micro-batches, as earlier releases did."""
     name = method.name.value
-    what = f"{owner.name.value}.{name}"
+    # Methods that an earlier release called and the target does not
+    uncalled = FORMER_METHODS | (GONE_IN_5_OF_TRAINERS if source.target is Target.TRANSFORMERS_5 else {})
     if name in _MASTERS:
         source.list(method, what, _MASTERS[name], Effect.DIFFERS)
     elif name in REFUSED_OVERRIDES and source.target is Target.HF_COMPAT:
         source.list(method, what, f"hf_compat refuses the override: {REFUSED_OVERRIDES[name]}", Effect.FAILS)
-    elif (way_out := _uncalled(source.target).get(name)) is not None:
-        if not _is_called(method, source):
-            source.list(method, what, f"nothing calls it any more: {way_out}", Effect.DIFFERS)
+    elif name in uncalled:
+        calls = (one for one in source.of(cst.Attribute) if dotted(one) == f"self.{name}")
+        if all(method in source.above(one) for one in calls):
+            source.list(method, what, f"nothing calls it any more: {uncalled[name]}", Effect.DIFFERS)
     elif name == "_save_checkpoint":
         _take_metrics_out(method, what, source)
     elif name in OVERRIDABLE and not isinstance(method.params.star_arg, cst.Param):
@@ -90,51 +99,48 @@ def _rewrite_method(method: cst.FunctionDef, owner: cst.ClassDef, source: Source
 
 
 def _take_metrics_out(method: cst.FunctionDef, what: str, source: Source) -> None:
-    """Take out the metrics that `_save_checkpoint` was given until 4.46."""
+    """Remove the metrics that `_save_checkpoint` was given until 4.46."""
     if _own_names(method) != ["model", "trial", "metrics"]:
         return
+    forwarded = 0
     for call in _super_calls(method):
-        places = {n: Edit(drop=True) for n, argument in enumerate(call.args) if _is_metrics(argument)}
-        if places:
-            source.change(call, call_change(source, call, places))
-    handed_on = sum(_is_metrics(argument) for call in _super_calls(method) for argument in call.args)
-    if sum(name == "metrics" for name in _names_in(method)) == handed_on:
+        given = [n for n, one in enumerate(call.args) if "metrics" in (keyword(one), dotted(one.value))]
+        forwarded += len(given)
+        if given:
+            edit_call(source, call, dict.fromkeys(given, Edit(drop=True)))
+    uses = sum(name == "metrics" for name in _names_in(method))
+    if uses == forwarded:
         source.change(method.params, _without_last)
     elif method.params.params[-1].default is None:
-        source.change(method.params.params[-1], _optional)
-    if handed_on and sum(name == "metrics" for name in _names_in(method)) > handed_on:
+        source.change(method.params.params[-1], lambda node: node.with_changes(default=cst.Name("None")))
+    if forwarded and uses > forwarded:
         source.list(method, what, "gets no metrics since 4.47: the last ones are in self.state.log_history")
 
 
-def _uncalled(target: Target) -> Mapping[str, str]:
-    """Return the methods that an earlier release called, and the target does not, with the way out."""
-    return {**FORMER_METHODS, **GONE_IN_5_OF_TRAINERS} if target is Target.TRANSFORMERS_5 else FORMER_METHODS
-
-
-def _is_called(method: cst.FunctionDef, source: Source) -> bool:
-    """Whether the source calls a method itself, by `self`."""
-    reads = (one for one in source.of(cst.Attribute) if dotted(one) == f"self.{method.name.value}")
-    return any(method not in source.above(one) for one in reads)
+def _without_last(node: cst.Parameters) -> cst.Parameters:
+    *rest, before, last = node.params
+    kept = before.with_changes(comma=last.comma, whitespace_after_param=last.whitespace_after_param)
+    return node.with_changes(params=[*rest, kept])
 
 
 def _own_names(method: cst.FunctionDef) -> list[str]:
-    """Return the parameters of a method by place, without `self`."""
+    """List the positional parameters of a method without `self`."""
     names = [one.name.value for one in (*method.params.posonly_params, *method.params.params)]
     return names if is_static(method) else names[1:]
 
 
 def _missing(method: cst.FunctionDef) -> list[tuple[int, str]] | None:
-    """Return today's parameters that a method lacks, with their places; None where its own do not fit."""
+    """List the current parameters that a method lacks, with their positions. None if its own do not fit."""
     today = OVERRIDABLE[method.name.value]
     plain = [one.partition("=")[0] for one in today]
     own = _own_names(method)
-    by_keyword_only = {one.name.value for one in method.params.kwonly_params}
+    named = {*own, *(one.name.value for one in method.params.kwonly_params)}
     takes_rest = method.params.star_kwarg is not None and method.name.value in _BY_KEYWORD
-    if takes_rest or set(plain) <= {*own, *by_keyword_only}:
+    if takes_rest or set(plain) <= named:
         return []
     rest = iter(plain)
     if all(name in rest for name in own):
-        return [(index, one) for index, one in enumerate(today) if plain[index] not in {*own, *by_keyword_only}]
+        return [(index, one) for index, one in enumerate(today) if plain[index] not in named]
     renamed = [name for name in own if name not in plain]
     if all(own.index(name) < len(today) and "=" not in today[own.index(name)] for name in renamed):
         return [(index, one) for index, one in enumerate(today) if index >= len(own)]
@@ -144,13 +150,11 @@ def _missing(method: cst.FunctionDef) -> list[tuple[int, str]] | None:
 
 
 def _extend(method: cst.FunctionDef, what: str, source: Source) -> Sequence[str]:
-    """Give a method the parameters that it lacks, and hand them on where it calls the method that it overrides."""
+    """Add the parameters that a method lacks, and pass them to the method that it overrides. Returns their names."""
     missing = _missing(method)
     if missing is None:
-        parameters = ", ".join(OVERRIDABLE[method.name.value])
-        source.list(
-            method, what, f"has parameters of its own; it is called with ({parameters}) today", source.fails_in_5
-        )
+        reason = f"has parameters of its own; it is called with ({', '.join(OVERRIDABLE[method.name.value])}) today"
+        source.list(method, what, reason, source.fails_in_5)
         return ()
     names = [one.partition("=")[0] for _, one in missing]
     if any(name in names for name in _names_in(method)):
@@ -160,50 +164,39 @@ def _extend(method: cst.FunctionDef, what: str, source: Source) -> Sequence[str]
         return ()
     if method.name.value == "compute_loss" and "return_outputs" in names:
         returns = _return_outputs(method, what, source)
-        if not returns and source.target is Target.HF_COMPAT:  # whose Trainer gives it what it takes
+        if not returns and source.target is Target.HF_COMPAT:  # whose Trainer passes only the parameters that it has
             return ()
-    _tell_of_5(method, what, names, source)
+    always = [name for name in names if name in _ALWAYS_GIVEN]
+    calls_it = (
+        f"calls it with {', '.join(always)}, too: a TypeError"
+        if always
+        else f"may call it with {', '.join(names)}, too"
+    )
+    source.mend_for_5(method, what, f"transformers 5 {calls_it}", Effect.FAILS if always else Effect.LOOK)
     source.change(method, lambda node: _with_parameters(node, method, missing, source))
-    if method.name.value not in ("compute_loss", "training_step"):
-        own = _own_names(method)
-        for call in _super_calls(method):
-            if any(one.star for one in call.args):
-                continue
-            positional = [one for one in call.args if one.keyword is None]
-            if len(positional) == len(call.args) == len(own):
-                source.change(call, _handing_on(call, missing, source))
-            else:
-                source.list(
-                    call, source.code(call.func), f"hand on {', '.join(n.partition('=')[0] for _, n in missing)}"
-                )
+    for call in _super_calls(method) if method.name.value not in ("compute_loss", "training_step") else ():
+        if any(one.star for one in call.args):
+            continue
+        if all(one.keyword is None for one in call.args) and len(call.args) == len(_own_names(method)):
+            _pass_on(call, missing, source)
+        else:
+            source.list(call, source.code(call.func), f"hand on {', '.join(names)}")
     return names
 
 
-def _tell_of_5(method: cst.FunctionDef, what: str, names: Sequence[str], source: Source) -> None:
-    """Say what transformers 5 does with a method that lacks parameters."""
-    always = [name for name in names if name in _ALWAYS_GIVEN]
-    if always:
-        source.mend_for_5(method, what, f"transformers 5 calls it with {', '.join(always)}, too: a TypeError")
-    else:
-        source.mend_for_5(method, what, f"transformers 5 may call it with {', '.join(names)}, too", Effect.LOOK)
-
-
 def _names_in(method: cst.FunctionDef) -> Iterator[str]:
+    """Yield the names in a method's body, without keywords and attributes."""
     nodes: list[cst.CSTNode] = [method.body]
     while nodes:
         node = nodes.pop()
         if isinstance(node, cst.Name):
             yield node.value
-        if not isinstance(node, (cst.Arg, cst.Attribute)):
-            nodes.extend(node.children)
-        else:
-            nodes.append(node.value)
+        nodes.extend([node.value] if isinstance(node, (cst.Arg, cst.Attribute)) else node.children)
 
 
 def _with_parameters(
-    node: cst.CSTNode, before: cst.FunctionDef, missing: Sequence[tuple[int, str]], source: Source
+    node: cst.FunctionDef, before: cst.FunctionDef, missing: Sequence[tuple[int, str]], source: Source
 ) -> cst.FunctionDef:
-    assert isinstance(node, cst.FunctionDef)
     params = list(node.params.params)
     first = 0 if is_static(before) else 1
     for place, written in missing:
@@ -213,113 +206,93 @@ def _with_parameters(
             default = "None"
         new = cst.Param(cst.Name(name))
         if default:
-            new = new.with_changes(default=cst.parse_expression(default), equal=_EQUAL)
+            new = new.with_changes(default=cst.parse_expression(default), equal=EQUAL)
         if at >= len(params):
             params = appended(params, new)
         else:
-            params.insert(at, new.with_changes(comma=params[at - 1].comma if at else _COMMA))
-    after = node.with_changes(params=node.params.with_changes(params=params))
-    return fitted_function(source, before, after)
-
-
-_EQUAL = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
-_COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+            params.insert(at, new.with_changes(comma=params[at - 1].comma if at else COMMA))
+    return fitted_function(source, before, node.with_changes(params=node.params.with_changes(params=params)))
 
 
 def _super_calls(method: cst.FunctionDef) -> Iterator[cst.Call]:
-    nodes: list[cst.CSTNode] = [method.body]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, cst.Call) and is_super_call(node, method.name.value):
-            yield node
-        nodes.extend(node.children)
+    """Yield the calls of the method that this one overrides."""
+    return (one for one in walk(method.body) if isinstance(one, cst.Call) and is_super_call(one, method.name.value))
 
 
-def _handing_on(call: cst.Call, missing: Sequence[tuple[int, str]], source: Source) -> Change:
-    return lambda node: fitted_call(source, call, _with_arguments(node, missing))
+def _pass_on(call: cst.Call, missing: Sequence[tuple[int, str]], source: Source) -> None:
+    def change(node: cst.Call) -> cst.Call:
+        args = list(node.args)
+        for place, written in missing:
+            new = cst.Arg(cst.Name(written.partition("=")[0]))
+            if place >= len(args):
+                args = appended(args, new)
+            else:
+                args.insert(place, new.with_changes(comma=COMMA))
+        return fitted_call(source, call, node.with_changes(args=args))
 
-
-def _with_arguments(node: cst.CSTNode, missing: Sequence[tuple[int, str]]) -> cst.Call:
-    assert isinstance(node, cst.Call)
-    args = list(node.args)
-    for place, written in missing:
-        new = cst.Arg(cst.Name(written.partition("=")[0]))
-        if place >= len(args):
-            args = appended(args, new)
-        else:
-            args.insert(place, new.with_changes(comma=_COMMA))
-    return node.with_changes(args=args)
+    source.change(call, change)
 
 
 def _return_outputs(method: cst.FunctionDef, what: str, source: Source) -> bool:
-    """Have a `compute_loss` of 4.2 and before return the outputs, too, where it is asked to; say whether it can."""
-    returns = list(own_returns(method.body))
-    has_outputs = any(one == "outputs" for one in _names_in(method))
-    if not has_outputs or not all(isinstance(one.value, cst.Name) for one in returns) or not returns:
+    """Let a `compute_loss` of 4.2 and before return the outputs on request. False if it cannot."""
+    returned = [one.value for one in own_returns(method.body)]
+    losses = [one for one in returned if isinstance(one, cst.Name)]
+    if "outputs" not in _names_in(method) or not losses or len(losses) < len(returned):
         reason = "evaluations call it with return_outputs=True: it has to return (loss, outputs) then"
         source.list(method, what, reason, source.fails_in_5)
         return False
-    for statement in returns:
-        assert isinstance(statement.value, cst.Name)
-        loss = statement.value.value
-        asked = cst.parse_expression(f"({loss}, outputs) if return_outputs else {loss}")
-        source.change(statement.value, lambda _, asked=asked: asked)  # type: ignore[misc]  # bound now
+    for loss in losses:
+        source.put(loss, cst.parse_expression(f"({loss.value}, outputs) if return_outputs else {loss.value}"))
     source.list(method, what, "evaluations take their loss from it now, too: before 4.3 the model's own was reported")
     return True
 
 
-def _is_metrics(argument: cst.Arg) -> bool:
-    keyword = argument.keyword.value if argument.keyword is not None else None
-    return keyword == "metrics" or (isinstance(argument.value, cst.Name) and argument.value.value == "metrics")
-
-
-def _without_last(node: cst.CSTNode) -> cst.CSTNode:
-    assert isinstance(node, cst.Parameters)
-    *rest, before, last = node.params
-    kept = before.with_changes(comma=last.comma, whitespace_after_param=last.whitespace_after_param)
-    return node.with_changes(params=[*rest, kept])
-
-
-def _optional(node: cst.CSTNode) -> cst.CSTNode:
-    return node.with_changes(default=cst.Name("None")) if isinstance(node, cst.Param) else node
-
-
-def _declares_scaling(node: cst.ClassDef) -> bool:
-    """Return whether a class says already what its loss is divided by."""
-    statements = (one for line in node.body.body if isinstance(line, cst.SimpleStatementLine) for one in line.body)
-    targets = [t.target for one in statements if isinstance(one, cst.Assign) for t in one.targets]
-    return any(isinstance(one, cst.Name) and one.value == _SCALED for one in targets)
-
-
-def _with_scaling(node: cst.CSTNode) -> cst.CSTNode:
-    """Return a class that says that its loss is that of a micro-batch, as all were before 4.46."""
-    assert isinstance(node, cst.ClassDef) and isinstance(node.body, cst.IndentedBlock)
-    body = list(node.body.body)
-    place = 1 if _is_docstring(body[0]) else 0
-    comment, line = _SCALED_LINES
+def _with_scaling(node: cst.ClassDef) -> cst.ClassDef:
+    """Declare that the loss of a class is that of a micro-batch, as all were before 4.46."""
+    body = list(cast("cst.IndentedBlock", node.body).body)
+    first = body[0].body[0] if isinstance(body[0], cst.SimpleStatementLine) else None
+    place = 1 if isinstance(first, cst.Expr) and isinstance(first.value, cst.BaseString) else 0
     following = body[place] if place < len(body) else None
-    leading = _leading_lines(following)
-    new = cst.parse_statement(line).with_changes(
-        leading_lines=[*_blank(leading if place else ()), cst.EmptyLine(comment=cst.Comment(comment))]
-    )
+    leading: Sequence[cst.EmptyLine] = getattr(following, "leading_lines", ())
+    blank = leading[: next((n for n, line in enumerate(leading) if line.comment is not None), len(leading))]
+    comment = cst.EmptyLine(comment=cst.Comment(_SCALED_COMMENT))
+    new = cst.parse_statement(f"{_SCALED} = False")
     if following is not None:
-        body[place] = following.with_changes(
-            leading_lines=[cst.EmptyLine(indent=False), *leading[len(_blank(leading)) :]]
-        )
-    body.insert(place, new)
+        body[place] = following.with_changes(leading_lines=[cst.EmptyLine(indent=False), *leading[len(blank) :]])
+    body.insert(place, new.with_changes(leading_lines=[*(blank if place else ()), comment]))
     return node.with_changes(body=node.body.with_changes(body=body))
 
 
-def _is_docstring(node: cst.CSTNode) -> bool:
-    line = node.body[0] if isinstance(node, cst.SimpleStatementLine) else None
-    return isinstance(line, cst.Expr) and isinstance(line.value, cst.BaseString)
+def _rewrite_event(method: cst.FunctionDef, what: str, source: Source) -> None:
+    """Rename what an event of a callback gets: `tokenizer` is `processing_class` today."""
+    params = (*method.params.params, *method.params.kwonly_params)
+    old = next((one for one in params if one.name.value == _OLD), None)
+    reason = f"transformers 5 gives {_TODAY}, and no {_OLD}"
+    if old is not None and any(one.name.value == _TODAY for one in params):
+        source.list(old, what, f"takes {_OLD} and {_TODAY}: only the second is given since 4.46")
+    elif old is not None:
+        for name in (old.name, *_reads_of(old, source)):
+            source.rename(name, _TODAY)
+        if old.default is None:
+            source.mend_for_5(old, what, reason, Effect.FAILS)
+        else:
+            source.mend_for_5(old, what, f"{reason}: the default is used", Effect.DIFFERS)
+    for read in _reads_of(method.params.star_kwarg, source):
+        # The key of `kwargs["key"]`, `kwargs.get("key")`, `kwargs.pop("key")`
+        outer = source.parent(read)
+        call = source.parent(outer)
+        key: cst.BaseExpression | None = None
+        if isinstance(outer, cst.Subscript) and isinstance(outer.slice[0].slice, cst.Index):
+            key = outer.slice[0].slice.value
+        elif isinstance(outer, cst.Attribute) and isinstance(call, cst.Call) and call.func is outer and call.args:
+            key = call.args[0].value if outer.attr.value in ("get", "pop") else None
+        constant = read_constant(key)
+        if isinstance(key, cst.SimpleString) and constant is not None and constant.value == _OLD:
+            source.put(key, key.with_changes(value=f"{key.prefix}{key.quote}{_TODAY}{key.quote}"))
+            source.mend_for_5(read, what, reason, Effect.DIFFERS if isinstance(outer, cst.Attribute) else Effect.FAILS)
 
 
-def _leading_lines(node: cst.CSTNode | None) -> Sequence[cst.EmptyLine]:
-    lines: Sequence[cst.EmptyLine] = getattr(node, "leading_lines", ())
-    return lines
-
-
-def _blank(lines: Sequence[cst.EmptyLine]) -> Sequence[cst.EmptyLine]:
-    """Return the blank lines that others begin with."""
-    return lines[: next((n for n, line in enumerate(lines) if line.comment is not None), len(lines))]
+def _reads_of(param: cst.Param | None, source: Source) -> list[cst.Name]:
+    """List the names that read a parameter."""
+    bindings = [] if param is None else [b for b in source.assignments(param.name) if binding_node(b) is param]
+    return [node for binding in bindings for node in source.reads(binding) if isinstance(node, cst.Name)]

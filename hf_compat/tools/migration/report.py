@@ -1,4 +1,4 @@
-"""What a migration has done, and what it leaves to a person. Plain data; imports nothing of the package."""
+"""The results of a migration, as plain data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Target(StrEnum):
-    """What the rewritten source is for."""
+    """The package that the rewritten source is for."""
 
     HF_COMPAT = "hf_compat"
     TRANSFORMERS_5 = "transformers-5"
@@ -23,19 +23,19 @@ class Effect(StrEnum):
 
     @property
     def gravity(self) -> int:
-        """Place from the gravest."""
+        """Position from the gravest."""
         return list(Effect).index(self)
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Finding:
-    """One thing that a person has to look at.
+    """A place that a person has to look at, or that was rewritten.
 
     Args:
-        line: In the file as it was, from 1.
-        what: The code or word that it is about.
+        line: Line of the original file, from 1. In a notebook it counts within the cell.
+        what: The code or word in question.
         reason: Why it is left, or what differs after the change.
-        cell: In a notebook, the cell, from 1; `line` then counts within it.
+        cell: Number of the notebook cell, from 1.
         effect: What happens there.
     """
 
@@ -52,8 +52,8 @@ class Rewritten:
 
     Args:
         text: The text.
-        findings: What is left to a person.
-        mended: What has been rewritten, where the text as it was would fail or differ.
+        findings: Places that a person has to look at.
+        mended: Rewritten places where the original would fail or differ.
     """
 
     text: str
@@ -63,17 +63,7 @@ class Rewritten:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileChange:
-    """One file.
-
-    Args:
-        path: As it was named, or found in a folder that was.
-        before: Its bytes.
-        after: Its bytes after migration.
-        diff: Unified diff of its text; empty where nothing changes.
-        findings: What needs a person, by line.
-        mended: What is rewritten, where the file as it is would fail or differ.
-        written: Whether `after` is on the disk.
-    """
+    """One file, as `path` named it, before and after migration. `Rewritten` explains the findings."""
 
     path: str
     before: bytes
@@ -87,6 +77,16 @@ class FileChange:
     def is_changed(self) -> bool:
         """Whether there is anything to change."""
         return self.before != self.after
+
+    @property
+    def by_gravity(self) -> list[Finding]:
+        """All findings about the file as it is, gravest first, then by line."""
+        return sorted({*self.findings, *self.mended}, key=lambda one: (one.effect.gravity, one.cell or 0, one.line))
+
+    @property
+    def verdict(self) -> str:
+        """The gravest effect, or `fine`."""
+        return self.by_gravity[0].effect.value if self.by_gravity else "fine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +113,14 @@ class Migration:
     skipped: tuple[Passed, ...]
     errors: tuple[Passed, ...]
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether no file fails or differs silently as it is."""
+        return all(one.effect is Effect.LOOK for file in self.files for one in file.by_gravity)
+
 
 def unified_diff(path: str, before: str, after: str) -> str:
-    """Return the difference of two texts as `patch` takes it; line endings are kept."""
+    """Make a diff that `patch` accepts. Line endings are kept."""
     lines = difflib.unified_diff(
         before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{path}", f"b/{path}"
     )

@@ -1,8 +1,8 @@
-"""One Python source: its tree, whose name is whose, and the changes that rules ask for, whatever they are."""
+"""A Python source with its tree, the bindings of its names, and the changes that the rules ask for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias, TypeVar, cast
 
 import libcst as cst
@@ -22,25 +22,23 @@ from libcst.metadata import (
 from hf_compat.tools.migration.report import Effect, Finding, Rewritten, Target
 
 Node = TypeVar("Node", bound=cst.CSTNode)
-# What stands in a node's place: another one, several, or none.
+# The replacement of a node: one node, none, or several.
 Outcome: TypeAlias = cst.CSTNode | cst.RemovalSentinel | cst.FlattenSentinel[cst.CSTNode]
-Change: TypeAlias = Callable[[cst.CSTNode], Outcome]
 
-
-# Where formatters break a line, unless a source has longer ones; and at most.
+# Formatters break a line here unless the source has longer ones, and never allow more than the second.
 _LIMIT = 88
 _LONGEST = 120
 
 
 class Source:
-    """A source that rules read and ask to be changed.
+    """A source that rules read, and that they ask to change.
 
     Args:
         text: The source.
         target: What the result is for.
 
     Raises:
-        libcst.ParserSyntaxError: It is no Python 3.
+        libcst.ParserSyntaxError: It is not Python 3.
     """
 
     def __init__(self, text: str, target: Target) -> None:
@@ -53,39 +51,39 @@ class Source:
         self._positions = cast("Mapping[cst.CSTNode, CodeRange]", wrapper.resolve(PositionProvider))
         self._lines = text.splitlines() or [""]
         self._limit = min(max(_LIMIT, *map(len, self._lines)), _LONGEST)
-        self.nodes = tuple(_walk(self.module))
-        self._changes: dict[cst.CSTNode, list[Change]] = {}
+        self.nodes = tuple(walk(self.module))
+        self._changes: dict[cst.CSTNode, list[Callable[[cst.CSTNode], Outcome]]] = {}
         self._findings: set[Finding] = set()
         self._mended: set[Finding] = set()
-        # Whether names that this package has come from it; a source of another library's trainer keeps its own
+        # Whether our names are imported from this package. A source with another library's trainer keeps its own.
         self.moves_here = target is Target.HF_COMPAT
 
     def of(self, kind: type[Node]) -> Iterator[Node]:
         """Yield the nodes of one kind, outer ones first."""
         return (node for node in self.nodes if isinstance(node, kind))
 
-    def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
-        """Return what a node stands in."""
-        return self._parents.get(node)
+    def parent(self, node: cst.CSTNode | None) -> cst.CSTNode | None:
+        """The node around a node."""
+        return None if node is None else self._parents.get(node)
 
     def above(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """Yield what a node stands in, from the nearest."""
+        """Yield the nodes around a node, from the nearest."""
         while (outer := self._parents.get(node)) is not None:
             yield outer
             node = outer
 
     def scope(self, node: cst.CSTNode) -> Scope | None:
-        """Return the scope that a node's names are looked up in."""
+        """The scope in which a node's names are looked up."""
         found = self._scopes.get(node)
         return found or next((scope for outer in self.above(node) if (scope := self._scopes.get(outer))), None)
 
     def line(self, node: cst.CSTNode) -> int:
-        """Return the line that a node begins on."""
+        """The line on which a node begins."""
         found = self._positions.get(node)
         return 1 if found is None else found.start.line
 
     def outgrows(self, before: cst.CSTNode, after: cst.CSTNode) -> bool:
-        """Return whether a node on one line would make that line longer than it may be."""
+        """Whether a node on one line would make that line too long."""
         found = self._positions.get(before)
         if found is None or found.start.line != found.end.line:
             return False
@@ -93,93 +91,98 @@ class Source:
         return grown > 0 and len(self._lines[found.start.line - 1]) + grown > self._limit
 
     def fits(self, node: cst.CSTNode, text: str) -> bool:
-        """Return whether a text fits on a line that is indented as a node's."""
+        """Whether a text fits on a line that is indented like a node's line."""
         line = self._lines[self.line(node) - 1]
         return len(line) - len(line.lstrip()) + len(text) <= self._limit
 
     def indent_within_block(self, node: cst.CSTNode) -> str:
-        """Return by how much a node's line is indented more than the block that it stands in."""
+        """The indentation of a node's line beyond that of its block."""
         line = self._lines[self.line(node) - 1]
         blocks = [one for one in self.above(node) if isinstance(one, cst.IndentedBlock)]
         of_blocks = sum(len(one.indent or self.module.default_indent) for one in blocks)
         return " " * max(len(line) - len(line.lstrip()) - of_blocks, 0)
 
     def code(self, node: cst.CSTNode) -> str:
-        """Return a node's source."""
+        """The source of a node."""
         return self.module.code_for_node(node)
 
-    def assignments(self, name: cst.Name) -> tuple[BaseAssignment, ...]:
-        """Return what binds the name that is read or set here."""
+    def assignments(self, name: cst.CSTNode, as_: str | None = None) -> tuple[BaseAssignment, ...]:
+        """List the bindings of a name, or of another name in the same place."""
         scope = self.scope(name)
-        return () if scope is None else tuple(scope[name.value])
+        text = name.value if as_ is None and isinstance(name, cst.Name) else as_
+        return () if scope is None or text is None else tuple(scope[text])
 
-    def bound_nodes(self, node: cst.BaseExpression) -> tuple[cst.CSTNode, ...]:
-        """Return the statements and names that bind what a name stands for; none for any other expression."""
-        bindings = self.assignments(node) if isinstance(node, cst.Name) else ()
-        return tuple(found for one in bindings if (found := binding_node(one)) is not None)
+    def bound(self, node: cst.BaseExpression, kind: type[Node]) -> Node | None:
+        """The first statement or name of a kind that binds a name. None for any other expression."""
+        found = map(binding_node, self.assignments(node))
+        return next((one for one in found if isinstance(one, kind)), None)
 
-    def imported(self, node: cst.CSTNode) -> str | None:
-        """Return the full name of what is imported under a name or dotted name; None where it is anything else."""
+    def reads(self, binding: BaseAssignment) -> list[cst.CSTNode]:
+        """List the nodes that read a binding."""
+        return [access.node for access in binding.references]
+
+    def imported(self, node: cst.CSTNode) -> str:
+        """The full name of an import that a name or dotted name stands for. Empty for anything else."""
         scope = self.scope(node)
         if scope is None or not dotted(node):
-            return None
-        found = list(scope.get_qualified_names_for(node))
+            return ""
+        found = scope.get_qualified_names_for(node)
         imports = {one.name for one in found if one.source is QualifiedNameSource.IMPORT}
-        return imports.pop() if len(imports) == 1 else None
+        return imports.pop() if len(imports) == 1 else ""
 
-    def change(self, node: cst.CSTNode, how: Change) -> None:
-        """Have a node changed, after all that stands in it; several changes of one node come one after the other."""
-        self._changes.setdefault(node, []).append(how)
+    def change(self, node: Node, how: Callable[[Node], Outcome]) -> None:
+        """Change a node after everything inside it. Several changes of one node follow each other."""
+        self._changes.setdefault(node, []).append(cast("Callable[[cst.CSTNode], Outcome]", how))
+
+    def put(self, node: cst.CSTNode, new: cst.CSTNode) -> None:
+        """Replace a node."""
+        self.change(node, lambda _: new)
+
+    def rename(self, node: cst.Name, name: str) -> None:
+        """Replace a name."""
+        self.put(node, node.with_changes(value=name))
 
     def is_changed(self, node: cst.CSTNode) -> bool:
-        """Return whether somebody has had a node changed already."""
+        """Whether a rule has changed a node already."""
         return node in self._changes
 
-    def list(self, node: cst.CSTNode, what: str, reason: str, effect: Effect = Effect.LOOK) -> None:
-        """Leave something to a person."""
-        self.list_line(self.line(node), what, reason, effect)
-
-    def list_line(self, line: int, what: str, reason: str, effect: Effect = Effect.LOOK) -> None:
-        """Leave something on a line to a person."""
+    def list(self, place: cst.CSTNode | int, what: str, reason: str, effect: Effect = Effect.LOOK) -> None:
+        """Leave a place, a node or a line, to a person."""
+        line = place if isinstance(place, int) else self.line(place)
         self._findings.add(Finding(line, what, reason, effect=effect))
 
     def mend(self, node: cst.CSTNode, what: str, reason: str, effect: Effect = Effect.FAILS) -> None:
-        """Remember what happens at a place that is rewritten, should the source stay as it is."""
+        """Record what would happen at a rewritten place if the source stayed as it is."""
         self._mended.add(Finding(self.line(node), what, reason, effect=effect))
 
     def mend_for_5(self, node: cst.CSTNode, what: str, reason: str, effect: Effect = Effect.FAILS) -> None:
-        """Remember what transformers 5 does at a place that is rewritten; this package takes it as it is."""
+        """Record what transformers 5 does at a rewritten place. This package accepts it as it is."""
         if self.target is Target.TRANSFORMERS_5:
             self.mend(node, what, reason, effect)
 
     @property
     def fails_in_5(self) -> Effect:
-        """What comes of a name that transformers 5 lacks, and that this package still takes."""
+        """The effect of a name that transformers 5 lacks and this package accepts."""
         return Effect.FAILS if self.target is Target.TRANSFORMERS_5 else Effect.LOOK
 
     def result(self) -> Rewritten:
-        """Return the source with all changes."""
-        changed = self.module.visit(_Changing(self._changes)) if self._changes else self.module
-        assert isinstance(changed, cst.Module)
+        """Apply all changes."""
+        changes = self._changes
+
+        class Changing(cst.CSTTransformer):
+            def on_leave(self, original_node: cst.CSTNodeT, updated_node: cst.CSTNodeT) -> cst.CSTNodeT:
+                outcome: Outcome = updated_node
+                for change in changes.get(original_node, ()):
+                    if isinstance(outcome, cst.CSTNode):
+                        outcome = change(outcome)
+                return cast("cst.CSTNodeT", outcome)
+
+        changed = self.module.visit(Changing()) if changes else self.module
         return Rewritten(changed.code, tuple(sorted(self._findings)), tuple(sorted(self._mended)))
 
 
-class _Changing(cst.CSTTransformer):
-    """Makes the changes of a tree."""
-
-    def __init__(self, changes: Mapping[cst.CSTNode, Sequence[Change]]) -> None:
-        super().__init__()
-        self._changes = changes
-
-    def on_leave(self, original_node: cst.CSTNodeT, updated_node: cst.CSTNodeT) -> cst.CSTNodeT:
-        outcome: Outcome = updated_node
-        for change in self._changes.get(original_node, ()):
-            if isinstance(outcome, cst.CSTNode):
-                outcome = change(outcome)
-        return cast("cst.CSTNodeT", outcome)
-
-
-def _walk(root: cst.CSTNode) -> Iterator[cst.CSTNode]:
+def walk(root: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield a node and all nodes in it, outer ones first."""
     pending = [root]
     while pending:
         node = pending.pop()
@@ -188,19 +191,19 @@ def _walk(root: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def import_statement(assignment: BaseAssignment) -> cst.Import | cst.ImportFrom | None:
-    """Return the import that binds a name; None where something else does."""
+    """The import that binds a name. None for any other binding."""
     if isinstance(assignment, ImportAssignment) and isinstance(assignment.node, (cst.Import, cst.ImportFrom)):
         return assignment.node
     return None
 
 
 def binding_node(assignment: BaseAssignment) -> cst.CSTNode | None:
-    """Return the node that binds a name; None for a builtin."""
+    """The node that binds a name. None for a builtin."""
     return assignment.node if isinstance(assignment, Assignment) else None
 
 
 def dotted(node: cst.CSTNode | None) -> str:
-    """Return `a.b.c` of names and attributes; empty for anything else."""
+    """The text `a.b.c` of names and attributes. Empty for anything else."""
     if isinstance(node, cst.Name):
         return node.value
     if isinstance(node, cst.Attribute):
@@ -209,8 +212,24 @@ def dotted(node: cst.CSTNode | None) -> str:
     return ""
 
 
+def keyword(argument: cst.Arg) -> str:
+    """The keyword of an argument. Empty for a positional one."""
+    return "" if argument.keyword is None else argument.keyword.value
+
+
+def fields_of(node: cst.ClassDef) -> Iterator[tuple[cst.AnnAssign, cst.Name]]:
+    """Yield the annotated fields of a class with their names."""
+    for statement in node.body.body:
+        for small in statement.body if isinstance(statement, cst.SimpleStatementLine) else ():
+            if isinstance(small, cst.AnnAssign) and isinstance(small.target, cst.Name):
+                yield small, small.target
+
+
+def methods_of(node: cst.ClassDef) -> Iterator[cst.FunctionDef]:
+    """Yield the methods of a class."""
+    return (one for one in node.body.body if isinstance(one, cst.FunctionDef))
+
+
 def name_or_dotted(path: str) -> cst.Name | cst.Attribute:
-    """Return the node of `a.b.c`."""
-    found = cst.parse_expression(path)
-    assert isinstance(found, (cst.Name, cst.Attribute))
-    return found
+    """Make the node of `a.b.c`."""
+    return cast("cst.Name | cst.Attribute", cst.parse_expression(path))
