@@ -167,18 +167,21 @@ class Source:
 
     def result(self) -> Rewritten:
         """Apply all changes."""
-        changes = self._changes
-
-        class Changing(cst.CSTTransformer):
-            def on_leave(self, original_node: cst.CSTNodeT, updated_node: cst.CSTNodeT) -> cst.CSTNodeT:
-                outcome: Outcome = updated_node
-                for change in changes.get(original_node, ()):
-                    if isinstance(outcome, cst.CSTNode):
-                        outcome = change(outcome)
-                return cast("cst.CSTNodeT", outcome)
-
-        changed = self.module.visit(Changing()) if changes else self.module
+        changed = self.module.visit(_Changing(self._changes)) if self._changes else self.module
         return Rewritten(changed.code, tuple(sorted(self._findings)), tuple(sorted(self._mended)))
+
+
+class _Changing(cst.CSTTransformer):
+    def __init__(self, changes: Mapping[cst.CSTNode, list[Callable[[cst.CSTNode], Outcome]]]) -> None:
+        super().__init__()
+        self._changes = changes
+
+    def on_leave(self, original_node: cst.CSTNodeT, updated_node: cst.CSTNodeT) -> cst.CSTNodeT:
+        outcome: Outcome = updated_node
+        for change in self._changes.get(original_node, ()):
+            if isinstance(outcome, cst.CSTNode):
+                outcome = change(outcome)
+        return cast("cst.CSTNodeT", outcome)
 
 
 def walk(root: cst.CSTNode) -> Iterator[cst.CSTNode]:
