@@ -188,10 +188,9 @@ class AdaptedRun:
 
     def take_measured(self, module: nn.Module) -> None:
         """Record the numbers that a `WindowModule` measured in the last update, such as the norm before clipping."""
-        measured = getattr(module.observer, "measured", dict) if isinstance(module, WindowModule) else dict
-        numbers: dict[str, torch.Tensor | float] = measured()
-        if numbers:
-            self.grad_norm, self.learning_rate = numbers.get("grad_norm"), float(numbers["learning_rate"])
+        if isinstance(module, WindowModule) and module.measured:
+            self.grad_norm = module.measured.get("grad_norm")
+            self.learning_rate = float(module.measured["learning_rate"])
 
     def take_logs(self) -> dict[str, float]:
         """Add a log to the history and return its entries. Empty if no update was made since the last log."""

@@ -68,7 +68,6 @@ class HFBridge(HFEvents):
         self.epoch = run.start.epoch - 1
         self._writer = writer
         self._optimizer_made = optimizer_made
-        self._stepped = False
         self._last_saved = -1
         self._stops_at_start = False
         self._requested_kwargs: set[str] = set()
@@ -102,7 +101,7 @@ class HFBridge(HFEvents):
         """
         if segment == 0:
             self._prepare(hook, batch, outputs)
-        if hook == "on_train_batch_end" and not self._stepped:
+        if hook == "on_train_batch_end" and not batch.is_trained:
             return
         if self._order is None:
             self._fire(PAIRS[hook])
@@ -134,12 +133,13 @@ class HFBridge(HFEvents):
                 control.should_log = control.should_evaluate = control.should_save = False
             self.find_requested_kwargs()
         elif hook == "on_train_batch_start":
-            self._stepped = False
             self.run.moment = Moment.UPDATE
-        elif hook == "on_train_batch_end" and self._stepped:
-            assert isinstance(batch, Window)  # the data module yields nothing else
+        elif hook == "on_train_batch_end" and batch.is_trained:
             trainer.state.global_step += 1
             trainer.state.epoch = self.epoch + batch.epoch_progress
+            assert self.run.module is not None  # a fit is running
+            measured = self.run.module.measured
+            self.run.grad_norm, self.run.learning_rate = measured.get("grad_norm"), measured["learning_rate"]
         elif hook == "on_train_epoch_end":
             run, state = self.run, trainer.state
             if run.windows is not None and not run.windows.saw_data:
@@ -204,13 +204,8 @@ class HFBridge(HFEvents):
             self.run.flags.agree(control)
         return control.should_epoch_stop or control.should_training_stop
 
-    def optimizer_stepped(self, grad_norm: torch.Tensor | float | None) -> None:
-        self.run.grad_norm = grad_norm
-        self._stepped = True
+    def optimizer_stepped(self) -> None:
         self._fire("on_optimizer_step")
-
-    def learning_rate_read(self, learning_rate: float) -> None:
-        self.run.learning_rate = learning_rate
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: StepOutput, batch: Window, batch_idx: int
@@ -222,7 +217,7 @@ class HFBridge(HFEvents):
         if trainer.should_stop:  # set by a Lightning callback
             control.should_training_stop = True
         self.fire_for_hook("on_train_batch_end", self.segment, batch)
-        if self._stepped:
+        if batch.is_trained:
             self.run.losses.end_update()
             self._act_on_flags(trainer, self.run.flags.sources.in_updates)
             self._obey_signals()
@@ -231,7 +226,7 @@ class HFBridge(HFEvents):
         control, windows = self.hf_trainer.control, self.run.windows  # a callback may have replaced the control
         trainer.should_stop = control.should_training_stop
         if windows is not None:  # start no further window
-            if batch.is_complete and not self._stepped and not control.should_epoch_stop:
+            if batch.is_complete and not batch.is_trained and not control.should_epoch_stop:
                 windows.rewind(batch)  # a resumed run makes this update
             windows.leave_epoch(is_over=control.should_epoch_stop)
 

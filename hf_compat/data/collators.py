@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, SupportsIndex
 
 import numpy as np
@@ -255,32 +255,23 @@ def default_data_collator(features: Sequence[Sample], return_tensors: str = "pt"
     if return_tensors not in ("pt", "np"):
         raise ValueError(f"`return_tensors={return_tensors!r}` is not known; choose 'pt' or 'np'.")
     join, join_labels = (_join, _join_labels) if return_tensors == "pt" else (_join_arrays, _join_label_arrays)
+    batch: dict[str, Batch] = {}
     try:
-        batch = _joined(features, join, join_labels)
+        # the type check avoids `Mapping`'s slow one for each sample
+        rows = [row if type(row) is dict or isinstance(row, Mapping) else vars(row) for row in features]
+        first = rows[0]
+        for label_key in ("label", "label_ids"):
+            if first.get(label_key) is not None:
+                batch["labels"] = join_labels(label_key, [row[label_key] for row in rows])
+                break
+        for key, value in first.items():
+            if key not in ("label", "label_ids") and value is not None and not isinstance(value, str):
+                batch[key] = join([row[key] for row in rows])
     except Exception as error:
         raise_for_bad_samples(features, error)
         raise
     if not batch:
         raise_for_bad_samples(features, DataError("Nothing is left of the samples."))
-    return batch
-
-
-def _joined(
-    features: Sequence[Sample],
-    join: Callable[[list[Sample]], Batch],
-    join_labels: Callable[[str, list[Sample]], Batch],
-) -> dict[str, Batch]:
-    # the type check avoids `Mapping`'s slow one for each sample
-    rows = [row if type(row) is dict or isinstance(row, Mapping) else vars(row) for row in features]
-    first = rows[0]
-    batch: dict[str, Batch] = {}
-    label_key = next((key for key in ("label", "label_ids") if first.get(key) is not None), None)
-    if label_key is not None:
-        batch["labels"] = join_labels(label_key, [row[label_key] for row in rows])
-    for key, value in first.items():
-        if key in ("label", "label_ids") or value is None or isinstance(value, str):
-            continue
-        batch[key] = join([row[key] for row in rows])
     return batch
 
 

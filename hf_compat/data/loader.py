@@ -77,35 +77,6 @@ class OpenPasses:
         return self._loaders[-1]() if self._loaders else None
 
 
-_TORCHS = "torch.utils.data.dataloader"
-
-
-def reader_of(batches: Iterator[Batch]) -> Callable[[], Batch]:
-    """Return a function that reads the next batch of a map-style pass, faster than `next` if no profiler runs.
-
-    Torch marks each read for its profiler, whether one runs or not. The mark takes as long as a small collator. With a
-    running profiler, or an iterator that is not torch's own, the function is `next`.
-
-    Args:
-        batches: A pass over a torch loader.
-    """
-    marked = type(batches).__next__
-    data = getattr(batches, "_next_data", None)
-    is_profiled = getattr(torch.autograd, "_profiler_enabled", None)
-    is_torchs = getattr(marked, "__module__", None) == _TORCHS and hasattr(batches, "_num_yielded")
-    if not is_torchs or data is None or is_profiled is None:
-        return batches.__next__
-
-    def read() -> Batch:
-        if is_profiled() or batches._sampler_iter is None:  # type: ignore[attr-defined]  # torch's
-            return next(batches)
-        batch = data()
-        batches._num_yielded += 1  # type: ignore[attr-defined]  # as above
-        return batch
-
-    return read
-
-
 def draw_seed() -> int:
     """Draw a seed from torch's current generator, as Accelerate does for a sampler without a generator."""
     return int(torch.empty((), dtype=torch.int64).random_().item())
@@ -327,8 +298,9 @@ class PreparedDataLoader(DataLoader[Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, and of samplers and data sets that have epochs."""
         self.iteration = epoch
-        behind = (getattr(sampler, "sampler", None) for sampler in (self.batch_sampler, self.sampler))
-        set_epoch_of((self.batch_sampler, self.sampler, *behind, self.dataset), epoch)
+        batches, single = self.batch_sampler, self.sampler
+        within = (getattr(batches, "sampler", None), getattr(single, "sampler", None))
+        set_epoch_of((batches, single, *within, self.dataset), epoch)
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # a generator instead of torch's iterator class
         self.end_of_dataloader = False
@@ -338,8 +310,9 @@ class PreparedDataLoader(DataLoader[Batch]):
         resume, self._resume = self._resume, None
         if self._iterator is not None:  # the iterator of persistent workers holds its first pass's indices
             self._iterator._index_sampler = self._index_sampler
-        with HeldChildSignals() as signals, self._replacing_workers():
-            batches = super().__iter__()  # on every rank, as torch draws a seed here
+        with HeldChildSignals() as signals:  # the pass starts on every rank, as torch draws a seed here
+            replaces = self.replaces_workers and self.persistent_workers and self._iterator is None
+            batches = self._with_replaced_workers() if replaces else super().__iter__()
         # this is a generator, so as in Accelerate nothing above runs before the first batch is requested
         try:
             signals.deliver()
@@ -354,78 +327,80 @@ class PreparedDataLoader(DataLoader[Batch]):
                     end()
             raise
 
-    @contextlib.contextmanager
-    def _replacing_workers(self) -> Iterator[None]:
+    def _with_replaced_workers(self) -> Iterator[Batch]:
         """Start replaced persistent workers as the first ones: no seed is drawn, and the data is in epoch 0."""
-        if not (self.replaces_workers and self.persistent_workers and self._iterator is None):
-            yield
-            return
         drawn_from, self.generator = self.generator, torch.Generator()
         set_epoch_of((self.dataset,), 0)
         try:
-            yield
+            return super().__iter__()
         finally:
             self.generator = drawn_from
             set_epoch_of((self.dataset,), self.iteration)
 
     def _read_ahead(self, batches: Iterator[Batch], resume: Resume | None) -> Iterator[Batch]:
         """Yield this rank's batches, each after the next one has been read."""
-        read = reader_of(batches) if self._is_map_style else batches.__next__
-        current = self._first_batch(batches, read, resume)
-        if current is _END:
-            return
-        ahead = self._copies_ahead()
-        current = self._on_device(current)
-        fields = self.__dict__  # torch's `__setattr__` checks each attribute, which is slow for every batch
-        while True:
-            following = self._next_batch(batches, read)
-            fields["lookahead"] = None if following is _END else following
-            if following is _END:
-                self.end_of_dataloader = True
-                self.iteration += 1  # here, as Lightning counts batches and never requests one after the last
-                if not self._is_map_style and self.rank_slice.world_size == 1:
-                    self.remainder = find_batch_size(current) or -1
-            if following is _END:
-                yield current
-                return
-            coming = following if ahead is None else ahead.start(following)
-            yield current
-            current = self._on_device(coming) if ahead is None else ahead.take(coming)
-
-    def _copies_ahead(self) -> CopiesAhead | None:
-        """Return a copier for the next batch while the current one is trained on, if memory and device allow it."""
-        device = self.target_device
-        if device is None or not (self.non_blocking and self.pin_memory and copies_beside(device)):
-            return None
-        return CopiesAhead(device)
-
-    def _first_batch(self, batches: Iterator[Batch], read: Callable[[], Batch], resume: Resume | None) -> Batch | _End:
         if not self._is_map_style and self.skip_batches:
             read_and_drop(batches, self.skip_batches)
         if resume is not None:
             if self._skipping is not None:
                 self._skipping.prime()
             resume.after_start()
-            if resume.lookahead is not None:
-                return resume.lookahead
-        return self._next_batch(batches, read)
+        read, device = self._reader(batches), self.target_device
+        current = read() if resume is None or resume.lookahead is None else resume.lookahead
+        if current is _END:
+            return
+        # whether the next batch is copied while the current one is trained on
+        is_beside = device is not None and self.non_blocking and self.pin_memory and copies_beside(device)
+        ahead = CopiesAhead(device) if device is not None and is_beside else None
+        current = move_to_device(current, device, self.non_blocking)
+        fields = self.__dict__  # torch's `__setattr__` checks each attribute, which is slow for every batch
+        while (following := read()) is not _END:
+            fields["lookahead"] = following
+            coming = following if ahead is None else ahead.start(following)
+            yield current
+            current = move_to_device(coming, device, self.non_blocking) if ahead is None else ahead.take(coming)
+        fields["lookahead"] = None
+        self.end_of_dataloader = True
+        self.iteration += 1  # here, as Lightning counts batches and never requests one after the last
+        if not self._is_map_style and self.rank_slice.world_size == 1:
+            self.remainder = find_batch_size(current) or -1
+        yield current
 
-    def _next_batch(self, batches: Iterator[Batch], read: Callable[[], Batch]) -> Batch | _End:
-        try:
-            return read()
-        except StopIteration as error:
-            if is_raised_by_user_code(error, self._is_map_style, self._auto_collation):
-                raise stop_iteration_error() from error
-            return _END
-        except (FileNotFoundError, ConnectionError, EOFError) as error:
-            if not self.num_workers or "in DataLoader worker process" in str(error):  # user code's error in a worker
+    def _reader(self, batches: Iterator[Batch]) -> Callable[[], Batch | _End]:
+        """Return a function that reads the next batch of a pass over torch's loader, or returns `_END`.
+
+        Torch marks each read for its profiler, whether one runs or not, which takes as long as a small collator. A
+        map-style pass without a profiler is read without the mark.
+        """
+        data = getattr(batches, "_next_data", None)
+        is_profiled = getattr(torch.autograd, "_profiler_enabled", None)
+        is_torchs = getattr(type(batches).__next__, "__module__", None) == "torch.utils.data.dataloader"
+        is_fast = (
+            self._is_map_style and is_torchs and None not in (data, is_profiled) and hasattr(batches, "_num_yielded")
+        )
+
+        def read() -> Batch | _End:
+            try:
+                if not is_fast or is_profiled() or batches._sampler_iter is None:  # type: ignore[attr-defined, misc]  # torch's
+                    return next(batches)
+                batch = data()  # type: ignore[misc]  # as `is_fast` says
+                batches._num_yielded += 1  # type: ignore[attr-defined]  # torch's
+                return batch
+            except StopIteration as error:
+                if is_raised_by_user_code(error, self._is_map_style, self._auto_collation):
+                    raise stop_iteration_error() from error
+                return _END
+            except (FileNotFoundError, ConnectionError, EOFError) as error:
+                if not self.num_workers or "in DataLoader worker process" in str(error):  # user code's in a worker
+                    raise
+                # A dead worker's unfinished batch shows up as a lost connection
+                dead = dead_among(getattr(batches, "_workers", ()))  # torch has no public name for it
+                if dead:
+                    pids = ", ".join(str(worker.pid) for worker in dead)
+                    raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly") from error
                 raise
-            # A dead worker's unfinished batch shows up as a lost connection
-            dead = dead_among(getattr(batches, "_workers", ()))  # torch has no public name for it
-            if dead:
-                pids = ", ".join(str(worker.pid) for worker in dead)
-                raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly") from error
-            raise
+
+        return read
 
     def _dispatched(self, batches: Iterator[Batch], resume: Resume | None) -> Iterator[Batch]:
         """Yield this rank's part of the batches that rank 0 reads."""
@@ -439,10 +414,7 @@ class PreparedDataLoader(DataLoader[Batch]):
             if is_last:
                 self.end_of_dataloader, self.remainder = True, samples
                 self.iteration += 1
-            yield self._on_device(batch)
-
-    def _on_device(self, batch: Batch) -> Batch:
-        return batch if self.target_device is None else move_to_device(batch, self.target_device, self.non_blocking)
+            yield move_to_device(batch, self.target_device, self.non_blocking)
 
     def resume_at(self, resume: Resume) -> None:
         """Start the next pass after batches that were trained on already."""

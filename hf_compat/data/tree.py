@@ -40,8 +40,10 @@ def nested_numpify(data: Nested) -> Nested:
     return map_nested(as_array, data)
 
 
-def move_to_device(data: Nested, device: torch.device, non_blocking: bool = False) -> Nested:
-    """Move the tensors of nested data to a device. Other leaves are kept."""
+def move_to_device(data: Nested, device: torch.device | None, non_blocking: bool = False) -> Nested:
+    """Move the tensors of nested data to a device, if it is not None. Other leaves are kept."""
+    if device is None:
+        return data
     if type(data) is dict and device.type == "cpu":
         # most batches of a CPU run. The loop is faster than a move without effect, and three times faster than `all`
         for value in data.values():

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from traceback import walk_tb
-from typing import ParamSpec
+from typing import Literal, ParamSpec
 
 import lightning
 import lightning.pytorch as pl
@@ -24,14 +24,13 @@ import torch
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.core.optimizer import do_nothing_closure
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
-from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher, _PrefetchDataFetcher
+from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.optimization.manual import ManualResult
 from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from lightning.pytorch.utilities.combined_loader import CombinedLoader, _Sequential
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -54,52 +53,64 @@ Given = ParamSpec("Given")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listeners:
-    """The hooks to call for each training batch, looked up with the trainer's callbacks of that time.
+    """The hooks to call for each batch, looked up with the trainer's callbacks of that time.
 
     Args:
-        batch_is_plain: Whether a batch has no other hooks than those of the callbacks.
+        names: Lightning's names of the hook before a batch, the step, and the hook after it. Logged metrics get them.
+        before: The hooks before a batch.
+        step: The module's step, or the strategy's if that adds something.
+        takes_index: Whether the module's step accepts `batch_idx`.
+        after: The hooks after a batch.
+        before_optimizer: The callbacks' hooks before the optimizer's step.
         backward_is_plain: Whether a backward pass has no hooks.
-        call_is_plain: Whether the strategy adds nothing to the module's step.
-        step_is_plain: Whether only callbacks have hooks before the optimizer's step.
+        optimizer_is_plain: Whether only callbacks have hooks before the optimizer's step.
     """
 
-    callbacks: list[pl.Callback]
-    module: pl.LightningModule
-    batch_start: Sequence[Hook] = ()
-    batch_end: Sequence[Hook] = ()
-    before_step: Sequence[Hook] = ()
-    batch_is_plain: bool = False
-    call_is_plain: bool = False
-    backward_is_plain: bool = False
-    step_is_plain: bool = False
+    module: WindowModule
+    names: tuple[str, str, str]
+    before: Sequence[Hook]
+    step: Hook
+    takes_index: bool
+    after: Sequence[Hook]
+    before_optimizer: Sequence[Hook]
+    backward_is_plain: bool
+    optimizer_is_plain: bool
 
 
-def find_listeners(trainer: pl.Trainer) -> Listeners:
-    """Look up the hooks of a fitting trainer."""
-    callbacks: list[pl.Callback] = list(trainer.callbacks)  # type: ignore[attr-defined]  # set by a connector
+def find_listeners(trainer: pl.Trainer, stage: Literal["train", "validation", "test"]) -> Listeners | None:
+    """Look up the hooks of a running trainer. None if Lightning's own code has to run its batches."""
     module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
-    if not isinstance(module, WindowModule) or not is_plain_run(trainer):
-        return Listeners(callbacks=callbacks, module=module)
-    own = pl.LightningModule
-    around_backward = ("on_before_backward", "on_after_backward")
-    is_unscaled = type(precision) is ForwardPrecision and precision.scaler is None
+    if not isinstance(module, WindowModule) or not is_plain_run(trainer) or changes_transfer(trainer):
+        return None
+    own, around_backward = pl.LightningModule, ("on_before_backward", "on_after_backward")
+    begin, end = f"on_{stage}_batch_start", f"on_{stage}_batch_end"
+    step = "training_step" if stage == "train" else f"{stage}_step"
+    if stage == "train" and (
+        not isinstance(trainer.train_dataloader, Windows)
+        or overrides(module, own, begin, end)
+        or overrides(strategy, Strategy, begin, "post_training_step")
+    ):
+        return None
+    hooks = {name: hooks_of(trainer, name) for name in (begin, end)}
+    for name, found in hooks.items():
+        if overrides(module, own, name):
+            found.append(getattr(module, name))
+    own_step: Hook = getattr(module, step)
+    is_ours = type(precision) is ForwardPrecision
+    is_unscaled = is_ours and precision.scaler is None  # type: ignore[attr-defined]  # a subclass may have changes
     return Listeners(
-        callbacks=callbacks,
         module=module,
-        batch_start=hooks_of(trainer, "on_train_batch_start"),
-        batch_end=hooks_of(trainer, "on_train_batch_end"),
-        before_step=hooks_of(trainer, "on_before_optimizer_step"),
-        batch_is_plain=isinstance(trainer.train_dataloader, Windows)
-        and not changes_transfer(trainer)
-        and not overrides(module, own, "on_train_batch_start", "on_train_batch_end")
-        and not overrides(strategy, Strategy, "on_train_batch_start", "post_training_step"),
-        call_is_plain=type(precision) is ForwardPrecision
-        and not overrides(strategy, DirectStepsStrategy, "training_step"),
+        names=(begin, step, end),
+        before=hooks[begin],
+        step=own_step if is_ours and not overrides(strategy, DirectStepsStrategy, step) else getattr(strategy, step),
+        takes_index=is_param_in_hook_signature(own_step, "batch_idx", min_args=2),
+        after=hooks[end],
+        before_optimizer=hooks_of(trainer, "on_before_optimizer_step"),
         backward_is_plain=is_unscaled
         and not any(hooks_of(trainer, name) for name in around_backward)
         and not overrides(module, own, "backward", *around_backward)
         and not overrides(strategy, Strategy, "backward", "pre_backward", "post_backward"),
-        step_is_plain=is_unscaled
+        optimizer_is_plain=is_unscaled
         and not overrides(module, own, "on_before_optimizer_step")
         and not overrides(strategy, Strategy, "optimizer_step"),
     )
@@ -140,33 +151,6 @@ def hooks_of(trainer: pl.Trainer, name: str) -> list[Hook]:
     return [functools.partial(getattr(one, name), trainer, trainer.lightning_module) for one in listening]
 
 
-def call_named(module: pl.LightningModule, name: str, hooks: Sequence[Hook], *args: object) -> object:
-    """Call hooks, under the name that logged metrics get. The last one's result is returned."""
-    if not hooks:
-        return None
-    fields, result = module.__dict__, None  # `nn.Module` searches for a parameter of that name first
-    before, fields["_current_fx_name"] = fields["_current_fx_name"], name
-    for hook in hooks:
-        result = hook(*args)
-    fields["_current_fx_name"] = before
-    return result
-
-
-def begin_batch(trainer: pl.Trainer, results: _ResultCollection, batch: object) -> None:
-    """Set the batch that logged metrics belong to."""
-    connector = trainer._logger_connector
-    connector._first_loop_iter = connector._first_loop_iter is None
-    results.batch, results.batch_size, results.dataloader_idx = batch, None, None
-
-
-def end_batch(trainer: pl.Trainer, results: _ResultCollection) -> None:
-    """Pass logged metrics to the callbacks, and release the batch."""
-    if results:
-        trainer._logger_connector.on_batch_end()
-    else:
-        results.batch = results.batch_size = None
-
-
 class CarriedStop(Exception):
     """Carries a `StopIteration` of user code through Lightning's loops.
 
@@ -202,13 +186,18 @@ class LeanEpochLoop(_TrainingEpochLoop):
     """The epochs of a `WindowModule`, which optimizes manually. One batch is one window and one update."""
 
     _listeners: Listeners | None = None
+    _seen: list[pl.Callback] | None = None  # the callbacks that the listeners were looked up with
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Skip the exchange between ranks, as Lightning handles no signal here."""
 
+    def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
+        """Start no validation. HF's flags do."""
+        return False
+
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         super().on_run_start(data_fetcher)
-        self._listeners = None  # a callback may have gained a hook since
+        self._seen = None  # a callback may have gained a hook since
         if isinstance(self.trainer.profiler, PassThroughProfiler):
             data_fetcher._start_profiler = data_fetcher._stop_profiler = do_nothing_closure
 
@@ -225,67 +214,82 @@ class LeanEpochLoop(_TrainingEpochLoop):
             or progress.current.ready == self.trainer.fit_loop.max_batches
         )
 
-    @carrying_stops
     def advance(self, data_fetcher: _DataFetcher) -> None:
         """Train on one window."""
-        trainer, progress, manual = self.trainer, self.batch_progress, self.manual_optimization
+        trainer, progress, results = self.trainer, self.batch_progress, self._results
+        if trainer.callbacks != self._seen:
+            self._look_up()
         listeners = self._listeners
-        if listeners is None or trainer.callbacks != listeners.callbacks:
-            listeners = self._listeners = find_listeners(trainer)
-            if isinstance(listeners.module, WindowModule):
-                listeners.module.backward_is_plain = listeners.backward_is_plain
-                listeners.module.take_step = self._step_directly if listeners.step_is_plain else None
-        is_usual = listeners.batch_is_plain and not isinstance(data_fetcher, _DataLoaderIterDataFetcher)
-        if self._restarting or not is_usual:
-            super().advance(data_fetcher)
+        if self._restarting or listeners is None:
+            carrying_stops(super().advance)(data_fetcher)
             return
         if self.val_loop._restarting:
             self.val_loop.restarting = False
-        batch, _, _ = next(data_fetcher)
-        module = listeners.module
+        window, _, _ = next(data_fetcher)
         total: _ProcessedTracker = progress.total  # type: ignore[assignment]  # Lightning types the base class
         current: _ProcessedTracker = progress.current  # type: ignore[assignment]  # as above
-        index = current.ready
+        connector, index = trainer._logger_connector, current.ready
+        fields = listeners.module.__dict__  # `nn.Module` searches for a parameter of that name first
+        optimizers, manual = trainer.strategy._lightning_optimizers, self.manual_optimization
         progress.is_last_batch = data_fetcher.done
         total.ready, current.ready = total.ready + 1, current.ready + 1
-        begin_batch(trainer, self._results, batch)
-        call_named(module, "on_train_batch_start", listeners.batch_start, batch, index)
-        total.started, current.started = total.started + 1, current.started + 1
-        step = module.training_step if listeners.call_is_plain else trainer.strategy.training_step
-        optimizers = trainer.strategy._lightning_optimizers
-        for optimizer in optimizers:
-            optimizer._on_before_step, optimizer._on_after_step = manual._on_before_step, manual._on_after_step
-        result = call_named(module, "training_step", (step,), batch, index)
-        for optimizer in optimizers:
-            optimizer._on_before_step = optimizer._on_after_step = do_nothing_closure
-        outputs: dict[str, object]
-        if type(result) is torch.Tensor:
-            outputs = {"loss": result.detach()}
-        else:
-            outputs = ManualResult.from_training_step_output(result).asdict()  # type: ignore[arg-type]  # it checks
-        total.processed, current.processed = total.processed + 1, current.processed + 1
-        call_named(module, "on_train_batch_end", listeners.batch_end, outputs, batch, index)
-        end_batch(trainer, self._results)
+        connector._first_loop_iter = connector._first_loop_iter is None
+        results.batch, results.batch_size, results.dataloader_idx = window, None, None
+        try:
+            fields["_current_fx_name"] = "on_train_batch_start"
+            for hook in listeners.before:
+                hook(window, index)
+            total.started, current.started = total.started + 1, current.started + 1
+            fields["_current_fx_name"] = "training_step"
+            for optimizer in optimizers:
+                optimizer._on_before_step, optimizer._on_after_step = manual._on_before_step, manual._on_after_step
+            loss = listeners.step(window, index)
+            for optimizer in optimizers:
+                optimizer._on_before_step = optimizer._on_after_step = do_nothing_closure
+            outputs: dict[str, object] = (
+                {"loss": loss.detach()}
+                if type(loss) is torch.Tensor
+                else ManualResult.from_training_step_output(loss).asdict()  # type: ignore[arg-type]  # it checks
+            )
+            total.processed, current.processed = total.processed + 1, current.processed + 1
+            fields["_current_fx_name"] = "on_train_batch_end"
+            for hook in listeners.after:
+                hook(outputs, window, index)
+        except StopIteration as error:
+            raise CarriedStop(error) from error
+        fields["_current_fx_name"] = None
         total.completed, current.completed = total.completed + 1, current.completed + 1
-        if self._results:
-            trainer._logger_connector.update_train_step_metrics()
+        if results:
+            connector.on_batch_end()
+            connector.update_train_step_metrics()
+        else:
+            results.batch = results.batch_size = None
+
+    def _look_up(self) -> None:
+        """Look up the hooks of the current callbacks."""
+        self._seen, module = list(self.trainer.callbacks), self.trainer.lightning_module
+        self._listeners = found = find_listeners(self.trainer, "train")
+        if isinstance(module, WindowModule):
+            is_plain = found is not None and found.optimizer_is_plain
+            module.skip_hooks(found is not None and found.backward_is_plain, self._step_directly if is_plain else None)
 
     def _step_directly(self) -> None:
         """Step the optimizer as `LightningOptimizer.step` ends up doing."""
         listeners, optimizer = self._listeners, self.trainer.strategy._lightning_optimizers[0]._optimizer
         assert listeners is not None  # a batch is under way
-        progress = self.manual_optimization.optim_step_progress
+        progress, fields = self.manual_optimization.optim_step_progress, listeners.module.__dict__
         total, current = progress.total, progress.current
         total.ready, current.ready = total.ready + 1, current.ready + 1
-        call_named(listeners.module, "on_before_optimizer_step", listeners.before_step, optimizer)
+        outer, fields["_current_fx_name"] = fields["_current_fx_name"], "on_before_optimizer_step"
+        for hook in listeners.before_optimizer:
+            hook(optimizer)
+        fields["_current_fx_name"] = outer
         optimizer.step()
         total.completed, current.completed = total.completed + 1, current.completed + 1
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
-        """Count the batch, and validate if Lightning's own intervals say so."""
-        listeners = self._listeners
-        is_usual = listeners is not None and listeners.batch_is_plain and not self._skip_next_val
-        if not is_usual or self._should_check_val_fx(data_fetcher):
+        """Count the batch."""
+        if self._listeners is None or self._skip_next_val:
             super().on_advance_end(data_fetcher)
             return
         self._batches_that_stepped += 1
@@ -316,52 +320,6 @@ class EvaluationPart:
 
 
 WHOLE = EvaluationPart()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationListeners:
-    """The hooks to call for each batch of an evaluation, looked up with the trainer's callbacks of that time.
-
-    Args:
-        step: The module's step, or the strategy's if that adds something.
-        step_takes_index: Whether the module's step accepts `batch_idx`.
-        names: Lightning's names of the hook before a batch, the step, and the hook after it.
-        before: Hooks of the callbacks, then of the module.
-        after: Likewise, after the batch.
-    """
-
-    callbacks: list[pl.Callback]
-    module: pl.LightningModule
-    step: Hook
-    step_takes_index: bool
-    names: tuple[str, str, str]
-    before: Sequence[Hook]
-    after: Sequence[Hook]
-
-
-def find_evaluation_listeners(trainer: pl.Trainer) -> EvaluationListeners | None:
-    """Look up the hooks of an evaluating trainer. None if Lightning's own code has to run."""
-    module, strategy = trainer.lightning_module, trainer.strategy
-    if not isinstance(module, WindowModule) or not is_plain_run(trainer) or changes_transfer(trainer):
-        return None
-    stage = "test" if trainer.testing else "validation"
-    begin, step, end = names = (f"on_{stage}_batch_start", f"{stage}_step", f"on_{stage}_batch_end")
-    hooks = {name: hooks_of(trainer, name) for name in (begin, end)}
-    for name, found in hooks.items():
-        if overrides(module, pl.LightningModule, name):
-            found.append(getattr(module, name))
-    own_step: Hook = getattr(module, step)
-    adds_nothing = type(trainer.precision_plugin) is ForwardPrecision
-    adds_nothing = adds_nothing and not overrides(strategy, DirectStepsStrategy, step)
-    return EvaluationListeners(
-        callbacks=list(trainer.callbacks),  # type: ignore[attr-defined]  # set by a connector
-        module=module,
-        step=own_step if adds_nothing else getattr(strategy, step),
-        step_takes_index=is_param_in_hook_signature(own_step, "batch_idx", min_args=2),
-        names=names,
-        before=hooks[begin],
-        after=hooks[end],
-    )
 
 
 class _OneLoaderFetcher(_PrefetchDataFetcher):
@@ -399,7 +357,8 @@ class _OneLoaderFetcher(_PrefetchDataFetcher):
 class LeanEvaluationLoop(_EvaluationLoop):
     """Evaluates a `WindowModule`, whose steps move each `EvaluationBatch` to the device themselves."""
 
-    _listeners: EvaluationListeners | None = None
+    _listeners: Listeners | None = None
+    _seen: list[pl.Callback] | None = None  # as in training
     _earlier: Mapping[str, object] = {}
     _verified: tuple[pl.LightningModule, int] | None = None
 
@@ -460,7 +419,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
             self._verified = now
 
     def on_run_start(self) -> None:
-        self._listeners = None
+        self._seen = None
         if self._earlier:
             note_metrics(self.trainer, self._earlier)
         fetcher = self._data_fetcher
@@ -472,36 +431,49 @@ class LeanEvaluationLoop(_EvaluationLoop):
                 self._data_fetcher = _OneLoaderFetcher(fetcher)
         super().on_run_start()
 
-    @carrying_stops
     def _evaluation_step(
         self, batch: object, batch_idx: int, dataloader_idx: int, dataloader_iter: Iterator[object] | None
     ) -> None:
         """Evaluate one batch."""
-        trainer, progress, listeners = self.trainer, self.batch_progress, self._listeners
-        if listeners is None or trainer.callbacks != listeners.callbacks:  # type: ignore[attr-defined]  # as above
+        trainer, progress, results = self.trainer, self.batch_progress, self._results
+        if trainer.callbacks != self._seen:  # type: ignore[attr-defined]  # as above
+            self._seen = list(trainer.callbacks)  # type: ignore[attr-defined]  # as above
             is_usual = self.num_dataloaders == 1 and not trainer.sanity_checking
-            listeners = self._listeners = find_evaluation_listeners(trainer) if is_usual else None
+            self._listeners = find_listeners(trainer, "test" if trainer.testing else "validation") if is_usual else None
+        listeners = self._listeners
         if listeners is None or type(batch) is not EvaluationBatch:
-            super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
+            carrying_stops(super()._evaluation_step)(batch, batch_idx, dataloader_idx, dataloader_iter)
             return
-        module = listeners.module
         total: _ProcessedTracker = progress.total  # type: ignore[assignment]  # Lightning types the base class
         current: _ProcessedTracker = progress.current  # type: ignore[assignment]  # as above
+        connector, fields = trainer._logger_connector, listeners.module.__dict__
+        outer = fields["_current_fx_name"]  # the hook of the training batch, within a fit
         name_before, name_of_step, name_after = listeners.names
         total.ready, current.ready = total.ready + 1, current.ready + 1
-        begin_batch(trainer, self._results, batch)
-        call_named(module, name_before, listeners.before, batch, batch_idx)
-        total.started, current.started = total.started + 1, current.started + 1
-        given = (batch, batch_idx) if listeners.step_takes_index else (batch,)
-        output = call_named(module, name_of_step, (listeners.step,), *given)
-        total.processed, current.processed = total.processed + 1, current.processed + 1
-        call_named(module, name_after, listeners.after, output, batch, batch_idx)
-        end_batch(trainer, self._results)
+        connector._first_loop_iter = connector._first_loop_iter is None
+        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+        try:
+            fields["_current_fx_name"] = name_before
+            for hook in listeners.before:
+                hook(batch, batch_idx)
+            total.started, current.started = total.started + 1, current.started + 1
+            fields["_current_fx_name"] = name_of_step
+            output = listeners.step(batch, batch_idx) if listeners.takes_index else listeners.step(batch)
+            total.processed, current.processed = total.processed + 1, current.processed + 1
+            fields["_current_fx_name"] = name_after
+            for hook in listeners.after:
+                hook(output, batch, batch_idx)
+        except StopIteration as error:
+            raise CarriedStop(error) from error
+        fields["_current_fx_name"] = outer
         total.completed, current.completed = total.completed + 1, current.completed + 1
         self._has_run = True
         seen = self._seen_batches_per_dataloader
-        if self._results:
-            trainer._logger_connector.update_eval_step_metrics(seen[dataloader_idx])
+        if results:
+            connector.on_batch_end()
+            connector.update_eval_step_metrics(seen[dataloader_idx])
+        else:
+            results.batch = results.batch_size = None
         seen[dataloader_idx] += 1
         if trainer._signal_connector.received_sigterm and not progress.is_last_batch:
             raise SIGTERMException

@@ -41,8 +41,8 @@ from hf_compat.engine.internals import (
     validates_after_this_batch,
     warn_of_newer_lightning,
 )
-from hf_compat.engine.strategies import UpdateMechanics, make_update_mechanics, wrapped_model
-from hf_compat.engine.windows import SilentObserver, TrainingSteps, UpdateObserver, Window, Windows
+from hf_compat.engine.strategies import UpdateMechanics, wrapped_model
+from hf_compat.engine.windows import GradNorm, SilentObserver, TrainingSteps, UpdateObserver, Window, Windows
 from hf_compat.interop.transformers_models import as_held
 from hf_compat.optim.lr_schedulers import DeepSpeedSchedule, follows_metric
 from hf_compat.optim.stepping import HeldOptimizer, Stepping, stepping_of_all
@@ -50,6 +50,8 @@ from hf_compat.runtime.inspection import call_by_place, forget_gradients
 from hf_compat.runtime.nested import Nested
 
 logger = logging.getLogger(__name__)
+
+_NO_CONTEXT = contextlib.nullcontext()  # reusable
 
 # What upstream passes to `training_step` positionally.
 STEP_PARAMETERS = ("model", "inputs", "num_items_in_batch")
@@ -80,8 +82,9 @@ class WindowModule(HooksOfPlainBatches):
     # set at the start of a fit, with the steps' optimizer and schedule at that time
     _mechanics: UpdateMechanics
     _in_force: tuple[object, object]
-    # set by `LeanEpochLoop`: whether a backward pass has no hooks, and a faster optimizer step than Lightning's
-    backward_is_plain = False
+    # learning rate (before the schedule stepped) and gradient norm of the last update
+    measured: Mapping[str, Any] = {}
+    # a faster optimizer step than Lightning's, if only callbacks have hooks there
     take_step: Callable[[], None] | None = None
     # parameters that an update trains although they are not part of the model
     names_beside: Sequence[str] = ()
@@ -260,7 +263,7 @@ class WindowModule(HooksOfPlainBatches):
         steps = self.steps
         steps.model_wrapped = self._called_model()
         wrapper = self.trainer.strategy.model
-        self._mechanics = make_update_mechanics(steps, self.run_backward, self.trainer.precision_plugin, wrapper)
+        self._mechanics = UpdateMechanics(steps, self.manual_backward, self.trainer.precision_plugin, wrapper)
         self._mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
         self._in_force = steps.optimizer, steps.lr_scheduler
         self._hold_optimizer()
@@ -305,12 +308,16 @@ class WindowModule(HooksOfPlainBatches):
         if self.steps.args.gradient_accumulation_steps > 1:
             self._held = HeldOptimizer(optimizer, self.steps.accelerator)
 
-    def run_backward(self, loss: torch.Tensor, **options: object) -> None:
-        """Run a backward pass, through Lightning if it has hooks there. The options are torch's."""
-        if self.backward_is_plain:
-            loss.backward(**options)  # type: ignore[no-untyped-call]  # torch's
-        else:
-            self.manual_backward(loss, **options)
+    def skip_hooks(self, of_backward: bool, take_step: Callable[[], None] | None) -> None:
+        """Make updates without Lightning's own code around them, which calls hooks.
+
+        Args:
+            of_backward: Whether a backward pass has no hooks.
+            take_step: Steps the optimizer and calls the hooks of callbacks. None if there are others.
+        """
+        is_plain = of_backward and self._mechanics.engine is None
+        self.steps.accelerator.run_backward = None if is_plain else self._mechanics.backward
+        self.take_step = take_step
 
     def training_step(self, window: Window, batch_idx: int) -> torch.Tensor | None:
         """Make one update: forward and backward of each micro-batch, then clip, step, schedule and zero.
@@ -339,26 +346,34 @@ class WindowModule(HooksOfPlainBatches):
         return total
 
     def _update(self, window: Window) -> None:
-        steps, observer, mechanics = self.steps, self.observer, self._mechanics
+        steps, mechanics = self.steps, self._mechanics
         model = self if self.names_beside else steps.model_wrapped  # whose gradients are clipped and zeroed
         if self._in_force[0] is not steps.optimizer or self._in_force[1] is not steps.lr_scheduler:
             self._take_over_replaced()
         # Lightning's strategy calls the hooks before the step
         take_step = self.take_step or cast(LightningOptimizer, self.optimizers()).step
-        if self._held is None:
-            grad_norm = mechanics.step(model, take_step)
-        else:
-            with self._held.stepping():
-                grad_norm = mechanics.step(model, take_step)
+        with _NO_CONTEXT if self._held is None else self._held.stepping():
+            if mechanics.engine is not None:
+                take_step()
+                grad_norm: GradNorm = mechanics.engine.get_global_grad_norm()
+            else:
+                if mechanics.scaling is not None:
+                    mechanics.scaling.unscale(steps.optimizer)
+                clipped = steps._clip_grad_norm(model) if steps.args.max_grad_norm > 0 else None
+                grad_norm = steps._get_grad_norm(model, grad_norm=clipped)
+                take_step()
+        # whether the gradient scaler skipped the step because of non-finite gradients
+        is_skipped = mechanics.scaling is not None and mechanics.scaling.step_was_skipped
         window.is_trained = True
-        observer.optimizer_stepped(grad_norm)
+        self.observer.optimizer_stepped()
         replaced = self._replaced_schedule()
         # DeepSpeed's engine steps its own schedule with the optimizer, so upstream logs the rate of the next update
-        is_of_deepspeed, is_skipped = isinstance(steps.lr_scheduler, DeepSpeedSchedule), mechanics.step_was_skipped
+        is_of_deepspeed = isinstance(steps.lr_scheduler, DeepSpeedSchedule)
         if is_of_deepspeed and not is_skipped:
             self._step_schedule("step", replaced)
         rate = steps._get_learning_rate() if replaced is None else steps.optimizer.param_groups[0]["lr"]
-        observer.learning_rate_read(rate)
+        norms = {} if grad_norm is None else {"grad_norm": grad_norm}
+        self.__dict__["measured"] = {"learning_rate": rate, **norms}
         vars(steps.optimizer)["step_was_skipped"] = is_skipped
         if not is_of_deepspeed and not is_skipped:
             self._step_schedule("step", replaced)
@@ -374,6 +389,7 @@ class WindowModule(HooksOfPlainBatches):
             replace_optimizer(self.trainer, steps.optimizer)
             self._mechanics.end(self)
             self._mechanics.begin(self, stepping_of_all(self.trainer.optimizers), self._rate_of_update)
+            steps.accelerator.run_backward = self._mechanics.backward  # the new optimizer may run the backward pass
             self._hold_optimizer()
         for config in self.trainer.lr_scheduler_configs:
             if config.scheduler is schedule and steps.lr_scheduler is not None:
@@ -444,7 +460,7 @@ class WindowModule(HooksOfPlainBatches):
         self, batch: EvaluationBatch | Batch, batch_idx: int, dataloader_idx: int = 0
     ) -> torch.Tensor | None:
         """Predict one batch, keep its results for the metrics, and return its loss."""
-        run = self._running_evaluation(dataloader_idx)
+        run = self.evaluation or self._own_evaluation(dataloader_idx)
         if not isinstance(batch, EvaluationBatch):  # from a plain loader in a plain `lightning.Trainer`
             batch = EvaluationBatch(batch, False, -1)
         # Lightning disables gradients, and the prediction step may need them
@@ -466,16 +482,16 @@ class WindowModule(HooksOfPlainBatches):
 
     def evaluated_numbers(self) -> dict[str, float]:
         """Return the numeric metrics of the evaluation that is ending."""
-        metrics = self._evaluated_metrics().items()
-        return {name: float(v) for name, v in metrics if isinstance(v, (int, float)) and not isinstance(v, bool)}
+        run = self.evaluation
+        metrics = self._finish_own_evaluations() if run is None else (run.output or run.finish()).metrics or {}
+        return {n: float(v) for n, v in metrics.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
 
-    def _evaluated_metrics(self) -> Mapping[str, object]:
-        run = self._running_evaluation()
-        return (run.output or run.finish()).metrics or {}
+    # Without a Trainer the module itself begins evaluations and ends them.
+    def _own_evaluation(self, dataloader_idx: int) -> EvaluationRun:
+        raise NotImplementedError
 
-    def _running_evaluation(self, dataloader_idx: int = 0) -> EvaluationRun:
-        assert self.evaluation is not None  # the Trainer validates within `evaluating`
-        return self.evaluation
+    def _finish_own_evaluations(self) -> Mapping[str, object]:
+        raise NotImplementedError
 
     @contextlib.contextmanager
     def evaluating(self, run: EvaluationRun) -> Iterator[None]:

@@ -34,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hf_compat.checkpoint.model_state import ModelState, make_model_state
 from hf_compat.engine.internals import InnerModelDDPStrategy, InnerModelDeepSpeedStrategy, call_hooks_before_step
 from hf_compat.engine.precision import ForwardPrecision
-from hf_compat.engine.windows import GradNorm, TrainingSteps
+from hf_compat.engine.windows import TrainingSteps
 from hf_compat.errors import ArgumentError, OverrideError, UnsupportedArgument
 from hf_compat.interop.deepspeed import DeepSpeedEngine, is_deepspeed_engine
 from hf_compat.optim.stepping import Stepping
@@ -361,36 +361,53 @@ class HFDeepSpeedStrategy(DirectStepsStrategy, InnerModelDeepSpeedStrategy):
         tear_down_in_place(self)
 
 
-Backward = Callable[..., None]  # takes the loss and torch's options
-
-
 class UpdateMechanics:
-    """One update with DDP, FSDP 2 or one device. The steps clip, the optimizer steps.
+    """How the updates of one fit are made. The model's wrapper, the precision and the optimizer decide it.
 
     Args:
-        steps: The owner of the overridable steps.
-        backward: Lightning's backward pass.
+        steps: The owner of the overridable steps. Forward passes call its `model_wrapped`.
+        backward: Lightning's backward pass. It takes the loss and torch's options.
         precision: The trainer's precision plugin.
+        of_strategy: The strategy's wrapper. Lightning's own DDP wraps the whole module.
+
+    Attributes:
+        backward: The backward pass of a loss.
+        engine: DeepSpeed's engine, which runs the backward pass and clips when it steps. None without DeepSpeed.
+        scaling: The plugin that scales gradients, or None.
         exchange: Sets whether the coming backward pass exchanges gradients, as it does for a window's last. None if
             every pass does, or with one device.
+        stepping: How the optimizer steps, under any strategy.
     """
 
-    # whether the gradient scaler skipped the last step because of non-finite gradients
-    step_was_skipped = False
-    # how the optimizer steps, under any strategy
+    engine: DeepSpeedEngine | None = None
+    scaling: ForwardPrecision | None = None
+    exchange: Callable[[bool], None] | None = None
     stepping = Stepping()
 
     def __init__(
-        self,
-        steps: TrainingSteps,
-        backward: Backward,
-        precision: Precision,
-        exchange: Callable[[bool], None] | None = None,
+        self, steps: TrainingSteps, backward: Callable[..., None], precision: Precision, of_strategy: object = None
     ) -> None:
-        self.steps = steps
-        self.backward = backward
-        self.exchange = exchange
-        self._scaling = precision if isinstance(precision, ForwardPrecision) and precision.scaler else None
+        self.steps, self.backward = steps, backward
+        wrapped: object = steps.model_wrapped
+        self._scales = isinstance(precision, ForwardPrecision) and precision.scaler is not None
+        if is_deepspeed_engine(wrapped):
+            self.engine, self.exchange = wrapped, wrapped.set_gradient_accumulation_boundary
+            # the loss is already divided by the window
+            self.backward = functools.partial(wrapped.backward, scale_wrt_gas=False)  # type: ignore[assignment]  # result unread
+            return
+        if isinstance(precision, ForwardPrecision) and precision.scaler is not None:
+            self.scaling = precision
+        if isinstance(wrapped, FSDPModule):
+            wrapped.set_requires_gradient_sync(True)  # a fit that ended within a window may have switched it off
+        if steps.accelerator.num_processes == 1 or exchanges_every_micro_batch(steps.args):
+            return
+        wrappers = (wrapped, of_strategy)
+        ddp = next((one for one in wrappers if isinstance(one, DistributedDataParallel)), None)
+        if ddp is not None:
+            # the attribute that `no_sync` sets, without a context manager for each micro-batch
+            self.exchange = functools.partial(setattr, ddp, "require_backward_grad_sync")
+        elif isinstance(wrapped, FSDPModule):
+            self.exchange = wrapped.set_requires_gradient_sync
 
     def begin(self, module: pl.LightningModule, stepping: Stepping, rate: Callable[[], float]) -> None:
         """Prepare a fit with an optimizer.
@@ -406,7 +423,7 @@ class UpdateMechanics:
                 or exchanged.
         """
         processes, optimizer = self.steps.accelerator.num_processes, type(stepping.optimizer).__name__
-        if stepping.steps_in_backward and (processes > 1 or self._scaling is not None):
+        if stepping.steps_in_backward and (processes > 1 or self._scales):
             what = f"exchanged between {processes} processes" if processes > 1 else "scaled for `fp16=True`"
             raise UnsupportedArgument(
                 f"{optimizer} updates each parameter in the backward pass, and gradients are to be {what}.\n\n"
@@ -429,69 +446,3 @@ class UpdateMechanics:
         """Undo `begin`."""
         self.stepping.detach()
         module.__dict__.pop("backward", None)
-
-    def step(self, model: nn.Module, take_step: Callable[[], object]) -> GradNorm:
-        """Clip the gradients, step, and return the norm before clipping.
-
-        Args:
-            model: The wrapped model.
-            take_step: Calls the hooks before the step, and steps the optimizer.
-        """
-        steps = self.steps
-        if self._scaling is not None:
-            self._scaling.unscale(steps.optimizer)
-        clipped = steps._clip_grad_norm(model) if steps.args.max_grad_norm > 0 else None
-        norm = steps._get_grad_norm(model, grad_norm=clipped)
-        take_step()
-        if self._scaling is not None:
-            self.step_was_skipped = self._scaling.step_was_skipped
-        return norm
-
-
-class DeepSpeedMechanics(UpdateMechanics):
-    """One update with DeepSpeed's engine, which runs the backward pass and clips when it steps.
-
-    Args:
-        steps: The owner of the overridable steps.
-        precision: The trainer's precision plugin.
-        engine: The engine around the model. It has the gradient norm after the step.
-    """
-
-    def __init__(self, steps: TrainingSteps, precision: Precision, engine: DeepSpeedEngine) -> None:
-        super().__init__(steps, self._run_backward, precision, engine.set_gradient_accumulation_boundary)
-        self._engine = engine
-
-    def _run_backward(self, loss: torch.Tensor, **options: bool) -> None:
-        self._engine.backward(loss, scale_wrt_gas=False, **options)  # the loss is already divided by the window
-
-    def step(self, model: nn.Module, take_step: Callable[[], object]) -> GradNorm:
-        take_step()
-        return self._engine.get_global_grad_norm()
-
-
-def make_update_mechanics(
-    steps: TrainingSteps, backward: Backward, precision: Precision, of_strategy: object = None
-) -> UpdateMechanics:
-    """Make the mechanics for the model's wrapper, in our strategies or Lightning's own.
-
-    Args:
-        steps: The owner of the overridable steps. Forward passes call its `model_wrapped`.
-        backward: Lightning's backward pass.
-        precision: The trainer's precision plugin.
-        of_strategy: The strategy's wrapper. Lightning's own DDP wraps the whole module.
-    """
-    wrapped: object = steps.model_wrapped
-    if is_deepspeed_engine(wrapped):
-        return DeepSpeedMechanics(steps, precision, wrapped)
-    if isinstance(wrapped, FSDPModule):
-        wrapped.set_requires_gradient_sync(True)  # a fit that ended within a window may have switched it off
-    exchange: Callable[[bool], None] | None = None
-    if steps.accelerator.num_processes > 1 and not exchanges_every_micro_batch(steps.args):
-        wrappers = (wrapped, of_strategy)
-        ddp = next((one for one in wrappers if isinstance(one, DistributedDataParallel)), None)
-        if ddp is not None:
-            # the attribute that `no_sync` sets, without a context manager for each micro-batch
-            exchange = functools.partial(setattr, ddp, "require_backward_grad_sync")
-        elif isinstance(wrapped, FSDPModule):
-            exchange = wrapped.set_requires_gradient_sync
-    return UpdateMechanics(steps, backward, precision, exchange)

@@ -24,7 +24,7 @@ from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
 
 from hf_compat.engine import loops
-from hf_compat.engine.internals import do_nothing, switch_off_own_validation
+from hf_compat.engine.internals import do_nothing
 from hf_compat.engine.loops import CarriedStop, EvaluationPart, LeanEpochLoop, LeanEvaluationLoop, carrying_stops
 from hf_compat.engine.precision import ForwardPrecision
 from hf_compat.engine.strategies import HFDDPStrategy, HFFSDP2Strategy, HFSingleDeviceStrategy, LaunchedEnvironment
@@ -145,7 +145,6 @@ class WindowTrainer(pl.Trainer):
         carrying = (self.fit_loop.epoch_loop.manual_optimization, "advance"), (self.fit_loop, "on_advance_start")
         for owner, name in (*carrying, (self.fit_loop, "on_advance_end")):
             setattr(owner, name, carrying_stops(getattr(owner, name)))
-        switch_off_own_validation(self)
 
     def run_command(self, command: Callable[..., object], module: pl.LightningModule, **data: object) -> None:
         """Run a command of this trainer (`fit`, `validate`, `test`), and raise its errors unchanged.

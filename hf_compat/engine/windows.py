@@ -26,12 +26,14 @@ from hf_compat.engine.internals import do_nothing
 from hf_compat.errors import DataError, OverrideError
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.lightning_plan import RunCounts
+from hf_compat.runtime.inspection import call_by_place
 from hf_compat.runtime.nested import Nested, as_plain_type, map_nested
 from hf_compat.runtime.seeding import read_rng, write_rng
 
 logger = logging.getLogger(__name__)
 
 Items = torch.Tensor | int | None  # the number that divides a window's loss
+_READ_PARAMETERS = ("epoch_iterator", "num_batches", "device")  # of `get_batch_samples`
 
 
 class Window:
@@ -102,7 +104,7 @@ class Windows:
 
     Args:
         loader: The training loader.
-        read_window: Reads up to a number of micro-batches and counts their items (`get_batch_samples`).
+        steps: Their `get_batch_samples` reads up to a number of micro-batches and counts the items.
         window_size: Micro-batches in an update.
         counts: The run's counts of windows and micro-batches in an epoch.
         device: The device for counts of items.
@@ -118,7 +120,7 @@ class Windows:
         self,
         loader: Loader,
         *,
-        read_window: Callable[[Iterator[Batch], int, torch.device], tuple[list[Batch], Items]],
+        steps: TrainingSteps,
         window_size: int,
         counts: RunCounts,
         device: torch.device,
@@ -126,7 +128,7 @@ class Windows:
         restore_rng: Callable[[PlainState | None], None] | None = None,
     ) -> None:
         self.loader = loader
-        self.read_window = read_window
+        self.steps = steps
         self.window_size = window_size
         self.counts = counts
         self.device = device
@@ -292,7 +294,8 @@ class Windows:
         for update in range(began // size, counts.updates_per_epoch):
             is_short = update == counts.updates_per_epoch - 1
             wanted = whole % size or size if is_short else size
-            window = self.read_window(micro_batches, wanted, self.device)
+            # before 4.50 the method took no device
+            window = call_by_place(self.steps.get_batch_samples, _READ_PARAMETERS, (micro_batches, wanted, self.device))
             try:
                 batches, num_items = window  # a subclass may return anything
             except (TypeError, ValueError) as error:
@@ -533,11 +536,8 @@ class UpdateObserver(Protocol):
     def substep_ended(self) -> None:
         """Note the end of a micro-batch that was not the last of its update."""
 
-    def optimizer_stepped(self, grad_norm: GradNorm) -> None:
+    def optimizer_stepped(self) -> None:
         """Note that the optimizer has stepped. The gradients still exist."""
-
-    def learning_rate_read(self, learning_rate: float) -> None:
-        """Take the update's learning rate, read before the schedule steps."""
 
     def should_break(self) -> bool:
         """Whether to skip the rest of the window."""
@@ -548,7 +548,6 @@ class SilentObserver:
 
     def micro_batch_done(self, loss: torch.Tensor, inputs: Batch) -> None: ...
     def substep_ended(self) -> None: ...
-    def optimizer_stepped(self, grad_norm: GradNorm) -> None: ...
-    def learning_rate_read(self, learning_rate: float) -> None: ...
+    def optimizer_stepped(self) -> None: ...
     def should_break(self) -> bool:
         return False

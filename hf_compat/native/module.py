@@ -56,7 +56,6 @@ from hf_compat.native.own_steps import (
 )
 from hf_compat.native.plain_batches import PlainBatches, share_arguments
 from hf_compat.native.steps import (
-    LastUpdate,
     NativeEvaluations,
     NativeSteps,
     accumulate_batches,
@@ -164,7 +163,6 @@ class HFModule(OverridePoints, LoadableModule):
         super().__init__(model, own, compute_metrics)
         self.__dict__.pop("_said_automatic", None)  # what the base class has said
         # what a Trainer does otherwise: watch updates, gather batches and metrics, seed
-        self._last_update = self.observer = LastUpdate()
         self._plain_batches = PlainBatches(own)
         self._evaluations = NativeEvaluations(own, self.compute_metrics)
         self._seeded_in = os.getpid()
@@ -463,7 +461,7 @@ class HFModule(OverridePoints, LoadableModule):
         if author is not None:
             author.batch_idx = first
         window.micro_batches = [self._in_true_precision(batch) for batch in window.micro_batches]
-        self._last_update.forget()
+        self.measured = {}
         loss = super().training_step(window, batch_idx)
         self._log_update(loss)
         own = author or self._guarded
@@ -507,7 +505,7 @@ class HFModule(OverridePoints, LoadableModule):
         return self.trainer.precision_plugin.convert_input(batch)
 
     def _log_update(self, loss: torch.Tensor | None) -> None:
-        measured = self._last_update.measured()
+        measured = self.measured
         if loss is None or not measured or self.trainer.barebones:  # no update was made, or nothing may be logged
             return
         logged = set() if self._author is None else self._author.logged
@@ -584,14 +582,10 @@ class HFModule(OverridePoints, LoadableModule):
             _, logits, _ = steps.prediction_step(model, inputs, prediction_loss_only=False)
         return logits
 
-    def _running_evaluation(self, dataloader_idx: int = 0) -> EvaluationRun:
-        if self.evaluation is not None:
-            return self.evaluation
+    def _own_evaluation(self, dataloader_idx: int) -> EvaluationRun:
         return self._evaluations.run_of(self.trainer, dataloader_idx)
 
-    def _evaluated_metrics(self) -> Mapping[str, object]:
-        if self.evaluation is not None:
-            return super()._evaluated_metrics()
+    def _finish_own_evaluations(self) -> Mapping[str, object]:
         metrics = self._evaluations.finish()
         scheduler = self.steps.lr_scheduler
         if self.trainer.validating and self.trainer.state.fn == "fit" and follows_metric(scheduler):

@@ -56,7 +56,7 @@ class MicroBatches(Windows):
     gives_windows = False
 
     def __init__(self, loader: Loader, **settings: object) -> None:
-        super().__init__(loader, **{**settings, "read_window": _one_batch})  # type: ignore[arg-type]  # handed on
+        super().__init__(loader, **{**settings, "steps": _OneByOne()})  # type: ignore[arg-type]  # handed on
 
     def __iter__(self) -> Iterator[Batch]:
         return (window.micro_batches[0] for window in super().__iter__())
@@ -66,8 +66,11 @@ class MicroBatchesWithoutLength(MicroBatches, WindowsWithoutLength):
     """The same of data without a length."""
 
 
-def _one_batch(micro_batches: Iterator[Batch], *_: object) -> tuple[list[Batch], None]:
-    return list(islice(micro_batches, 1)), None
+class _OneByOne:
+    """Reads one micro-batch at a time, and counts nothing."""
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Batch], *_: object) -> tuple[list[Batch], None]:
+        return list(islice(epoch_iterator, 1)), None
 
 
 def check_told(trainer: pl.Trainer, batches: int) -> None:

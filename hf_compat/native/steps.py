@@ -29,7 +29,7 @@ from hf_compat.engine.evaluation import EvaluationRun, EvaluationSettings
 from hf_compat.engine.internals import fetch_without_prefetch
 from hf_compat.engine.kept_batches import ComputeMetrics
 from hf_compat.engine.model_hooks import uncompiled
-from hf_compat.engine.windows import GradNorm, SilentObserver, Windows, WindowsWithoutLength
+from hf_compat.engine.windows import Windows, WindowsWithoutLength
 from hf_compat.errors import ArgumentError, HfCompatWarning, UnsupportedArgument
 from hf_compat.hf.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.interop.arguments import adopt_arguments
@@ -190,31 +190,6 @@ def seed_from(args: TrainingArguments) -> None:
         enable_full_determinism(seed)
     else:
         set_seed(seed)
-
-
-class LastUpdate(SilentObserver):
-    """Keeps what the update that was just made has measured; tensors stay where they are until somebody logs them."""
-
-    def __init__(self) -> None:
-        self.grad_norm: GradNorm = None
-        self.learning_rate: float | None = None
-
-    def forget(self) -> None:
-        """Begin with the next batch."""
-        self.grad_norm = self.learning_rate = None
-
-    def optimizer_stepped(self, grad_norm: GradNorm) -> None:
-        """Keep the norm of the gradients."""
-        self.grad_norm = grad_norm
-
-    def learning_rate_read(self, learning_rate: float) -> None:
-        """Keep the rate; it also says that an update was made."""
-        self.learning_rate = learning_rate
-
-    def measured(self) -> dict[str, GradNorm]:
-        """Return what is there, under HF's names."""
-        measured = {"learning_rate": self.learning_rate, "grad_norm": self.grad_norm}
-        return {name: value for name, value in measured.items() if value is not None}
 
 
 Loaders: TypeAlias = Mapping[str, Iterable[Batch]]

@@ -271,10 +271,10 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
     """
     found: dict[int, nn.Parameter] = {}
     seen: set[int] = set()
-    waiting = [model]
+    waiting: list[nn.Module | None] = [model]
     while waiting:
         module = waiting.pop()
-        if id(module) in seen:
+        if module is None or id(module) in seen:
             continue
         fields = vars(module)
         # Whether modules of a class are searched as torch's base class says
@@ -292,7 +292,7 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
         for parameter in module._parameters.values():
             if parameter is not None:
                 found.setdefault(id(parameter), parameter)
-        waiting += [child for child in reversed(module._modules.values()) if child is not None]
+        waiting.extend(reversed(module._modules.values()))
     return list(found.values())
 
 

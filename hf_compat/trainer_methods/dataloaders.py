@@ -380,10 +380,9 @@ class DataloaderMethods(StepsBase):
             kind: The class of the windows.
             restore_rng: Sets the random states of the start. With None it sets those of the checkpoint.
         """
-        # before 4.50 the method took no device
         return kind(
             loader,
-            read_window=lambda *parts: self.get_batch_samples(*fitting_arguments(self.get_batch_samples, parts)),
+            steps=self,  # type: ignore[arg-type]  # all mixins together have the steps
             window_size=self.args.gradient_accumulation_steps,
             counts=counts,
             device=self.args.device,

@@ -9,7 +9,7 @@ from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 import torch
 
 from hf_compat.errors import LossError
-from hf_compat.runtime.collectives import gather_objects
+from hf_compat.runtime.collectives import gather_objects, is_distributed
 
 
 @runtime_checkable
@@ -84,6 +84,8 @@ class StepAverages:
 
     def take(self) -> dict[str, float]:
         """Return the means over all ranks, and start the next ones. Every rank has to call it."""
+        if not (self._sums or self._metrics or is_distributed()):  # as for most logs
+            return {}
         sums = read_numbers(self._sums.values())
         own = {name: (number, self._weights[name]) for name, number in zip(self._sums, sums, strict=True)}
         parts: list[dict[str, tuple[float, float]]] = gather_objects(own)
@@ -162,6 +164,8 @@ class LossLog:
         filter_nonfinite: As above. It may change during the run.
     """
 
+    _READ_AT_ONCE = ("cpu",)  # devices whose numbers are read without a wait
+
     def __init__(self, device: torch.device | str, first_update: int, filter_nonfinite: bool) -> None:
         self.since_last_log = torch.tensor(0.0, device=device)
         self.total = 0.0
@@ -177,30 +181,26 @@ class LossLog:
         self._older: torch.Tensor | None = None
 
     def add(self, loss: torch.Tensor, updates_done: int) -> None:
-        """Add a micro-batch's loss.
+        """Add a micro-batch's loss. The filter replaces a loss that is not finite by the mean since the last log.
 
         Args:
             loss: Its share of the update's loss, detached.
             updates_done: Updates before the one that the micro-batch belongs to.
-        """
-        try:
-            self.since_last_log += self._finite(loss, updates_done) if self.filter_nonfinite else loss
-        except (AttributeError, TypeError, RuntimeError) as error:
-            raise_for_bad_loss(loss, self.since_last_log.device, error)
-            raise
-
-    def _finite(self, loss: torch.Tensor, updates_done: int) -> torch.Tensor:
-        """Return the loss. If it is not finite, return the mean since the last log.
 
         Mirrors:
             `transformers.Trainer._run_epoch`, 5.23, `logging_nan_inf_filter`.
         """
-        if loss.device.type != "cpu":
-            return self._chosen_on_device(loss, updates_done)
-        if math.isfinite(loss.item()):
-            return loss
-        self._replaced = True
-        return self._mean_since_last_log(updates_done)
+        try:
+            if self.filter_nonfinite:
+                if loss.device.type not in self._READ_AT_ONCE:
+                    loss = self._chosen_on_device(loss, updates_done)
+                elif not math.isfinite(loss.item()):
+                    self._replaced = True
+                    loss = self._mean_since_last_log(updates_done)
+            self.since_last_log += loss
+        except (AttributeError, TypeError, RuntimeError) as error:
+            raise_for_bad_loss(loss, self.since_last_log.device, error)
+            raise
 
     def _chosen_on_device(self, loss: torch.Tensor, updates_done: int) -> torch.Tensor:
         """Choose on the loss's device. Reading its value would wait for the device at every micro-batch."""
@@ -227,6 +227,8 @@ class LossLog:
 
     def _read(self, *numbers: torch.Tensor | float) -> list[float]:
         """Read numbers and count the non-finite updates, with a single wait for a device."""
+        if self._older is None and not self._uncounted:
+            return read_numbers(numbers)
         older = [] if self._older is None else [self._older.float()]
         found = read_numbers((*numbers, *older, *self._uncounted))
         rest = found[len(numbers) :]
@@ -265,7 +267,7 @@ class LossLog:
             entries["grad_norm"] = read_norms[0] if isinstance(grad_norm, torch.Tensor) else grad_norm
         if learning_rate is not None:
             entries["learning_rate"] = learning_rate
-        nonfinite_updates = self.nonfinite_over_processes()
+        nonfinite_updates = max(gather_objects(self.nonfinite_updates))
         if nonfinite_updates:
             entries["nonfinite_steps"] = nonfinite_updates
         self.total += loss_sum

@@ -7,7 +7,7 @@ import toy
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader
 
-from hf_compat.data.loader import PreparedDataLoader, reader_of
+from hf_compat.data.loader import _END, PreparedDataLoader
 
 MARK = "enumerate(DataLoader)"
 
@@ -18,13 +18,13 @@ def reads(events) -> int:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_same_batches_as_next(workers):
-    loader = DataLoader(list(range(11)), batch_size=2, num_workers=workers)
-    batches = iter(loader)
-    read, found = reader_of(batches), []
-    with pytest.raises(StopIteration):
-        while True:
-            found.append(read().tolist())
-    assert found == [batch.tolist() for batch in loader] and batches._num_yielded == 6
+    options = {"batch_size": 2, "num_workers": workers}
+    loader = PreparedDataLoader(list(range(11)), **options)
+    batches = DataLoader.__iter__(loader)
+    read, found = loader._reader(batches), []
+    while (batch := read()) is not _END:
+        found.append(batch.tolist())
+    assert found == [batch.tolist() for batch in DataLoader(list(range(11)), **options)] and batches._num_yielded == 6
 
 
 def test_a_profiler_sees_reads_while_it_runs():

@@ -89,7 +89,7 @@ def count(folder: str, updates: int, settings: dict) -> collections.Counter:
 def main() -> None:
     folder, found = sys.argv[1], {}
     # reading a loss on the CPU waits for nothing, so it is done there; what is shown is what a device would do
-    LossLog._finite = LossLog._chosen_on_device
+    LossLog._READ_AT_ONCE = ()
     for name in sys.argv[2:]:
         count(folder, 4, SETTINGS[name])
         few, many = (count(folder, updates, SETTINGS[name]) for updates in (8, 24))

@@ -121,7 +121,7 @@ def test_a_spy_sees_what_it_sees_in_lightnings_own_loop(make_args, monkeypatch, 
     monkeypatch.setattr(lean_loop, "IS_KNOWN", False)
     monkeypatch.setattr(_TrainingEpochLoop, "advance", lambda *args: (calls.append(1), own_advance(*args)))
     theirs, their_logs, their_weights, trainer = run(make_args, case)
-    assert calls and trainer.fit_loop.epoch_loop._listeners.batch_is_plain is False
+    assert calls and trainer.fit_loop.epoch_loop._listeners is None
     assert mine == theirs and (mine or name == "nobody listens")
     assert my_logs == their_logs
     assert all(torch.equal(my_weights[part], their_weights[part]) for part in their_weights)
@@ -152,7 +152,7 @@ class Looks(TrainerCallback):
     """Records the hooks that the loop has looked up."""
 
     def on_step_end(self, args, state, control, trainer=None, **kwargs):
-        self.found = find_listeners(trainer.lightning_trainer)
+        self.found = find_listeners(trainer.lightning_trainer, "train")
 
 
 def found_with(make_args, **options):
@@ -165,28 +165,28 @@ def found_with(make_args, **options):
 
 def test_nothing_is_called_that_nobody_overrides(make_args):
     found = found_with(make_args)
-    assert found.batch_is_plain and found.backward_is_plain and found.step_is_plain
+    assert found.backward_is_plain and found.optimizer_is_plain
     # HF's events hang on these
-    assert [len(hooks) for hooks in (found.batch_start, found.batch_end, found.before_step)] == [1, 1, 1]
+    assert [len(hooks) for hooks in (found.before, found.after, found.before_optimizer)] == [1, 1, 1]
 
 
 def test_a_function_of_a_lambda_callback_is_found(make_args):
     called = []
     callback = pl.callbacks.LambdaCallback(on_before_backward=lambda trainer, module, loss: called.append(1))
     found = found_with(make_args, callbacks=[callback])
-    assert not found.backward_is_plain and found.batch_is_plain and len(called) == 2
+    assert not found.backward_is_plain and len(called) == 2
 
 
 def test_a_profiler_measures_lightnings_own_loop(make_args):
     profiler = SimpleProfiler()
     found = found_with(make_args, profiler=profiler)
-    assert not found.batch_is_plain
+    assert found is None
     assert len(profiler.recorded_durations["run_training_batch"]) == 2
 
 
 def test_who_debugs_lightning_reads_its_calls(make_args, caplog):
     with caplog.at_level(logging.DEBUG, "lightning.pytorch.trainer.call"):
-        assert not found_with(make_args).batch_is_plain
+        assert found_with(make_args) is None
     assert "calling callback hook: on_train_batch_start" in caplog.text
 
 
@@ -195,5 +195,5 @@ def test_another_release_of_lightning_keeps_its_own_loop(make_args, monkeypatch,
     with caplog.at_level(logging.INFO, "hf_compat"):
         trainer = Trainer(toy.Classifier(), make_args(max_steps=2), train_dataset=toy.rows(20))
         trainer.train()
-    assert not trainer.lightning_trainer.fit_loop.epoch_loop._listeners.batch_is_plain
+    assert trainer.lightning_trainer.fit_loop.epoch_loop._listeners is None
     assert "does not support the loops of Lightning" in caplog.text

@@ -12,12 +12,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat import HFDataModule, HFModule, Trainer
+from hf_compat.engine.module import WindowModule
 from hf_compat.engine.precision import ForwardPrecision
-from hf_compat.engine.strategies import (
-    DeepSpeedMechanics,
-    UpdateMechanics,
-    make_update_mechanics,
-)
+from hf_compat.engine.strategies import UpdateMechanics
+from hf_compat.engine.windows import Window
 from hf_compat.errors import UnsupportedArgument
 from hf_compat.optim.stepping import stepping_of, stepping_of_all
 from hf_compat.runtime.launch import Launch
@@ -48,6 +46,9 @@ class DeepSpeedEngine:
         self.calls.append("norm")
         return 3.0
 
+    def zero_grad(self):
+        self.calls.append("zero_grad")
+
 
 def steps_of(make_args, wrapped, processes=2, **values):
     """A Trainer that reports several processes."""
@@ -60,7 +61,7 @@ def steps_of(make_args, wrapped, processes=2, **values):
 
 def chosen(make_args, wrapped, processes=2, **values):
     steps = steps_of(make_args, wrapped, processes, **values)
-    return make_update_mechanics(steps, torch.Tensor.backward, ForwardPrecision())
+    return UpdateMechanics(steps, torch.Tensor.backward, ForwardPrecision())
 
 
 def count_exchange(exchanged, bucket):
@@ -76,7 +77,7 @@ ALWAYS = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_bat
 def test_ddp_exchanges_at_a_windows_end(group, make_args):
     wrapped = DistributedDataParallel(toy.Classifier())
     mechanics = chosen(make_args, wrapped)
-    assert type(mechanics) is UpdateMechanics
+    assert mechanics.engine is None
     exchanged = []
     wrapped.register_comm_hook(exchanged, count_exchange)
     batch = torch.utils.data.default_collate(toy.rows(4))
@@ -95,7 +96,7 @@ def test_fsdp2_reduces_at_a_windows_end(group, make_args):
     asked = []
     wrapped.set_requires_gradient_sync = asked.append
     mechanics = chosen(make_args, wrapped)
-    assert type(mechanics) is UpdateMechanics
+    assert mechanics.engine is None
     for is_last in (False, True):
         mechanics.exchange(is_last)
     assert asked == [True, False, True]  # the first one: a fit before may have left it off
@@ -105,31 +106,33 @@ def test_fsdp2_reduces_at_a_windows_end(group, make_args):
 
 def test_the_engine_runs_backward_and_knows_the_norm(make_args):
     engine = DeepSpeedEngine()
-    mechanics = chosen(make_args, engine, **ALWAYS)
-    assert type(mechanics) is DeepSpeedMechanics and not mechanics.step_was_skipped
+    steps = steps_of(make_args, engine, **ALWAYS)
+    steps.create_optimizer_and_scheduler(2)
+    steps.lr_scheduler = None
+    module = WindowModule(torch.nn.Linear(1, 1), steps)
+    module._mechanics = mechanics = UpdateMechanics(steps, torch.Tensor.backward, ForwardPrecision())
+    assert mechanics.engine is engine
     mechanics.exchange(False)
     mechanics.backward(torch.tensor(1.0))
-
-    class Optimizer:
-        def step(self):
-            engine.calls.append("step")
-
-    assert mechanics.step(engine, Optimizer().step) == 3.0
-    assert engine.calls == [("boundary", False), ("backward", False), "step", "norm"]
+    module._in_force, module._calls_before_zero_grad = (steps.optimizer, steps.lr_scheduler), False
+    module.take_step = lambda: engine.calls.append("step")
+    module.trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    module._update(Window([{}], None, True, 1.0))
+    assert module.measured["grad_norm"] == 3.0
+    assert engine.calls == [("boundary", False), ("backward", False), "step", "norm", "zero_grad"]
 
 
 def test_it_is_chosen_once_a_fit(make_args, monkeypatch):
     made = []
 
     def count(*args):
-        made.append(make_update_mechanics(*args))
+        made.append(UpdateMechanics(*args))
         return made[-1]
 
-    monkeypatch.setattr("hf_compat.engine.module.make_update_mechanics", count)
+    monkeypatch.setattr("hf_compat.engine.module.UpdateMechanics", count)
     trainer = Trainer(toy.Classifier(), make_args(max_steps=3), train_dataset=toy.rows())
     trainer.train()
     trainer.train()
-    assert [type(mechanics) for mechanics in made] == [UpdateMechanics] * 2
     assert [mechanics.exchange for mechanics in made] == [None] * 2  # one device makes no call a micro-batch
 
 
@@ -155,7 +158,7 @@ def test_an_optimizer_of_the_users_own_that_steps_in_the_backward_pass_is_refuse
     model = toy.Classifier()
     steps = steps_of(make_args, model, processes)
     precision = ForwardPrecision("16-mixed", torch.amp.GradScaler("cpu")) if scaled else ForwardPrecision()
-    mechanics = make_update_mechanics(steps, torch.Tensor.backward, precision)
+    mechanics = UpdateMechanics(steps, torch.Tensor.backward, precision)
     with pytest.raises(UnsupportedArgument, match=reason):
         mechanics.begin(pl.LightningModule(), stepping_of(Lomo(model, lr=0.1)), lambda: 0.1)
 

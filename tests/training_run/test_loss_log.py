@@ -52,7 +52,7 @@ def test_the_entries_stand_in_the_order_of_the_log():
 @pytest.mark.parametrize("on_device", [False, True])
 def test_a_loss_that_is_not_finite_counts_as_the_mean_so_far(value, on_device, monkeypatch):
     if on_device:  # the choice that waits for no device gives the same numbers
-        monkeypatch.setattr(LossLog, "_finite", LossLog._chosen_on_device)
+        monkeypatch.setattr(LossLog, "_READ_AT_ONCE", ())
     log = loss_log()
     done = run_updates(log, [[4.0], [value], [1.0]])
     # upstream: the sum so far over the updates since the last log, the one under way counted
@@ -62,7 +62,7 @@ def test_a_loss_that_is_not_finite_counts_as_the_mean_so_far(value, on_device, m
 @pytest.mark.parametrize("on_device", [False, True])
 def test_an_update_counts_once_however_many_of_its_losses_are_hidden(on_device, monkeypatch):
     if on_device:
-        monkeypatch.setattr(LossLog, "_finite", LossLog._chosen_on_device)
+        monkeypatch.setattr(LossLog, "_READ_AT_ONCE", ())
     log = loss_log()
     done = run_updates(log, [[NAN, INF], [1.0, 1.0], [1.0, NAN]])
     assert take(log, done)["nonfinite_steps"] == 2
@@ -71,7 +71,7 @@ def test_an_update_counts_once_however_many_of_its_losses_are_hidden(on_device, 
 
 
 def test_losses_of_many_updates_that_nobody_reads_are_counted(monkeypatch):
-    monkeypatch.setattr(LossLog, "_finite", LossLog._chosen_on_device)
+    monkeypatch.setattr(LossLog, "_READ_AT_ONCE", ())
     log = loss_log()
     done = run_updates(log, [[NAN if number in (3, 300, 599) else 1.0] for number in range(600)])
     assert len(log._uncounted) < 300  # what lies on the device is bounded
