@@ -24,41 +24,19 @@ _BYTES_AT_ONCE = 2**18  # larger copies are not faster, and waiting batches take
 
 
 class KeptBatches:
-    """Batches of one kind: losses, predictions, labels or inputs."""
+    """Batches of one kind: losses, predictions, labels or inputs.
 
-    def __init__(self) -> None:
-        self.on_device: list[Nested] = []
-        self.arrays: list[Arrays] = []
-
-    def add(self, batch: Nested) -> None:
-        """Keep one batch."""
-        self.on_device.append(batch)
-
-    def to_cpu(self) -> None:
-        """Move what is on the device to the CPU."""
-        self.arrays.extend(nested_numpify(self.on_device))
-        self.on_device = []
-
-    def result(self, join: bool) -> Arrays | None:
-        """Return everything as arrays, either joined or as a list of batches. None if nothing was kept."""
-        if not join or self.arrays:
-            self.to_cpu()
-            return (_joined(self.arrays) if join else self.arrays) if self.arrays else None
-        return nested_numpify(_joined(self.on_device)) if self.on_device else None
-
-
-class CountedRows(KeptBatches):
-    """Tensor batches, copied into one tensor of known length, so that joining makes no second copy.
-
-    A batch that does not fit (another shape, type or device, nested data, too many rows) ends this. From then on
-    batches are kept separately and joined at the end.
+    If the number of rows is known, tensors are copied into one, so that joining makes no second copy. A batch that does
+    not fit (another shape, type or device, nested data, too many rows) ends this. From then on batches are kept
+    separately and joined at the end.
 
     Args:
-        rows: Upper bound of the number of rows.
+        rows: Upper bound of the number of rows. 0 keeps batches separately.
     """
 
-    def __init__(self, rows: int) -> None:
-        super().__init__()
+    def __init__(self, rows: int = 0) -> None:
+        self.on_device: list[Nested] = []
+        self.arrays: list[Arrays] = []
         self._rows = rows
         self._whole: torch.Tensor | None = None
         self._used = 0
@@ -69,7 +47,7 @@ class CountedRows(KeptBatches):
         """Keep one batch. Small ones are copied together, as single copies take longer."""
         if not self._rows or not (type(batch) is torch.Tensor and batch.ndim > 0):
             self._take_apart()
-            super().add(batch)
+            self.on_device.append(batch)
             return
         self._waiting.append(batch)
         self._waiting_bytes += batch.nbytes
@@ -92,7 +70,7 @@ class CountedRows(KeptBatches):
         self._used = end
 
     def _take_apart(self) -> None:
-        """Turn the tensor into one kept batch, and keep later batches beside it."""
+        """Turn what was copied into one kept batch, and keep later batches beside it."""
         self._place()
         if self._whole is not None and self._used:
             self.on_device.append(self._whole[: self._used])
@@ -101,14 +79,19 @@ class CountedRows(KeptBatches):
     def to_cpu(self) -> None:
         """Move what is on the device to the CPU."""
         self._take_apart()
-        super().to_cpu()
+        self.arrays.extend(nested_numpify(self.on_device))
+        self.on_device = []
 
     def result(self, join: bool) -> Arrays | None:
-        """Return everything as arrays. None if nothing was kept."""
+        """Return everything as arrays, either joined or as a list of batches. None if nothing was kept."""
         self._place()
-        if self._whole is None or not join:
-            return super().result(join)
-        return nested_numpify(self._whole[: self._used])
+        if self._whole is not None and join:
+            return nested_numpify(self._whole[: self._used])
+        if not join or self.arrays:
+            self.to_cpu()
+            return (_joined(self.arrays) if join else self.arrays) if self.arrays else None
+        self._take_apart()
+        return nested_numpify(_joined(self.on_device)) if self.on_device else None
 
 
 def _are_alike(rows: torch.Tensor, parts: list[torch.Tensor]) -> bool:
@@ -158,32 +141,17 @@ class RepeatedNumbers(KeptBatches):
             times: Number of samples that it counts for.
         """
         if number.dtype is not self._dtype:
-            self._take_numbers()
+            self._take_apart()
             self._dtype = number.dtype
         self._numbers.append(number.item())
         self._times.append(times)
 
-    def add(self, batch: Nested) -> None:
-        """Keep one batch that already holds a value per sample."""
-        self._take_numbers()
-        super().add(batch)
-
-    def _take_numbers(self) -> None:
+    def _take_apart(self) -> None:
         """Turn the kept numbers into one batch."""
         if self._numbers:
             numbers = torch.tensor(self._numbers, dtype=self._dtype)
             self.on_device.append(numbers.repeat_interleave(torch.tensor(self._times)))
             self._numbers, self._times = [], []
-
-    def to_cpu(self) -> None:
-        """Move what is on the device to the CPU."""
-        self._take_numbers()
-        super().to_cpu()
-
-    def result(self, join: bool) -> Arrays | None:
-        """Return everything as arrays. None if nothing was kept."""
-        self._take_numbers()
-        return super().result(join)
 
 
 class RunningMean(KeptBatches):

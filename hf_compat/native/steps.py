@@ -25,7 +25,7 @@ from torchmetrics import Metric, MetricCollection
 
 from hf_compat.checkpoint.run_state import ResumePoint
 from hf_compat.data.types import Batch, Collator
-from hf_compat.engine.evaluation import EvaluationRun, EvaluationSettings
+from hf_compat.engine.evaluation import EvaluationRun
 from hf_compat.engine.internals import fetch_without_prefetch
 from hf_compat.engine.kept_batches import ComputeMetrics
 from hf_compat.engine.model_hooks import uncompiled
@@ -233,13 +233,13 @@ class NativeEvaluations:
         # predictions that no metric reads are not kept, and not generated
         loss_only = self.steps.args.prediction_loss_only or self.compute_metrics is None
         model = self.steps.model_wrapped  # within a fit evaluations run uncompiled, as in HF
-        settings = EvaluationSettings.of(self.steps.args, prefix, loss_only)
         return EvaluationRun(
             self.steps,
             uncompiled(model) if trainer.state.fn == "fit" else self.steps.compiled(model),
             loader,
-            settings,
-            self.compute_metrics,
+            prefix,
+            loss_only=loss_only,
+            compute_metrics=self.compute_metrics,
             drops_fillers=not self.steps.evaluates_as_seq2seq,
         )
 

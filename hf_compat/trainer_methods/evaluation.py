@@ -14,7 +14,7 @@ from torch import nn
 from hf_compat.callbacks.bridge import HFBridge
 from hf_compat.data.tree import join_batches
 from hf_compat.data.types import DataSource, Loader
-from hf_compat.engine.evaluation import EvaluationBatches, EvaluationRun, EvaluationSettings
+from hf_compat.engine.evaluation import EvaluationBatches, EvaluationRun
 from hf_compat.engine.internals import is_validating_within_fit, run_validation
 from hf_compat.engine.kept_batches import ComputeMetrics
 from hf_compat.engine.loops import WHOLE, EvaluationPart
@@ -216,23 +216,25 @@ class Evaluator:
         stepping_of(host.optimizer).to_evaluation()
         host.callback_handler.eval_dataloader = loader
         log_evaluation(description, host.num_examples(loader) if has_length(loader) else None, args.eval_batch_size)
-        is_prediction = description == "Prediction"
         gather, drops_fillers = self._gather()
         run = EvaluationRun(
             host,
             model,
             loader,
-            EvaluationSettings.of(args, prefix, loss_only, ignore_keys, is_prediction=is_prediction),
-            self.compute_metrics,
-            host.preprocess_logits_for_metrics,
-            gather,
-            self.averages.take,
-            drops_fillers,
+            prefix,
+            loss_only=loss_only,
+            ignore_keys=ignore_keys,
+            is_prediction=description == "Prediction",
+            compute_metrics=self.compute_metrics,
+            preprocess_logits=host.preprocess_logits_for_metrics,
+            gather=gather,
+            logged_values=self.averages.take,
+            drops_fillers=drops_fillers,
         )
         with host.accelerator.passes.reading(loader):
             batches = EvaluationBatches(run.loader)
-            batches.start_if_empty()
             if batches.length == 0:  # Lightning skips an empty evaluation, including its switch to eval mode
+                next(iter(batches), None)  # as upstream, the loader draws a random number
                 host.model.eval()
             module, trainer = host._run.module, host._run.lightning_trainer
             if module is not None and trainer is not None and not is_validating_within_fit(trainer):
@@ -303,7 +305,7 @@ class Evaluator:
         kept.bridge.find_requested_kwargs()
         try:
             with naming_absent_ranks(), module.evaluating(run), self._taking_part(trainer):
-                command = trainer.test if run.settings.is_prediction else trainer.validate
+                command = trainer.test if run.is_prediction else trainer.validate
                 trainer.run_command(command, module, dataloaders=batches, verbose=False)
         finally:
             callbacks.watch_outputs(False)

@@ -9,7 +9,7 @@ import toy
 
 import hf_compat
 from hf_compat.engine import kept_batches
-from hf_compat.engine.kept_batches import CountedRows, KeptBatches, RepeatedNumbers
+from hf_compat.engine.kept_batches import KeptBatches, RepeatedNumbers
 
 ROWS = {
     "as counted": [(4, 3), (4, 3), (2, 3)],
@@ -47,7 +47,7 @@ def _bytes_at_once(request, monkeypatch):
 def test_counted_rows_are_what_batches_give(shapes, dtype):
     torch.manual_seed(0)
     batches = [(torch.rand(shape) * 100).to(dtype) for shape in shapes]
-    assert same(kept(KeptBatches(), batches), kept(CountedRows(10), batches))
+    assert same(kept(KeptBatches(), batches), kept(KeptBatches(10), batches))
 
 
 def outcome(kind, batches):
@@ -61,7 +61,7 @@ def outcome(kind, batches):
 @pytest.mark.parametrize("first", [True, False])
 def test_what_does_not_fit_is_joined_as_before(odd, first):
     batches = [odd, torch.rand(4, 3)] if first else [torch.rand(4, 3), odd, torch.rand(4, 3)]
-    there, here = outcome(KeptBatches(), batches), outcome(CountedRows(10), batches)
+    there, here = outcome(KeptBatches(), batches), outcome(KeptBatches(10), batches)
     assert type(there) is type(here)
     assert isinstance(there, str) or same(there, here)
 

@@ -52,9 +52,9 @@ def test_metrics_of_classes_and_names_are_kept(make_args):
 
 def test_nothing_is_kept_but_losses(make_args, monkeypatch):
     kept = []
-    add = evaluation_module.CountedRows.add
+    add = evaluation_module.KeptBatches.add
     monkeypatch.setattr(
-        evaluation_module.CountedRows, "add", lambda self, batch: (kept.append(batch.shape), add(self, batch))
+        evaluation_module.KeptBatches, "add", lambda self, batch: (kept.append(batch.shape), add(self, batch))
     )
     trainer_of(make_args, ACCURACY()).evaluate()
     assert kept == []  # losses go into blocks of numbers
