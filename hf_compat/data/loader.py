@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
-from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from hf_compat.data.samplers import (
     set_epoch_of,
 )
 from hf_compat.data.tree import find_batch_size, move_to_device
-from hf_compat.data.types import Batch, Collator, DataSource, PositionState
+from hf_compat.data.types import Batch, DataSource, PositionState
 from hf_compat.interop.transformers_models import is_datasets_stream
 from hf_compat.runtime.collectives import broadcast_object
 from hf_compat.runtime.console import progress_bar
@@ -82,42 +81,16 @@ def draw_seed() -> int:
     return int(torch.empty((), dtype=torch.int64).random_().item())
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoaderOptions:
-    """The options of a `torch.utils.data.DataLoader` that do not choose samples, named like its keywords.
+# Keywords of torch's `DataLoader` that do not choose samples.
+_OPTIONS = (
+    "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
+    "prefetch_factor", "persistent_workers", "in_order",
+)  # fmt: skip
 
-    Args:
-        num_workers: Number of reader processes. 0 reads in this process.
-        collate_fn: Makes a batch from samples.
-        pin_memory: Copy batches to page-locked memory.
-        timeout: Seconds to wait for a worker. 0 waits forever.
-        worker_init_fn: Called in each worker with its number.
-        multiprocessing_context: How workers are started.
-        generator: Random generator for samplers and for the workers' seeds.
-        prefetch_factor: Batches that a worker reads ahead.
-        persistent_workers: Keep workers between epochs.
-        in_order: Yield batches in the sampler's order, even if workers finish in another.
-    """
 
-    num_workers: int = 0
-    collate_fn: Collator | None = None
-    pin_memory: bool = False
-    timeout: float = 0
-    worker_init_fn: Callable[[int], None] | None = None
-    multiprocessing_context: str | BaseContext | None = None
-    generator: torch.Generator | None = None
-    prefetch_factor: int | None = None
-    persistent_workers: bool = False
-    in_order: bool = True
-
-    @classmethod
-    def of(cls, loader: DataLoader[Batch]) -> LoaderOptions:
-        """Return the options of a loader."""
-        return cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
-
-    def keywords(self) -> dict[str, Any]:
-        """Return the options as keywords of torch's loader."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+def options_of(loader: DataLoader[Batch]) -> dict[str, Any]:
+    """Return the options of a loader that do not choose samples, as keywords of torch's loader."""
+    return {name: getattr(loader, name) for name in _OPTIONS}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +155,12 @@ class PreparedDataLoader(DataLoader[Batch]):
         self.passes = passes or OpenPasses()
         self._shuffler = _seed_shuffling(options, seed) if use_seedable_sampler else None
         self.rank_slice = rank_slice or RankSlice()
-        self.dispatches = self.rank_slice.dispatches(isinstance(dataset, IterableDataset))
+        self._is_map_style = not isinstance(dataset, IterableDataset)
+        dispatches = self.rank_slice.dispatch_batches
+        # whether rank 0 reads for all ranks
+        self.dispatches = self.rank_slice.world_size > 1 and (
+            not self._is_map_style if dispatches is None else dispatches
+        )
         self.samples_of_a_batch: int | None = options.get("batch_size", 1)
         self.drops_last = bool(options.get("drop_last", False))
         if self.rank_slice.world_size > 1 and not self.dispatches:
@@ -198,7 +176,6 @@ class PreparedDataLoader(DataLoader[Batch]):
         self._skipping: SkipFirstBatches | None = None
         self.end_of_dataloader = False
         self.remainder = -1
-        self._is_map_style = not isinstance(dataset, IterableDataset)
         super().__init__(dataset, **options)
 
     def _sliced(self, dataset: DataSource, options: dict[str, Any]) -> tuple[DataSource, dict[str, Any]]:
@@ -473,7 +450,7 @@ def skip_first_batches(loader: Iterable[Batch], skip: int) -> Iterable[Batch]:
         return loader
     if type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler:
         batches = SkipFirstBatches(loader.batch_sampler, skip)
-        return DataLoader(loader.dataset, batch_sampler=batches, **LoaderOptions.of(loader).keywords())
+        return DataLoader(loader.dataset, batch_sampler=batches, **options_of(loader))
     return _ReadAndDrop(loader, skip)
 
 

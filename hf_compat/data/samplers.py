@@ -371,15 +371,6 @@ class RankSlice:
     even_batches: bool = True
     dispatch_batches: bool | None = None
 
-    def dispatches(self, is_iterable: bool) -> bool:
-        """Whether rank 0 reads for all ranks.
-
-        Args:
-            is_iterable: Whether the data set is iterable, without indices.
-        """
-        chosen = is_iterable if self.dispatch_batches is None else self.dispatch_batches
-        return self.world_size > 1 and chosen
-
 
 def set_epoch_of(parts: Iterable[object], epoch: int) -> None:
     """Set the epoch of all samplers and data sets that have one."""

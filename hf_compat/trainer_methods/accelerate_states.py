@@ -28,7 +28,7 @@ from hf_compat.checkpoint.model_state.base import TorchState
 from hf_compat.checkpoint.reading import Weights, fitting, plain_names, read_torch_file, read_weights_file
 from hf_compat.checkpoint.run_state import readable_state
 from hf_compat.checkpoint.torch_writer import save_torch
-from hf_compat.data.loader import LoaderOptions, OpenPasses, PreparedDataLoader
+from hf_compat.data.loader import OpenPasses, PreparedDataLoader, options_of
 from hf_compat.data.samplers import RankSlice
 from hf_compat.data.types import Batch, DataSource
 from hf_compat.engine.precision import wrap_forward
@@ -599,15 +599,14 @@ class PreparingMembers(StateMembers):
             chosen = {"batch_sampler": loader.batch_sampler}
         else:
             chosen = {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
-        return self.make_loader(loader.dataset, LoaderOptions.of(loader), **chosen)
+        return self.make_loader(loader.dataset, **options_of(loader), **chosen)
 
-    def make_loader(self, dataset: DataSource, options: LoaderOptions, **chosen: Any) -> PreparedDataLoader:
+    def make_loader(self, dataset: DataSource, **options: Any) -> PreparedDataLoader:
         """Make a loader for this process as the arguments ask for it.
 
         Args:
             dataset: Map-style or iterable.
-            options: How it reads.
-            chosen: Which samples it reads: `batch_size`, `sampler`, `drop_last`, `batch_sampler` of torch's loader.
+            options: Keywords of torch's `DataLoader`.
         """
         config = self.dataloader_config
         return PreparedDataLoader(
@@ -618,6 +617,5 @@ class PreparingMembers(StateMembers):
             use_seedable_sampler=config.use_seedable_sampler,
             rank_slice=self.rank_slice,
             passes=self.passes,
-            **options.keywords(),
-            **chosen,
+            **options,
         )

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampl
 
 from hf_compat.checkpoint.run_state import PlainState, ResumePoint
 from hf_compat.data.collators import RemoveColumnsCollator, check_dataset, check_iterable, raise_no_columns
-from hf_compat.data.loader import LoaderOptions, PreparedDataLoader
+from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.samplers import (
     BatchRebalanceSampler,
     IterableDatasetSlice,
@@ -193,18 +193,14 @@ class DataloaderMethods(StepsBase):
         seed = partial(seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index)
         return self.accelerator.make_loader(
             dataset,
-            (
-                LoaderOptions(
-                    collate_fn=collator,
-                    num_workers=args.dataloader_num_workers,
-                    pin_memory=args.dataloader_pin_memory and args.device.type == "cuda",
-                    persistent_workers=args.dataloader_persistent_workers,
-                    multiprocessing_context=args.dataloader_multiprocessing_context,
-                    prefetch_factor=args.dataloader_prefetch_factor,
-                    in_order=args.dataloader_in_order,
-                    worker_init_fn=seed if seeds_workers else None,
-                )
-            ),
+            collate_fn=collator,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory and args.device.type == "cuda",
+            persistent_workers=args.dataloader_persistent_workers,
+            multiprocessing_context=args.dataloader_multiprocessing_context,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            in_order=args.dataloader_in_order,
+            worker_init_fn=seed if seeds_workers else None,
             **chosen,
         )
 

@@ -6,6 +6,7 @@ import pytest
 from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
+from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.samplers import BatchSamplerSlice, IterableDatasetSlice, RankSlice, dispatched
 from hf_compat.errors import ArgumentError
 
@@ -72,8 +73,10 @@ def test_streams(world_size, drop_last):
     "is_iterable, chosen, dispatches", [(True, None, True), (False, None, False), (False, True, True)]
 )
 def test_who_reads(is_iterable, chosen, dispatches):
-    assert RankSlice(world_size=2, dispatch_batches=chosen).dispatches(is_iterable) is dispatches
-    assert not RankSlice(world_size=1, dispatch_batches=chosen).dispatches(is_iterable)
+    data = Numbers(4) if is_iterable else range(4)
+    for world_size in (1, 2):
+        loader = PreparedDataLoader(data, rank_slice=RankSlice(world_size=world_size, dispatch_batches=chosen))
+        assert loader.dispatches is (dispatches and world_size > 1)
 
 
 def test_an_error_of_the_reader_is_its_own():
