@@ -18,7 +18,14 @@ from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.files import is_inside
 from hf_compat.checkpoint.judging import judge_edited, judge_unlisted
 from hf_compat.checkpoint.manifest import entries, refusal, seal
-from hf_compat.checkpoint.reading import MANIFEST_NAME, read_manifest, read_writer, reading_as_it_is
+from hf_compat.checkpoint.reading import (
+    MANIFEST_NAME,
+    has_manifest,
+    read_manifest,
+    read_writer,
+    reading_as_it_is,
+    why_unreadable,
+)
 from hf_compat.errors import ArgumentError, CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -73,7 +80,7 @@ def find_edits(folder: str) -> Edits:
     root = Path(folder)
     listed = read_manifest(root)
     if listed is None:
-        raise CheckpointError(f"{MANIFEST_NAME} is not readable")
+        raise CheckpointError(why_unreadable(root))
     outside = [manifest.compare(root, name, facts) for name, facts in listed.items() if not is_inside(root, name)]
     there = [(name, facts) for name, facts in sorted(listed.items()) if os.path.lexists(root / name)]
     refused = [] if outside else [refusal(root, name, facts) for name, facts in there]
@@ -104,7 +111,7 @@ def problems_of_named(folder: str) -> tuple[list[str], Edits]:
     if not os.path.isdir(root):
         return [f"{folder} is no folder"], Edits()
     try:
-        if not os.path.lexists(root / MANIFEST_NAME):
+        if not has_manifest(root):
             return list(judge_unlisted(root, may_lack_optimizer=True)), Edits()
         edits = find_edits(folder)
         if not (edits.changed or edits.missing or edits.added):
@@ -180,7 +187,7 @@ def seal_edited(folder: str) -> str:
     root = Path(folder)
     if not os.path.isdir(root):
         raise ArgumentError(f"{folder} is no folder.\n\nHint: name a checkpoint-<updates> folder.")
-    before = _as_listed(folder) if os.path.lexists(root / MANIFEST_NAME) else None
+    before = _as_listed(folder) if has_manifest(root) else None
     wrong = problems_of_named(folder)[0] if before is not None else _problems_without_list(root)
     if wrong:
         raise CheckpointError(

@@ -28,7 +28,7 @@ from hf_compat.checkpoint.forms import (
     read_trainer_state,
     weight_shapes,
 )
-from hf_compat.checkpoint.reading import MANIFEST_NAME, Allowed, Contents, read_torch_file, shard_names
+from hf_compat.checkpoint.reading import Allowed, Contents, has_manifest, read_torch_file, shard_names
 from hf_compat.checkpoint.run_state import RUN_STATE_FILE, RunState
 from hf_compat.checkpoint.zero_reader import LATEST_NAME, check_zero_files, named_zero_folder
 from hf_compat.errors import CheckpointError
@@ -185,8 +185,10 @@ def holds_model_alone(root: Path) -> bool:
     """
     if not root.is_dir() or names.checkpoint_step(root) is not None:
         return False
-    of_training = (names.TRAINER_STATE_NAME, names.OPTIMIZER_NAME, names.SCHEDULER_NAME, MANIFEST_NAME, LATEST_NAME)
-    if any(path.name in of_training or path.name.startswith(("rng_state", "run_state")) for path in root.iterdir()):
+    of_training = (names.TRAINER_STATE_NAME, names.OPTIMIZER_NAME, names.SCHEDULER_NAME, LATEST_NAME)
+    if has_manifest(root) or any(
+        path.name in of_training or path.name.startswith(("rng_state", "run_state")) for path in root.iterdir()
+    ):
         return False
     return any((root / name).is_file() for name in (*names.WHOLE_WEIGHTS, *names.ADAPTER_WEIGHTS))
 

@@ -17,7 +17,7 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -34,8 +34,9 @@ from hf_compat.checkpoint.layout import (
     has_ended,
     hidden_folder,
     hidden_folders,
-    land_left_over,
+    make_hidden,
     remove_ended,
+    remove_hidden,
 )
 from hf_compat.checkpoint.reading import (
     MANIFEST_KIND,
@@ -43,11 +44,15 @@ from hf_compat.checkpoint.reading import (
     Contents,
     Listed,
     Writer,
+    has_manifest,
     listed_files,
+    marker_of,
     read_manifest,
     read_writer,
+    saving_owner,
+    why_unreadable,
 )
-from hf_compat.checkpoint.run_lock import give_back_for_the_dead, is_in_use, is_locked
+from hf_compat.checkpoint.run_lock import Owner, give_back_for_the_dead, is_in_use, is_locked
 from hf_compat.errors import CheckpointError
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -84,12 +89,18 @@ def _is_manifest(path: Path) -> bool:
     return path.name == MANIFEST_NAME or path.name.startswith(_WRITTEN_FIRST)
 
 
-def seal(folder: str, writer: Writer | None = None) -> None:
-    """Flush every file of a folder to disk, then write its manifest, which names the writer where there is one."""
+def seal(folder: str, writer: Writer | None = None, unlisted: Collection[str] = ()) -> None:
+    """Flush every file of a folder to disk, then write its manifest.
+
+    Args:
+        folder: The checkpoint.
+        writer: Who wrote it.
+        unlisted: Files of the user's, which may change without making the checkpoint damaged.
+    """
     root = Path(folder)
     listed: Listed = {}
     with ThreadPoolExecutor(_THREADS) as threads:  # both wait outside Python
-        names = list(_own_files(root))
+        names = [name for name in _own_files(root) if name not in unlisted]
         listed.update(zip(names, threads.map(lambda name: _facts(root / name), names), strict=True))
     _replace_manifest(root, listed, writer, root / _half_written())
     _flush_folders(root, listed)
@@ -309,41 +320,159 @@ def _replace_manifest(
 logger = logging.getLogger(__name__)
 
 
-def put_in_place(partial: str, final: str) -> None:
-    """Rename a sealed folder to its final name. At every instant the old folder of that name or the new one is whole.
+class SavingPlace:
+    """Where a run writes one checkpoint: into its hidden folder, or in place.
 
-    Files of the old folder that belong to no checkpoint are the user's: they are copied into the new one. So are files
-    that the old manifest lists and that were written again since: by the run's own code, before this save.
+    Code of the user's may look for what lies beside its checkpoint, so it writes in place. Until the checkpoint is
+    whole, its manifest lists no files and names the run. What had the name before waits in the hidden folder.
+
+    Args:
+        final: The folder that the checkpoint becomes.
+        owner: The run.
+        in_place: Whether code of the user's takes part in writing.
+
+    Attributes:
+        path: The hidden folder.
+        folder: The folder to write into.
+        is_there: Whether something had the final name before. Call `prepare` first.
     """
-    if not os.path.isdir(final) and not os.path.islink(final):
-        os.replace(partial, final)
-        flush(Path(final).parent)
-        return
-    if os.path.islink(final):
-        logger.warning("%s is a link to %s: the new checkpoint takes its place.", final, os.readlink(final))
-    else:
-        old = Path(final)
-        listed = _listed(old)
-        sealed_ns = 0 if listed is None else (old / MANIFEST_NAME).lstat().st_mtime_ns
-        ours = {
-            name
-            for name in listed or ()
-            if not os.path.lexists(old / name) or (old / name).lstat().st_mtime_ns <= sealed_ns
-        }
-        for path in entries(old):
-            relative = path.relative_to(old).as_posix()
-            target = Path(partial) / relative
-            if relative in ours or names.is_part_of_checkpoint(relative) or os.path.lexists(target):
+
+    def __init__(self, final: str, owner: Owner, in_place: bool = False) -> None:
+        self.final, self._owner, self._in_place = final, owner, in_place
+        self.run_dir, name = os.path.split(final)
+        self.path = os.path.join(self.run_dir, SAVING + owner.id)
+        self._hidden = os.path.join(self.path, name)
+        self.folder = final if in_place else self._hidden
+        self._replaced = os.path.join(self.path, REPLACED, name)
+        self._began = 0
+        self._is_begun = False
+
+    @property
+    def is_there(self) -> bool:
+        return os.path.lexists(self._replaced if self._in_place else self.final)
+
+    def prepare(self) -> None:
+        """Make the hidden folder anew, and the checkpoint's where it is written in place.
+
+        Raises:
+            OSError: They cannot be made.
+        """
+        self.discard()  # a save that failed may have left one
+        os.makedirs(self.run_dir, exist_ok=True)
+        make_hidden(self.run_dir, SAVING, self._owner)
+        self._began = os.stat(self.path).st_ctime_ns  # by the clock of the disk
+        if self._in_place:
+            # The folder gets its name together with its marker, and only once both are on the disk
+            os.mkdir(self._hidden)
+            marker = json.dumps(marker_of(self.final, self._owner.id))
+            write_new(os.path.join(self._hidden, MANIFEST_NAME), marker.encode(), is_durable=True)
+            flush(Path(self._hidden))
+            self._set_aside()
+            os.replace(self._hidden, self.final)
+            self._is_begun = True
+            flush(Path(self.run_dir))
+
+    def adopt(self) -> None:
+        """Take over what was written at the final place while this save went on, since it belongs to this checkpoint.
+
+        A link there leads to a folder outside, which is not changed.
+        """
+        old = Path(self.final)
+        for path in [] if self._in_place or old.is_symlink() else sorted(old.rglob("*")):
+            target = Path(self.folder) / path.relative_to(old)
+            if not (path.is_symlink() or path.is_file()) or path.lstat().st_ctime_ns < self._began:
                 continue
-            if path.is_symlink() or path.is_file():  # nothing can be copied out of a pipe or a socket
+            if not os.path.lexists(target) or target.lstat().st_mtime_ns < path.lstat().st_mtime_ns:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, target, follow_symlinks=False)
-    replaced = os.path.join(os.path.dirname(partial), REPLACED)
-    os.mkdir(replaced)
-    os.replace(final, os.path.join(replaced, os.path.basename(final)))
-    os.replace(partial, final)
-    flush(Path(final).parent)
-    shutil.rmtree(replaced, ignore_errors=True)  # the new checkpoint is in its place, whatever becomes of the old one
+
+    def seal(self, writer: Writer, is_flushed: bool) -> None:
+        """Write the manifest. In place, this makes the checkpoint whole."""
+        carried = _carry_over(Path(self._replaced), Path(self.folder)) if self._in_place else ()
+        if is_flushed:
+            seal(self.folder, writer, carried)
+        else:
+            list_unflushed(self.folder, writer)
+
+    def put(self, is_flushed: bool) -> None:
+        """Rename a sealed folder to its final name. At every instant the old folder of that name or the new is whole.
+
+        Files of the old folder that belong to no checkpoint are the user's and are copied into the new one. So are
+        files that the old manifest lists and that were written again since, by the run's own code before this save.
+        """
+        if not self._in_place:
+            _carry_over(Path(self.final), Path(self.folder))
+            self._set_aside()
+            os.replace(self.folder, self.final)
+            if is_flushed:
+                flush(Path(self.run_dir))
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove what is left of the save. What had the final name before a save that failed gets it back."""
+        with contextlib.suppress(OSError):  # the next run tries again
+            if self._is_begun:
+                if os.path.isdir(self.final) and not os.path.lexists(os.path.join(self.final, MANIFEST_NAME)):
+                    _take_out(self.final, self.path)  # user code has made it anew
+                self._is_begun = False
+            _put_back(self.path, self._owner, [self.final])
+            remove_hidden(self.path)
+
+    def _set_aside(self) -> None:
+        if os.path.islink(self.final):
+            logger.warning(
+                "%s is a link to %s: the new checkpoint takes its place.", self.final, os.readlink(self.final)
+            )
+        elif not os.path.isdir(self.final):
+            return
+        os.mkdir(os.path.dirname(self._replaced))
+        os.replace(self.final, self._replaced)
+        for folder in (os.path.dirname(self._replaced), self.path, self.run_dir):
+            flush(Path(folder))
+
+
+def _carry_over(old: Path, new: Path) -> set[str]:
+    """Copy the user's own files of a folder that is replaced, and name them."""
+    if old.is_symlink() or not old.is_dir():
+        return set()
+    listed = listed_files(old)
+    sealed_ns = 0 if listed is None else (old / MANIFEST_NAME).lstat().st_mtime_ns
+    ours = {
+        name
+        for name in listed or ()
+        if not os.path.lexists(old / name) or (old / name).lstat().st_mtime_ns <= sealed_ns
+    }
+    carried = set()
+    for path in entries(old):
+        name = path.relative_to(old).as_posix()
+        if name in ours or names.is_part_of_checkpoint(name) or os.path.lexists(new / name):
+            continue
+        if path.is_symlink() or path.is_file():  # a pipe or a socket has nothing to copy
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, new / name, follow_symlinks=False)
+            if not path.is_symlink():
+                flush(new / name)
+            carried.add(name)
+    return carried
+
+
+def _take_out(checkpoint: str, place: str) -> None:
+    """Move a checkpoint that did not become whole into a hidden folder, which is deleted."""
+    os.makedirs(os.path.join(place, DELETED), exist_ok=True)
+    os.replace(checkpoint, os.path.join(place, DELETED, os.path.basename(checkpoint)))
+
+
+def _put_back(place: str, owner: Owner, checkpoints: Iterable[str]) -> None:
+    """Take out what a save that did not end has written in place, and give what it replaces its name again."""
+    run_dir, replaced = os.path.dirname(place), os.path.join(place, REPLACED)
+    if not os.path.isdir(place):
+        return
+    for path in checkpoints:
+        if saving_owner(Path(path)) == owner.id and has_manifest(Path(path)):
+            _take_out(path, place)
+    for name in sorted(os.listdir(replaced)) if os.path.isdir(replaced) else ():
+        if not os.path.lexists(os.path.join(run_dir, name)):
+            os.replace(os.path.join(replaced, name), os.path.join(run_dir, name))
 
 
 def remove(folder: str) -> None:
@@ -356,7 +485,7 @@ def remove(folder: str) -> None:
         OSError: It cannot be deleted, or it is a symbolic link: what that points to is not ours to delete.
     """
     root = Path(folder)
-    if _listed(root) is None:
+    if read_manifest(root) is None:
         return
     if root.is_symlink():
         raise OSError("it is a symbolic link")
@@ -389,14 +518,6 @@ def next_turn(run_dir: str) -> int:
     return 1 + max((writer.turn for writer in writers if writer is not None), default=0)
 
 
-def _listed(folder: Path) -> Listed | None:
-    """Return the files that a manifest lists, each with what it says about them; None without a readable manifest.
-
-    Names that lead outside the folder are left out: nothing is ever deleted or copied by them.
-    """
-    return listed_files(folder)
-
-
 def tidy(run_dir: str) -> None:
     """Remove what killed runs have left behind, after finishing what is whole. For a run that has the folder's lock."""
     recover(run_dir, is_alone=True)
@@ -413,7 +534,7 @@ def recover(run_dir: str, is_alone: bool = False) -> None:
     """
     for place, owner in hidden_folders(run_dir, SAVING):
         if has_ended(owner, is_alone or not is_locked(run_dir)):
-            _finish(place)
+            _finish(place, owner)
     # In a folder that is read-only it stays as it is. If the disk refuses it, its manifest says so.
     for path in names.list_checkpoints(run_dir):
         if is_unfinished(Path(path)):
@@ -421,16 +542,16 @@ def recover(run_dir: str, is_alone: bool = False) -> None:
                 finish(path)
 
 
-def _finish(place: str) -> None:
-    """Put a checkpoint that is whole, and what lies beside it, where they would be had the run not been killed."""
-    for path in names.list_checkpoints(place) + names.list_checkpoints(os.path.join(place, REPLACED)):
+def _finish(place: str, owner: Owner) -> None:
+    """Put a checkpoint that is whole, or what it was to replace, where it would be had the run not been killed."""
+    for path in names.list_checkpoints(place):
         final = os.path.join(os.path.dirname(place), os.path.basename(path))
         if not os.path.lexists(final) and is_ours(path) and not problems(path):
             # every process of a run may ask for its last checkpoint: one of them is first
             with contextlib.suppress(OSError):
-                if os.path.dirname(path) == place:
-                    land_left_over(place, final)
                 os.replace(path, final)
+    with contextlib.suppress(OSError):
+        _put_back(place, owner, names.list_checkpoints(os.path.dirname(place)))
 
 
 def problems(folder: str) -> list[str]:
@@ -439,11 +560,11 @@ def problems(folder: str) -> list[str]:
     if not os.path.isdir(root):
         return [f"{folder} is no folder"]
     try:
-        if not os.path.lexists(root / MANIFEST_NAME):
+        if not has_manifest(root):
             return list(judge_unlisted(root))
         listed = read_manifest(root)
         if listed is None:
-            return [f"{MANIFEST_NAME} is not readable"]
+            return [why_unreadable(root)]
         wrong = [problem for name, facts in listed.items() if (problem := compare(root, name, facts))]
         return wrong or list(judge_contents(Contents(root)))
     except OSError as error:

@@ -78,6 +78,29 @@ def read_writer(folder: Path) -> Writer | None:
     return Writer(run, turn) if isinstance(run, str) and type(turn) is int and 0 < turn < _LARGEST_TURN else None
 
 
+def marker_of(folder: str, owner_id: str) -> dict[str, object]:
+    """Make the manifest that a folder has while a run writes into it. It lists no files."""
+    return {"kind": MANIFEST_KIND, "saving": owner_id, "name": os.path.basename(folder)}
+
+
+def saving_owner(folder: Path) -> str | None:
+    """The id of the run whose save into a folder has not ended."""
+    owner = (_read(folder) or {}).get("saving")
+    return owner if isinstance(owner, str) else None
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether a folder has a manifest, readable or not. User code may have copied one while its folder was written."""
+    if not os.path.lexists(folder / MANIFEST_NAME):
+        return False
+    return saving_owner(folder) is None or (_read(folder) or {}).get("name") == folder.name
+
+
+def why_unreadable(folder: Path) -> str:
+    """Say why a manifest lists nothing."""
+    return f"{MANIFEST_NAME} is not readable" if saving_owner(folder) is None else "the save into it did not end"
+
+
 def _read(folder: Path) -> dict[str, object] | None:
     try:
         manifest = read_json(folder / MANIFEST_NAME)
@@ -149,8 +172,8 @@ class Contents:
         self.listed = _listed_as_it_is(self.folder)
         if self.listed is None:
             self.listed = listed_files(self.folder)
-        if self.listed is None and os.path.lexists(self.folder / MANIFEST_NAME):
-            raise CheckpointError(f"{self.folder / MANIFEST_NAME} is not readable.")
+        if self.listed is None and has_manifest(self.folder):
+            raise CheckpointError(f"{self.folder}: {why_unreadable(self.folder)}.")
 
     def find(self, name: str) -> str | None:
         """Return a file's path; None where the folder has none, or, with a warning, where no manifest lists it.

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
@@ -20,7 +21,7 @@ from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.edits import as_named
 from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, read_json, short
 from hf_compat.checkpoint.forms import read_trainer_state
-from hf_compat.checkpoint.reading import MANIFEST_NAME, Contents, is_read_as_it_is
+from hf_compat.checkpoint.reading import Contents, has_manifest, is_read_as_it_is
 from hf_compat.errors import ArgumentError, CheckpointError, OutputFolderError
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.object_parser import Spec
@@ -187,11 +188,10 @@ def load_weights(trainer: Trainer, path: str, is_named: bool = True) -> None:
         CheckpointError: It is damaged, or does not hold all weights of the model.
     """
     if os.path.isdir(path):
-        is_listed = os.path.lexists(os.path.join(path, MANIFEST_NAME))
+        is_listed = has_manifest(Path(path))
         with as_named(path) if is_named and is_listed else contextlib.nullcontext():
             # Refuse a folder that is not whole; one without a manifest needs weights alone, as `save_model` writes
             # them
-            is_listed = os.path.lexists(os.path.join(path, MANIFEST_NAME))
             has_weights = any(os.path.lexists(os.path.join(path, name)) for name in _WEIGHTS)
             wrong = [] if is_read_as_it_is(path) or (has_weights and not is_listed) else manifest.problems(path)
             wrong = wrong or list(trainer._resumer.misfits(path))

@@ -22,8 +22,8 @@ from hf_compat.checkpoint.files import read_json
 from hf_compat.checkpoint.lightning_io import ADAPTERS_KEY, OWN_KEY, PREFIX, HFCheckpointIO, LightningCheckpoint
 from hf_compat.checkpoint.reading import (
     COMPILED,
-    MANIFEST_NAME,
     Contents,
+    has_manifest,
     read_pickled_arguments,
     read_torch_file,
     read_weights,
@@ -131,11 +131,7 @@ class LoadableModule(WindowModule):
         path = source if isinstance(source, str) else f"the open {type(source).__name__}"
         if source is path and "://" not in path and not os.path.exists(path):
             raise CheckpointError(f"There is no checkpoint at {path}.\n\nHint: name a checkpoint-N folder or a .ckpt.")
-        with (
-            as_named(path)
-            if (os.path.isdir(path) and os.path.lexists(os.path.join(path, MANIFEST_NAME)))
-            else contextlib.nullcontext()
-        ):
+        with as_named(path) if (os.path.isdir(path) and has_manifest(Path(path))) else contextlib.nullcontext():
             checkpoint = _read(source, map_location, weights_only)
             if hparams_file is not None:
                 checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY] = _read_hyperparameters(os.fspath(hparams_file))

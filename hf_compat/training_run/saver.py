@@ -28,7 +28,7 @@ from torch import nn
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.layout import SavingPlace
+from hf_compat.checkpoint.manifest import SavingPlace
 from hf_compat.checkpoint.reading import Weights
 from hf_compat.checkpoint.run_state import RUN_STATE_NAME, PlainState, RunState
 from hf_compat.checkpoint.torch_writer import save_torch
@@ -196,8 +196,8 @@ class Saver:
         try:
             self.folder.take(run_dir, args.should_save)
             assert self.folder.owner is not None  # `begin` has set it
-            place = SavingPlace(run_dir, self.folder.owner, mirrors=self._writes_beside())
-            with self._together(place, final):
+            place = SavingPlace(final, self.folder.owner, in_place=self._writes_beside())
+            with self._together(place):
                 if args.should_save:
                     self.folder.keep(run_dir)
                     place.prepare()
@@ -211,9 +211,9 @@ class Saver:
             log_line(f"Saving model checkpoint to {final}")
             stepping_of(host.optimizer).tell_of_saving()
             try:
-                timing = self._timing(final)
+                timing = self._timing(place)
                 write = self._frozen_write() if timing is Timing.BACKGROUND else self._write_files
-                put = functools.partial(self._put, place, final, timing, write)
+                put = functools.partial(self._put, place, timing, write)
                 finish = functools.partial(self._finish, final, timing, state.best_model_checkpoint)
                 if timing is Timing.BACKGROUND:
                     self.background.submit(put, finish)
@@ -267,7 +267,7 @@ class Saver:
         homes = {method.__module__.partition(".")[0] for method in methods if method is not None}
         return any(map(self._overrides, _WRITERS)) or not homes <= {"transformers", "peft"}
 
-    def _timing(self, final: str) -> Timing:
+    def _timing(self, place: SavingPlace) -> Timing:
         """Decide when the parts of a save run. All ranks decide alike."""
         host, args = self._host, self._host.args
         if args.async_save:
@@ -293,13 +293,11 @@ class Saver:
         )
         # An upload takes the files as they are. An old folder of that name may go only once the new one is on the disk.
         # A system without boot ids, or one of several nodes, cannot tell what a power cut has taken.
-        is_needed_whole = (
-            args.push_to_hub or os.path.lexists(final) or args._launch.nodes != 1 or manifest.this_boot() is None
-        )
+        is_needed_whole = args.push_to_hub or place.is_there or args._launch.nodes != 1 or manifest.this_boot() is None
         return Timing.NOW if is_seen or is_needed_whole else Timing.LATER
 
     @contextlib.contextmanager
-    def _together(self, place: SavingPlace, final: str) -> Iterator[None]:
+    def _together(self, place: SavingPlace) -> Iterator[None]:
         """Run a part of a save on all ranks, and continue if all have succeeded.
 
         Raises:
@@ -313,31 +311,28 @@ class Saver:
                 place.discard()
             is_of_disk = isinstance(failed, (OSError, RuntimeError, safetensors.SafetensorError))
             if is_of_disk and not isinstance(failed, HfCompatError):
-                error = _not_written(final, failed)
+                error = _not_written(place.final, failed)
             elif isinstance(failed, Exception):  # of a user's method or callback
                 error = failed
             else:
                 raise
         agree(error)
 
-    def _put(self, place: SavingPlace, final: str, timing: Timing, write: Callable[[str], None]) -> None:
-        """Write the files and the manifest, rename the folder, and pass it to the uploads."""
-        host, partial = self._host, place.inside(final)
-        with self._together(place, final):
+    def _put(self, place: SavingPlace, timing: Timing, write: Callable[[str], None]) -> None:
+        """Write the files and the manifest, give the folder its name, and pass it to the uploads."""
+        host, final = self._host, place.final
+        with self._together(place):
             os.makedirs(place.path, exist_ok=True)  # this rank may have a disk of its own
-            write(partial)
-            place.note_deletions()
-        with self._together(place, final):
+            write(place.folder)
+        with self._together(place):
             if host.args.should_save:
-                place.adopt(final)
-                writer = writer_of_run(host._run, place.run_dir, host.args.save_total_limit)
-                # an override may have written a folder of that name just now, which has to stay until this one is safe
-                is_flushed = timing is not Timing.LATER or os.path.lexists(final)
-                (manifest.seal if is_flushed else manifest.list_unflushed)(partial, writer)
+                place.adopt()
+                # user code may have written a folder of that name just now, which stays until this one is safe
+                is_flushed = timing is not Timing.LATER or place.is_there
                 self.folder.keep(place.run_dir)
-                place.land(final)
-                (manifest.put_in_place if is_flushed else os.replace)(partial, final)
-                place.discard()
+                place.seal(writer_of_run(host._run, place.run_dir, host.args.save_total_limit), is_flushed)
+                self.folder.keep(place.run_dir)
+                place.put(is_flushed)
         if timing is Timing.BACKGROUND:  # the next update pushes, as an override runs in the training thread
             host._pushes.push_when_written(final)
         else:

@@ -12,8 +12,9 @@ import pytest
 from hf_compat.checkpoint import layout as hidden_folders
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint import manifest as sealing
-from hf_compat.checkpoint.layout import CONVERTING, DELETED, REPLACED, SAVING, SavingPlace, hidden_folder, make_hidden
+from hf_compat.checkpoint.layout import CONVERTING, DELETED, REPLACED, SAVING, hidden_folder, make_hidden
 from hf_compat.checkpoint.lightning_io import writing
+from hf_compat.checkpoint.reading import Writer
 from hf_compat.checkpoint.run_lock import LOCK_NAME, Owner, RunLock
 from hf_compat.hub.client import STAGE_PREFIX, remove_left_over
 
@@ -160,16 +161,15 @@ def test_a_link_at_the_final_place_is_not_followed(tmp_path, caplog):
     out.mkdir()
     final = out / "checkpoint-8"
     final.symlink_to(private)
-    place = SavingPlace(str(out), Owner())
+    place = manifest.SavingPlace(str(final), Owner())
     place.prepare()
     for name in ("key.pem", "deep/er.txt"):  # newer than the save, and by an earlier one
         (private / name).parent.mkdir(exist_ok=True)
         (private / name).write_text("private")
-    sealed(Path(place.inside(str(final))))
-    place.adopt(str(final))
-    manifest.seal(place.inside(str(final)))
-    manifest.put_in_place(place.inside(str(final)), str(final))
-    place.discard()
+    sealed(Path(place.folder))
+    place.adopt()
+    place.seal(Writer("run", 1), True)
+    place.put(True)
     assert sorted(path.name for path in final.iterdir()) == ["a.txt", "manifest.json"] and not final.is_symlink()
     assert sorted(tree(private)) == ["deep", "deep/er.txt", "key.pem"] and "is a link to" in caplog.text
     assert [path.name for path in out.iterdir()] == ["checkpoint-8"]

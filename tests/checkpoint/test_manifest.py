@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from hf_compat.checkpoint import manifest
+from hf_compat.checkpoint.layout import SAVING, make_hidden
 from hf_compat.checkpoint.reading import Writer
+from hf_compat.checkpoint.run_lock import Owner
 
 
 @pytest.fixture
@@ -65,13 +68,25 @@ def test_what_is_wrong_is_said(folder, harm):
     assert manifest.problems(str(folder)) == [WRONG[harm]]
 
 
+OWNER = Owner()
+
+
+def hidden_place(run_dir):
+    """Where a run writes its checkpoint-2."""
+    return Path(make_hidden(str(run_dir), SAVING, OWNER)) / "checkpoint-2"
+
+
+def put(final):
+    manifest.SavingPlace(str(final), OWNER).put(True)
+
+
 def test_a_folder_of_that_name_is_replaced_and_the_users_files_are_copied(folder, tmp_path):
     (folder / "notes.md").write_text("mine")
-    partial = tmp_path / "checkpoint-2.partial"
+    partial = hidden_place(tmp_path)
     partial.mkdir()
     (partial / "a.txt").write_text("new")
     manifest.seal(str(partial))
-    manifest.put_in_place(str(partial), str(folder))
+    put(folder)
     found = {path.name: path.read_text() for path in folder.iterdir() if path.name != "manifest.json"}
     assert found == {"a.txt": "new", "notes.md": "mine"}
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
@@ -129,21 +144,21 @@ OWN = ["notes.md", "figures/loss.png", "embeddings.pt", "model_card.md", "result
 
 def test_only_the_users_own_files_are_carried_over(tmp_path):
     """A folder of that name without a manifest: the weights of another run are not the new checkpoint's."""
-    old, partial = tmp_path / "checkpoint-2", tmp_path / "checkpoint-2.partial"
+    old, partial = tmp_path / "checkpoint-2", hidden_place(tmp_path)
     for name in [*PARTS, *OWN]:
         (old / name).parent.mkdir(parents=True, exist_ok=True)
         (old / name).write_text("old")
     partial.mkdir()
     (partial / "model.safetensors").write_text("new")
     manifest.seal(str(partial))
-    manifest.put_in_place(str(partial), str(old))
+    put(old)
     found = {path.relative_to(old).as_posix() for path in old.rglob("*") if path.is_file()}
     assert found == {"model.safetensors", "manifest.json", *OWN}
 
 
 def test_a_listed_file_that_was_written_again_is_carried_over(tmp_path):
     """An evaluation writes its results where the checkpoint will stand, in a folder that an earlier run has sealed."""
-    old, partial = tmp_path / "checkpoint-2", tmp_path / "checkpoint-2.partial"
+    old, partial = tmp_path / "checkpoint-2", hidden_place(tmp_path)
     for folder, names in ((old, ("logits.json", "notes.txt")), (partial, ("a.txt",))):
         folder.mkdir()
         for name in names:
@@ -152,7 +167,7 @@ def test_a_listed_file_that_was_written_again_is_carried_over(tmp_path):
     (old / "logits.json").write_text("new")
     later = (old / "manifest.json").stat().st_mtime_ns + 1
     os.utime(old / "logits.json", ns=(later, later))
-    manifest.put_in_place(str(partial), str(old))
+    put(old)
     assert sorted(path.name for path in old.iterdir()) == ["a.txt", "logits.json", "manifest.json"]
     assert (old / "logits.json").read_text() == "new"
 
@@ -162,11 +177,11 @@ def test_a_linked_checkpoint_is_replaced_and_what_it_points_to_stays(folder, tmp
     folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic link"):
         manifest.remove(str(folder))
-    partial = tmp_path / "checkpoint-2.partial"
+    partial = hidden_place(tmp_path)
     partial.mkdir()
     (partial / "a.txt").write_text("new")
     manifest.seal(str(partial))
-    manifest.put_in_place(str(partial), str(folder))
+    put(folder)
     assert (folder / "a.txt").read_text() == "new" and not folder.is_symlink()
     assert (tmp_path / "elsewhere" / "a.txt").read_text() == "first"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "elsewhere"]

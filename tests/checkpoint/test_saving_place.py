@@ -16,9 +16,11 @@ import transformers
 import hf_compat
 from hf_compat import set_seed
 from hf_compat.checkpoint import manifest
-from hf_compat.checkpoint.layout import SavingPlace
+from hf_compat.checkpoint.manifest import SavingPlace
+from hf_compat.checkpoint.reading import read_weights
 from hf_compat.checkpoint.run_lock import Owner
-from hf_compat.errors import CheckpointWriteError
+from hf_compat.errors import CheckpointError, CheckpointWriteError
+from hf_compat.hf.state import TrainerState
 
 
 def number(self, folder):
@@ -169,29 +171,131 @@ def test_other_methods_and_ways_of_saving(tmp_path, method, values):
     assert trainer.state.global_step == 4
 
 
-def test_the_folder_is_not_seen_until_it_is_whole(tmp_path):
+def visible(folder):
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+@pytest.mark.parametrize("values", [{}, {"async_save": True}], ids=["", "async"])
+def test_the_folder_is_not_seen_until_it_is_whole(tmp_path, monkeypatch, values):
+    seen, save = [], TrainerState.save_to_json
+
+    def look(self, path):
+        seen.append((visible(tmp_path), transformers.trainer_utils.get_last_checkpoint(str(tmp_path))))
+        save(self, path)
+
+    monkeypatch.setattr(TrainerState, "save_to_json", look)
+    hf_compat.Trainer(toy.Classifier(), saving(hf_compat, tmp_path, **values), train_dataset=toy.rows()).train()
+    lock, first = "hf_compat.lock", tmp_path / "checkpoint-2"
+    assert seen == [({lock}, None), ({lock, first.name}, str(first))]
+
+
+def test_the_folder_that_an_override_writes_is_not_taken_until_it_is_whole(tmp_path):
+    """It is visible, as under transformers, since the override may look for what lies beside it."""
     seen = []
 
     def look(self, folder):
-        visible = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
-        seen.append((os.path.basename(folder), visible, transformers.trainer_utils.get_last_checkpoint(str(tmp_path))))
+        seen.append((visible(tmp_path), manifest.get_last_checkpoint(tmp_path), manifest.problems(folder)))
 
     trained(hf_compat, tmp_path, look)
-    lock = "hf_compat.lock"
-    first = str(tmp_path / "checkpoint-2")
-    assert seen == [("checkpoint-2", {lock}, None), ("checkpoint-4", {lock, "checkpoint-2"}, first)]
+    lock, unended = "hf_compat.lock", ["the save into it did not end"]
+    first, last = tmp_path / "checkpoint-2", tmp_path / "checkpoint-4"
+    assert seen == [({lock, first.name}, None, unended), ({lock, first.name, last.name}, str(first), unended)]
+    assert manifest.get_last_checkpoint(tmp_path) == str(last)
 
 
-def test_a_save_that_fails_leaves_the_output_folder_as_it_was(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
+def test_an_override_costs_no_call_for_each_file_beside_it(tmp_path, monkeypatch):
+    """Only calls that list a folder may see files beside it; nothing links, moves or asks about each of them."""
+    counts = {}
+    for beside in (0, 300):
+        folder, calls = tmp_path / str(beside), []
+        folder.mkdir()
+        for number in range(beside):
+            (folder / f"file-{number}.txt").write_text("")
+        with monkeypatch.context() as patched:
+            for name in ("link", "unlink", "lstat", "stat", "replace", "rename", "open", "readlink"):
+                call = getattr(os, name)
+                patched.setattr(os, name, lambda *a, _call=call, **k: (calls.append(_call), _call(*a, **k))[1])
+            trained(hf_compat, folder, lambda self, folder: None)
+        counts[beside] = len(calls)
+    assert counts[300] <= counts[0] + 20, counts
 
-    def fail(self, folder):
-        file_beside(self, folder)
-        raise OSError(28, "No space left on device")
 
+def failing(self, folder):
+    Path(folder, "half.txt").write_text("half")
+    file_beside(self, folder)
+    raise OSError(28, "No space left on device")
+
+
+def failing_in_a_folder_made_anew(self, folder):
+    shutil.rmtree(folder)
+    os.makedirs(folder)
+    failing(self, folder)
+
+
+def failing_without_the_folder(self, folder):
+    shutil.rmtree(folder)
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("before", ["nothing", "a checkpoint", "files of the user's", "a link"])
+@pytest.mark.parametrize("fail", [failing, failing_in_a_folder_made_anew, failing_without_the_folder])
+def test_a_save_that_fails_leaves_the_checkpoint_of_its_name_as_it_was(tmp_path, fail, before):
+    out = tmp_path / "out"
+    make_before(out / "checkpoint-2", before, tmp_path / "elsewhere")
+    found = tree(out)
     with pytest.raises(CheckpointWriteError, match="checkpoint-2 could not be written"):
-        trained(hf_compat, tmp_path, fail)
-    assert tree(tmp_path) == {"notes.txt": "mine"}
+        trained(hf_compat, out, fail)
+    beside = {} if fail is failing_without_the_folder else {"checkpoint-2.bin": "beside"}
+    assert tree(out) == {**found, **beside}
+
+
+def make_before(folder, before, elsewhere):
+    """Put something where a checkpoint will be written."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if before == "a link":
+        elsewhere.mkdir()
+        (elsewhere / "key.txt").write_text("mine")
+        folder.symlink_to(elsewhere)
+    elif before != "nothing":
+        (folder / "deep").mkdir(parents=True)
+        (folder / "a.txt").write_text("old")
+        if before == "a checkpoint":
+            manifest.seal(str(folder))
+        (folder / "deep" / "notes.txt").write_text("mine")
+
+
+@pytest.mark.parametrize("before", ["nothing", "a checkpoint", "files of the user's", "a link"])
+def test_a_checkpoint_that_an_override_writes_replaces_what_had_its_name(tmp_path, before):
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    make_before(out / "checkpoint-2", before, elsewhere)
+    trained(hf_compat, out, number)
+    assert manifest.problems(str(out / "checkpoint-2")) == []
+    found = {path.relative_to(out).as_posix() for path in (out / "checkpoint-2").rglob("*.txt")}
+    own = {"files of the user's": {"a.txt", "deep/notes.txt"}, "a checkpoint": {"deep/notes.txt"}}.get(before, set())
+    assert found == {f"checkpoint-2/{name}" for name in (*own, "number.txt")}
+    assert not [name for name in os.listdir(out) if name.startswith(".")]
+    assert not elsewhere.exists() or (elsewhere / "key.txt").read_text() == "mine"
+    if before != "nothing":  # what the user changes later is the user's
+        for name in own:
+            (out / "checkpoint-2" / name).write_text("changed")
+    assert manifest.problems(str(out / "checkpoint-2")) == []
+
+
+@pytest.mark.parametrize("name", ["latest", "checkpoint-7", "elsewhere/checkpoint-2"])
+def test_a_copy_that_an_override_makes_is_the_users(tmp_path, name):
+    """It has the marker of the folder that was being written. It is readable, and no run removes it."""
+    copy = tmp_path / name
+
+    def copies(self, folder):
+        if folder.endswith("checkpoint-2"):
+            shutil.copytree(folder, copy)
+
+    trained(hf_compat, tmp_path, copies)
+    manifest.tidy(str(tmp_path))
+    manifest.tidy(str(copy.parent))
+    assert (copy / "model.safetensors").exists()
+    if copy.name != "checkpoint-2":
+        assert read_weights(str(copy)) and manifest.problems(str(copy)) == ["trainer_state.json is missing"]
 
 
 @pytest.mark.parametrize("values", [{}, {"async_save": True}, {"save_total_limit": 1}], ids=["", "async", "limit"])
@@ -214,28 +318,25 @@ def test_a_run_leaves_folders_and_links_of_the_users_as_they_are(tmp_path, value
 
 def left_by(owner, run_dir, is_whole):
     """Write what a run that was killed before the last rename has left."""
-    (run_dir / "saved.txt").write_text("1\n")
-    place = SavingPlace(str(run_dir), owner)
+    place = SavingPlace(str(run_dir / "checkpoint-4"), owner)
     place.prepare()
-    folder = Path(place.inside(str(run_dir / "checkpoint-4")))
+    folder = Path(place.folder)
     folder.mkdir()
     (folder / "a.txt").write_text("new")
-    Path(f"{folder}.bin").write_text("beside")
-    with open(folder.parent / "saved.txt", "a") as file:
-        file.write("2\n")
     if is_whole:
         manifest.seal(str(folder))
     return Path(place.path)
 
 
+ENDED = Owner(pid=2**22 + 7)  # no process has such a number
+
+
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_what_a_killed_save_has_left_is_finished_or_removed(tmp_path, is_whole):
-    place = left_by(Owner(pid=2**22 + 7), tmp_path, is_whole)  # no process has such a number
+    place = left_by(ENDED, tmp_path, is_whole)
     newest = manifest.get_last_checkpoint(tmp_path)
     manifest.tidy(str(tmp_path))
-    assert not place.exists() and (tmp_path / "saved.txt").read_text() == "1\n2\n"
-    assert newest == (str(tmp_path / "checkpoint-4") if is_whole else None)
-    assert (tmp_path / "checkpoint-4.bin").exists() is is_whole
+    assert not place.exists() and newest == (str(tmp_path / "checkpoint-4") if is_whole else None)
 
 
 def test_what_a_live_run_is_saving_is_left_alone(tmp_path):
@@ -246,16 +347,44 @@ def test_what_a_live_run_is_saving_is_left_alone(tmp_path):
     assert place.exists() and (tmp_path / ".saving-notes").exists()
 
 
-def test_a_file_that_was_replaced_meanwhile_is_not_taken_back(tmp_path):
-    """A callback replaces a file of the output folder while a save goes on in the background."""
-    (tmp_path / "trackers.json").write_text("old")
-    place = SavingPlace(str(tmp_path), Owner())
+@pytest.mark.parametrize("before", ["nothing", "a checkpoint", "files of the user's", "a link"])
+@pytest.mark.parametrize("look", [manifest.get_last_checkpoint, manifest.tidy])
+def test_a_save_in_place_that_was_killed_gives_back_what_had_its_name(tmp_path, look, before):
+    out, final = tmp_path / "out", tmp_path / "out" / "checkpoint-4"
+    make_before(final, before, tmp_path / "elsewhere")
+    found = tree(out)
+    place = SavingPlace(str(final), ENDED, in_place=True)
     place.prepare()
-    (tmp_path / "new").write_text("new")
-    os.replace(tmp_path / "new", tmp_path / "trackers.json")
-    place.note_deletions()
-    place.land(str(tmp_path / "checkpoint-2"))
-    assert (tmp_path / "trackers.json").read_text() == "new"
+    (final / "a.txt").write_text("half")
+    assert manifest.problems(str(final)) == ["the save into it did not end"]
+    look(str(out))
+    shown = {name: held for name, held in tree(out).items() if not name.startswith(".")}
+    assert shown == found
+    manifest.tidy(str(out))
+    assert tree(out) == found
+
+
+def test_a_save_in_place_of_a_live_run_is_left_alone(tmp_path):
+    final = tmp_path / "checkpoint-4"
+    make_before(final, "a checkpoint", tmp_path / "elsewhere")
+    SavingPlace(str(final), Owner(pid=os.getppid()), in_place=True).prepare()
+    before = tree(tmp_path)
+    assert manifest.get_last_checkpoint(tmp_path) is None
+    manifest.tidy(str(tmp_path))
+    assert tree(tmp_path) == before
+
+
+def test_a_save_in_place_whose_hidden_folder_is_gone_is_no_checkpoint_and_stays(tmp_path):
+    final = tmp_path / "checkpoint-4"
+    place = SavingPlace(str(final), ENDED, in_place=True)
+    place.prepare()
+    shutil.rmtree(place.path)
+    manifest.tidy(str(tmp_path))
+    assert final.exists() and manifest.get_last_checkpoint(tmp_path) is None
+    with pytest.raises(CheckpointError, match="the save into it did not end"):
+        read_weights(str(final))
+    trained(hf_compat, tmp_path, number)
+    assert manifest.problems(str(final)) == []
 
 
 TWO_RANKS = """

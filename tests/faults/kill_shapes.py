@@ -45,6 +45,21 @@ def plain(folder: str) -> hf_compat.Trainer:
     )
 
 
+class Overridden(hf_compat.Trainer):
+    """Takes part in writing, so its checkpoints are written in place."""
+
+    def _save(self, output_dir=None, state_dict=None):
+        super()._save(output_dir, state_dict)
+        with open(f"{output_dir}.txt", "a") as file:
+            file.write("beside")
+
+
+@shape
+def overridden(folder: str) -> hf_compat.Trainer:
+    parts = {"train_dataset": toy.rows(50), "eval_dataset": toy.rows(9, 5)}
+    return Overridden(toy.Classifier(), arguments(folder), **parts)
+
+
 @shape
 def seq2seq(folder: str) -> hf_compat.Trainer:
     options = {"predict_with_generate": True, "generation_max_length": 8, "generation_num_beams": 2}

@@ -62,6 +62,8 @@ class Recorder:
     def __init__(self, folder: Path, monkeypatch):
         self.folder, self.instants, self.order = folder, [], []
         self._on_disk, self._renamed, self._lock = {}, {}, threading.RLock()
+        for path in folder.rglob("*.txt"):  # what lay there before the run
+            self._on_disk[path.stat().st_ino] = path.read_bytes()
         for name in ("replace", "rename", "unlink", "rmdir", "fsync"):
             monkeypatch.setattr(os, name, self._noting(name, getattr(os, name)))
 
@@ -123,16 +125,35 @@ class Sees(Waits):
         self.on_step_begin(args, state, control)
 
 
-@pytest.fixture(params=[(2**18, Waits), (-1, Waits), (-1, Sees)], ids=["hashed at once", "hashed later", "seen"])
+class Writes(Trainer):
+    """Has an override that takes part in writing, so checkpoints are written in place."""
+
+    def _save(self, output_dir=None, state_dict=None):
+        super()._save(output_dir, state_dict)
+        Path(output_dir, "own.txt").write_text("of the override")
+
+
+RECORDED = {
+    "hashed at once": (2**18, Waits, Trainer),
+    "hashed later": (-1, Waits, Trainer),
+    "seen": (-1, Sees, Trainer),
+    "in place": (-1, Waits, Writes),
+    "in place, seen": (-1, Sees, Writes),
+}
+
+
+@pytest.fixture(params=RECORDED.values(), ids=RECORDED)
 def recorded(request, make_args, tmp_path, monkeypatch):
-    hashed_at_once, kind = request.param
+    return record(make_args, tmp_path / "out", monkeypatch, *request.param)
+
+
+def record(make_args, out, monkeypatch, hashed_at_once, kind, trainer_class):
     monkeypatch.setattr(sealing, "_HASHED_AT_ONCE", hashed_at_once)
-    out = tmp_path / "out"
-    out.mkdir()
+    out.mkdir(exist_ok=True)
     set_seed(3)
     waits = kind()
     args = make_args(save_strategy="steps", save_steps=2, max_steps=6, save_total_limit=1)
-    waits.trainer = Trainer(toy.Classifier(), args, train_dataset=toy.rows(), callbacks=[waits])
+    waits.trainer = trainer_class(toy.Classifier(), args, train_dataset=toy.rows(), callbacks=[waits])
     with monkeypatch.context() as patched:
         recorder = Recorder(out, patched)
         waits.trainer.train()
@@ -159,7 +180,7 @@ def on_disk(instant):
     found = [0]
     for top in {name.partition("/")[0] for name in instant.files} - instant.renamed.keys():
         parts = [facts for name, facts in instant.files.items() if name.startswith(f"{top}/")]
-        if f"{top}/manifest.json" in instant.files and checkpoint_step(top) is not None:
+        if lists_files(instant, top) and checkpoint_step(top) is not None:
             is_whole = all(instant.on_disk.get(number) == content for number, content, _ in parts)
             found.append(checkpoint_step(top) if is_whole else 0)
     return max(found)
@@ -167,8 +188,13 @@ def on_disk(instant):
 
 def named(instant):
     """Return the newest checkpoint that had its name at an instant."""
-    steps = [checkpoint_step(name.removesuffix("/manifest.json")) for name in instant.files]
-    return max((step for step in steps if step is not None), default=0)
+    tops = {name.partition("/")[0] for name in instant.files}
+    return max((checkpoint_step(top) or 0 for top in tops if lists_files(instant, top)), default=0)
+
+
+def lists_files(instant, top):
+    """Return whether a folder has a manifest of files. While it is written in place, it has one without."""
+    return b'"files"' in instant.files.get(f"{top}/manifest.json", (0, b"", 0))[1]
 
 
 def contents(instants):
@@ -189,6 +215,31 @@ def test_a_power_cut_at_any_instant_leaves_the_newest_checkpoint_that_was_on_the
                 name = path.relative_to(folder).as_posix()
                 assert "manifest.json" in path.name or path.read_bytes() == written[name], name
     assert expected == 6
+
+
+@pytest.mark.parametrize("trainer_class", [Trainer, Writes])
+@pytest.mark.parametrize("lost", ["gone", "zeros", None])
+def test_the_users_files_survive_a_save_into_their_folder(make_args, tmp_path, monkeypatch, trainer_class, lost):
+    """A power cut (or a kill, where nothing is lost) at any instant of a run that writes checkpoint-2 anew."""
+    notes = tmp_path / "out" / "checkpoint-2" / "notes.txt"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("mine")
+    recorder = record(make_args, tmp_path / "out", monkeypatch, -1, Waits, trainer_class)
+    monkeypatch.setattr(sealing, "this_boot", lambda: "another start of the system")
+    removed = [name for kind, name in recorder.order if kind == "removed"]
+    assert "checkpoint-2" in removed
+    for instant in recorder.instants:
+        if not any(name.endswith("notes.txt") for name in instant.files):
+            break  # `save_total_limit` has removed the checkpoint
+        files = {name: facts[1:] for name, facts in instant.files.items()}
+        folder = laid_out(tmp_path / "after", files if lost is None else instant.after_power_cut(lost, True))
+        before = [path.relative_to(folder).as_posix() for path in folder.rglob("notes.txt")]
+        if any("deleted" in name for name in before):
+            break
+        manifest.tidy(str(folder))
+        found = [path.relative_to(folder).as_posix() for path in folder.rglob("notes.txt")]
+        assert found == ["checkpoint-2/notes.txt"] and (folder / found[0]).read_text() == "mine", before
+    assert instant is not recorder.instants[0]
 
 
 def test_a_kill_at_any_instant_leaves_the_newest_checkpoint_that_has_its_name(recorded, tmp_path):
