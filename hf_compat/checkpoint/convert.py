@@ -10,8 +10,8 @@ import torch
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.dcp_reader import dcp_tensors, is_dcp_folder
-from hf_compat.checkpoint.files import first_line, naming, open_regular, short
-from hf_compat.checkpoint.forms import is_count
+from hf_compat.checkpoint.files import first_line, naming, open_regular
+from hf_compat.checkpoint.forms import COUNT
 from hf_compat.checkpoint.lightning_io import (
     checked_paths,
     from_hf,
@@ -26,6 +26,7 @@ from hf_compat.checkpoint.reading import StoredTensor, fitting
 from hf_compat.checkpoint.zero_reader import find_zero_folder, zero_tensors
 from hf_compat.errors import ArgumentError, CheckpointError
 from hf_compat.runtime.console import progress_bar
+from hf_compat.runtime.text import brief
 
 SHARD_BYTES = 5 * 10**9
 _TORCH_BEGINS = (b"PK\x03\x04", b"\x80")  # a zip file; before 1.6 a pickle
@@ -52,9 +53,9 @@ def convert(source: str, target: str, shard_bytes: int = SHARD_BYTES, keep_names
         CheckpointWriteError: The target could not be written.
     """
     source, target = checked_paths(source, target)
-    if not is_count(shard_bytes) or not shard_bytes:
+    if not COUNT.holds(shard_bytes) or not shard_bytes:
         raise ArgumentError(
-            f"`shard_bytes` is {short(shard_bytes)}, not a number of bytes.\n\nHint: 5_000_000_000, say."
+            f"`shard_bytes` is {brief(shard_bytes, 60)}, not a number of bytes.\n\nHint: 5_000_000_000, say."
         )
     with naming(source):
         return _convert(source, target, shard_bytes, keep_names)

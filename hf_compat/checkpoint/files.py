@@ -12,7 +12,6 @@ import io
 import json
 import os
 import pickle
-import reprlib
 import stat
 import zipfile
 from collections import Counter, OrderedDict
@@ -184,32 +183,6 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         if os.fspath(path) in str(error):
             raise
         raise CheckpointError(f"{os.fspath(path)}: {error}") from error
-
-
-class _Shortened(reprlib.Repr):
-    """Shows the beginning of a value, and never builds the text of the rest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel = 4
-        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = self.maxdeque = 12
-        self.maxstring = self.maxlong = self.maxother = 70
-
-    def repr_instance(self, x: object, level: int) -> str:
-        if isinstance(x, Mapping):  # of a kind that shows all of it
-            return f"{type(x).__name__}({self.repr_dict(dict(x), level)})"
-        if isinstance(x, (bytes, bytearray)):
-            return repr(bytes(x[: self.maxstring]))
-        return super().repr_instance(x, level)
-
-
-def short(value: object) -> str:
-    """Return a value as an error shows it, at most 60 characters of it."""
-    try:
-        text = _Shortened().repr(value)
-    except (RecursionError, ValueError):  # ValueError: an integer of too many digits
-        return f"a {type(value).__name__}"
-    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def unreadable(path: str | os.PathLike[str], error: BaseException) -> CheckpointError:

@@ -12,8 +12,10 @@ import logging
 import math
 import os
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from types import NoneType
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -21,153 +23,185 @@ import torch
 from torch import nn
 
 from hf_compat.checkpoint import layout as names
-from hf_compat.checkpoint.files import STATE_FILE_BYTES, check_regular, first_line, read_json, short
+from hf_compat.checkpoint.files import STATE_FILE_BYTES, check_regular, first_line, read_json
 from hf_compat.checkpoint.reading import COMPILED, Contents, shard_names
 from hf_compat.errors import CheckpointError
 from hf_compat.hf.state import TrainerState
+from hf_compat.runtime.text import brief
 
 logger = logging.getLogger(__name__)
 
-Kept = Mapping[str, Any]  # of a parameter: each optimizer has its own values
-Kind = tuple[str, Callable[[object], bool]]  # in words, and whether a value is of it
-
-_LARGEST_COUNT = 2**63
 _SECONDMOMENTS = {"exp_avg_sq", "exp_avg_sq_row", "exp_inf", "exp_avg_diff"}
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg")
 _RATES = ("lr", "initial_lr", "weight_decay", "eps", "momentum", "dampening", "betas")
 _NEED_MORE = (torch.optim.LBFGS, torch.optim.SparseAdam)  # a closure, sparse gradients
-_WAYS = ("foreach", "fused", "capturable", "differentiable")  # how a step is worked out: the state is the same
+_WAYS = ("foreach", "fused", "capturable", "differentiable")  # how a step is computed: the state is the same
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kind:
+    """What a field may hold.
+
+    Args:
+        expected: In words.
+        types: Its types. A truth value is a number only if `bool` is among them.
+        within: The least number, or length of a list, and the first that is too large.
+        items: What each item of a list has to be.
+        fits: What else has to hold.
+    """
+
+    expected: str
+    types: type | tuple[type, ...]
+    within: tuple[float, float] | None = None
+    items: Kind | None = None
+    fits: Callable[[Any], bool] | None = None
+
+    def holds(self, value: Any) -> bool:
+        types = self.types if isinstance(self.types, tuple) else (self.types,)
+        if not isinstance(value, types) or (type(value) is bool and bool not in types):
+            return False
+        items = value if isinstance(value, (list, tuple)) else None
+        size = len(items) if items is not None else value if isinstance(value, (int, float)) else None
+        if size is not None and self.within is not None and not self.within[0] <= size < self.within[1]:
+            return False
+        if items is not None and self.items is not None and not all(map(self.items.holds, items)):
+            return False
+        return value is None or self.fits is None or self.fits(value)
+
+    def or_none(self) -> Kind:
+        """The kind of values that may also be missing."""
+        types = self.types if isinstance(self.types, tuple) else (self.types,)
+        return dataclasses.replace(self, expected=f"{self.expected}, or null", types=(*types, NoneType))
+
+
+def list_of(expected: str, items: Kind) -> Kind:
+    """The kind of lists of such items."""
+    return Kind(f"a list of {expected}", (list, tuple), items=items)
 
 
 def wrong_field(values: Mapping[str, object], kinds: Mapping[str, Kind], where: str = "") -> str | None:
-    """Return in words which value is not of its kind; fields that are missing are left to the caller.
+    """Say which value is not of its kind. Fields that are missing are left to the caller.
 
     Args:
         values: The fields.
         kinds: Of those that are known.
-        where: What stands before a field's name.
+        where: Text before a field's name.
     """
-    for name, (expected, fits) in kinds.items():
-        if name in values and not fits(values[name]):
-            return f"`{where}{name}` is {short(values[name])}, not {expected}"
+    for name, kind in kinds.items():
+        if name in values and not kind.holds(values[name]):
+            return f"`{where}{name}` is {brief(values[name], 60)}, not {kind.expected}"
     return None
 
 
-def or_none(kind: Kind) -> Kind:
-    """Return the kind of values that may also be missing."""
-    expected, fits = kind
-    return f"{expected}, or null", lambda value: value is None or fits(value)
-
-
-def list_of(expected: str, fits: Callable[[Any], bool]) -> Kind:
-    """Return the kind of lists of what fits."""
-    return f"a list of {expected}", lambda value: _is_list(value) and all(map(fits, value))
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Return whether a value is a number; truth values are none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def is_count(value: object, least: int = 0) -> TypeGuard[int]:
-    """Return whether a value is a whole number from the least on that fits 64 bits."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < _LARGEST_COUNT
-
-
-def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-
-
-def _is_scalar(value: object) -> TypeGuard[torch.Tensor]:
-    return isinstance(value, torch.Tensor) and value.numel() == 1
-
-
-def _is_rate(value: object) -> bool:
-    """Return whether a value is a finite number; a tensor may hold one, as capturable optimizers have it."""
-    return _is_scalar(value) or (isinstance(value, (int, float)) and abs(value) < math.inf)
-
-
-def _is_moment(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
-def _are_averages(value: object) -> bool:
-    if not isinstance(value, Mapping) or value.keys() != {"sums", "weights"}:
+def _are_averages(value: Mapping[str, object]) -> bool:
+    sums, weights = value.get("sums"), value.get("weights")
+    if len(value) != 2 or not isinstance(sums, Mapping) or not isinstance(weights, Mapping):
         return False
-    sums, weights = value["sums"], value["weights"]
-    are_alike = isinstance(sums, Mapping) and isinstance(weights, Mapping) and sums.keys() == weights.keys()
-    return are_alike and all(isinstance(one, (int, float, torch.Tensor)) for one in (*sums.values(), *weights.values()))
+    return sums.keys() == weights.keys() and all(map(_SCALAR.holds, (*sums.values(), *weights.values())))
 
 
-COUNT: Kind = ("a whole number from 0 on", is_count)
-AMOUNT: Kind = ("a number from 0 on", lambda value: is_number(value) and 0 <= value < math.inf)
-NUMBER: Kind = ("a number", is_number)
-SEED: Kind = ("a seed", lambda value: isinstance(value, int) and is_count(value >> 1))
-FLAG: Kind = ("true or false", lambda value: isinstance(value, bool))
-TEXT: Kind = ("text", lambda value: isinstance(value, str))
-MAPPING: Kind = ("a mapping", lambda value: isinstance(value, dict))
+def _are_states(value: Mapping[str, object]) -> bool:
+    """Whether a value has exported states by class name: one for each class, or a list of several."""
+    states = [state for one in value.values() for state in (one if isinstance(one, list) else [one])]
+    return all(
+        isinstance(state, dict) and isinstance(state.get(part, {}), dict)
+        for state in states
+        for part in ("args", "attributes")
+    )
+
+
+_REALS = (int, float)
+COUNT = Kind("a whole number from 0 on", int, (0, 2**63))
+AMOUNT = Kind("a number from 0 on", _REALS, (0, math.inf))
+NUMBER = Kind("a number", _REALS)
+SEED = Kind("a seed", int, (0, 2**64))
+FLAG = Kind("true or false", bool)
+TEXT = Kind("text", str)
+MAPPING = Kind("a mapping", dict)
+_COUNT_OR_NONE_YET = Kind("a whole number", int, (-1, 2**63))
+# Capturable optimizers have rates in tensors, and the first version wrote tensors of losses.
+_SCALAR = Kind("a number", (*_REALS, bool, torch.Tensor))
+_RATE = Kind(
+    "a number",
+    (*_REALS, bool, torch.Tensor),
+    (-sys.float_info.max, math.inf),
+    fits=lambda value: not isinstance(value, torch.Tensor) or value.numel() == 1,
+)
+_RATE_OR_RATES = Kind(
+    "a number",
+    (*_REALS, bool, torch.Tensor, list, tuple),
+    items=_RATE,
+    fits=lambda value: isinstance(value, (list, tuple)) or _RATE.holds(value),
+)
+_MOMENT = Kind("a tensor of floating-point numbers", torch.Tensor, fits=torch.is_floating_point)
 
 # What an optimizer holds: of a group of parameters, and of each parameter.
-_GROUP: dict[str, Kind] = {
-    "params": list_of("parameters", lambda one: isinstance(one, str) or is_count(one)),
-    **dict.fromkeys(_RATES, ("a number", lambda value: all(map(_is_rate, value if _is_list(value) else [value])))),
-    "betas": ("a pair of numbers", lambda value: _is_list(value) and len(value) >= 2 and all(map(_is_rate, value))),
+_GROUP = {
+    "params": list_of("parameters", Kind("a parameter", (str, int), (0, 2**63))),
+    **dict.fromkeys(_RATES, _RATE_OR_RATES),
+    "betas": Kind("a pair of numbers", (list, tuple), (2, math.inf), _RATE),
     **dict.fromkeys(
         ("amsgrad", "nesterov", "maximize", "foreach", "capturable", "differentiable", "fused"),
-        ("true or false", lambda value: value is None or isinstance(value, bool)),
+        Kind("true or false", (bool, NoneType)),
     ),
 }
-_OF_PARAMETER: dict[str, Kind] = {
-    "step": ("a number", _is_rate),
-    **dict.fromkeys(MOMENTS, ("a tensor of floating-point numbers", _is_moment)),
-    # SGD without momentum has none
-    "momentum_buffer": ("a tensor of floating-point numbers", lambda value: value is None or _is_moment(value)),
+_OF_PARAMETER = {
+    "step": _RATE,
+    **dict.fromkeys(MOMENTS, _MOMENT),
+    "momentum_buffer": dataclasses.replace(_MOMENT, types=(torch.Tensor, NoneType)),  # SGD without momentum has none
 }
-_SCHEDULE: dict[str, Kind] = {
-    **dict.fromkeys(("last_epoch", "_step_count"), ("a whole number", lambda value: is_count(value, -1))),
-    **dict.fromkeys(("base_lrs", "_last_lr"), list_of("numbers", _is_rate)),
-    "lr_lambdas": list_of("states", lambda one: one is None or isinstance(one, Mapping)),
+_SCHEDULE = {
+    **dict.fromkeys(("last_epoch", "_step_count"), _COUNT_OR_NONE_YET),
+    **dict.fromkeys(("base_lrs", "_last_lr"), list_of("numbers", _RATE)),
+    "lr_lambdas": list_of("states", Kind("a state", (Mapping, NoneType))),
 }
-# What the log of losses holds; the first version wrote tensors.
-LOSSES: dict[str, Kind] = {
-    **dict.fromkeys(("tr_loss", "total_loss"), ("a number", lambda v: isinstance(v, (int, float)) or _is_scalar(v))),
+LOSSES = {
+    **dict.fromkeys(("tr_loss", "total_loss"), dataclasses.replace(_RATE, within=None)),
     **dict.fromkeys(
         ("last_logged", "first_update", "nonfinite_steps"),
-        ("a whole number", lambda value: is_count(value, -1) or _is_scalar(value)),
+        Kind("a whole number", (int, torch.Tensor), (-1, 2**63), fits=_RATE.fits),
     ),
-    "scalars": ("sums and weights", _are_averages),
+    "scalars": Kind("sums and weights", Mapping, fits=_are_averages),
+}
+_STATE = {
+    **dict.fromkeys(("global_step", "max_steps", "num_train_epochs", "num_input_tokens_seen"), COUNT),
+    # an interval of 0 is right where a run does not count by updates
+    **dict.fromkeys(("epoch", "logging_steps", "eval_steps", "save_steps", "total_flos"), AMOUNT),
+    **dict.fromkeys(("train_batch_size", "best_global_step"), COUNT.or_none()),
+    **dict.fromkeys(("is_local_process_zero", "is_world_process_zero", "is_hyper_param_search"), FLAG),
+    "log_history": Kind("a list of logs", list, items=MAPPING).or_none(),
+    "best_metric": NUMBER.or_none(),
+    "best_model_checkpoint": Kind("a path", str).or_none(),
+    "trial_name": TEXT.or_none(),
+    "trial_params": MAPPING.or_none(),
+    "stateful_callbacks": Kind("states by class name", dict, fits=_are_states).or_none(),
 }
 
 
-def unfit(path: str, what: str) -> CheckpointError:
-    """Return the error for a state that nothing can go on with."""
-    return CheckpointError(f"{path} cannot be used: {what}.\n\nHint: resume from another checkpoint.")
-
-
-def check_optimizer(path: str, content: object) -> None:
-    """Refuse what is no state of an optimizer of torch.
+def refuse(path: str, problem: str | None) -> None:
+    """Refuse a state that nothing can go on with.
 
     Raises:
-        CheckpointError: A part has another type, or rates and moments are no numbers of theirs.
+        CheckpointError: There is a problem.
     """
-    wrong = _optimizer_problem(content)
-    if wrong is not None:
-        raise unfit(path, wrong)
+    if problem is not None:
+        raise CheckpointError(f"{path} cannot be used: {problem}.\n\nHint: resume from another checkpoint.")
 
 
-def _optimizer_problem(content: object) -> str | None:
+def optimizer_problem(content: object) -> str | None:
+    """Say why a content is not the state of an optimizer of torch."""
     if not isinstance(content, Mapping):
-        return f"it holds {short(content)}, not the state of an optimizer"
+        return f"it holds {brief(content, 60)}, not the state of an optimizer"
     groups, states = content.get("param_groups"), content.get("state")
-    if not _is_list(groups) or not all(isinstance(group, Mapping) for group in groups):
-        return f"`param_groups` is {short(groups)}, not a list of groups"
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, Mapping) for group in groups):
+        return f"`param_groups` is {brief(groups, 60)}, not a list of groups"
     if not isinstance(states, Mapping) or not all(isinstance(kept, Mapping) for kept in states.values()):
         return "`state` is no mapping of parameters to their states"
     rates = [[name for name in _RATES if name in group] for group in groups]
     if any(names != rates[0] for names in rates):
-        return f"the groups of `param_groups` have different rates: {', '.join(map(short, rates))}"
+        return f"the groups of `param_groups` have different rates: {', '.join(brief(one, 60) for one in rates)}"
     for index, group in enumerate(groups):
-        # Adafactor works rates out that are None
+        # Adafactor computes rates that are None
         given = {name: value for name, value in group.items() if value is not None or not group.get("relative_step")}
         wrong = wrong_field({"params": None, **given}, _GROUP, f"param_groups[{index}].")
         if wrong is None and "initial_lr" in group and "lr" not in group:
@@ -178,58 +212,41 @@ def _optimizer_problem(content: object) -> str | None:
     return next(filter(None, wrongs), None) or _states_problem(groups, states)
 
 
-def _states_problem(groups: Sequence[Mapping[str, Sequence[object]]], states: Mapping[object, Kept]) -> str | None:
+def _states_problem(groups: Sequence[Mapping[str, Any]], states: Mapping[object, Mapping[str, Any]]) -> str | None:
     known = {parameter for group in groups for parameter in group["params"]}
-    unknown = [parameter for parameter in states if parameter not in known]
+    unknown = states.keys() - known
     if unknown:
-        return f"`state` has the parameter {short(unknown[0])}, which is in no group"
-    halves = [index for index, kept in states.items() if "exp_avg" in kept and not _SECONDMOMENTS & kept.keys()]
-    if 0 < len(halves) < sum("exp_avg" in kept for kept in states.values()):
+        return f"`state` has the parameter {brief(next(iter(unknown)), 60)}, which is in no group"
+    halves, averaged, uneven, has_even = [], 0, [], False
+    for index, kept in states.items():
+        averaged += "exp_avg" in kept
+        if "exp_avg" in kept and not _SECONDMOMENTS & kept.keys():
+            halves.append(index)
+        shapes = {kept[name].shape for name in MOMENTS if isinstance(kept.get(name), torch.Tensor)}
+        if len(shapes) > 1:
+            uneven.append(index)
+        has_even |= len(shapes) == 1 and shapes != {torch.Size([])}
+    if 0 < len(halves) < averaged:
         return f"`state[{halves[0]}]` has no second moment, unlike others"
-    shapes = {
-        index: {kept[name].shape for name in MOMENTS if isinstance(kept.get(name), torch.Tensor)}
-        for index, kept in states.items()
-    }
-    uneven = [index for index, found in shapes.items() if len(found) > 1]
-    # of some optimizers no two moments are of one shape
-    has_even = any(len(found) == 1 and found != {torch.Size([])} for found in shapes.values())
+    # of some optimizers no two moments have one shape
     return f"the moments of `state[{uneven[0]}]` have different shapes" if uneven and has_even else None
 
 
-def check_schedule(path: str, content: object) -> None:
-    """Refuse what is no state of a schedule of torch.
-
-    Raises:
-        CheckpointError: A count or a rate is none.
-    """
+def schedule_problem(content: object) -> str | None:
+    """Say why a content is not the state of a schedule of torch."""
     if not isinstance(content, Mapping):
-        raise unfit(path, f"it holds {short(content)}, not fields")
-    wrong = wrong_field(content, _SCHEDULE)
-    if wrong is not None:
-        raise unfit(path, wrong)
-
-
-def check_random_states(path: str, states: object) -> None:
-    """Refuse random states that their generators do not take; the generators in use stay as they are.
-
-    Args:
-        path: The file.
-        states: As `runtime.seeding.read_rng` returns them, or as `transformers` writes them.
-
-    Raises:
-        CheckpointError: One is damaged.
-    """
-    wrong = "no random states" if states is None else random_states_problem(states)
-    if wrong is not None:
-        raise unfit(path, f"it holds {wrong}")
+        return f"it holds {brief(content, 60)}, not fields"
+    return wrong_field(content, _SCHEDULE)
 
 
 def random_states_problem(states: object) -> str | None:
-    """Return what is wrong with random states; None, too, where none were kept."""
-    if states is None:
-        return None
+    """Say why generators do not take random states. The generators in use stay as they are.
+
+    Args:
+        states: As `runtime.seeding.read_rng` returns them, or as `transformers` writes them.
+    """
     if not isinstance(states, Mapping):
-        return f"{short(states)} in place of random states"
+        return "it has no random states" if states is None else f"it has {brief(states, 60)} in place of random states"
     try:
         version, numbers, gauss = states["python"]
         random.Random().setstate((version, tuple(numbers), gauss))
@@ -237,16 +254,16 @@ def random_states_problem(states: object) -> str | None:
         np.random.RandomState().set_state((name, np.asarray(keys).astype(np.uint32), *rest))
         torch.Generator().set_state(states["cpu"])
     except Exception as error:  # generators raise what they like
-        return f"random states of {type(error).__name__}: {first_line(error)}"
+        return f"it has random states of {type(error).__name__}: {first_line(error)}"
     cuda = states.get("cuda")
-    devices = cuda if isinstance(cuda, (list, tuple)) else [cuda]
-    if not all(one is None or (isinstance(one, torch.Tensor) and one.dtype == torch.uint8) for one in devices):
-        return "random states of `cuda` that are no bytes"
+    for one in cuda if isinstance(cuda, (list, tuple)) else [cuda]:
+        if one is not None and not (isinstance(one, torch.Tensor) and one.dtype == torch.uint8):
+            return "it has random states of `cuda` that are not bytes"
     return None
 
 
 def check_optimizer_took_over(path: str, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse what an optimizer of torch has taken over and cannot step with; of other optimizers nothing is known.
+    """Refuse what an optimizer of torch has taken over and cannot step with.
 
     Values of a parameter's shape get the parameter's memory layout, in any optimizer. Parameters without a state are
     warned of: they may have had no gradient yet, and their state starts anew.
@@ -268,9 +285,14 @@ def check_optimizer_took_over(path: str, optimizer: torch.optim.Optimizer) -> No
         kept = [(parameter, state) for parameter, state in states if state]
         needed = _fresh_values(type(optimizer), group) if kept else set()
         for parameter, state in kept:
-            wrong = _lacking(state, needed, parameter)
-            if wrong is not None:
-                raise unfit(path, wrong)
+            missing = sorted(needed - state.keys())
+            refuse(path, f"the state of a parameter lacks `{missing[0]}`" if missing else None)
+            for name in MOMENTS:
+                shape = list(moment.shape) if isinstance(moment := state.get(name), torch.Tensor) else None
+                if shape is not None and shape != list(parameter.shape):
+                    refuse(
+                        path, f"`{name}` of a parameter has the shape {shape}, its parameter {list(parameter.shape)}"
+                    )
         if 0 < len(kept) < len(states):
             logger.warning(
                 "%s has no state of the optimizer for %d of %d parameters of a group: theirs start anew.",
@@ -281,7 +303,7 @@ def check_optimizer_took_over(path: str, optimizer: torch.optim.Optimizer) -> No
 
 
 def _fresh_values(kind: type[torch.optim.Optimizer], group: Mapping[str, object]) -> set[str]:
-    """Return the names of the values that an optimizer keeps of a parameter, after a step with these options."""
+    """Name the values that an optimizer keeps of a parameter after a step with these options."""
     if issubclass(kind, _NEED_MORE):
         return set()
     known = inspect.signature(kind).parameters.keys() - {"params", "lr", *_WAYS}
@@ -291,18 +313,7 @@ def _fresh_values(kind: type[torch.optim.Optimizer], group: Mapping[str, object]
     make: Callable[..., torch.optim.Optimizer] = kind
     optimizer = make([parameter], lr=1.0, **options)
     optimizer.step()
-    return {str(name) for name in optimizer.state[parameter]}
-
-
-def _lacking(state: Kept, needed: set[str], parameter: torch.Tensor) -> str | None:
-    missing, own = sorted(needed - state.keys()), list(parameter.shape)
-    if missing:
-        return f"the state of a parameter lacks `{missing[0]}`"
-    for name in MOMENTS:
-        moment = state.get(name)
-        if isinstance(moment, torch.Tensor) and list(moment.shape) != own:
-            return f"`{name}` of a parameter has the shape {list(moment.shape)}, its parameter {own}"
-    return None
+    return set(map(str, optimizer.state[parameter]))
 
 
 def check_schedule_took_over(path: str, schedule: object) -> None:
@@ -320,7 +331,7 @@ def check_schedule_took_over(path: str, schedule: object) -> None:
     for name in ("base_lrs", "_last_lr"):
         rates = getattr(schedule, name, None)
         if isinstance(rates, list) and len(rates) != made_for:
-            raise unfit(path, f"`{name}` is {short(rates)}, and the optimizer has {made_for} groups")
+            refuse(path, f"`{name}` is {brief(rates, 60)}, and the optimizer has {made_for} groups")
 
 
 def check_weights(where: str, weights: Mapping[str, torch.Tensor], model: nn.Module) -> None:
@@ -330,13 +341,13 @@ def check_weights(where: str, weights: Mapping[str, torch.Tensor], model: nn.Mod
         CheckpointError: One has another shape, or another kind of number.
     """
     stored = {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in weights.items()}
-    wrong = misfits(stored, weights_that_torch_loads(model).items())
+    wrong = _misfits(stored, weights_that_torch_loads(model).items())
     if wrong:
-        raise CheckpointError(f"{where} does not fit the model: {'; '.join(wrong[:3])}.")
+        raise CheckpointError(f"{where} does not fit the model: {'; '.join(wrong)}.")
 
 
 def weights_that_torch_loads(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the weights that a checkpoint has to hold as the model has them, under names of an uncompiled model.
+    """The weights that a checkpoint has to hold as the model has them, under names of an uncompiled model.
 
     A part that overrides `load_state_dict` or `_load_from_state_dict`, or has hooks before it, may take others. So may
     parameters whose parts lie elsewhere (DeepSpeed's ZeRO 3).
@@ -344,25 +355,24 @@ def weights_that_torch_loads(model: nn.Module) -> dict[str, torch.Tensor]:
     model = getattr(model, "_orig_mod", model)
     if _is_overridden(type(model).load_state_dict):
         return {}
-    own = tuple(f"{name}." if name else "" for name, part in model.named_modules() if _loads_by_itself(part))
+    own = []
+    for name, part in model.named_modules():
+        hooks = [getattr(hook, "hook", hook) for hook in part._load_state_dict_pre_hooks.values()]
+        if any(map(_is_overridden, (type(part)._load_from_state_dict, *hooks))):
+            own.append(f"{name}." if name else "")
     return {
         name.replace(COMPILED, ""): tensor
         for name, tensor in model.state_dict(keep_vars=True).items()
-        if isinstance(tensor, torch.Tensor) and not hasattr(tensor, "ds_shape") and not (own and name.startswith(own))
+        if isinstance(tensor, torch.Tensor) and not hasattr(tensor, "ds_shape") and not name.startswith(tuple(own))
     }
-
-
-def _loads_by_itself(part: nn.Module) -> bool:
-    hooks = (getattr(hook, "hook", hook) for hook in part._load_state_dict_pre_hooks.values())
-    return any(map(_is_overridden, (type(part)._load_from_state_dict, *hooks)))
 
 
 def _is_overridden(method: Callable[..., object]) -> bool:
     return (getattr(method, "__module__", None) or "").partition(".")[0] not in ("torch", "lightning", "hf_compat")
 
 
-def misfits(stored: Mapping[str, tuple[Sequence[int], bool]], own: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-    """List the weights that have another shape or kind of number than a model's.
+def _misfits(stored: Mapping[str, tuple[Sequence[int], bool]], own: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+    """Describe up to three weights that have another shape or kind of number than a model's.
 
     Args:
         stored: Name → shape, and whether its numbers are floating-point numbers.
@@ -375,17 +385,14 @@ def misfits(stored: Mapping[str, tuple[Sequence[int], bool]], own: Iterable[tupl
             found.append(f"`{name}` has the shape {list(shape)}, in the model {list(tensor.shape)}")
         elif is_float != tensor.is_floating_point():
             found.append(f"`{name}` holds {'' if is_float else 'no '}floating-point numbers, unlike the model's")
-    return found
+    return found[:3]
 
 
-Shapes = dict[str, tuple[list[int], bool]]  # by weight: its shape, and whether it has floating-point numbers
-
-
-def weight_shapes(path: str) -> Shapes:
-    """Read the entries of each weight in the header of a safetensors file.
+def weight_shapes(path: str) -> dict[str, tuple[list[int], bool]]:
+    """Read from the header of a safetensors file each weight's shape, and whether it has floating-point numbers.
 
     Raises:
-        CheckpointError: The file is damaged, or lies about its weights.
+        CheckpointError: The file is damaged, or its header is wrong about its weights.
     """
     check_regular(path)
     try:
@@ -398,10 +405,8 @@ def weight_shapes(path: str) -> Shapes:
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
 
 
-def misfitting_weights(
-    folder: str, model: torch.nn.Module, adapter: str | None = None, subfolder: str = ""
-) -> Iterator[str]:
-    """Yield what is wrong with a folder's safetensors for a model; weights that are missing are warned of elsewhere.
+def misfitting_weights(folder: str, model: nn.Module, adapter: str | None = None, subfolder: str = "") -> Iterator[str]:
+    """Yield what is wrong with a folder's safetensors for a model. Missing weights are warned of elsewhere.
 
     Args:
         folder: The checkpoint.
@@ -409,47 +414,46 @@ def misfitting_weights(
         adapter: The name of the adapter that the folder holds, for a model of PEFT.
         subfolder: Where in the folder that adapter is.
     """
-    compared = [(_plain(name, adapter), tensor) for name, tensor in weights_that_torch_loads(model).items()]
-    contents = Contents(folder)
+    compared = [
+        (name if adapter is None else name.replace(f".{adapter}.", ".", 1), tensor)
+        for name, tensor in weights_that_torch_loads(model).items()
+    ]
     try:
-        for name in _files(contents, adapter, subfolder):
-            stored = {_plain(key, None): facts for key, facts in weight_shapes(contents.need(name)).items()}
-            if not stored and compared:
+        for name, shapes in _stored(folder, adapter is not None, subfolder):
+            if not shapes and compared:
                 yield f"{name} holds no weights"
-            for wrong in misfits(stored, compared)[:3]:
+            for wrong in _misfits({key.replace(COMPILED, ""): facts for key, facts in shapes.items()}, compared):
                 yield f"{name} does not fit the model: {wrong}"
     except CheckpointError as error:
         yield first_line(error).removesuffix(".")
 
 
-def stored_names(folder: str) -> set[str]:
-    """Return the names of the weights in a folder's safetensors."""
-    contents = Contents(folder)
-    return {key for name in _files(contents, None, "") for key in weight_shapes(contents.need(name))}
+def stored_names(folder: str, is_adapter: bool = False, subfolder: str = "") -> set[str]:
+    """Name the weights in a folder's safetensors."""
+    return {key for _, shapes in _stored(folder, is_adapter, subfolder) for key in shapes}
 
 
-def missing_adapter_weights(folder: str, model: torch.nn.Module, adapter: str, subfolder: str = "") -> list[str]:
-    """List an adapter's weights that a folder does not hold: PEFT leaves them as they are and says nothing."""
-    contents = Contents(folder)
-    files = _files(contents, adapter, subfolder)
-    stored = {_plain(key, None) for name in files for key in weight_shapes(contents.need(name))}
-    own = [_plain(name, adapter) for name in model.state_dict() if f".{adapter}." in name and ".lora_" in name]
+def missing_adapter_weights(folder: str, model: nn.Module, adapter: str, subfolder: str = "") -> list[str]:
+    """List an adapter's weights that a folder does not hold. PEFT leaves them as they are and says nothing."""
+    stored = {key.replace(COMPILED, "") for key in stored_names(folder, True, subfolder)}
+    own = [
+        name.replace(COMPILED, "").replace(f".{adapter}.", ".", 1)
+        for name in model.state_dict()
+        if f".{adapter}." in name and ".lora_" in name
+    ]
     return [name for name in own if name not in stored] if stored else []
 
 
-def _plain(name: str, adapter: str | None) -> str:
-    name = name.replace(COMPILED, "")
-    return name if adapter is None else name.replace(f".{adapter}.", ".", 1)
-
-
-def _files(contents: Contents, adapter: str | None, subfolder: str) -> list[str]:
-    """List the safetensors files of which a folder's weights consist."""
-    before = f"{subfolder}/" if subfolder else ""
-    single = names.ADAPTER_SAFE_WEIGHTS_NAME if adapter is not None else names.SAFE_WEIGHTS_NAME
-    if contents.find(before + single) is not None:
-        return [before + single]
-    index = contents.find(names.SAFE_WEIGHTS_INDEX_NAME) if adapter is None else None
-    return [] if index is None else shard_names(index)
+def _stored(folder: str, is_adapter: bool, subfolder: str) -> Iterator[tuple[str, dict[str, tuple[list[int], bool]]]]:
+    """Yield the safetensors files of which a folder's weights consist, each with what its header says."""
+    contents = Contents(folder)
+    single = names.ADAPTER_SAFE_WEIGHTS_NAME if is_adapter else names.SAFE_WEIGHTS_NAME
+    files = [f"{subfolder}/{single}" if subfolder else single]
+    if contents.find(files[0]) is None:
+        index = None if is_adapter else contents.find(names.SAFE_WEIGHTS_INDEX_NAME)
+        files = [] if index is None else shard_names(index)
+    for name in files:
+        yield name, weight_shapes(contents.need(name))
 
 
 def read_trainer_state(path: str | os.PathLike[str], where_missing: Mapping[str, float] | None = None) -> TrainerState:
@@ -460,64 +464,20 @@ def read_trainer_state(path: str | os.PathLike[str], where_missing: Mapping[str,
         where_missing: Values of fields that the file may leave open, as one that was made of a `.ckpt` does.
 
     Raises:
-        CheckpointError: The file cannot be read, or a field has a value that no run writes, or is missing; the message
+        CheckpointError: The file cannot be read, or a field has a value that no run writes, or is missing. The message
             names it.
     """
-    values = read_json(path, STATE_FILE_BYTES)
-    if not isinstance(values, dict):
-        raise _wrong(path, "it holds no fields")
-    known = {field.name for field in dataclasses.fields(TrainerState)}
-    unknown = sorted(values.keys() - known)
-    if unknown:
-        raise _wrong(path, f"it has fields that are not known: {', '.join(map(repr, unknown))}")
-    missing = [f"`{name}` is missing" for name in _NEEDED if name not in values]
-    wrong = wrong_field(values, _KINDS) or next(iter(missing), None)
+    content = read_json(path, STATE_FILE_BYTES)
+    values: dict[str, Any] = content if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        wrong: str | None = "it holds no fields"
+    elif unknown := sorted(values.keys() - TrainerState.__dataclass_fields__.keys()):
+        wrong = f"it has fields that are not known: {', '.join(map(repr, unknown))}"
+    else:
+        # every release writes `global_step`, and nothing can be worked out without it
+        wrong = wrong_field(values, _STATE) or (None if "global_step" in values else "`global_step` is missing")
     if wrong is not None:
-        raise _wrong(path, wrong)
+        raise CheckpointError(
+            f"{os.fspath(path)} is not a readable trainer state: {wrong}.\n\nHint: resume from another checkpoint."
+        )
     return TrainerState(**{**(where_missing or {}), **values})
-
-
-def _wrong(path: str | os.PathLike[str], what: str) -> CheckpointError:
-    text = f"{os.fspath(path)} is not a readable trainer state: {what}."
-    return CheckpointError(f"{text}\n\nHint: resume from another checkpoint.")
-
-
-def _is_history(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(log, dict) for log in value)
-
-
-def _are_states(value: object) -> bool:
-    """Return whether a value has exported states by class name: one for each class, or a list of several."""
-    if not isinstance(value, dict):
-        return False
-    found = [state for one in value.values() for state in (one if isinstance(one, list) else [one])]
-    return all(isinstance(state, dict) and _is_exported(state) for state in found)
-
-
-def _is_exported(state: Mapping[str, object]) -> bool:
-    return all(isinstance(state.get(part, {}), dict) for part in ("args", "attributes"))
-
-
-_KINDS: dict[str, Kind] = {
-    "epoch": AMOUNT,
-    "global_step": COUNT,
-    "max_steps": COUNT,
-    "logging_steps": AMOUNT,  # 0 is right where a run does not log by updates
-    "eval_steps": AMOUNT,
-    "save_steps": AMOUNT,
-    "train_batch_size": or_none(COUNT),
-    "num_train_epochs": COUNT,
-    "num_input_tokens_seen": COUNT,
-    "total_flos": AMOUNT,
-    "log_history": or_none(("a list of logs", _is_history)),
-    "best_metric": or_none(NUMBER),
-    "best_global_step": or_none(COUNT),
-    "best_model_checkpoint": or_none(("a path", TEXT[1])),
-    "is_local_process_zero": FLAG,
-    "is_world_process_zero": FLAG,
-    "is_hyper_param_search": FLAG,
-    "trial_name": or_none(TEXT),
-    "trial_params": or_none(MAPPING),
-    "stateful_callbacks": or_none(("states by class name", _are_states)),
-}
-_NEEDED = ("global_step",)  # what every release writes, and nothing can be worked out without

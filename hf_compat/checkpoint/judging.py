@@ -1,31 +1,34 @@
-"""What is wrong with the files of a checkpoint, going by what a resumed run would read of them.
+"""`FILES` says of each kind of file how a run reads it, and so what makes it damaged.
 
-HF words; reads, writes nothing. Each file is read by the reader that a run uses, tensors left on disk.
+A folder is judged by reading its files as a resumed run would, with tensors left on the disk. A folder without a
+manifest, or with files that were changed, is also judged by its bytes: by what a header or a checksum says about them.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, check_values, open_dcp
 from hf_compat.checkpoint.files import (
     STATE_FILE_BYTES,
-    Plain,
     bounded_json,
     check_regular,
+    first_line,
     is_whole_zip,
     open_regular,
     read_json,
 )
 from hf_compat.checkpoint.forms import (
-    check_optimizer,
-    check_random_states,
-    check_schedule,
+    optimizer_problem,
+    random_states_problem,
     read_trainer_state,
+    refuse,
+    schedule_problem,
     weight_shapes,
 )
 from hf_compat.checkpoint.reading import Allowed, Contents, has_manifest, read_torch_file, shard_names
@@ -36,100 +39,68 @@ from hf_compat.runtime.seeding import legacy_globals
 
 _HEADER_BYTES = 10**8  # the most that safetensors reads
 
-Judge = Callable[[Contents, str], object]
-WholeJudge = Callable[[Path], bool]
+
+class FileKind(NamedTuple):
+    """A kind of file. `read` raises a `CheckpointError` if a run cannot use it."""
+
+    name: re.Pattern[str]
+    read: Callable[[Contents, str], object]
+
+
+def _torch_file(
+    problem: Callable[[object], str | None] = lambda content: None, allowed: Callable[[], Allowed] = tuple
+) -> Callable[[Contents, str], object]:
+    """Make the reader of a file of `torch.save`.
+
+    Args:
+        problem: Says what is wrong with its content.
+        allowed: Lists further types that it may hold.
+    """
+
+    def read(contents: Contents, name: str) -> None:
+        path = contents.need(name)
+        refuse(path, problem(read_torch_file(path, allowed(), mmap=True)))
+
+    return read
+
+
+FILES = tuple(
+    FileKind(re.compile(name), read)
+    for name, read in {
+        r"trainer_state\.json": lambda contents, name: read_trainer_state(contents.need(name)),
+        r"optimizer\.pt": _torch_file(optimizer_problem),
+        r"scheduler\.pt": _torch_file(schedule_problem),
+        r"rng_state(_\d+)?\.pth": _torch_file(random_states_problem, legacy_globals),
+        r"scaler\.pt|(pytorch|adapter)_model[^/]*\.bin": _torch_file(),
+        r"(adapter_)?model[^/]*\.safetensors": lambda contents, name: weight_shapes(contents.need(name)),
+        r"(model\.safetensors|pytorch_model\.bin)\.index\.json": lambda contents, name: [
+            contents.need(shard) for shard in shard_names(contents.need(name))
+        ],
+        r"adapter_config\.json": lambda contents, name: read_json(contents.need(name)),
+        RUN_STATE_FILE.pattern: lambda contents, name: RunState.read(contents.need(name)),
+        rf"[^/]+/{re.escape(METADATA_NAME)}": lambda contents, name: check_values(
+            open_dcp(contents, name.rpartition("/")[0])
+        ),
+        LATEST_NAME: lambda contents, name: check_zero_files(contents, named_zero_folder(contents) or ""),
+    }.items()
+)
 
 
 def judge_contents(contents: Contents) -> Iterator[str]:
     """Read what a resumed run would read, and yield what is wrong."""
-    for name in _all_names(contents):
-        judge = next((judge for pattern, judge in _JUDGES if pattern.fullmatch(name)), None)
-        if judge is None:
-            continue
-        try:
-            judge(contents, name)
-        except CheckpointError as error:
-            yield str(error).partition("\n")[0].removesuffix(".")
-
-
-def _all_names(contents: Contents) -> list[str]:
     if contents.listed is not None:
-        return sorted(contents.listed)
-    places = [entry.name for entry in sorted(contents.folder.iterdir()) if entry.is_dir()]
-    return [
-        *contents.names(),
-        *[f"{place}/{METADATA_NAME}" for place in places if contents.find(f"{place}/{METADATA_NAME}") is not None],
-    ]
-
-
-def _judge_state(contents: Contents, name: str) -> None:
-    read_trainer_state(contents.need(name))
-
-
-def _judge_torch(contents: Contents, name: str) -> None:
-    _read_torch(contents.need(name))
-
-
-def _judge_optimizer(contents: Contents, name: str) -> None:
-    path = contents.need(name)
-    check_optimizer(path, _read_torch(path))
-
-
-def _judge_schedule(contents: Contents, name: str) -> None:
-    path = contents.need(name)
-    check_schedule(path, _read_torch(path))
-
-
-def _judge_rng(contents: Contents, name: str) -> None:
-    path = contents.need(name)
-    check_random_states(path, _read_torch(path, legacy_globals()))
-
-
-def _read_torch(path: str, allowed: Allowed = ()) -> Plain:
-    return read_torch_file(path, allowed, mmap=True)
-
-
-def _judge_run_state(contents: Contents, name: str) -> None:
-    RunState.read(contents.need(name))
-
-
-def _judge_safetensors(contents: Contents, name: str) -> None:
-    weight_shapes(contents.need(name))
-
-
-def _judge_json(contents: Contents, name: str) -> None:
-    read_json(contents.need(name))
-
-
-def _judge_index(contents: Contents, name: str) -> None:
-    for shard in shard_names(contents.need(name)):
-        contents.need(shard)
-
-
-def _judge_shards(contents: Contents, name: str) -> None:
-    check_values(open_dcp(contents, name.rpartition("/")[0]))
-
-
-def _judge_zero(contents: Contents, name: str) -> None:
-    folder = named_zero_folder(contents)
-    if folder is not None:
-        check_zero_files(contents, folder)
-
-
-_JUDGES: tuple[tuple[re.Pattern[str], Judge], ...] = (
-    (re.compile(re.escape(names.TRAINER_STATE_NAME)), _judge_state),
-    (re.compile(re.escape(names.OPTIMIZER_NAME)), _judge_optimizer),
-    (re.compile(re.escape(names.SCHEDULER_NAME)), _judge_schedule),
-    (re.compile(r"scaler\.pt|(pytorch|adapter)_model[^/]*\.bin"), _judge_torch),
-    (re.compile(r"(adapter_)?model[^/]*\.safetensors"), _judge_safetensors),
-    (re.compile(re.escape(names.ADAPTER_CONFIG_NAME)), _judge_json),
-    (re.compile(r"rng_state(_\d+)?\.pth"), _judge_rng),
-    (RUN_STATE_FILE, _judge_run_state),
-    (re.compile(re.escape(names.SAFE_WEIGHTS_INDEX_NAME)), _judge_index),
-    (re.compile(re.escape(names.WEIGHTS_INDEX_NAME)), _judge_index),
-    (re.compile(rf"[^/]+/{re.escape(METADATA_NAME)}"), _judge_shards),
-    (re.compile(LATEST_NAME), _judge_zero),
-)
+        found = sorted(contents.listed)
+    else:
+        places = [entry.name for entry in sorted(contents.folder.iterdir()) if entry.is_dir()]
+        shards = [f"{place}/{METADATA_NAME}" for place in places]
+        found = [*contents.names(), *(name for name in shards if contents.find(name) is not None)]
+    for name in found:
+        kind = next((kind for kind in FILES if kind.name.fullmatch(name)), None)
+        try:
+            if kind is not None:
+                kind.read(contents, name)
+        except CheckpointError as error:
+            yield first_line(error).removesuffix(".")
 
 
 def judge_unlisted(root: Path, may_lack_optimizer: bool = False) -> Iterator[str]:
@@ -146,24 +117,23 @@ def judge_unlisted(root: Path, may_lack_optimizer: bool = False) -> Iterator[str
     has_optimizer = os.path.lexists(root / names.OPTIMIZER_NAME)
     if not may_lack_optimizer and has_optimizer != os.path.lexists(root / names.SCHEDULER_NAME):
         yield f"{names.SCHEDULER_NAME if has_optimizer else names.OPTIMIZER_NAME} is missing"
-    yield from _and_contents(
-        root, (path.relative_to(root).as_posix() for path in sorted(root.rglob("*"))), _OF_UNLISTED
-    )
+    files = [path.relative_to(root).as_posix() for path in sorted(root.rglob("*")) if path.suffix != ".json"]
+    yield from _and_contents(root, files)
 
 
 def judge_edited(root: Path, edited: Iterable[str]) -> Iterator[str]:
-    """Judge a folder that somebody has changed; `Contents` knows which of its files may be read.
+    """Judge a folder whose files were changed. `Contents` knows which of them may be read.
 
     Args:
         root: The folder.
-        edited: The files that are not known to be as they were written.
+        edited: The files that may differ from what was written.
     """
     yield from _missing_parts(root)
-    yield from _and_contents(root, sorted(edited), _OF_EDITED)
+    yield from _and_contents(root, sorted(edited))
 
 
 def _missing_parts(root: Path) -> Iterator[str]:
-    """Yield which of the things are not there without which no run goes on."""
+    """Yield what a run needs to continue and the folder lacks."""
     if not (root / names.TRAINER_STATE_NAME).is_file():
         yield f"{names.TRAINER_STATE_NAME} is missing"
     if not has_weights(root):
@@ -171,62 +141,59 @@ def _missing_parts(root: Path) -> Iterator[str]:
 
 
 def has_weights(root: Path) -> bool:
-    """Return whether a folder holds weights, whole or in shards, or an adapter's, in a file of a known name."""
-    places = [root, *(path for path in root.iterdir() if path.is_dir())]  # adapters of a name of their own, shards
+    """Whether a folder holds weights, whole or in shards, or an adapter's, in a file of a known name."""
     found = [root / name for name in (*names.WHOLE_WEIGHTS, *names.ADAPTER_WEIGHTS, LATEST_NAME)]
-    found += [place / name for place in places[1:] for name in (*names.ADAPTER_WEIGHTS, METADATA_NAME)]
+    for place in root.iterdir():  # adapters with a name, and shards
+        if place.is_dir():
+            found += [place / name for name in (*names.ADAPTER_WEIGHTS, METADATA_NAME)]
     return any(os.path.lexists(path) and not os.path.isdir(path) for path in found)
 
 
 def holds_model_alone(root: Path) -> bool:
-    """Return whether a folder is a model that somebody has saved: no checkpoint of a training, nor what is left of one.
+    """Whether a folder is a saved model: not the checkpoint of a training, nor what is left of one.
 
-    Scripts of `transformers` before 4.31 hand the folder of a pretrained model to `train`.
+    Scripts of `transformers` before 4.31 give the folder of a pretrained model to `train`.
     """
-    if not root.is_dir() or names.checkpoint_step(root) is not None:
+    if not root.is_dir() or names.checkpoint_step(root) is not None or has_manifest(root):
         return False
     of_training = (names.TRAINER_STATE_NAME, names.OPTIMIZER_NAME, names.SCHEDULER_NAME, LATEST_NAME)
-    if has_manifest(root) or any(
-        path.name in of_training or path.name.startswith(("rng_state", "run_state")) for path in root.iterdir()
-    ):
+    if any(path.name in of_training or path.name.startswith(("rng_state", "run_state")) for path in root.iterdir()):
         return False
     return any((root / name).is_file() for name in (*names.WHOLE_WEIGHTS, *names.ADAPTER_WEIGHTS))
 
 
-def _and_contents(root: Path, files: Iterable[str], judges: Mapping[str, WholeJudge]) -> Iterator[str]:
+def _and_contents(root: Path, files: Iterable[str]) -> Iterator[str]:
     """Judge the bytes of a checkpoint's files, then what a run would read of them."""
-    parts = [root / name for name in files if names.is_part_of_checkpoint(name) and not os.path.isdir(root / name)]
-    damaged = [wrong for path in parts if (wrong := _judge_bytes(path, judges)) is not None]
-    yield from damaged
-    seen = {wrong.partition(" ")[0] for wrong in damaged}
+    seen = set()
+    for name in files:
+        path = root / name
+        is_whole = _IS_WHOLE.get(path.suffix)
+        if is_whole is None or not names.is_part_of_checkpoint(name) or os.path.isdir(path):
+            continue
+        wrong = None
+        try:
+            check_regular(path)
+            wrong = None if is_whole(path) else f"{path.name} is cut off or damaged"
+        except CheckpointError as error:
+            wrong = f"{path.name}: {error}"
+        except OSError as error:
+            wrong = f"{path.name} cannot be read: {error.strerror}"
+        if wrong is not None:
+            yield wrong
+            seen.add(path.name)
     for wrong in judge_contents(Contents(root)):
         if not any(name in wrong for name in seen):
             yield wrong
 
 
-def _judge_bytes(path: Path, judges: Mapping[str, WholeJudge]) -> str | None:
-    """Return what is wrong with a file whose form shows whether all of it is there."""
-    is_whole = judges.get(path.suffix)
-    if is_whole is None:
-        return None
-    try:
-        check_regular(path)
-        whole = is_whole(path)
-    except CheckpointError as error:
-        return f"{path.name}: {error}"
-    except OSError as error:
-        return f"{path.name} cannot be read: {error.strerror}"
-    return None if whole else f"{path.name} is cut off or damaged"
-
-
 def _is_whole_safetensors(path: Path) -> bool:
+    """Whether a file has the size that its header says. The header's length comes first, then each tensor's end."""
     try:
-        # The size that a file's header says it has: its own length comes first, then where each tensor ends
         with open_regular(path) as file:
             header_bytes = int.from_bytes(file.read(8), "little")
             if not 0 < header_bytes < min(path.stat().st_size, _HEADER_BYTES):
-                raise ValueError("the header does not fit into the file")
-            header = bounded_json(file.read(header_bytes).decode())
+                return False
+            header: object = bounded_json(file.read(header_bytes).decode())
         if not isinstance(header, dict):
             return False
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
@@ -245,8 +212,8 @@ def _is_whole_json(path: Path) -> bool:
     return True
 
 
-_OF_UNLISTED: Mapping[str, WholeJudge] = {
+_IS_WHOLE: dict[str, Callable[[Path], bool]] = {
     ".safetensors": _is_whole_safetensors,
     **dict.fromkeys((".pt", ".pth", ".bin"), _is_whole_torch_file),
+    ".json": _is_whole_json,
 }
-_OF_EDITED: Mapping[str, WholeJudge] = {**_OF_UNLISTED, ".json": _is_whole_json}

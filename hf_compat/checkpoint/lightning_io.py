@@ -35,8 +35,8 @@ from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.adapters import holds_adapters
 from hf_compat.checkpoint.edits import as_named, no_checkpoint
-from hf_compat.checkpoint.files import check_regular, first_line, naming, short
-from hf_compat.checkpoint.forms import check_optimizer, check_schedule, is_count, read_trainer_state
+from hf_compat.checkpoint.files import check_regular, first_line, naming
+from hf_compat.checkpoint.forms import COUNT, optimizer_problem, read_trainer_state, refuse, schedule_problem
 from hf_compat.checkpoint.judging import holds_model_alone
 from hf_compat.checkpoint.layout import CONVERTING, hidden_folder, remove_ended
 from hf_compat.checkpoint.manifest import seal
@@ -61,6 +61,7 @@ from hf_compat.errors import ArgumentError, CheckpointError, CheckpointWriteErro
 from hf_compat.hf.state import INTERVALS, TrainerControl, TrainerState
 from hf_compat.runtime.nested import leaves
 from hf_compat.runtime.seeding import legacy_globals, pack_legacy_rng, unpack_rng
+from hf_compat.runtime.text import brief
 
 # isort: split
 
@@ -81,16 +82,16 @@ def check_lightning(path: str, checkpoint: object) -> None:
         CheckpointError: A field is missing, or holds what Lightning does not write.
     """
     if not isinstance(checkpoint, dict):
-        raise CheckpointError(f"{path} cannot be read: it holds {short(checkpoint)}, not a checkpoint.")
+        raise CheckpointError(f"{path} cannot be read: it holds {brief(checkpoint, 60)}, not a checkpoint.")
     weights = checkpoint.get("state_dict")
     if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise CheckpointError(f"{path} cannot be read: its `state_dict` holds something else than weights by name.")
-    for name, check in (("optimizer_states", check_optimizer), ("lr_schedulers", check_schedule)):
+    for name, problem in (("optimizer_states", optimizer_problem), ("lr_schedulers", schedule_problem)):
         states = checkpoint.get(name, [])
         if not isinstance(states, list):
-            raise CheckpointError(f"{path} cannot be read: `{name}` is {short(states)}, not a list.")
+            raise CheckpointError(f"{path} cannot be read: `{name}` is {brief(states, 60)}, not a list.")
         for index, state in enumerate(states):
-            check(f"{path}: `{name}[{index}]`", state)
+            refuse(f"{path}: `{name}[{index}]`", problem(state))
     wrong = _wrong_field(checkpoint)
     if wrong is not None:
         raise CheckpointError(f"{path} cannot be read: `{wrong}` is not what Lightning writes.")
@@ -101,8 +102,8 @@ def check_lightning(path: str, checkpoint: object) -> None:
     if own is None:
         return
     with naming(f"{path}: `{OWN_KEY}`"):
-        if not isinstance(own, dict) or not is_count(own.get("updates", 0)):
-            raise CheckpointError(f"It is {short(own)}, without a number of updates.")
+        if not isinstance(own, dict) or not COUNT.holds(own.get("updates", 0)):
+            raise CheckpointError(f"It is {brief(own, 60)}, without a number of updates.")
         DataPosition.read(own.get("windows"))
 
 
@@ -176,7 +177,7 @@ def checked_paths(source: object, target: object) -> tuple[str, str]:
 def _as_path(name: str, given: object) -> str:
     path = os.fspath(given) if isinstance(given, os.PathLike) else given
     if not isinstance(path, str) or not path.strip() or "\0" in path:
-        raise ArgumentError(f"`{name}` is {short(given)}, not a path.\n\nHint: name a file or a folder.")
+        raise ArgumentError(f"`{name}` is {brief(given, 60)}, not a path.\n\nHint: name a file or a folder.")
     return path.rstrip(os.sep) or os.sep
 
 

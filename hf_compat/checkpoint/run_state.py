@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hf_compat.checkpoint.files import check_bounds, first_line, short
+from hf_compat.checkpoint.files import check_bounds, first_line
 from hf_compat.checkpoint.forms import (
     COUNT,
     FLAG,
@@ -36,7 +36,6 @@ from hf_compat.checkpoint.forms import (
     TEXT,
     Kind,
     list_of,
-    or_none,
     random_states_problem,
     wrong_field,
 )
@@ -46,6 +45,7 @@ from hf_compat.errors import CallbackError, CheckpointError, warn_once
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.plan.lightning_plan import RunCounts
 from hf_compat.runtime.seeding import legacy_globals
+from hf_compat.runtime.text import brief
 
 State = TypeVar("State")
 Value = Any  # of the user's own kind
@@ -255,7 +255,7 @@ class DataPosition:
             CheckpointError: It is none; the message names the field that is wrong.
         """
         if not isinstance(plain, Mapping):
-            raise CheckpointError(f"The position of the data is {short(plain)}, not fields.")
+            raise CheckpointError(f"The position of the data is {brief(plain, 60)}, not fields.")
         try:
             position = cls.from_plain(plain)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -403,25 +403,27 @@ class RunState:
 
 _POSITION_KINDS: dict[str, Kind] = {
     **dict.fromkeys(("epoch", "micro_batches_done", "updates_done"), COUNT),
-    **dict.fromkeys(("window_size", "micro_batches_per_epoch", "micro_batch_size"), or_none(COUNT)),
-    "shuffle_seed": or_none(SEED),
+    **dict.fromkeys(("window_size", "micro_batches_per_epoch", "micro_batch_size"), COUNT.or_none()),
+    "shuffle_seed": SEED.or_none(),
     **dict.fromkeys(("is_open", "is_over"), FLAG),
 }
 _RUN_KINDS: dict[str, Kind] = {
     **dict.fromkeys(("world_size", "current_epoch"), COUNT),
-    "samples_per_micro_batch": or_none(COUNT),
-    **dict.fromkeys(("grad_norm", "learning_rate"), or_none(NUMBER)),
+    "samples_per_micro_batch": COUNT.or_none(),
+    **dict.fromkeys(("grad_norm", "learning_rate"), NUMBER.or_none()),
     **dict.fromkeys(("losses", "loops", "callbacks", "extras"), MAPPING),
     "lightning_version": TEXT,
-    "evaluated": list_of("names", lambda name: isinstance(name, str)),
+    "evaluated": list_of("names", TEXT),
     "knows_epoch_end": FLAG,
 }
 
 
 def _position_problem(data: DataPosition) -> str | None:
     wrong = wrong_field(_fields(data), _POSITION_KINDS)
-    found = ((name, random_states_problem(getattr(data, name))) for name in ("rng", "epoch_rng"))
-    return wrong or next((f"`{name}` has {problem}" for name, problem in found if problem is not None), None)
+    for name, states in (("rng", data.rng), ("epoch_rng", data.epoch_rng)):
+        problem = None if states is None else random_states_problem(states)
+        wrong = wrong or (problem and f"`{name}` {problem.removeprefix('it ')}")
+    return wrong
 
 
 def _fields(state: RunState | DataPosition) -> dict[str, object]:

@@ -23,7 +23,7 @@ from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.legacy import OLD_NAMES
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.object_parser import Hint, read_plain
-from hf_compat.runtime.text import bool_or_none, without_secrets
+from hf_compat.runtime.text import bool_or_none, brief, without_secrets
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Options = argparse._ActionsContainer
 import yaml
 
-from hf_compat.checkpoint.files import first_line, read_json, read_text, short
+from hf_compat.checkpoint.files import first_line, read_json, read_text
 from hf_compat.cli.configuration import MOST_BYTES, check_bounds
 from hf_compat.errors import CheckpointError
 
@@ -85,7 +85,7 @@ def _check_is_there(path: str | os.PathLike[str]) -> None:
 
 def _named(path: str | os.PathLike[str], content: object) -> Named:
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise ArgumentError(f"{os.fspath(path)} holds {short(content)}, not names of arguments and their values.")
+        raise ArgumentError(f"{os.fspath(path)} holds {brief(content, 60)}, not names of arguments and their values.")
     return content
 
 

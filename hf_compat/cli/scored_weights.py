@@ -19,13 +19,14 @@ from jsonargparse import Namespace
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.edits import as_named
-from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, read_json, short
+from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, read_json
 from hf_compat.checkpoint.forms import read_trainer_state
 from hf_compat.checkpoint.reading import Contents, has_manifest, is_read_as_it_is
 from hf_compat.errors import ArgumentError, CheckpointError, OutputFolderError
 from hf_compat.hf.value_types import plain
 from hf_compat.interop.object_parser import Spec
 from hf_compat.runtime.collectives import agree, broadcast_object
+from hf_compat.runtime.text import brief
 from hf_compat.training_run.resumer import read_state
 
 if TYPE_CHECKING:
@@ -314,7 +315,7 @@ def _add_to_all(path: str, metrics: Mapping[str, object]) -> None:
     except CheckpointError as error:
         before = first_line(error)
     if not isinstance(before, dict):
-        logger.warning("%s is left as it is: it holds no metrics (%s).", path, short(before))
+        logger.warning("%s is left as it is: it holds no metrics (%s).", path, brief(before, 60))
         return
     partial = f"{path}.{os.getpid()}.partial"
     with open(partial, "wb") as file:

@@ -19,7 +19,6 @@ from torchmetrics import Metric, MetricCollection
 
 from hf_compat.callbacks.callback_set import prepare_lightning_callbacks, refuse_native, unfreeze_optimized
 from hf_compat.callbacks.loggers import adopt_callbacks_of, adopt_data_of
-from hf_compat.checkpoint.files import short
 from hf_compat.data.tree import find_batch_size
 from hf_compat.data.types import Batch
 from hf_compat.engine.evaluation import EvaluationBatch, EvaluationRun
@@ -82,6 +81,7 @@ from hf_compat.plan.argument_support import (
 )
 from hf_compat.runtime.collectives import leave_at_exit
 from hf_compat.runtime.nested import Nested
+from hf_compat.runtime.text import brief
 from hf_compat.training_run.run import tracked_value
 
 _EXPECTED = frozenset(
@@ -149,7 +149,7 @@ class HFModule(OverridePoints, LoadableModule):
             spec, model = model, made(model, "model")
             if not isinstance(model, nn.Module):
                 raise ArgumentError(
-                    f"`model` is {short(spec)}, and no torch.nn.Module is made of it.\n\n"
+                    f"`model` is {brief(spec, 60)}, and no torch.nn.Module is made of it.\n\n"
                     "Hint: model: {class_path: package.Class, init_args: {…}}, with arguments that the class takes."
                 )
         own = NativeSteps(model, args) if steps is None else steps

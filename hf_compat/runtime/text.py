@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import ModuleType
 from typing import Never
@@ -96,12 +96,39 @@ def shown(name: str, value: object) -> str:
 
 
 def brief(value: object, longest: int = 400) -> str:
-    """Return a value for a message, whatever it is: secrets left out, a long text cut."""
+    """Show the beginning of any value in a message, without secrets. The text of the rest is never built."""
+    text = ""
     try:
-        text = repr(hide_secrets(value.value if isinstance(value, Enum) else value))
-    except Exception as error:  # the `repr` of anybody's object, a list that holds itself, a number of 5,000 digits
+        for piece in _pieces(value.value if isinstance(value, Enum) else value, longest):
+            text += piece
+            if len(text) > longest:
+                return f"{text[:longest]}…"
+    except Exception as error:  # the `repr` of a user's object, or a number of 5,000 digits
         return f"<{type(value).__name__}, which cannot be shown: {type(error).__name__}>"
-    return text if len(text) <= longest else f"{text[:longest]}…"
+    return text
+
+
+_BRACKETS = {list: "[]", tuple: "()", set: "{}"}
+_DEEPEST_SHOWN = 20  # a container may hold itself
+
+
+def _pieces(value: object, longest: int, depth: int = 0) -> Iterator[str]:
+    """Yield the parts of a value's `repr`, so that the caller can stop."""
+    if isinstance(value, (Mapping, list, tuple, set, frozenset)) and (value or isinstance(value, (dict, list, tuple))):
+        is_mapping = isinstance(value, Mapping)
+        brackets = "{}" if is_mapping else _BRACKETS.get(type(value), "[]")
+        is_plain = type(value) in (dict, *_BRACKETS)
+        yield brackets[0] if is_plain else f"{type(value).__name__}({brackets[0]}"
+        for index, item in enumerate(value if depth < _DEEPEST_SHOWN else "…"):
+            yield ", " if index else ""
+            yield from _pieces(item, longest, depth + 1)
+            if isinstance(value, Mapping):
+                held = value[item] if depth < _DEEPEST_SHOWN else "…"
+                yield ": "
+                yield from _pieces(f"<{item.upper()}>" if _is_set(item, held) else held, longest, depth + 1)
+        yield ("," if type(value) is tuple and len(value) == 1 else "") + brackets[1] + ("" if is_plain else ")")
+    else:
+        yield repr(value[: longest + 1] if isinstance(value, (str, bytes, bytearray)) else value)
 
 
 def hide_secrets(value: object) -> object:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, read_json, short
+from hf_compat.checkpoint.files import STATE_FILE_BYTES, first_line, read_json
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, list_checkpoints
 from hf_compat.errors import ArgumentError, CheckpointError
+from hf_compat.runtime.text import brief
 
 _TIMED = ("_runtime", "_per_second", "_preparation_time")
 _NO_CURVES = frozenset({"epoch", "step", "total_flos", "train_loss"})
@@ -160,4 +161,4 @@ def _epoch(file: Path, field: str, value: object) -> float:
 
 
 def _wrong(file: Path, field: str, value: object, expected: str) -> ArgumentError:
-    return ArgumentError(f"{file} is no readable trainer state: `{field}` is {short(value)}, not {expected}.")
+    return ArgumentError(f"{file} is no readable trainer state: `{field}` is {brief(value, 60)}, not {expected}.")

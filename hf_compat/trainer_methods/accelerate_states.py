@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.files import Plain
-from hf_compat.checkpoint.forms import check_random_states, check_schedule, check_weights
+from hf_compat.checkpoint.forms import check_weights, random_states_problem, refuse, schedule_problem
 from hf_compat.checkpoint.lightning_io import write_weights
 from hf_compat.checkpoint.model_state import DeepSpeedState, ModelState, make_model_state
 from hf_compat.checkpoint.model_state.base import TorchState
@@ -162,7 +162,7 @@ class StateFolder:
             "numpy": content.get("numpy_random_seed"),
             "cpu": content["torch_manual_seed"],
         }
-        check_random_states(path, states)
+        refuse(path, random_states_problem(states))
         cuda = content.get("torch_cuda_manual_seed")
         if cuda and torch.cuda.is_available():
             states["cuda"] = cuda[min(torch.cuda.current_device(), len(cuda) - 1)]
@@ -386,7 +386,7 @@ class StateMembers(ProcessMembers):
                 warn_once(f"{folder.path} has no {name}: the training's schedule goes on as it is.")
                 continue
             path, content = folder.read_torch(name)
-            check_schedule(path, content)
+            refuse(path, schedule_problem(content))
             takers.append(_taker(path, content, schedule))
         return takers
 

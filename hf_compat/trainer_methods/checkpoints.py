@@ -22,7 +22,7 @@ from torch import nn
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint import manifest
 from hf_compat.checkpoint.adapters import holds_whole_model, load_adapters
-from hf_compat.checkpoint.forms import check_schedule, check_schedule_took_over
+from hf_compat.checkpoint.forms import check_schedule_took_over, refuse, schedule_problem
 from hf_compat.checkpoint.judging import has_weights
 from hf_compat.checkpoint.lightning_io import write_weights
 from hf_compat.checkpoint.model_state import ModelState, make_model_state
@@ -138,7 +138,7 @@ class CheckpointLoadingMethods(TrainerBase):
             logger.log(level, "%s has no optimizer and schedule, so both start anew.", checkpoint)
             return
         content = read_torch_file(schedule)
-        check_schedule(schedule, content)
+        refuse(schedule, schedule_problem(content))
         # plain functions have no state, and a file may lack the list of them
         own = getattr(self.lr_scheduler, "lr_lambdas", None)
         functions = {} if own is None else {"lr_lambdas": [None] * len(own)}

@@ -10,9 +10,9 @@ import torch
 import toy
 
 from hf_compat import Trainer, get_last_checkpoint
-from hf_compat.checkpoint.files import short
 from hf_compat.checkpoint.reading import read_torch_file
 from hf_compat.errors import CheckpointError
+from hf_compat.runtime.text import brief
 
 
 def sharing(levels=60):
@@ -65,9 +65,9 @@ def _types():
 @pytest.mark.parametrize("make", [sharing, circular, deep])
 def test_an_error_shows_the_beginning_of_a_value_alone(make):
     began = time.monotonic()
-    assert len(short(make())) <= 61 and len(short({"of": make()})) <= 61
+    assert len(brief(make(), 60)) <= 61 and len(brief({"of": make()}, 60)) <= 61
     assert time.monotonic() - began < 1
-    assert short(["a", 1, None]) == "['a', 1, None]" and short("x" * 10**8).startswith("'xxx")
+    assert brief(["a", 1, None]) == "['a', 1, None]" and brief("x" * 10**8).startswith("'xxx")
 
 
 def repeated(moment):

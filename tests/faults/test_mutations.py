@@ -9,7 +9,7 @@ import mutations
 import pytest
 import torch
 
-from hf_compat.checkpoint.forms import check_optimizer, check_random_states, check_schedule
+from hf_compat.checkpoint.forms import optimizer_problem, random_states_problem, refuse, schedule_problem
 from hf_compat.errors import CheckpointError
 from hf_compat.runtime.seeding import read_rng
 
@@ -46,7 +46,7 @@ def state_of(kind, **options):
 
 def is_accepted(state) -> bool:
     try:
-        check_optimizer("it", state)
+        refuse("it", optimizer_problem(state))
     except CheckpointError:
         return False
     return True
@@ -86,21 +86,21 @@ def test_what_other_optimizers_write_is_right():
 )
 def test_an_optimizers_state_of_a_wrong_form_is_named(place, new, message):
     with pytest.raises(CheckpointError) as caught:
-        check_optimizer("it", damage.changed(state_of(torch.optim.AdamW), place, new))
+        refuse("it", optimizer_problem(damage.changed(state_of(torch.optim.AdamW), place, new)))
     assert message in str(caught.value)
 
 
 def test_schedules_and_random_states():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0).state_dict()
-    check_schedule("it", schedule)
+    refuse("it", schedule_problem(schedule))
     for field, new in (("last_epoch", "x"), ("base_lrs", [None]), ("lr_lambdas", 5), ("_step_count", None)):
         with pytest.raises(CheckpointError, match=field):
-            check_schedule("it", {**schedule, field: new})
+            refuse("it", schedule_problem({**schedule, field: new}))
     states = read_rng()
-    check_random_states("it", states)
+    refuse("it", random_states_problem(states))
     for generator in ("python", "numpy", "cpu"):
         for new in (None, [], [1], "x", torch.zeros(3)):
             with pytest.raises(CheckpointError, match="random states"):
-                check_random_states("it", {**states, generator: new})
+                refuse("it", random_states_problem({**states, generator: new}))
     assert torch.equal(read_rng()["cpu"], states["cpu"])

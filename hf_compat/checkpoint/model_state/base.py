@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hf_compat.checkpoint import layout as names
 from hf_compat.checkpoint.dcp_reader import METADATA_NAME, States, open_dcp, read_dcp
-from hf_compat.checkpoint.forms import check_optimizer, check_optimizer_took_over
+from hf_compat.checkpoint.forms import check_optimizer_took_over, optimizer_problem, refuse
 from hf_compat.checkpoint.reading import (
     Contents,
     LoadResult,
@@ -339,7 +339,7 @@ class TorchState(ModelState):
         Raises:
             CheckpointError: It is no state, or does not fit.
         """
-        check_optimizer(path, content)
+        refuse(path, optimizer_problem(content))
         with fitting(path):
             self._set_optimizer_state(optimizer, cast(OptimizerState, content))
         follow_parameters(optimizer)

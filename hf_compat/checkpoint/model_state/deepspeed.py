@@ -19,7 +19,7 @@ import torch
 from torch import distributed, nn
 
 from hf_compat.checkpoint.files import Plain
-from hf_compat.checkpoint.forms import check_optimizer, check_optimizer_took_over
+from hf_compat.checkpoint.forms import check_optimizer_took_over, optimizer_problem, refuse
 from hf_compat.checkpoint.layout import OPTIMIZER_NAME
 from hf_compat.checkpoint.model_state.base import ModelState, OptimizerState, giving, has_optimizer_shards
 from hf_compat.checkpoint.reading import Contents, LoadResult, StoredTensor, Weights, fitting, names_of, read_torch_file
@@ -247,7 +247,7 @@ class DeepSpeedState(ModelState):
             path = contents.find(OPTIMIZER_NAME)
             if path is not None:
                 content = read_torch_file(path)
-                check_optimizer(path, content)
+                refuse(path, optimizer_problem(content))
                 if isinstance(self.engine.optimizer, torch.optim.Optimizer):  # stage 0 has nothing in parts
                     with fitting(path):
                         self.engine.optimizer.load_state_dict(content)
