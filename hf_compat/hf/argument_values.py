@@ -6,6 +6,7 @@ values through it. Rules over several fields are in `arguments_rules.py`.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -92,8 +93,8 @@ class AcceleratorConfig:
         """Build the options from None, a mapping, its JSON, a JSON file's path or an object with `to_dict()`.
 
         Raises:
-            ArgumentError: An unknown option, or one with a wrong value.
-            UnsupportedArgument: A class where an object is wanted (a `NotImplementedError`, as upstream).
+            ArgumentError: An option is unknown, or has a wrong value.
+            UnsupportedArgument: The value is a class instead of an object (a `NotImplementedError`, as upstream).
         """
         if value is None:
             return cls()
@@ -120,11 +121,11 @@ class AcceleratorConfig:
         return cls.from_any(json_file)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the options as a plain dict."""
+        """Copy the options to a plain dict."""
         return copy.deepcopy(self.__dict__)
 
     def pop(self, key: str, default: object = None) -> object:
-        """Take an option out, as upstream's own arguments do."""
+        """Remove an option, as upstream's arguments do."""
         return self.__dict__.pop(key, default)
 
 
@@ -132,16 +133,16 @@ _OPTION_TYPES = {name: type_of(hint) or OPTIONS for name, hint in typing.get_typ
 
 
 def _options_of(value: object) -> dict[str, object]:
-    """Return the options that a value holds.
+    """Read the options of a mapping, its JSON, a JSON file or an object with `to_dict()`.
 
     Raises:
-        ArgumentError: It holds none.
+        ArgumentError: It is none of these.
     """
     to_dict = getattr(value, "to_dict", None)
     try:
         if callable(to_dict):
             value = to_dict()
-        if isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip().startswith("{")):
+        if _holds_options(value):
             return typing.cast("dict[str, object]", OPTIONS.read(value))
         return read_options_file(str(PATH.read(value)))
     except Unreadable as error:
@@ -160,22 +161,13 @@ _BELOW_1 = Range(low=0, high=1, excludes_high=True)
 STEPS = Range(low=-1, high=LARGEST_COUNT)
 
 
-def _read_file_or_options(value: object) -> object:
-    """Read options, or check the JSON file of a path and return the path, as upstream does."""
-    if isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip().startswith("{")):
-        options = OPTIONS.read(value)
-        try:
-            json.dumps(options)  # as their file would hold them
-        except (RecursionError, TypeError, ValueError) as error:
-            raise Unreadable(f"it holds what JSON cannot: {error}.") from error
-        return options
-    path = PATH.read(value)
-    read_options_file(str(path))
-    return path
+def _typed(expected: str, takes_text: bool = True) -> Callable[[Callable[[object], object]], ValueType]:
+    """Make a type of the function that reads its values."""
+    return lambda read: ValueType(expected, read, takes_text=takes_text)
 
 
 def _or_empty(kind: ValueType) -> ValueType:
-    """Return a type whose empty text stands for None."""
+    """Let an empty text and the words for None mean None."""
 
     def read(value: object) -> object:
         is_empty = value is None or (isinstance(value, str) and value in ("", "none", "None", "null"))
@@ -184,7 +176,27 @@ def _or_empty(kind: ValueType) -> ValueType:
     return ValueType(f"{kind.expected} or None", read)
 
 
-OPTIONS_OR_FILE = ValueType("a dict of options, its JSON, or the path of a JSON file", _read_file_or_options)
+def _holds_options(value: object) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip().startswith("{"))
+
+
+def _is_truth_word(value: object) -> bool:
+    return isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false"))
+
+
+@_typed("a dict of options, its JSON, or the path of a JSON file", takes_text=False)
+def options_or_file(value: object) -> object:
+    """Options as a dict. The path of a JSON file stays a path, as upstream."""
+    if not _holds_options(value):
+        path = PATH.read(value)
+        read_options_file(str(path))
+        return path
+    options = OPTIONS.read(value)
+    try:
+        json.dumps(options)  # as their file would hold them
+    except (RecursionError, TypeError, ValueError) as error:
+        raise Unreadable(f"it holds what JSON cannot: {error}.") from error
+    return options
 
 
 def _strategy(kind: type[IntervalStrategy] | type[SaveStrategy]) -> ValueType:
@@ -200,19 +212,22 @@ def _strategy(kind: type[IntervalStrategy] | type[SaveStrategy]) -> ValueType:
 INTERVALS, SAVES = _strategy(IntervalStrategy), _strategy(SaveStrategy)
 
 
-def _read_tokens_seen(value: object) -> str:
-    if isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false")):
+@_typed("known")
+def tokens_seen(value: object) -> object:
+    """A way to count tokens. 4.x had a truth value."""
+    if _is_truth_word(value):
         return "all" if TRUTH_VALUE.read(value) else "no"
     return read_choice(value, ("no", "all", "non_padding"))
 
 
-TOKENS_SEEN = ValueType("known", _read_tokens_seen, takes_text=True)
 _FSDP_WORDS = (
     "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "offload", "auto_wrap",
 )  # fmt: skip
 
 
-def _read_fsdp(value: object) -> object:
+@_typed("true, false, or words of 4.x")
+def fsdp(value: object) -> object:
+    """A truth value, or the options of 4.x as a list or a text."""
     if isinstance(value, (list, tuple)):
         return [read_choice(word, _FSDP_WORDS, within=True) for word in value]
     if isinstance(value, str) and value.strip().lower() not in ("true", "false", "1", "0", "yes", "no", "on", "off"):
@@ -222,10 +237,9 @@ def _read_fsdp(value: object) -> object:
     return TRUTH_VALUE.read(value)
 
 
-FSDP = ValueType("true, false, or words of 4.x", _read_fsdp, takes_text=True)
-
-
-def _read_trackers(value: object) -> object:
+@_typed("known")
+def trackers(value: object) -> object:
+    """Names of trackers, and Lightning loggers."""
     names = list(value) if isinstance(value, (list, tuple)) else [value]
     for name in names:
         if isinstance(name, str):
@@ -235,26 +249,24 @@ def _read_trackers(value: object) -> object:
     return value if isinstance(value, (str, list)) else names
 
 
-TRACKERS = ValueType("known", _read_trackers, takes_text=True)
-
-
-def _read_debug(value: object) -> object:
-    if isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false")):  # 3.x
+@_typed("known")
+def debug(value: object) -> object:
+    """Debug modes, as a list or separated by spaces. 3.x had a truth value."""
+    if _is_truth_word(value):
         return "tpu_metrics_debug" if TRUTH_VALUE.read(value) else ""
     for option in value.split() if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]:
         read_choice(option, [str(one.value) for one in DebugOption], within=True)
     return list(value) if isinstance(value, tuple) else value
 
 
-DEBUG = ValueType("known", _read_debug, takes_text=True)
 LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
 
 
 def _log_level(of_minus_1: str) -> ValueType:
-    """Return the type of a log level, given by name or, as in 4.9-4.29, by its number in `logging`.
+    """The type of a log level, given by name or, as in 4.9-4.29, by its number in `logging`.
 
     Args:
-        of_minus_1: The level that -1, their default, meant.
+        of_minus_1: The level that their default -1 meant.
     """
     by_number = {getattr(logging, name.upper()): name for name in LOG_LEVELS[1:-1]} | {-1: of_minus_1}
 
@@ -271,22 +283,22 @@ LOG_LEVEL, LOG_LEVEL_REPLICA = _log_level("passive"), _log_level("warning")
 OLD_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
 
 
-def _read_optimizer(value: object) -> object:
+@_typed("known")
+def optimizer(value: object) -> object:
+    """A name of an optimizer, which may be one of 4.x."""
     name = plain(value)
     if isinstance(name, str) and name in OLD_OPTIMIZERS:
-        today = OLD_OPTIMIZERS[name]
-        told = f"`optim={name!r}` is gone upstream: `optim={today!r}` takes its place."
-        warnings.warn(told, HfCompatWarning, stacklevel=6)
-        value = today
+        value = OLD_OPTIMIZERS[name]
+        message = f"`optim={name!r}` is gone upstream: `optim={value!r}` takes its place."
+        warnings.warn(message, HfCompatWarning, stacklevel=6)
     return member(OptimizerNames).read(value)
 
 
-OPTIMIZER = ValueType("known", _read_optimizer, takes_text=True)
 _TARGETS = either((list_of(NAME), NAME))
 
 
-def _read_target_modules(value: object) -> object:
-    """Read a regular expression, or a list of parts of names and of regular expressions."""
+@_typed("a list of names, or a regular expression")
+def _target_modules(value: object) -> object:
     targets = _TARGETS.read(value)
     if not targets:
         raise Unreadable("it names no module. 'all-linear' names every linear layer.")
@@ -298,43 +310,34 @@ def _read_target_modules(value: object) -> object:
     return targets
 
 
-TARGET_MODULES = either(
-    (NONE, ValueType("a list of names, or a regular expression", _read_target_modules, takes_text=True))
-)
-
-
-def _read_mesh(value: object) -> object:
+@_typed("a ParallelismConfig of Accelerate", takes_text=False)
+def _mesh(value: object) -> object:
     if not hasattr(type(value), "to_json"):
         raise Unreadable
     return value
 
 
-MESH = either((NONE, ValueType("a ParallelismConfig of Accelerate", _read_mesh)))
+TARGET_MODULES, MESH = either((NONE, _target_modules)), either((NONE, _mesh))
 
 
-def _read_checkpoint(value: object) -> object:
-    if isinstance(value, bool) or (
-        isinstance(value, str) and not value
-    ):  # scripts ask `if args.resume_from_checkpoint`
-        return value
-    return PATH.read(value)
+@_typed("a path, true or false")
+def checkpoint(value: object) -> object:
+    """A path, or a value that scripts test with `if args.resume_from_checkpoint`."""
+    is_path = not isinstance(value, bool) and value != ""
+    return PATH.read(value) if is_path else value
 
 
-CHECKPOINT = ValueType("a path, true or false", _read_checkpoint, takes_text=True)
-
-
-def _read_generation_config(value: object) -> object:
-    if isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip().startswith("{")):
+@_typed("a GenerationConfig, its options, or the name or path of one")
+def _generation_config(value: object) -> object:
+    if _holds_options(value):
         return OPTIONS.read(value)
     if isinstance(value, os.PathLike) or callable(getattr(value, "to_diff_dict", None)):
         return value
     return PATH.read(value)
 
 
-GENERATION_CONFIG = _or_empty(
-    ValueType("a GenerationConfig, its options, or the name or path of one", _read_generation_config, takes_text=True)
-)
-# upstream asks `"inputs" in include_for_metrics`, which a text answers too
+GENERATION_CONFIG = _or_empty(_generation_config)
+# upstream tests `"inputs" in include_for_metrics`, which a text passes too
 METRIC_INPUTS = ValueType(
     "a list of 'inputs' and 'loss'",
     list_of(
@@ -344,8 +347,8 @@ METRIC_INPUTS = ValueType(
 LABEL_NAMES = list_of(NAME, 'write a list: `label_names=["labels"]`.')
 TOKEN = either((TEXT, TRUTH_VALUE))
 TRUTH_OR_NONE = either((NONE, TRUTH_VALUE))
-ACCELERATOR_CONFIG = ValueType(OPTIONS_OR_FILE.expected, AcceleratorConfig.from_any)
-OPTIONS_OR_NONE, FILE_OR_NONE, NAME_OR_NONE = _or_empty(OPTIONS), _or_empty(OPTIONS_OR_FILE), either((NONE, NAME))
+ACCELERATOR_CONFIG = ValueType(options_or_file.expected, AcceleratorConfig.from_any)
+OPTIONS_OR_NONE, FILE_OR_NONE, NAME_OR_NONE = _or_empty(OPTIONS), _or_empty(options_or_file), either((NONE, NAME))
 
 
 def _zero_if_off(allowed: Range) -> ValueType:
@@ -359,7 +362,7 @@ ZERO_IF_OFF, BELOW_1_OR_OFF = _zero_if_off(NOT_NEGATIVE), _zero_if_off(_BELOW_1)
 
 
 def folder(value: ArgumentValue) -> str:
-    """Return the output folder, or upstream's default for None."""
+    """Fill in upstream's default folder, and expand `~`."""
     return "trainer_output" if value is None else os.path.expanduser(value)
 
 
@@ -369,7 +372,7 @@ def rounded(steps: ArgumentValue) -> ArgumentValue:
 
 
 def tracker_names(report_to: ArgumentValue) -> list[str]:
-    """Return the trackers as a list of names and Lightning loggers."""
+    """List the trackers, which are names and Lightning loggers."""
     names = report_to if isinstance(report_to, list) else [] if report_to is None else [report_to]
     if names == ["all"]:
         return available_trackers()
@@ -377,12 +380,12 @@ def tracker_names(report_to: ArgumentValue) -> list[str]:
 
 
 def debug_options(debug: ArgumentValue) -> list[DebugOption]:
-    """Return the debug modes as a list."""
+    """List the debug modes."""
     return list(map(DebugOption, map(plain, debug.split() if isinstance(debug, str) else debug or [])))
 
 
 def member_of(kind: type[Enum]) -> Callable[[ArgumentValue], ArgumentValue]:
-    """Return a function that converts a text to an enum member. Field defaults are texts as well."""
+    """Make a function that converts a text to an enum member. Field defaults are texts as well."""
     members = {str(one.value): one for one in kind}
     return lambda value: members.get(value, value) if type(value) is str else value
 
@@ -393,7 +396,7 @@ ALONE = "it only matters with several processes, and the launcher has started on
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The handling of one argument, besides name, type, default and help.
+    """All about one argument except name, type hint, default and help.
 
     Args:
         to: The setting of Lightning or of this package that the value becomes.
@@ -496,29 +499,25 @@ class ArgumentCheck:
         """
         if self.kind is None or value is self.default or (self.is_lenient and not isinstance(value, str)):
             return value
+        row = ROWS.get(self.name)
         if value is None:
-            row = ROWS.get(self.name)
             if row is not None and (row.takes_none or row.none_means is not None):
                 return row.none_means
-            if self.kind is TRUTH_VALUE:  # upstream asks `if args.bf16`
+            if self.kind is TRUTH_VALUE:  # upstream tests `if args.bf16`
                 return False
         try:
             return self.kind.read(value)
         except Unreadable as error:
-            raise ArgumentError(self._message(value, error)) from error
-
-    def _message(self, value: object, error: Unreadable) -> str:
-        assert self.kind is not None  # the only caller has checked it
-        expected = self.kind.expected
-        fact = f"is not {expected}" if error.part is None else f"has {brief(error.part)}, which is not known"
-        row_says = ROWS[self.name].way_out if self.name in ROWS else self.kind.way_out
-        way_out = str(error) or row_says or f"expected {self.name} to be {expected}."
-        return f"`{shown(self.name, value)}` {fact}.\n\nHint: {way_out}"
+            expected = self.kind.expected
+            fact = f"is not {expected}" if error.part is None else f"has {brief(error.part)}, which is not known"
+            way_out = self.kind.way_out if row is None else row.way_out
+            way_out = str(error) or way_out or f"expected {self.name} to be {expected}."
+            raise ArgumentError(f"`{shown(self.name, value)}` {fact}.\n\nHint: {way_out}") from error
 
 
 @functools.cache
 def _base_checks(base: type[DataclassInstance]) -> dict[str, ArgumentCheck]:
-    """Return the checks of upstream's fields. A row's type takes precedence over choices and the hint."""
+    """Make the checks of upstream's fields. A row's type takes precedence over choices and the hint."""
     hints = typing.get_type_hints(base)
     checks = {name: ArgumentCheck(name, own.kind, own.default) for name, own in OWN_ARGUMENTS.items()}
     for field in dataclasses.fields(base):
@@ -533,18 +532,13 @@ def _base_checks(base: type[DataclassInstance]) -> dict[str, ArgumentCheck]:
 
 
 def default_of(field: dataclasses.Field[typing.Any]) -> object:
-    """Return a field's default, or NO_DEFAULT if it has none or a factory."""
+    """A field's default, or NO_DEFAULT if it has none or a factory."""
     return NO_DEFAULT if field.default is dataclasses.MISSING else field.default
 
 
 @functools.lru_cache(maxsize=64)
 def checks_of(kind: type[DataclassInstance], base: type[DataclassInstance]) -> dict[str, ArgumentCheck]:
-    """Return the checks of the arguments of a class.
-
-    Args:
-        kind: The class of the arguments or a subclass.
-        base: The class of the arguments.
-    """
+    """Make the checks of the arguments of a class, which is `base` or a subclass of it."""
     checks = dict(_base_checks(base))
     for field in dataclasses.fields(kind):
         owner = next((c for c in kind.__mro__ if field.name in inspect.get_annotations(c)), base)
@@ -556,8 +550,13 @@ def checks_of(kind: type[DataclassInstance], base: type[DataclassInstance]) -> d
 def _check_of_subclass(
     field: dataclasses.Field[typing.Any], owner: type, inherited: ArgumentCheck | None
 ) -> ArgumentCheck:
-    """Return the check of a field that a subclass declares, or declares again."""
-    default, hint = default_of(field), _resolved(field, owner)
+    """Make the check of a field that a subclass declares, or declares again."""
+    declared, hint = types.SimpleNamespace(__annotations__={field.name: field.type}), None
+    # hints of local classes, and imports for type checkers, cannot be resolved
+    with contextlib.suppress(AttributeError, KeyError, NameError, SyntaxError, TypeError):
+        names = vars(sys.modules[owner.__module__])
+        hint = typing.get_type_hints(declared, names, dict(vars(owner)))[field.name]
+    default = default_of(field)
     is_wider = False  # whether the hint allows values that the inherited one does not
     if inherited is not None and hint is not None:
         known = {*parts_of(inherited.hint), type(None)} | ({int} if float in parts_of(inherited.hint) else set())
@@ -576,17 +575,8 @@ def _check_of_subclass(
     return dataclasses.replace(inherited, default=default, kind=either((NONE, inherited.kind)))
 
 
-def _resolved(field: dataclasses.Field[typing.Any], owner: type) -> object:
-    """Return a field's type hint, or None if its names cannot be resolved."""
-    declared = types.SimpleNamespace(__annotations__={field.name: field.type})
-    try:
-        return typing.get_type_hints(declared, vars(sys.modules[owner.__module__]), dict(vars(owner)))[field.name]
-    except (AttributeError, KeyError, NameError, SyntaxError, TypeError):  # local classes, or imports for type checkers
-        return None
-
-
 def read_all(checks: Mapping[str, ArgumentCheck], values: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
-    """Read values, and return the allowed ones and an error message for each of the others."""
+    """Read values. The result is the allowed values, and an error message for each of the others."""
     good, problems = {}, []
     for name, value in values.items():
         check = checks.get(name)

@@ -32,7 +32,6 @@ from hf_compat.hf.argument_values import (
 from hf_compat.hf.arguments_rules import (
     NEWEST,
     choose_tf32,
-    followed,
     generation_beside,
     intervals,
     metrics_needed,
@@ -42,10 +41,9 @@ from hf_compat.hf.arguments_rules import (
     repository,
     workers,
 )
-from hf_compat.hf.arguments_rules import VARIABLE as PROFILE
 from hf_compat.hf.arguments_views import ArgumentSetters, ArgumentViews
 from hf_compat.hf.enums import DebugOption, HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
-from hf_compat.hf.legacy import OLD_NAMES, Translation, translate_legacy
+from hf_compat.hf.legacy import OLD_NAMES, Translation, remember, translate_legacy
 from hf_compat.hf.old_attributes import (
     REPLACE,
     OldAttributes,
@@ -56,13 +54,12 @@ from hf_compat.hf.old_attributes import (
     is_old_attribute,
     obey_declared,
     read_old_state,
-    remember,
     source_of_replace,
     without_outdated,
 )
 from hf_compat.hf.process_state import has_state, may_be_asked
 from hf_compat.hf.value_types import NAME, OPTIONS, PATH, Range
-from hf_compat.runtime.launch import read_launch, variable
+from hf_compat.runtime.launch import read_launch
 from hf_compat.runtime.text import shown
 
 _declared: list[Row] = []  # of the fields of the class whose body is being read
@@ -98,16 +95,18 @@ class AcceptOldNames(type):
         takes = _interface_of(cls)
         by_place = dict(zip(takes.places, args, strict=False))
         if not by_place.keys().isdisjoint(kwargs):
-            return super().__call__(*args, **kwargs)  # a value is given twice, and Python raises
+            return super().__call__(*args, **kwargs)  # Python raises, because a value is given twice
         caller = sys._getframe(1)
         source = source_of_replace(cls, caller) if caller.f_code is REPLACE else None
         if source is not None:
             of_source = {name: getattr(source, name) for name in takes.own}
             kwargs = of_source | without_outdated(source, kwargs, takes.checks)
-        _leave_warnings_to_first_process()
+        if read_launch().process_index > 0:  # only rank 0 warns about arguments. The user's filters take precedence
+            warnings.simplefilter("ignore", InertArgumentWarning, append=True)
         # Read all values
         given, problems = read_all(takes.checks, by_place | kwargs)
-        own = {name: given.pop(name) for name in takes.own & kwargs.keys() & given.keys()}
+        own_names = takes.own & kwargs.keys() & given.keys()
+        own = dict(zip(own_names, map(given.pop, own_names), strict=True))
         # Translate them into current names
         old: Translation = {}
         known = takes.known | (given.keys() - OLD_NAMES.keys() if takes.any_name else set())
@@ -116,12 +115,8 @@ class AcceptOldNames(type):
         if problems:
             raise ArgumentError("\n\n".join([*problems, *_further_problems(given)]))
         # Add the defaults of the generation that the call, the environment or the replaced release sets
-        guest = followed()
-        compat = own.pop("compat", None) or variable(PROFILE) or (guest.generation if guest is not None else NEWEST)
-        defaults: Translation = {}
-        if compat != NEWEST or guest is not None:
-            compat, defaults = read_profile(compat, given, known, takes.checks, TrainingArguments._checks())
-            given.update(defaults)
+        compat, defaults = read_profile(own.pop("compat", None), given, known, takes.checks, TrainingArguments._checks)
+        given.update(defaults)
         # Make the instance
         places = [*map(given.pop, by_place), *args[len(by_place) :]]
         instance: ArgumentValue = cls.__new__(cls, *places, **given)  # type: ignore[arg-type]  # of the class
@@ -135,12 +130,6 @@ class AcceptOldNames(type):
         for name, value in own.items():
             setattr(instance, name, value)
         return instance
-
-
-def _leave_warnings_to_first_process() -> None:
-    """Let only rank 0 warn about arguments. The user's filters take precedence."""
-    if read_launch().process_index > 0:
-        warnings.simplefilter("ignore", InertArgumentWarning, append=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,14 +164,14 @@ def _interface_of(kind: type) -> _Interface:
 
 
 def _as_written(values: Mapping[str, object]) -> dict[str, object]:
-    """Return options before parsing, because an old name may give the missing ones."""
+    """Give options before parsing, because an old name may add missing ones."""
     config = values.get("accelerator_config")
     is_written = isinstance(config, Mapping) or (isinstance(config, str) and config.lstrip().startswith("{"))
     return {"accelerator_config": config} if is_written else {}
 
 
 def _further_problems(good: Mapping[str, object]) -> list[str]:
-    """Return the errors of the rules over several fields, for values that are allowed by themselves."""
+    """List the errors of the rules over several fields, for values that are allowed by themselves."""
     trial = TrainingArguments.__new__(TrainingArguments)
     try:
         for known in fields(TrainingArguments):
@@ -253,7 +242,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         "schedule", "taken", subject="optimizer and schedule", allowed=values.COUNT_OR_0))
 
     optim: OptimizerNames | str = _arg("adamw_torch_fused", "Optimizer.", Row(
-        "optimizer, of the package that has it", "taken", subject="optimizer and schedule", kind=values.OPTIMIZER,
+        "optimizer, of the package that has it", "taken", subject="optimizer and schedule", kind=values.optimizer,
         form=values.member_of(OptimizerNames)))
     optim_args: str | None = _arg(None, "Further options of the optimizer, as `key=value,key=value`.", Row(
         "optimizer", "taken", subject="optimizer and schedule"))
@@ -339,7 +328,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
     logging_nan_inf_filter: bool = _arg(True, "Leave NaN and infinite losses out of the logged mean.", Row(
         "mean of the logged loss", "nothing"))
     include_num_input_tokens_seen: str | bool = _arg("no", "How to count input tokens (no, all or non_padding).", Row(
-        "state.num_input_tokens_seen", "nothing", kind=values.TOKENS_SEEN, data=True))
+        "state.num_input_tokens_seen", "nothing", kind=values.tokens_seen, data=True))
     log_level: str = _arg("passive", "Log level of the main process. passive does not change it.", Row(
         "level of the hf_compat logger", "nothing", kind=values.LOG_LEVEL), choices=LOG_LEVELS)
     log_level_replica: str = _arg("warning", "Log level of the other processes.", Row(
@@ -349,7 +338,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         "printed logs instead of progress bars", "nothing", subject="logs", form=bool))
 
     report_to: None | str | list[str] = _arg("none", "Trackers to report to.", Row(  # noqa: RUF036 - HfArgumentParser reads the order
-        "a callback a tracker, or Lightning loggers as they are", "taken", subject="logs", kind=values.TRACKERS,
+        "a callback a tracker, or Lightning loggers as they are", "taken", subject="logs", kind=values.trackers,
         takes_none=True, form=values.tracker_names, native="logger"))
     run_name: str | None = _arg(None, "Name of the run for trackers.", Row(
         "name of the run in trackers", "taken", subject="logs", native="logger"))
@@ -496,7 +485,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         inert=values.ALONE))
     fsdp: str | None = _arg(None, "Fully sharded data parallelism.", Row(
         "ModelParallelStrategy: torch's fully_shard", "sharded", says="FSDPStrategy", subject="several devices",
-        kind=values.FSDP, takes_none=True, native=""), nargs="?", const=True)
+        kind=values.fsdp, takes_none=True, native=""), nargs="?", const=True)
     fsdp_config: dict[str, Any] | str | None = _arg(None, "Options of FSDP, a dict or a JSON file.", Row(
         "which modules are sharded, and how", "nothing", subject="several devices", kind=values.FILE_OR_NONE,
         native=""))
@@ -506,7 +495,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
 
     debug: str | list[DebugOption] = _arg("", "Debug modes, separated by spaces.", Row(
         "forward hooks that show what led to the first NaN or infinity, and stop there", "refused",
-        says="hooks that watch for NaN", kind=values.DEBUG, takes_none=True, form=values.debug_options,
+        says="hooks that watch for NaN", kind=values.debug, takes_none=True, form=values.debug_options,
         refuse="tpu_metrics_debug prints counters of a TPU's compiler, and TPUs are not supported",
         hint="leave tpu_metrics_debug out",
         refuses=lambda held: isinstance(held, list) and DebugOption.TPU_METRICS_DEBUG in held))
@@ -521,7 +510,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
     resume_from_checkpoint: str | None = _arg(None, "For scripts: checkpoint to resume from.", Row(
         "nothing: a flag for scripts; pass it to train()", "left out",
         says="`--ckpt_path` of the fit continues a checkpoint of the project itself", subject="run",
-        kind=values.CHECKPOINT, takes_none=True, native="ckpt_path"))
+        kind=values.checkpoint, takes_none=True, native="ckpt_path"))
     local_rank: int = _arg(
         -1, "Rank on this machine as old launchers passed it; `local_process_index` is the truth.", Row(
         "nothing: the launcher's environment counts", "nothing", allowed=Range(low=-1, high=2**31)))
@@ -538,7 +527,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
             ArgumentError: The argument cannot have that value, and keeps its old one.
         """
         takes = _interface_of(type(self))
-        is_complete = "mixed_precision" in self.__dict__  # set last: from then on fields keep their one form
+        is_complete = "mixed_precision" in self.__dict__  # the last one set. Afterwards fields keep their form
         if name in OLD_NAMES:
             if is_old_attribute(self, name):
                 assign_old(self, name, value)
@@ -565,7 +554,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
             obey_declared(self)
         if generation_beside() == "4":  # 4.x sets it when arguments are made, whatever a launcher has passed
             self.local_rank = self._launch.local_process_index
-        _ = self.device  # from here on the process's place among those launched is fixed
+        _ = self.device  # fixes the rank of this process
         normalise_arguments(self)
         # JSON text that a command line gave becomes a dict
         for name in set(self._VALID_DICT_FIELDS) - set(TrainingArguments._VALID_DICT_FIELDS):
@@ -646,7 +635,7 @@ class Seq2SeqTrainingArguments(TrainingArguments):
 
     # fmt: off
     sortish_sampler: bool = _arg(
-        False, "Sort samples roughly by length. Today `train_sampling_strategy` does that today.", Row(
+        False, "Sort samples roughly by length. Today `train_sampling_strategy` does that.", Row(
         "nothing", "nothing",
         inert="transformers has no such sampler, but `train_sampling_strategy='group_by_length'` sorts by length"))
     predict_with_generate: bool = _arg(False, "Evaluate and predict on what the model generates (ROUGE, BLEU).", Row(

@@ -12,7 +12,7 @@ import importlib.metadata
 import math
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -107,7 +107,7 @@ def _problem(fact: str, hint: str) -> str:
 
 
 def intervals(args: TrainingArguments) -> Iterator[str]:
-    """Yield what is wrong with the numbers of updates between logs, evaluations and saves."""
+    """Check the numbers of updates between logs, evaluations and saves."""
     for kind, strategy in (
         ("logging", args.logging_strategy),
         ("eval", args.eval_strategy),
@@ -130,7 +130,7 @@ def intervals(args: TrainingArguments) -> Iterator[str]:
 
 
 def metrics_needed(args: TrainingArguments) -> Iterator[str]:
-    """Yield what is wrong where a schedule follows a metric, or the best model is chosen by one."""
+    """Check that evaluations give the metric that a schedule or the choice of the best model needs."""
     if args.lr_scheduler_type in METRIC_SCHEDULES and args.eval_strategy == IntervalStrategy.NO:
         yield _problem(
             f"`lr_scheduler_type={plain(args.lr_scheduler_type)!r}` requires an eval strategy: it follows a metric.",
@@ -144,7 +144,12 @@ def metrics_needed(args: TrainingArguments) -> Iterator[str]:
             f"`eval_strategy={plain(args.eval_strategy)!r}` and `save_strategy={plain(args.save_strategy)!r}`.",
             "set both to 'steps' or both to 'epoch', or use `save_strategy='best'`.",
         )
-    elif args.eval_strategy == IntervalStrategy.STEPS and not _is_multiple(args.save_steps, args.eval_steps):
+        return
+    saves, evaluates = args.save_steps, args.eval_steps
+    if args.eval_strategy != IntervalStrategy.STEPS or not evaluates or saves % evaluates == 0:
+        return
+    ratio = saves / evaluates
+    if not (saves < 1 and evaluates < 1 and math.isclose(ratio, round(ratio), rel_tol=1e-9)):
         yield _problem(
             f"`load_best_model_at_end=True` needs `save_steps={args.save_steps!r}` to be a round multiple of "
             f"`eval_steps={args.eval_steps!r}`, both as counts or both as shares below 1.",
@@ -152,17 +157,8 @@ def metrics_needed(args: TrainingArguments) -> Iterator[str]:
         )
 
 
-def _is_multiple(save_steps: float, eval_steps: float | None) -> bool:
-    if not eval_steps or save_steps % eval_steps == 0:
-        return True
-    if save_steps < 1 and eval_steps < 1:
-        ratio = save_steps / eval_steps
-        return math.isclose(ratio, round(ratio), rel_tol=1e-9)
-    return False
-
-
 def workers(args: TrainingArguments) -> Iterator[str]:
-    """Yield options of workers where there are none."""
+    """Check that options of workers come with workers."""
     if args.dataloader_num_workers > 0:
         return
     for name, what in (
@@ -176,7 +172,7 @@ def workers(args: TrainingArguments) -> Iterator[str]:
 
 
 def repository(args: TrainingArguments) -> Iterator[str]:
-    """Yield what is wrong with the repository to push to."""
+    """Check the repository to push to."""
     if not args.push_to_hub:
         return
     if args.hub_model_id is not None and _REPOSITORY.fullmatch(args.hub_model_id) is None:
@@ -192,7 +188,7 @@ def repository(args: TrainingArguments) -> Iterator[str]:
 
 
 def precision(args: TrainingArguments) -> Iterator[str]:
-    """Yield what is wrong with the number formats, on this device."""
+    """Check the number formats on this device."""
     if args.fp16 and args.bf16:
         yield _problem("`fp16` and `bf16` are both on.", "at most one of fp16 and bf16 can be True.")
     if args.fp16_full_eval and args.bf16_full_eval:
@@ -216,7 +212,7 @@ def precision(args: TrainingArguments) -> Iterator[str]:
 
 
 def has_tf32() -> bool:
-    """Return whether the GPU of this process supports TF32, as Ampere and newer ones do."""
+    """Whether the GPU of this process supports TF32, as Ampere and newer ones do."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 8
 
 
@@ -242,8 +238,8 @@ def choose_tf32(args: TrainingArguments) -> None:
 
 VARIABLE = "HF_COMPAT_PROFILE"
 NEWEST = "5"
-# Generation → the defaults of its last release, where they are not the same in all of them. `use_cache=None` leaves the
-# model's own, as 4.x, which had no such argument. `python tests/hf/defaults_of_4_57.py` compares with the release.
+# Generation → the defaults of its last release that differ. `use_cache=None` keeps the value of the model, as in 4.x.
+# `python tests/hf/defaults_of_4_57.py` compares with the release.
 PROFILES: dict[str, Translation] = {
     "4": {"report_to": "all", "trackio_space_id": "trackio", "use_cache": None},
     NEWEST: {"report_to": "none", "trackio_space_id": None, "use_cache": False},
@@ -282,17 +278,17 @@ def follow(guest: Guest | None) -> None:
 
 
 def followed() -> Guest | None:
-    """Return the release that ours replaces."""
+    """The release that ours replaces."""
     return _guests[0] if _guests else None
 
 
 def release_of(profile: str) -> str:
-    """Return the release whose defaults a profile has, for messages."""
+    """The release whose defaults a profile has, for messages."""
     return next((one.release for one in _guests if one.generation == profile), RELEASES[profile])
 
 
 def generation_beside() -> str | None:
-    """Return the generation of the loaded or installed transformers, or None if it is missing."""
+    """The generation of the loaded or installed transformers, or None if it is missing."""
     release: object = getattr(sys.modules.get("transformers"), "__version__", None) or _installed_release()
     return None if release is None else str(release).partition(".")[0]
 
@@ -306,25 +302,28 @@ def _installed_release() -> str | None:
 
 
 def read_profile(
-    named: object,
+    compat: object,
     given: Mapping[str, ArgumentValue],
     known: Collection[str],
     checks: Mapping[str, ArgumentCheck],
-    ours: Mapping[str, ArgumentCheck],
+    checks_of_ours: Callable[[], Mapping[str, ArgumentCheck]],
 ) -> tuple[str, Translation]:
-    """Return a profile, and its defaults of the arguments that are not given.
+    """Choose the generation, and its defaults of the arguments that are not given.
 
     Args:
-        named: The value of the argument `compat` or of the variable HF_COMPAT_PROFILE.
+        compat: The argument `compat`. Without it the variable HF_COMPAT_PROFILE counts, then the release replaced.
         given: The given arguments, by their current names.
         known: Names that the class accepts.
         checks: Checks of the class's arguments. Defaults that a subclass changes stay.
-        ours: Checks of our own class, which is the same class or its base.
+        checks_of_ours: Makes the checks of our own class, which is the same class or its base.
 
     Raises:
         ArgumentError: The profile does not exist.
     """
-    profile = str(read_as(VARIABLE, COMPAT, named))
+    named = compat or variable(VARIABLE) or (_guests[0].generation if _guests else NEWEST)
+    if named == NEWEST and not _guests:
+        return NEWEST, {}
+    profile, ours = str(read_as(VARIABLE, COMPAT, named)), checks_of_ours()
     of_guest = (one.defaults for one in _guests if one.generation == profile)
     return profile, {
         name: default

@@ -24,7 +24,8 @@ from hf_compat.errors import ArgumentError
 from hf_compat.hf.argument_values import AcceleratorConfig, ArgumentCheck, ArgumentValue, read_all
 from hf_compat.hf.arguments_rules import NEWEST, generation_beside
 from hf_compat.hf.enums import HubStrategy, IntervalStrategy, OptimizerNames, ParallelMode, SaveStrategy, SchedulerType
-from hf_compat.hf.old_attributes import PROCESS_ATTRIBUTES, remembered
+from hf_compat.hf.legacy import remembered
+from hf_compat.hf.old_attributes import PROCESS_ATTRIBUTES
 from hf_compat.hf.process_state import ProcessState, may_be_asked, share_processes
 from hf_compat.runtime.collectives import start_processes
 from hf_compat.runtime.launch import Launch, choose_device, read_launch
@@ -33,7 +34,7 @@ from hf_compat.runtime.text import Absent, is_secret
 _LEVEL_NAMES = ("debug", "info", "warning", "error", "critical")
 LEVELS = {name: int(getattr(logging, name.upper())) for name in _LEVEL_NAMES} | {"detail": logging.DEBUG}
 
-# Helpers of upstream's own methods → what to do in their place.
+# Helpers of upstream's own methods → the replacement.
 _HELPERS = {
     "_apply_legacy_fsdp_to_config": "set `fsdp_config`",
     "_dict_dtype_to_str": "call `to_dict()`, which writes torch's types as text",
@@ -58,7 +59,7 @@ class ArgumentViews:
     log_level_replica: str
     warmup_steps: float
     deepspeed: dict[str, object] | str | None
-    # Of the class that dataclasses make no field of: a subclass may have one of that name.
+    # Not annotated, so not a field. A subclass may have a field of that name.
     compat = NEWEST
     # Derived by arguments_rules.py.
     mixed_precision: str
@@ -75,7 +76,7 @@ class ArgumentViews:
 
     @property
     def _setup_devices(self) -> torch.device:
-        """The device, under the name by which upstream prepares it."""
+        """The device, by upstream's name."""
         return self.device
 
     @property
@@ -99,10 +100,10 @@ class ArgumentViews:
         return self._launch.local_process_index
 
     def _refuse_claims(self) -> None:
-        """Refuse a subclass's own count of processes, or rank among several: the others would be waited for in vain.
+        """Refuse a subclass's own count of processes or rank, with which processes would wait for each other forever.
 
         Raises:
-            ArgumentError: The launcher has started others than a property says.
+            ArgumentError: A property contradicts the launcher.
         """
         names = ("world_size", "process_index", "local_process_index")
         for name in names if self._launch.world_size > 1 else names[:1]:
@@ -122,10 +123,10 @@ class ArgumentViews:
 
     @functools.cached_property
     def distributed_state(self) -> ProcessState:
-        """The processes, as Accelerate's users ask for them; the process group is Lightning's.
+        """The processes, in Accelerate's words. The process group is Lightning's.
 
-        Accelerate's own `PartialState` where it is installed: it is the one object of the process, filled from the
-        arguments that were made last.
+        It is Accelerate's own `PartialState` if that is installed. The process has one, which follows the arguments
+        made last.
         """
         ours = ProcessState(self)
         return cast(ProcessState, share_processes(self, ours.distributed_type)) if may_be_asked() else ours
@@ -141,7 +142,7 @@ class ArgumentViews:
         return self.per_device_eval_batch_size * self._devices_of_override()
 
     def _devices_of_override(self) -> int:
-        """Return the factor of a subclass's `n_gpu` on the batch size, as upstream."""
+        """The factor of a subclass's `n_gpu` on the batch size, as upstream."""
         return 1 if type(self).n_gpu is ArgumentViews.n_gpu else max(1, self.n_gpu)
 
     @property
@@ -174,12 +175,12 @@ class ArgumentViews:
         return not self.deepspeed
 
     def get_process_log_level(self) -> int:
-        """Return the `logging` level of this process. `passive` means the current level."""
+        """The `logging` level of this process. `passive` means the current level."""
         name = self.log_level if self.should_log else self.log_level_replica
         return LEVELS.get(name, logging.getLogger("hf_compat").getEffectiveLevel())
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Return the updates of warmup: `warmup_steps`, or below 1 its share of all updates rounded up.
+        """Count the updates of warmup. A `warmup_steps` below 1 is a share of all updates, rounded up.
 
         Mirrors:
             `transformers.TrainingArguments.get_warmup_steps`, 5.23.
@@ -190,11 +191,11 @@ class ArgumentViews:
 
     @contextlib.contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
-        """Let the main process do something before the others (data preparation that the others then find done).
+        """Let the main process run the block before the others, which then find its files.
 
         Args:
-            local: First on each machine, else first of all.
-            desc: What is done, for logs.
+            local: Choose the first process of each machine. Otherwise choose the first of all.
+            desc: Ignored. Upstream logs it.
         """
         self._refuse_claims()
         start_processes(self)
@@ -209,7 +210,7 @@ class ArgumentViews:
                 torch.distributed.barrier()
 
     def to_dict(self) -> dict[str, ArgumentValue]:
-        """Return the fields as plain values, with masked secrets.
+        """Convert the fields to plain values, with masked secrets.
 
         Mirrors:
             `transformers.TrainingArguments.to_dict`, 5.23.
@@ -217,11 +218,11 @@ class ArgumentViews:
         return {f.name: _plain(f.name, getattr(self, f.name)) for f in fields(self) if f.init}  # type: ignore[arg-type]  # the subclass is the dataclass
 
     def to_json_string(self) -> str:
-        """Return the fields as JSON."""
+        """Convert the fields to JSON."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
     def to_sanitized_dict(self) -> dict[str, bool | float | str | torch.Tensor]:
-        """Return the fields and batch sizes with values that TensorBoard's hparams take."""
+        """Convert the fields and batch sizes to values that TensorBoard's hparams accept."""
         values = {
             **self.to_dict(),
             "train_batch_size": self.train_batch_size,
@@ -270,13 +271,12 @@ _COUNTING = (("logging_strategy", "logging_steps"), ("eval_strategy", "eval_step
 
 
 class ArgumentSetters:
-    """Group setters of `TrainingArguments`. Each returns the arguments, so calls can be chained."""
+    """Group setters of `TrainingArguments`, whose calls can be chained."""
 
     eval_strategy: IntervalStrategy | str
 
     @classmethod
     def _checks(cls) -> Mapping[str, ArgumentCheck]:
-        """Return the checks of the fields."""
         raise NotImplementedError
 
     def _set(self: Self, **values: object) -> Self:
@@ -304,7 +304,7 @@ class ArgumentSetters:
         activation_checkpointing: bool = False,
         gradient_checkpointing: bool | None = None,
     ) -> Self:
-        """Set what training runs on, and `do_train`."""
+        """Set batch size, length and optimizer numbers of the training, and `do_train`."""
         recompute = activation_checkpointing if gradient_checkpointing is None else gradient_checkpointing
         return self._set(
             do_train=True,
@@ -373,7 +373,7 @@ class ArgumentSetters:
         on_each_node: bool = False,
         replica_level: str = "passive",
     ) -> Self:
-        """Set what is logged, when and where."""
+        """Set the content, the time and the place of logs."""
         return self._set(
             logging_strategy=strategy,
             logging_steps=steps,
@@ -394,7 +394,7 @@ class ArgumentSetters:
         always_push: bool = False,
         revision: str | None = None,
     ) -> Self:
-        """Set what is pushed to the Hub, and `push_to_hub`."""
+        """Set the uploads to the Hub, and `push_to_hub`."""
         return self._set(
             push_to_hub=True,
             hub_model_id=model_id,
@@ -436,7 +436,8 @@ class ArgumentSetters:
     ) -> Self:
         """Set the learning-rate schedule and its length.
 
-        `warmup_ratio`, until 5.0, is a share that counts where `warmup_steps` is 0. 4.x had it before `warmup_steps`.
+        `warmup_ratio` is an argument until 5.0. It is a share, and counts if `warmup_steps` is 0. In 4.x it came before
+        `warmup_steps`.
         """
         if warmup_ratio > 1:
             warmup_steps, warmup_ratio = warmup_ratio, warmup_steps

@@ -27,7 +27,7 @@ class DefaultFlowCallback(TrainerCallback):
     """Set the flags for logging, evaluation and saving, by the arguments' strategies.
 
     Mirrors:
-        `transformers.DefaultFlowCallback`, 5.23: with the strategy `steps` the last update is evaluated and saved too.
+        `transformers.DefaultFlowCallback`, 5.23. With the strategy `steps` the last update is evaluated and saved too.
     """
 
     def on_step_end(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> TrainerControl:
@@ -101,7 +101,7 @@ class ProgressCallback(TrainerCallback):
         self.close()
 
     def make_bar(self, total: int, initial: int = 0, leave: bool = True) -> tqdm[None]:
-        """Return a bar of `total` updates or batches, of which `initial` are done; `leave`: it stays at the end."""
+        """Make a bar of `total` updates or batches, of which `initial` are done. `leave` keeps it at the end."""
         return progress_bar(total=total, initial=initial, leave=leave)
 
     def close(self) -> None:
@@ -125,20 +125,17 @@ class ProgressCallback(TrainerCallback):
 
 
 class TakesSignals(Protocol):
-    """What `JITCheckpointCallback` looks at: a Trainer."""
+    """The part of the Trainer that `JITCheckpointCallback` uses."""
 
     args: Args
     stop_signals: StopSignals
 
 
 class CheckpointRequest:
-    """Whether a signal, or a script, asks for a checkpoint and the end of the training.
-
-    Args:
-        trainer: The Trainer that notes signals while it trains.
+    """Whether a signal or a script requests a checkpoint and the end of the training.
 
     Mirrors:
-        What is public of `transformers.trainer_jit_checkpoint.CheckpointManager`, 5.23.
+        The public part of `transformers.trainer_jit_checkpoint.CheckpointManager`, 5.23.
     """
 
     def __init__(self, trainer: TakesSignals) -> None:
@@ -147,7 +144,7 @@ class CheckpointRequest:
 
     @property
     def is_checkpoint_requested(self) -> bool:
-        """Whether the update that is under way will be the last, and saved; a script may set it."""
+        """Whether the current update will be the last, and saved. A script may set it."""
         return self.is_scripts or self.trainer.stop_signals.received is not None
 
     @is_checkpoint_requested.setter
@@ -156,9 +153,9 @@ class CheckpointRequest:
 
 
 class JITCheckpointCallback(TrainerCallback):
-    """Save after the update, and end the training, where `jit_manager.is_checkpoint_requested` is set.
+    """Save after the update and end the training if a script sets `jit_manager.is_checkpoint_requested`.
 
-    A Trainer with `enable_jit_checkpoint=True` has one. Signals it notes and obeys itself.
+    A Trainer with `enable_jit_checkpoint=True` adds it. The Trainer itself obeys signals.
 
     Mirrors:
         `transformers.trainer_jit_checkpoint.JITCheckpointCallback`, 5.23, which saves within the update.
@@ -169,7 +166,7 @@ class JITCheckpointCallback(TrainerCallback):
         self.jit_manager: CheckpointRequest | None = None
 
     def set_trainer(self, trainer: TakesSignals) -> None:
-        """Take the Trainer whose signals are asked for."""
+        """Set the Trainer whose signals count."""
         self.trainer = trainer
         self.jit_manager = CheckpointRequest(trainer) if trainer.args.enable_jit_checkpoint else None
 
@@ -237,20 +234,20 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
 
     def on_evaluate(self, args: Args, state: TrainerState, control: TrainerControl, **kwargs: Kwarg) -> None:
         metrics = kwargs.get("metrics") or {}
-        assert args.metric_for_best_model is not None  # on_train_begin has seen to it
+        assert args.metric_for_best_model is not None  # on_train_begin has checked it
         name = eval_metric_name(args.metric_for_best_model)
         value = metrics.get(name)
         if value is None:
             logger.warning(f"Early stopping follows {name}, which this evaluation did not return.")
             return
         if math.isnan(value):
-            logger.warning(f"Early stopping follows {name}, which is not a number and no improvement.")
+            logger.warning(f"Early stopping follows {name}, which is NaN. It does not count as an improvement.")
         self.check_metric_value(args, state, control, value)
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
 
     def state(self) -> ExportedState:
-        """Return patience, threshold and the count so far."""
+        """Export patience, threshold and the count so far."""
         return {
             "args": {
                 "early_stopping_patience": self.early_stopping_patience,

@@ -15,7 +15,7 @@ from hf_compat.runtime.text import is_installed
 
 
 class ExplicitEnum(str, Enum):  # noqa: UP042 - str() gives Class.MEMBER, as in HF
-    """A string enum whose failed look-up lists what is allowed.
+    """A string enum whose failed look-up lists the allowed values.
 
     Mirrors:
         `transformers.utils.ExplicitEnum`, 5.23. Members equal their string, so they also equal the members of the
@@ -167,7 +167,7 @@ _SWITCHES = (
 
 Value = TypeVar("Value")
 
-# What describes the whole run, not a step.
+# These describe the whole run, not a step.
 SUMMARY_KEYS = (
     "train_runtime",
     "train_samples_per_second",
@@ -178,7 +178,7 @@ SUMMARY_KEYS = (
 
 
 def available_trackers() -> list[str]:
-    """Return the trackers of `report_to="all"`, which are installed and not switched off.
+    """List the trackers of `report_to="all"`, which are installed and not switched off.
 
     Mirrors:
         `transformers.integrations.get_available_reporting_integrations`, 5.23.
@@ -192,10 +192,10 @@ def available_trackers() -> list[str]:
 
 
 def with_platforms_tracker(trackers: list[str]) -> list[str]:
-    """Return trackers with the one that a job on Kubeflow, which sets KUBEFLOW_TRAINER_SERVER_URL, reports to.
+    """Add the tracker of a job on Kubeflow, which sets KUBEFLOW_TRAINER_SERVER_URL.
 
     Mirrors:
-        `transformers.TrainingArguments`, 5.23: `DISABLE_KUBEFLOW_INTEGRATION=TRUE` leaves it out.
+        `transformers.TrainingArguments`, 5.23. `DISABLE_KUBEFLOW_INTEGRATION=TRUE` leaves it out.
     """
     is_there = is_installed(PACKAGES["kubeflow"][0])
     is_off = variable("DISABLE_KUBEFLOW_INTEGRATION", "").upper() == "TRUE"
@@ -216,10 +216,10 @@ def rewrite_logs(logs: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def numbers_of(logs: Mapping[str, object]) -> dict[str, float]:
-    """Return the numbers among logs."""
+    """The numbers among logs."""
     return {name: value for name, value in logs.items() if isinstance(value, (int, float))}
 
 
 def default_logdir() -> str:
-    """Return `runs/<time>_<host>`, as torch's `SummaryWriter` names its folders."""
+    """Name a folder `runs/<time>_<host>`, as torch's `SummaryWriter` does."""
     return os.path.join("runs", f"{datetime.now().strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}")

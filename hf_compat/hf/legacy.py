@@ -1,6 +1,6 @@
-"""Translate old argument names into current ones.
+"""The table of old argument names, and their translation into current ones.
 
-Each row of the table has a function from the old value to current keywords, and a note on the change.
+Each row says how the old value becomes current keywords, and how the old name is read as an attribute.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass, fields, replace
+from typing import TypeAlias, cast
 
 from hf_compat.errors import ArgumentError, InertArgumentWarning, UnknownArgument
 from hf_compat.hf.argument_values import AcceleratorConfig, ArgumentCheck, ArgumentValue, read_as
+from hf_compat.hf.enums import default_logdir
 from hf_compat.hf.value_types import (
     LARGEST_COUNT,
     NONE,
@@ -33,10 +34,26 @@ from hf_compat.hf.value_types import (
     read_choice,
     whole_number,
 )
+from hf_compat.runtime.launch import variable
 from hf_compat.runtime.text import is_secret, nearest, shown
 
 # Current keywords of an old value. Empty if the value had no effect.
 Translation: TypeAlias = dict[str, ArgumentValue]
+
+
+# The instance attribute with the values of old names.
+PLACE = "_given_by_old_names"
+
+
+def remembered(args: object) -> Translation:
+    """The values that arguments were given under old names."""
+    return cast(Translation, vars(args).get(PLACE, {}))
+
+
+def remember(args: object, values: Translation) -> None:
+    """Add values of old names. A copy of the arguments shares no values with the original."""
+    if values:
+        vars(args)[PLACE] = {**remembered(args), **values}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +68,9 @@ class OldName:
         harmless: Values that had no effect.
         kind: The type of its value. None takes the type of the current argument.
         default: The attribute's value if it is not set.
+        read: Reads the attribute from the current arguments. None reads the value that the user set, or the default.
+        reads_if_set: The attribute is None, as in 4.x, unless the user set the name.
+        off: The current arguments that a false value sets, if the attribute is true.
     """
 
     lifetime: str
@@ -60,16 +80,40 @@ class OldName:
     harmless: tuple[ArgumentValue, ...] = (None,)
     kind: ValueType | None = None
     default: ArgumentValue = None
+    read: Callable[[ArgumentValue], ArgumentValue] | None = None
+    reads_if_set: bool = False
+    off: Callable[[ArgumentValue], Translation] | None = None
 
 
-def _renamed(lifetime: str, new: str) -> OldName:
-    return OldName(lifetime=lifetime, means=new, translate=lambda value: {} if value is None else {new: value})
-
-
-def _flag(lifetime: str, new: str, when_true: ArgumentValue) -> OldName:
-    means = f"{new}={json.dumps(when_true)}"
+def _renamed(lifetime: str, new: str, reads: bool = True, if_set: bool = True) -> OldName:
     return OldName(
-        lifetime=lifetime, means=means, kind=TRUTH_VALUE, translate=lambda value: {new: when_true} if value else {}
+        lifetime=lifetime,
+        means=new,
+        translate=lambda value: {} if value is None else {new: value},
+        read=(lambda args: getattr(args, new)) if reads else None,
+        reads_if_set=if_set,
+    )
+
+
+def _flag(
+    lifetime: str, new: str, when_true: ArgumentValue, read: Callable[[ArgumentValue], ArgumentValue] | None = None
+) -> OldName:
+    """A flag that gave an argument one value. False restores the argument's default."""
+    return OldName(
+        lifetime=lifetime,
+        means=f"{new}={json.dumps(when_true)}",
+        kind=TRUTH_VALUE,
+        translate=lambda value: {new: when_true} if value else {},
+        read=read or (lambda args: bool(getattr(args, new) == when_true)),
+        off=lambda args: {new: next(field.default for field in fields(args) if field.name == new)},
+    )
+
+
+def _item(lifetime: str, new: str, item: str, translated: ArgumentValue) -> OldName:
+    """A flag that added an item to a list. False removes the item."""
+    return replace(
+        _flag(lifetime, new, translated, lambda args: item in getattr(args, new)),
+        off=lambda args: {new: [held for held in getattr(args, new) if held != item]},
     )
 
 
@@ -77,12 +121,35 @@ def _nothing(value: ArgumentValue) -> Translation:
     return {}
 
 
-def _warmup_ratio(ratio: ArgumentValue) -> Translation:
+def _warmup_steps(ratio: ArgumentValue) -> Translation:
     if ratio is None or ratio == 0:
         return {}
     # `warmup_steps=1.0` would be a single update. The float just below 1 is a ratio still, and as warmup steps are
     # rounded up it gives the whole run.
     return {"warmup_steps": min(float(ratio), math.nextafter(1.0, 0.0))}
+
+
+def _warmup_ratio(args: ArgumentValue) -> float:
+    given: float = remembered(args).get("warmup_ratio", 0.0)
+    steps: float = args.warmup_steps
+    return given if steps >= 1 or _warmup_steps(given).get("warmup_steps", 0) == steps else steps
+
+
+def _logging_dir(args: ArgumentValue) -> str:
+    """The folder for TensorBoard, which is fixed at the first reading."""
+    folder: str | None = remembered(args).get("logging_dir")
+    if folder is None:
+        folder = variable("TENSORBOARD_LOGGING_DIR") or os.path.join(str(args.output_dir), default_logdir())
+        remember(args, {"logging_dir": folder})
+    return os.path.expanduser(folder)
+
+
+def held_options(args: ArgumentValue, config: str) -> Mapping[str, ArgumentValue]:
+    """The options of an argument that is a dict or an AcceleratorConfig. Others have none."""
+    held = getattr(args, config)
+    if isinstance(held, AcceleratorConfig):
+        return held.to_dict()
+    return held if isinstance(held, Mapping) else {}
 
 
 def _in_config(lifetime: str, config: str, key: str, *kinds: ValueType) -> OldName:
@@ -91,6 +158,8 @@ def _in_config(lifetime: str, config: str, key: str, *kinds: ValueType) -> OldNa
         means=f'{config}={{"{key}": …}}',
         kind=either((NONE, *kinds)),
         translate=lambda value: {} if value is None else {config: {key: value}},
+        read=lambda args: held_options(args, config).get(key),
+        reads_if_set=True,
     )
 
 
@@ -117,30 +186,44 @@ _SHARDING = ValueType("true, false, or words of a closed set", _read_sharded, ta
 _AMP = ("amp", "cuda_amp", "cpu_amp")
 _BACKEND = choice(("auto", "amp", "apex", "cuda_amp", "cpu_amp"))
 
+# Names without effect whose attribute follows another one.
+_READ_OF_INERT: dict[str, Callable[[ArgumentValue], ArgumentValue]] = {
+    "_n_gpu": lambda args: args.n_gpu,
+    "half_precision_backend": lambda args: str(
+        remembered(args).get("half_precision_backend") or remembered(args).get("fp16_backend") or "auto"
+    ),
+}
+
 OLD_NAMES: dict[str, OldName] = {
-    "evaluation_strategy": _renamed("3.2-4.50", "eval_strategy"),
+    "evaluation_strategy": _renamed("3.2-4.50", "eval_strategy", if_set=False),
     "evaluate_during_training": _flag("3.0-3.5", "eval_strategy", "steps"),
-    "no_cuda": _renamed("3.0-4.57", "use_cpu"),
+    "no_cuda": _renamed("3.0-4.57", "use_cpu", if_set=False),
     "logging_dir": OldName(
         lifetime="3.0-5.14",
         means="kept as the attribute `logging_dir`, where TensorBoard files go",
         kind=PATH,
         translate=lambda value: {"logging_dir": value},
+        read=_logging_dir,
     ),
     "warmup_ratio": OldName(
         lifetime="4.4-5.14",
         means="warmup_steps below 1 (1.0 is a full warmup)",
         kind=_SHARE,
-        translate=_warmup_ratio,
+        translate=_warmup_steps,
+        read=_warmup_ratio,
+        off=lambda args: {"warmup_steps": 0},
     ),
     "group_by_length": _flag("4.3-5.14", "train_sampling_strategy", "group_by_length"),
-    "include_inputs_for_metrics": _flag("4.19-4.57", "include_for_metrics", ["inputs"]),
-    "include_tokens_per_second": _flag("4.34-4.57", "include_num_input_tokens_seen", "all"),
+    "include_inputs_for_metrics": _item("4.19-4.57", "include_for_metrics", "inputs", ["inputs"]),
+    "include_tokens_per_second": _flag(
+        *("4.34-4.57", "include_num_input_tokens_seen", "all"),
+        read=lambda args: args.include_num_input_tokens_seen != "no",
+    ),
     "per_gpu_train_batch_size": _renamed("3.0-4.57", "per_device_train_batch_size"),
     "per_gpu_eval_batch_size": _renamed("3.0-4.57", "per_device_eval_batch_size"),
     "adafactor": _flag("4.2-4.57", "optim", "adafactor"),
     "push_to_hub_token": _renamed("4.8-4.57", "hub_token"),
-    "push_to_hub_model_id": _renamed("4.8-4.57", "hub_model_id"),
+    "push_to_hub_model_id": _renamed("4.8-4.57", "hub_model_id", reads=False),
     "push_to_hub_organization": OldName(
         lifetime="4.8-4.57",
         means="the part of hub_model_id before the slash",
@@ -165,7 +248,7 @@ OLD_NAMES: dict[str, OldName] = {
     ),
     "torchdynamo": _renamed("4.20-4.57", "torch_compile_backend"),
     "xpu_backend": _renamed("4.11-4.31", "ddp_backend"),
-    "tpu_metrics_debug": _flag("3.0-4.57", "debug", "tpu_metrics_debug"),
+    "tpu_metrics_debug": _item("3.0-4.57", "debug", "tpu_metrics_debug", "tpu_metrics_debug"),
     "dispatch_batches": _in_config("4.32-4.50", "accelerator_config", "dispatch_batches", TRUTH_VALUE),
     "split_batches": _in_config("4.35-4.50", "accelerator_config", "split_batches", TRUTH_VALUE),
     "fsdp_min_num_params": OldName(
@@ -173,6 +256,8 @@ OLD_NAMES: dict[str, OldName] = {
         means='fsdp_config={"min_num_params": …}',
         kind=_COUNT,
         translate=lambda value: {"fsdp_config": {"min_num_params": value}} if value else {},
+        read=lambda args: held_options(args, "fsdp_config").get("min_num_params", 0),
+        off=lambda args: {"fsdp_config": {**held_options(args, "fsdp_config"), "min_num_params": 0}},
     ),
     "fsdp_transformer_layer_cls_to_wrap": _in_config(
         "4.21-4.57", "fsdp_config", "transformer_layer_cls_to_wrap", list_of(TEXT), TEXT
@@ -192,6 +277,7 @@ OLD_NAMES: dict[str, OldName] = {
             kind=kind,
             default=default,
             harmless=(None, default, *more),
+            read=_READ_OF_INERT.get(name),
         )
         for name, lifetime, kind, default, more, why in (
             ("_n_gpu", "4.2-4.57", number(Range(low=-1)), -1, (0, 1), "the number of devices is found out"),
@@ -286,7 +372,7 @@ def translate_legacy(
 
 
 def asked_by(name: str, value: ArgumentValue) -> Translation:
-    """Return the current arguments that an old name sets, or {} if its value had no effect in 4.x."""
+    """The current arguments that an old name sets. They are empty if its value had no effect in 4.x."""
     if name == "no_cuda" and not value:  # 4.x has written it beside `use_cpu=True`
         return {}
     return {new: said for new, said in OLD_NAMES[name].translate(value).items() if new not in ATTRIBUTES_ONLY}
@@ -308,7 +394,7 @@ def name_repository(arguments: Translation, old: Translation) -> None:
 
 
 def is_harmless(name: str, value: ArgumentValue) -> bool:
-    """Return whether a value of an old name had no effect."""
+    """Whether a value of an old name had no effect."""
     return value is None or any(type(value) is type(one) and value == one for one in OLD_NAMES[name].harmless)
 
 
@@ -341,7 +427,10 @@ def merge(by_old: Said, giver: str, given: ArgumentValue) -> ArgumentValue:
     if given is None or given == said:
         return said
     if isinstance(said, dict) and (options := _options_of(given)) is not None:
-        _check_options(by_old, options)
+        for key, value in said.items():
+            held = options.get(key)
+            if held not in (None, value, [value]) and not (by_old.old == "fsdp_min_num_params" and held == 0):
+                raise _contradiction(by_old, "", options)
         return {**options, **said}
     if isinstance(given, list) and isinstance(said, list):
         return given + [item for item in said if item not in given]
@@ -355,7 +444,7 @@ def merge(by_old: Said, giver: str, given: ArgumentValue) -> ArgumentValue:
 
 
 def _options_of(given: ArgumentValue) -> Translation | None:
-    """Return the options of an argument that differ from their defaults, or None for a file or no options."""
+    """The options of an argument that differ from their defaults, or None for a file or no options."""
     if isinstance(given, AcceleratorConfig):
         default = AcceleratorConfig().to_dict()
         return {key: value for key, value in given.to_dict().items() if value != default[key]}
@@ -364,15 +453,8 @@ def _options_of(given: ArgumentValue) -> Translation | None:
     return given if isinstance(given, dict) else None
 
 
-def _check_options(by_old: Said, given: Translation) -> None:
-    for key, value in by_old.said.items():
-        held = given.get(key)
-        if held not in (None, value, [value]) and not (by_old.old == "fsdp_min_num_params" and held == 0):
-            raise _contradiction(by_old, "", given)
-
-
 def _contradiction(by_old: Said, giver: str, given: ArgumentValue) -> ArgumentError:
-    """Return the error that shows both names with their values."""
+    """Make the error that shows both names with their values."""
     old, new = shown(by_old.old, by_old.value), shown(by_old.new, plain(given))
     asks = f"`{old}` is an old name for `{shown(by_old.new, plain(by_old.said))}`"
     other = f"`{new}` was given too" + (f", by the old name `{giver}`" if giver else "")

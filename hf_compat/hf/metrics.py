@@ -53,7 +53,7 @@ def speed_metrics(
 
 
 def denumpify_detensorize(metrics: Nested) -> Nested:
-    """Replace NumPy scalars and one-element tensors by Python numbers, in nested containers too.
+    """Replace NumPy scalars and one-element tensors by Python numbers, also in nested containers.
 
     Mirrors:
         `transformers.trainer_utils.denumpify_detensorize`, 5.23.
@@ -96,7 +96,7 @@ def plain_metrics(metrics: object, source: str) -> dict[str, Metric]:
 
 
 def _plain_metric(value: object, name: str, source: str) -> Metric:
-    """Return a metric in JSON's types, looking into lists and dicts."""
+    """Convert a metric to JSON's types, also within lists and dicts."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = value.item() if value.numel() == 1 else value.to_dense().tolist()
@@ -120,7 +120,7 @@ def _plain_metric(value: object, name: str, source: str) -> Metric:
 
 
 def loggable(logs: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Return the values of a log that can be written as JSON, and warn about the others."""
+    """Keep the values of a log that can be written as JSON, and warn about the others."""
     kept = {}
     for name, value in logs.items():
         try:
@@ -136,7 +136,7 @@ def _shown(value: object) -> str:
 
 
 def number_of_metric(value: object, name: str) -> float:
-    """Return a metric that is compared as a number.
+    """Convert a metric to a number that can be compared.
 
     Raises:
         MetricError: The metric is not a number.

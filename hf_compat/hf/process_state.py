@@ -1,7 +1,7 @@
-"""The processes of a run, as Accelerate describes them to its users and to libraries without a Trainer.
+"""The processes of a run in Accelerate's words, for its users and for libraries without a Trainer.
 
-`accelerate.PartialState()` and `AcceleratorState()` are one object each in a process. Left alone, the first question
-would let Accelerate look for devices and processes by itself, and make a process group beside Lightning's.
+`accelerate.PartialState()` and `AcceleratorState()` are one object each in a process. They are filled here. Otherwise
+Accelerate would look for devices and processes by itself, and make a second process group.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class ProcessArguments(GroupArguments, Protocol):
 
 
 def may_be_asked() -> bool:
-    """Return whether Accelerate is installed, and something is loaded that uses it."""
+    """Whether Accelerate is installed, and a module that uses it is loaded."""
     if "accelerate" in sys.modules:
         return sys.modules["accelerate"] is not None
     return sys.modules.get("transformers") is not None and importlib.util.find_spec("accelerate") is not None
 
 
 def has_state() -> bool:
-    """Return whether Accelerate's state of the processes is set up."""
+    """Whether Accelerate's state of the processes is set up."""
     state = sys.modules.get("accelerate.state")
     return state is not None and bool(state.PartialState._shared_state)
 
 
 def as_distributed_type(name: str) -> str:
-    """Return a member of Accelerate's enum, or its text without Accelerate."""
+    """A member of Accelerate's enum, or its text without Accelerate."""
     if not may_be_asked():
         return name
     kind: Callable[[str], str] = importlib.import_module("accelerate.state").DistributedType
@@ -52,14 +52,11 @@ def as_distributed_type(name: str) -> str:
 
 
 def share_processes(args: ProcessArguments, distributed_type: str) -> object:
-    """Let `accelerate.PartialState()` answer as the arguments do.
+    """Fill `accelerate.PartialState()` from the arguments. Accelerate must be installed.
 
     Args:
         args: The training arguments.
-        distributed_type: By what the processes train together, as Accelerate's enum spells it.
-
-    Returns:
-        The state; Accelerate has to be installed.
+        distributed_type: The way in which the processes train together, as text of Accelerate's enum.
     """
     state = importlib.import_module("accelerate.state")
     several = args.world_size > 1
@@ -73,7 +70,7 @@ def share_processes(args: ProcessArguments, distributed_type: str) -> object:
         "process_index": args.process_index,
         "local_process_index": max(args.local_process_index, 0),
         # defined before the method, so that the first wait joins Lightning's process group
-        "wait_for_everyone": partial(_wait_for_everyone, args),
+        "wait_for_everyone": partial(wait_for_everyone, args),
     }
     was_initialised = state.is_initialized()
     state.PartialState._shared_state.update(found)
@@ -82,17 +79,18 @@ def share_processes(args: ProcessArguments, distributed_type: str) -> object:
     return state.PartialState()
 
 
-def _wait_for_everyone(args: GroupArguments) -> None:
+def wait_for_everyone(args: GroupArguments) -> None:
+    """Wait for the other processes, after joining their group."""
     start_processes(args)
     barrier()
 
 
 def share_accelerator(mixed_precision: str, deepspeed_plugin: object | None = None) -> None:
-    """Let `AcceleratorState()` answer, as it does when a Trainer has made an Accelerator.
+    """Fill `AcceleratorState()`, as an Accelerator does.
 
     Args:
         mixed_precision: `no`, `bf16` or `fp16`.
-        deepspeed_plugin: What says how DeepSpeed is set up, where it trains.
+        deepspeed_plugin: Accelerate's description of DeepSpeed's setup, if DeepSpeed trains.
     """
     state = importlib.import_module("accelerate.state")
     dataclasses = importlib.import_module("accelerate.utils.dataclasses")
@@ -115,7 +113,7 @@ Splittable: TypeAlias = Any
 
 
 class ProcessMembers:
-    """What Accelerate's state, and its Accelerator, answer about the processes.
+    """The members about processes that Accelerate's state and its Accelerator share.
 
     Mirrors:
         `accelerate.PartialState`, 1.15.
@@ -165,8 +163,7 @@ class ProcessMembers:
 
     def wait_for_everyone(self) -> None:
         """Wait for the other processes."""
-        start_processes(self._args)
-        barrier()
+        wait_for_everyone(self._args)
 
     def print(
         self,
@@ -182,13 +179,13 @@ class ProcessMembers:
 
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Let the first process do something before the others."""
+        """Let the first process run the block before the others."""
         with self._first(self.is_main_process):
             yield
 
     @contextlib.contextmanager
     def local_main_process_first(self) -> Iterator[None]:
-        """Let the first process of each machine do something before the others."""
+        """Let the first process of each machine run the block before the others."""
         with self._first(self.is_local_main_process):
             yield
 
@@ -205,23 +202,23 @@ class ProcessMembers:
         return _only_where(lambda: self.is_main_process, function)
 
     def on_local_main_process(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
-        """Decorate a function that the first process of each machine alone runs."""
+        """Decorate a function that only the first process of each machine runs."""
         return _only_where(lambda: self.is_local_main_process, function)
 
     def on_last_process(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
-        """Decorate a function that the last process alone runs."""
+        """Decorate a function that only the last process runs."""
         return _only_where(lambda: self.is_last_process, function)
 
     def on_process(
         self, function: Callable[Parameters, Result], process_index: int
     ) -> Callable[Parameters, Result | None]:
-        """Decorate a function that one process alone runs."""
+        """Decorate a function that only one process runs."""
         return _only_where(lambda: self.process_index == process_index, function)
 
     def on_local_process(
         self, function: Callable[Parameters, Result], local_process_index: int
     ) -> Callable[Parameters, Result | None]:
-        """Decorate a function that one process of each machine alone runs."""
+        """Decorate a function that only one process of each machine runs."""
         return _only_where(lambda: self.local_process_index == local_process_index, function)
 
     @contextlib.contextmanager
@@ -230,16 +227,13 @@ class ProcessMembers:
 
         Args:
             inputs: The items. The first processes get one more if they do not divide evenly.
-            apply_padding: Repeat the last item where a process has fewer.
+            apply_padding: Repeat the last item for a process that has fewer.
         """
         yield _part_of(inputs, self.process_index, self.num_processes, apply_padding)
 
 
 class ProcessState(ProcessMembers):
-    """The processes of a run, and by what they train together; `args.distributed_state`.
-
-    Args:
-        args: The training arguments.
+    """The processes of a run, as `args.distributed_state`.
 
     Mirrors:
         `accelerate.PartialState`, 1.15.
@@ -251,7 +245,7 @@ class ProcessState(ProcessMembers):
     def __init__(self, args: ProcessArguments) -> None:
         self._args = args
         several = f"MULTI_{'CPU' if args.device.type == 'cpu' else 'GPU'}"
-        # scripts assign it, and compare it with members of Accelerate's enum, which are texts
+        # scripts assign it, and compare it with members of Accelerate's enum
         self.distributed_type = as_distributed_type(several if args.world_size > 1 else "NO")
 
     @property
@@ -260,7 +254,7 @@ class ProcessState(ProcessMembers):
         return torch.distributed.get_backend() if torch.distributed.is_initialized() else None
 
     def destroy_process_group(self) -> None:
-        """Do nothing: Lightning ends the process group."""
+        """Do nothing, because Lightning ends the process group."""
 
 
 def _only_where(
@@ -274,7 +268,7 @@ def _only_where(
 
 
 def _part_of(inputs: Splittable, rank: int, ranks: int, apply_padding: bool) -> Splittable:
-    """Return a rank's part of something that has a length, or of the values of a mapping."""
+    """Take a rank's part of a sized object, or of the values of a mapping."""
     if ranks == 1:
         return inputs
     if isinstance(inputs, Mapping):

@@ -9,17 +9,17 @@ from hf_compat.errors import SearchError
 from hf_compat.hf.enums import ExplicitEnum
 from hf_compat.runtime.text import need, shown
 
-Space = dict[str, Any]  # names and values of arguments; for ray and wandb what their samplers take
+Space = dict[str, Any]  # names and values of arguments, or samplers of ray and wandb
 Trial = Any  # the trial object of a search library
 Metrics = dict[str, float]
-Objective = float | Sequence[float] | None  # of a trial; several where the search has several directions
+Objective = float | Sequence[float] | None  # several if the search has several directions
 _EXTRA = "'hf-compat[search]'"
 # Durations and rates, which do not measure a model's quality.
 _TIMED = ("_runtime", "_per_second", "_model_preparation_time")
 
 
 class HPSearchBackend(ExplicitEnum):
-    """What proposes the trials of a search. Mirrors `transformers.trainer_utils.HPSearchBackend`, 5.23."""
+    """A library that proposes the trials of a search. Mirrors `transformers.trainer_utils.HPSearchBackend`, 5.23."""
 
     OPTUNA = "optuna"
     RAY = "ray"
@@ -30,10 +30,10 @@ class BestRun(NamedTuple):
     """The best trial of a search.
 
     Args:
-        run_id: The trial's id; its checkpoints are in `run-<run_id>` where `hp_name` gives no other name.
-        objective: What it reached; a list where there are several objectives.
-        hyperparameters: What the trial set.
-        run_summary: What the backend has to say about the whole search: ray's analysis, the id of wandb's sweep.
+        run_id: The trial's id. Its checkpoints are in `run-<run_id>` unless `hp_name` gives another name.
+        objective: The value that it reached, or a list of values for several objectives.
+        hyperparameters: The arguments that the trial set.
+        run_summary: The backend's summary of the search, such as ray's analysis or the id of wandb's sweep.
 
     Mirrors:
         `transformers.trainer_utils.BestRun`, 5.23.
@@ -46,29 +46,24 @@ class BestRun(NamedTuple):
 
 
 class Suggesting(Protocol):
-    """What the default space asks of a trial of optuna."""
+    """The methods of optuna's trials that the default space calls."""
 
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
-        """Return a number between two others."""
-
-    def suggest_int(self, name: str, low: int, high: int) -> int:
-        """Return a whole number between two others."""
-
-    def suggest_categorical(self, name: str, choices: list[int]) -> int:
-        """Return one of the choices."""
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float: ...
+    def suggest_int(self, name: str, low: int, high: int) -> int: ...
+    def suggest_categorical(self, name: str, choices: list[int]) -> int: ...
 
 
 def default_compute_objective(metrics: Mapping[str, float]) -> float | None:
-    """Return the evaluation loss where it is the only metric, the sum of the others where there are any.
+    """Sum the metrics besides the evaluation loss. If there are none, the objective is that loss.
 
     Args:
-        metrics: What `evaluate` returned; durations, rates and the epoch do not count.
+        metrics: The result of `evaluate`. Durations, rates and the epoch do not count.
 
     Mirrors:
         `transformers.trainer_utils.default_compute_objective`, 5.23.
 
     Differs:
-        `eval_model_preparation_time`, which an evaluation before the search adds to all later ones, does not count.
+        `eval_model_preparation_time` does not count. An evaluation before the search adds it to all later ones.
     """
     ranked = {k: v for k, v in metrics.items() if k not in ("eval_loss", "epoch") and not k.endswith(_TIMED)}
     return sum(ranked.values()) if ranked else metrics.get("eval_loss")
@@ -90,7 +85,7 @@ def default_hp_space_optuna(trial: Suggesting) -> Space:
 
 
 def default_hp_space_ray(trial: object) -> Space:
-    """Return ray's samplers of learning rate, epochs, seed and micro-batch.
+    """Make ray's samplers of learning rate, epochs, seed and micro-batch.
 
     Mirrors:
         `transformers.trainer_utils.default_hp_space_ray`, 5.23.
@@ -108,7 +103,7 @@ _MOST_DRAWN = {"num_train_epochs": 6, "seed": 40}  # whole numbers of a sweep, f
 
 
 def default_hp_space_wandb(trial: object) -> Space:
-    """Return a sweep's configuration: learning rate, epochs, seed and micro-batch, drawn at random.
+    """Configure a sweep that draws learning rate, epochs, seed and micro-batch at random.
 
     Mirrors:
         `transformers.trainer_utils.default_hp_space_wandb`, 5.23.
@@ -122,7 +117,7 @@ def default_hp_space_wandb(trial: object) -> Space:
 
 
 def hp_params(trial: object) -> Space:
-    """Return the hyperparameters of a trial: optuna's `params`, or the dict that ray and wandb give.
+    """Read the hyperparameters of a trial of optuna, or the dict of ray and wandb.
 
     Raises:
         SearchError: It is neither (a `RuntimeError`).

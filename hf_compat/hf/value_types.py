@@ -98,12 +98,6 @@ class Range:
     high: float | None = None
     excludes_high: bool = False
 
-    def holds(self, number: float) -> bool:
-        """Return whether a number is within."""
-        if self.low is not None and number < self.low:
-            return False
-        return self.high is None or number < self.high or (number == self.high and not self.excludes_high)
-
     def __str__(self) -> str:
         if self.high is None or (self.high == LARGEST_COUNT and self.low is not None):
             return "" if self.low is None else f" >= {self.low}"
@@ -116,12 +110,12 @@ _ANY_COUNT = Range(low=-LARGEST_COUNT, high=LARGEST_COUNT)
 
 
 def whole_number(allowed: Range = _ANY_COUNT) -> ValueType:
-    """Return the type of whole numbers: `3`, `"3"`, `3.0`, `"3e2"`."""
+    """The type of whole numbers such as `3`, `"3"`, `3.0` and `"3e2"`."""
     return number(allowed, is_whole=True)
 
 
 def number(allowed: Range | None = None, is_whole: bool = False) -> ValueType:
-    """Return the type of numbers: `0.1`, `"5e-5"`; an int stays an int.
+    """The type of numbers such as `0.1` and `"5e-5"`. An int stays an int.
 
     Args:
         allowed: The range.
@@ -140,7 +134,9 @@ def number(allowed: Range | None = None, is_whole: bool = False) -> ValueType:
             is_good = math.isfinite(number) and (not is_whole or number == int(number))
         except OverflowError as error:
             raise Unreadable from error
-        if not is_good or not within.holds(number):
+        low = -math.inf if within.low is None else within.low
+        high = math.inf if within.high is None else within.high
+        if not is_good or not low <= number <= high or (number == high and within.excludes_high):
             raise Unreadable
         return int(number) if is_whole else number
 
@@ -198,15 +194,15 @@ PATH = ValueType("a path", _read_path, takes_text=True)
 
 
 def read_choice(value: object, choices: Iterable[str], within: bool = False) -> str:
-    """Return a text that is one of the choices, also as a member of an enum.
+    """Read a text that is one of the choices, also as a member of an enum.
 
     Args:
         value: The text.
-        choices: What there is.
-        within: The value is one of several, which the error then names.
+        choices: The allowed texts.
+        within: The value is one of several, so that the error names it.
 
     Raises:
-        Unreadable: It is none of them; the error's text names them, and the nearest.
+        Unreadable: It is none of them. The message names them, and the nearest.
     """
     word, known = plain(value), list(choices)
     if isinstance(word, str) and word in known:
@@ -217,19 +213,19 @@ def read_choice(value: object, choices: Iterable[str], within: bool = False) -> 
 
 
 def choice(choices: Iterable[str]) -> ValueType:
-    """Return the type of texts of a closed set."""
+    """The type of texts of a closed set."""
     known = list(choices)
     return ValueType("known", lambda value: read_choice(value, known), takes_text=True)
 
 
 def member(kind: type[Enum]) -> ValueType:
-    """Return the type of an enum's members, their texts, and members of enums with the same texts."""
+    """The type of an enum's members, their texts, and members of enums with the same texts."""
     texts = [str(one.value) for one in kind]
     return ValueType("known", lambda value: kind(read_choice(value, texts)), takes_text=True)
 
 
 def _literal(choices: tuple[object, ...]) -> ValueType:
-    """Return the type of values of a closed set, each of its own type."""
+    """The type of values of a closed set, each of its own type."""
 
     def read(value: object) -> object:
         word = plain(value)
@@ -243,19 +239,18 @@ def _literal(choices: tuple[object, ...]) -> ValueType:
 
 def _in_json(text: str) -> object:
     try:
-        found: object = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"it is not valid JSON: {error}.") from error
-    return found
 
 
 def list_of(element: ValueType, hint: str = "", takes_one_text: bool = False) -> ValueType:
-    """Return the type of lists, which are read from tuples and JSON, too.
+    """The type of lists, which are read from tuples and JSON, too.
 
     Args:
-        element: What each item has to be.
-        hint: The way out where the value is not a list.
-        takes_one_text: A text alone is a list of one.
+        element: The type of each item.
+        hint: The way out if the value is not a list.
+        takes_one_text: Read a text as a list of one.
     """
 
     def read(value: object) -> list[object]:
@@ -290,7 +285,7 @@ def _typed(value: object) -> object:
         return {key: _typed(item) for key, item in value.items()}
     if not isinstance(value, str):
         return value
-    # narrow, as in transformers: `"on"` and `"1"` may be meant as they are
+    # narrow, as in transformers, because `"on"` and `"1"` may be meant as texts
     if value.lower() in ("true", "false"):
         return value.lower() == "true"
     try:
@@ -312,7 +307,7 @@ OPTIONS = ValueType("a dict of options, or its JSON", _read_options)
 
 
 def either(kinds: Iterable[ValueType]) -> ValueType:
-    """Return a type that reads a value by the first suitable one of several types."""
+    """The type that reads a value by the first suitable one of several types."""
     members = list(kinds)
     reads_words = any(kind.takes_text for kind in members)
     others = [kind for kind in members if kind is not NONE]
@@ -335,14 +330,14 @@ def either(kinds: Iterable[ValueType]) -> ValueType:
 
 
 def parts_of(hint: object) -> tuple[object, ...]:
-    """Return the types that a hint allows, None's among them."""
+    """The types that a hint allows, including None's."""
     if typing.get_origin(hint) in (Union, types.UnionType):
         return typing.get_args(hint)
     return (hint,)
 
 
 def type_of(hint: object, allowed: Range | None = None) -> ValueType | None:
-    """Return the type of a hint, or None if the hint is not checked.
+    """The type of a hint, or None if the hint is not checked.
 
     Args:
         hint: A type hint, resolved.
@@ -350,18 +345,15 @@ def type_of(hint: object, allowed: Range | None = None) -> ValueType | None:
     """
     parts = parts_of(hint)
     if any(isinstance(part, type) and issubclass(part, Enum) for part in parts):
-        parts = tuple(part for part in parts if part is not str)  # `SomeEnum | str`: the text of a member is meant
-    kinds = [_one_type(part, allowed) for part in sorted(parts, key=_order)]
+        parts = tuple(part for part in parts if part is not str)  # in `SomeEnum | str`, a text stands for a member
+    # None, then closed sets and containers. Text accepts everything, so it comes last.
+    last = {bool: 2, int: 3, float: 4, str: 5}
+    ordered = sorted(parts, key=lambda p: 0 if p is type(None) else last.get(p, 1) if isinstance(p, type) else 1)
+    kinds = [_one_type(part, allowed) for part in ordered]
     known = [kind for kind in kinds if kind is not None]
     if len(known) < len(kinds):
         return None
     return known[0] if len(known) == 1 else either(known)
-
-
-def _order(part: object) -> int:
-    """What is read first: None, then closed sets and containers; text takes everything, so it comes last."""
-    last = {bool: 2, int: 3, float: 4, str: 5}
-    return 0 if part is type(None) else last.get(part, 1) if isinstance(part, type) else 1
 
 
 def _one_type(part: object, allowed: Range | None) -> ValueType | None:
@@ -387,10 +379,10 @@ _LARGEST_FILE = 10_000_000
 
 
 def read_options_file(path: str) -> dict[str, object]:
-    """Return the options that a JSON file holds.
+    """Read the options of a JSON file.
 
     Raises:
-        Unreadable: It cannot be read, or holds something else.
+        Unreadable: The file cannot be read, or holds something else.
     """
     try:
         if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe or a device might never end
