@@ -310,7 +310,7 @@ class TrainingArguments(ArgumentViews, ArgumentSetters, OldAttributes, metaclass
         "noise on the embeddings of the input during `train()`", "refused", says="noise on the embeddings",
         allowed=values.NOT_NEGATIVE))
     torch_empty_cache_steps: int | None = _arg(None, "Empty the device cache every so many updates.", Row(
-        "torch.cuda.empty_cache()", "nothing", allowed=values.COUNT))
+        "torch.cuda.empty_cache(), torch.mps.empty_cache()", "nothing", allowed=values.COUNT))
     auto_find_batch_size: bool = _arg(False, "Start again with a smaller batch when memory runs out.", Row(
         "a fit with a smaller batch when memory runs out", "left out",
         says="the batch size is the one that the script says", subject="run"))

@@ -65,6 +65,12 @@ def _fill_in(args: TrainingArguments) -> None:
         args.eval_steps = args.logging_steps
     if args.use_cpu:
         args.dataloader_pin_memory = False
+    if (
+        args.dataloader_num_workers > 1
+        and args.dataloader_multiprocessing_context is None
+        and torch.backends.mps.is_available()
+    ):
+        args.dataloader_multiprocessing_context = "fork"
     if args.metric_for_best_model is None and (
         args.load_best_model_at_end or args.lr_scheduler_type in METRIC_SCHEDULES
     ):
@@ -194,8 +200,10 @@ def precision(args: TrainingArguments) -> Iterator[str]:
     if args.fp16_full_eval and args.bf16_full_eval:
         yield _problem("`fp16_full_eval` and `bf16_full_eval` are both on.", "at most one of them can be True.")
     on_cpu = args.device.type == "cpu"
-    if (args.bf16 or args.bf16_full_eval) and not args.use_cpu and on_cpu:
-        name = "bf16" if args.bf16 else "bf16_full_eval"
+    name = "bf16" if args.bf16 else "bf16_full_eval"
+    if args.device.type == "mps" and getattr(args, name) and not torch.backends.mps.is_macos_or_newer(14, 0):
+        yield _problem(f"`{name}` on Apple's GPU requires macOS 14.", "leave it out.")
+    if getattr(args, name) and not args.use_cpu and on_cpu:
         yield _problem(
             f"`{name}` on the CPU has to be asked for: your setup doesn't support bf16/gpu.",
             "set `use_cpu=True` to train under bfloat16 on the CPU.",

@@ -150,7 +150,8 @@ def _every_epoch(value: Setting) -> Values:
 def _accelerator(value: Setting) -> Values:
     if value == "cpu":
         return {"use_cpu": True}
-    if value in ("gpu", "cuda") and torch.cuda.is_available():
+    here = torch.accelerator.current_accelerator(check_available=True)
+    if here is not None and value in ("gpu", here.type):
         return {"use_cpu": False}
     if value == "auto":
         return {}

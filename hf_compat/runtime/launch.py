@@ -510,6 +510,11 @@ def choose_device(use_cpu: bool, launch: Launch) -> torch.device:
             )
         return torch.device("cuda", launch.local_process_index % max(gpus, 1))
     if torch.backends.mps.is_available():
+        if launch.world_size > 1:
+            raise ArgumentError(
+                f"This is rank {launch.process_index} of {launch.world_size}, and torch has no process group for "
+                "Apple's GPU.\n\nHint: start one process, or set `use_cpu=True`."
+            )
         return torch.device("mps")
     other = torch.accelerator.current_accelerator(check_available=True)
     if other is not None:
@@ -518,6 +523,20 @@ def choose_device(use_cpu: bool, launch: Launch) -> torch.device:
             "\n\nHint: set `use_cpu=True` to train on the CPU."
         )
     return torch.device("cpu")
+
+
+def empty_device_cache() -> None:
+    """Give memory that torch caches on this machine's accelerator back to the system.
+
+    Mirrors:
+        `accelerate.utils.memory.clear_device_cache`, 1.15.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    elif torch.backends.mps.is_available():
+        torch.mps.empty_cache()
+        if hasattr(torch.mps, "clear_graph_cache"):  # as `transformers.Trainer.training_step`, 5.23
+            torch.mps.clear_graph_cache()
 
 
 def slurm_job_id(environment: Mapping[str, str] | None = None) -> str | None:

@@ -28,6 +28,7 @@ from hf_compat.hf.search import (
     default_hp_space_wandb,
 )
 from hf_compat.runtime.console import SharedLogger
+from hf_compat.runtime.launch import empty_device_cache
 from hf_compat.runtime.text import brief, did_you_mean, is_installed, need, shown
 from hf_compat.training_run.run import RunHost
 
@@ -80,8 +81,7 @@ def release_model(trainer: RunHost) -> None:
     handler.model = handler.optimizer = handler.lr_scheduler = None
     trainer.accelerator.clear()
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    empty_device_cache()
 
 
 def check_model_is_there(model: object) -> None:

@@ -22,6 +22,7 @@ from hf_compat.interop.deepspeed import is_partitioned, whole_size
 from hf_compat.interop.transformers_models import is_causal_lm
 from hf_compat.runtime.console import SharedLogger
 from hf_compat.runtime.inspection import accepts_keyword, attribute_of, call_with_optional, is_replaced, takes_place
+from hf_compat.runtime.launch import empty_device_cache
 from hf_compat.runtime.nested import Nested
 from hf_compat.trainer_methods.base import StepsBase
 
@@ -97,8 +98,8 @@ class StepMethods(StepsBase):
 
     def _empty_cache_in_time(self) -> None:
         every = self.args.torch_empty_cache_steps
-        if every is not None and self.state.global_step % every == 0 and torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        if every is not None and self.state.global_step % every == 0:
+            empty_device_cache()
 
     def compute_loss(
         self,

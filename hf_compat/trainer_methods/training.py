@@ -32,7 +32,7 @@ from hf_compat.interop.upstream_log import log_line, log_resumption, log_trainin
 from hf_compat.plan.lightning_plan import LightningPlan, RunCounts
 from hf_compat.plan.translate import with_counts
 from hf_compat.runtime.collectives import agree, failing_together, leave_at_exit, limit_waiting
-from hf_compat.runtime.launch import slurm_job_id
+from hf_compat.runtime.launch import empty_device_cache, slurm_job_id
 from hf_compat.runtime.signals import forget_requeue
 from hf_compat.trainer_methods.base import TrainerBase
 from hf_compat.training_run.loss_log import LossLog
@@ -336,6 +336,5 @@ def run_with_fitting_batch_size(
             batch_size = smaller
         # outside the except block: the traceback holds the tensors of the batch that was too large
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        empty_device_cache()
     raise RuntimeError("No executable batch size found, reached zero.")

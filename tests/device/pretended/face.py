@@ -6,6 +6,8 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import platform
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -125,6 +127,8 @@ def _module(machine: Machine, generators: Generators) -> Answers:
         "reset_peak_memory_stats": lambda device=None: machine.reset_peak_memory(at(device)),
         "reset_max_memory_allocated": lambda device=None: machine.reset_peak_memory(at(device)),
         "is_current_stream_capturing": lambda: False,
+        "current_allocated_memory": lambda: machine.memory(0),  # this and the next are names of MPS
+        "clear_graph_cache": lambda: machine.calls.append("clear_graph_cache"),
     }  # fmt: skip
 
 
@@ -243,6 +247,18 @@ def _grouping(tensorlists: Any, with_indices: bool = False) -> Any:
         return {key: (lists, indices if with_indices else []) for key, (lists, indices) in groups.items()}
 
 
+def _swapping() -> Answers:
+    """`Module.to` swaps even where a parameter stays as it is, which fails while DDP holds it."""
+    plain = torch.utils.swap_tensors
+
+    def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
+        stays = isinstance(one, DeviceTensor) and one.dtype == other.dtype and one.data_ptr() == other.data_ptr()
+        if not stays or one.device != other.device:
+            plain(one, other)
+
+    return {"swap_tensors": swap_tensors}
+
+
 def _seeding(machine: Machine, generators: Generators) -> Answers:
     plain = torch.manual_seed
 
@@ -277,6 +293,7 @@ def answers(machine: Machine, generators: Generators) -> list[tuple[Any, Answers
         (torch.Tensor, _methods(machine)),
         (torch, {**_factories(machine), **_autocast(kind), **_seeding(machine, generators)}),
         (torch.random, _seeding(machine, generators)),
+        (torch.utils, _swapping()),
         (torch._C, {"_group_tensors_by_device_and_dtype": _grouping}),
         (foreach, {"_foreach_supported_types": [torch.Tensor, DeviceTensor]}),
         (optimizers, {"_foreach_supported_types": [torch.Tensor, torch.nn.Parameter, DeviceTensor]}),
@@ -286,8 +303,21 @@ def answers(machine: Machine, generators: Generators) -> list[tuple[Any, Answers
         found += [(torch.cuda.random, random), (torch.version, {"cuda": "12.8"})]
         found += [(torch.cuda.memory, {k: v for k, v in module.items() if "memory" in k or k == "mem_get_info"})]
     if kind == "mps":
-        found += [(torch.backends.mps, {"is_available": lambda: True, "is_built": lambda: True})]
+        answers_of_backend = {
+            "is_available": lambda: True,
+            "is_built": lambda: True,
+            "is_macos_or_newer": lambda *_: True,
+        }
+        found += [(torch.backends.mps, answers_of_backend), (platform, {"processor": lambda: "arm"})]
     return found
+
+
+def _forget_devices() -> None:
+    """Let transformers and accelerate ask again which devices there are."""
+    for name in ("transformers.utils.import_utils", "accelerate.utils.imports"):
+        for question in vars(sys.modules[name]).values() if name in sys.modules else ():
+            if getattr(question, "__name__", "").endswith("_available") and hasattr(question, "cache_clear"):
+                question.cache_clear()
 
 
 def _run_in_mode(plain: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
@@ -305,12 +335,15 @@ def pretended_device(kind: str = "cuda", count: int = 1, check_races: bool = Tru
     """Put a device in place, and take it away again.
 
     Args:
-        kind: `cuda`, `xpu` or `mps`.
+        kind: `cuda`, `xpu`, `mps` or `npu`, whose name torch keeps for the rest of the process.
         count: How many of them.
         check_races: Raise, at the end, what races were found where nothing could be raised.
     """
     if importlib.util.find_spec("bitsandbytes") is not None:  # PEFT imports it, and it looks for CUDA's own functions
         importlib.import_module("bitsandbytes")
+    if kind == "npu" and torch._C._get_privateuse1_backend_name() != kind:
+        torch.utils.rename_privateuse1_backend(kind)  # as `import torch_npu` does
+        torch._register_device_module(kind, types.ModuleType("torch.npu"))
     machine, generators = Machine(kind, count), Generators(count)
     owners = answers(machine, generators)
     absent = object()
@@ -330,7 +363,9 @@ def pretended_device(kind: str = "cuda", count: int = 1, check_races: bool = Tru
                 else:
                     setattr(owner, name, value)
 
+        stack.callback(_forget_devices)
         stack.callback(restore)
+        _forget_devices()
         torch.__future__.set_swap_module_params_on_conversion(True)
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
         token = tensors.RANDOMNESS.set(generators)
