@@ -17,6 +17,7 @@ from typing import Any
 import lightning
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -135,6 +136,11 @@ class WindowTrainer(pl.Trainer):
         # Don't search for checkpoints beside an OnExceptionCheckpoint or in a SLURM job. Remove it when `fit` accepts a
         # value for "none".
         self._checkpoint_connector._parse_ckpt_path = do_nothing  # type: ignore[method-assign]
+        # Lightning gives a GPU's cached memory back at the begin and end of each command, so the batches after it wait
+        # for new memory. Remove it when a trainer has a setting for it.
+        self._checkpoint_connector.resume_end = do_nothing  # type: ignore[method-assign]  # besides, it loads nothing
+        if isinstance(self.accelerator, CUDAAccelerator):
+            self.accelerator.setup = self.accelerator.teardown = do_nothing  # type: ignore[method-assign]
         # Every training step sets the model's mode. Remove it when a module can declare this.
         self.fit_loop._warn_if_modules_in_eval_mode = do_nothing  # type: ignore[method-assign]
         theirs = self.fit_loop.epoch_loop

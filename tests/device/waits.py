@@ -52,14 +52,15 @@ MOMENTS: dict[str, tuple[dict, dict, int]] = {
     "log": ({"max_steps": 6}, {"max_steps": 6, "logging_steps": 1}, 6),
     "evaluation": ({"max_steps": 6}, {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 2}, 3),
     "save": ({"max_steps": 6}, {"max_steps": 6, "save_strategy": "steps", "save_steps": 2}, 3),
+    "evaluate()": ({"max_steps": 2}, {"max_steps": 2, "evaluations": 3}, 3),
 }
 # What a configuration does not change is measured once.
 MOMENTS_OF = {
     "plain": tuple(MOMENTS),
     "fp16, fused AdamW": tuple(MOMENTS),
     "bf16": ("update", "evaluation"),
-    "predictions moved every 2": ("evaluation",),
-    "losses only": ("evaluation",),
+    "predictions moved every 2": ("evaluation", "evaluate()"),
+    "losses only": ("evaluation", "evaluate()"),
 }
 
 # What torch's profiler calls a wait of the host, and a kernel.
@@ -86,17 +87,20 @@ def counting(is_real: bool) -> Iterator[Counts[str]]:
 def run(api_name: str, options: dict, is_real: bool = False) -> Counts[str]:
     """Train a small GPT-2 on a GPU, and return what was counted."""
     api = importlib.import_module(api_name)
+    given = {name: value for name, value in options.items() if name != "evaluations"}
     with tempfile.TemporaryDirectory() as folder, counting(is_real) as counts:
         api.set_seed(1)
         basic = {"per_device_train_batch_size": 4, "logging_steps": 1000, "save_strategy": "no", "report_to": "none",
                  "disable_tqdm": True, "per_device_eval_batch_size": 4}  # fmt: skip
-        args = api.TrainingArguments(folder, **{**basic, **options})
+        args = api.TrainingArguments(folder, **{**basic, **given})
         metrics = {"compute_metrics": lambda p: {"n": len(p.predictions)}}
         extra = {} if options.get("prediction_loss_only") else metrics
         trainer = api.Trainer(
             toy.tiny_gpt2(), args, train_dataset=toy.blocks(200), eval_dataset=toy.blocks(16), **extra
         )
         trainer.train()
+        for _ in range(options.get("evaluations", 0)):
+            trainer.evaluate()
     return counts
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # while no device is there: it looks for what only a build with one has
+from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
 
 from hf_compat.runtime import device_copies as frozen_copies
 from pretended import serialization, tensors
@@ -66,6 +67,7 @@ def _module(machine: Machine, generators: Generators) -> Answers:
         machine.finish({stream: stream.number for stream in _streams(machine)})
 
     def empty_cache() -> None:
+        machine.wait("empty_cache")  # the driver frees memory when all work is done
         machine.calls.append("empty_cache")
 
     def manual_seed_all(seed: int) -> None:
@@ -313,7 +315,10 @@ def answers(machine: Machine, generators: Generators) -> list[tuple[Any, Answers
 
 
 def _forget_devices() -> None:
-    """Let transformers and accelerate ask again which devices there are."""
+    """Let transformers, accelerate and Lightning ask again which devices there are."""
+    for accelerator in (MPSAccelerator, CUDAAccelerator):
+        if hasattr(accelerator.is_available, "cache_clear"):
+            accelerator.is_available.cache_clear()
     for name in ("transformers.utils.import_utils", "accelerate.utils.imports"):
         for question in vars(sys.modules[name]).values() if name in sys.modules else ():
             if getattr(question, "__name__", "").endswith("_available") and hasattr(question, "cache_clear"):
