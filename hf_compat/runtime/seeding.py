@@ -67,8 +67,9 @@ def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
     set_seed(num_workers * rank + torch.initial_seed() % 2**32)
 
 
-# By generator (`python`, `numpy`, `cpu`, `cuda`): its state, in a form that only it knows.
+# By generator (`python`, `numpy`, `cpu`, `cuda`, `mps`): its state, in a form that only it knows.
 RandomStates: TypeAlias = dict[str, Any]
+_OF_TORCH = ("cpu", "cuda", "mps")
 
 
 def read_rng() -> RandomStates:
@@ -80,6 +81,8 @@ def read_rng() -> RandomStates:
     }
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.random.get_rng_state()
+    elif torch.backends.mps.is_available():
+        states["mps"] = torch.mps.get_rng_state()  # transformers leaves it out
     return pack_legacy_rng(states)
 
 
@@ -91,6 +94,8 @@ def write_rng(states: RandomStates) -> None:
     torch.random.set_rng_state(states["cpu"])
     if torch.cuda.is_available() and "cuda" in states:
         torch.cuda.random.set_rng_state(states["cuda"])
+    elif torch.backends.mps.is_available() and "mps" in states:
+        torch.mps.set_rng_state(states["mps"])
 
 
 def unpack_rng(states: RandomStates) -> RandomStates:
@@ -98,7 +103,7 @@ def unpack_rng(states: RandomStates) -> RandomStates:
     version, numbers, gauss = states["python"]
     name, keys, *rest = states["numpy"]
     legacy = {"python": (version, tuple(numbers), gauss), "numpy": (name, keys.numpy().astype(np.uint32), *rest)}
-    return {**legacy, **{device: states[device] for device in ("cpu", "cuda") if device in states}}
+    return {**legacy, **{device: states[device] for device in _OF_TORCH if device in states}}
 
 
 def pack_legacy_rng(states: RandomStates) -> RandomStates:
@@ -109,7 +114,7 @@ def pack_legacy_rng(states: RandomStates) -> RandomStates:
         "python": [version, list(numbers), gauss],
         "numpy": [name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest],
     }
-    return {**plain, **{device: states[device] for device in ("cpu", "cuda") if device in states}}
+    return {**plain, **{device: states[device] for device in _OF_TORCH if device in states}}
 
 
 def legacy_globals() -> list[object]:

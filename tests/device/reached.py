@@ -41,7 +41,7 @@ def run_all() -> set[Line]:
         own = [str(path) for path in sorted(HERE.glob("test_*.py")) if path.name not in LEFT_OUT]
         quiet = ["-n", "0", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
         pytest.main([*own, *(str(HERE.parent / name) for name in BESIDE), *quiet])
-        del os.environ[FOLDER]
+        os.environ.pop(FOLDER, None)
         return reached | of_started_processes(Path(started))
 
 

@@ -7,7 +7,7 @@ import torch
 import toy
 from pretended import pretended_device
 
-from hf_compat import Trainer, TrainingArguments, explain
+from hf_compat import Trainer, TrainingArguments
 from hf_compat.cli import run
 from hf_compat.errors import ArgumentError
 from hf_compat.runtime.launch import is_launched
@@ -87,17 +87,3 @@ def test_run_starts_a_process_on_each_device(environment, tmp_path, words, gpus,
 def test_srun_counts_as_a_launcher_only_in_a_step():
     assert not is_launched({}) and not is_launched({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
     assert is_launched({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"})
-
-
-def test_an_accelerator_that_lightning_lacks_is_refused(environment, tmp_path):
-    with pretended_device("xpu"):
-        with pytest.raises(ArgumentError, match=r"'xpu'.*\n\nHint: set `use_cpu=True`"):
-            TrainingArguments(tmp_path)
-        assert TrainingArguments(tmp_path, use_cpu=True).device.type == "cpu"
-
-
-def test_apples_is_explained(environment, tmp_path):
-    with pretended_device("mps"):
-        args = TrainingArguments(tmp_path, report_to="none")
-        assert args.device.type == "mps" and args.n_gpu == 1
-        assert "mps" in str(explain(args))

@@ -1,6 +1,6 @@
 """Which lines of the package ask about devices, and which of them a program reaches.
 
-`tracing()` notes the lines in a process. Where HF_COMPAT_REACHED names a folder, it adds them to a file there, so that
+`tracing()` notes the lines in a process. Where REACHED_LINES names a folder, it adds them to a file there, so that
 processes that a test starts count, too.
 """
 
@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hf_compat"
 ASKS = re.compile(
     r"device\.type|is_cuda|torch\.cuda|copies_beside\(|get_device_module|torch\.(?:backends\.)?mps|torch\.accelerator"
 )
-FOLDER = "HF_COMPAT_REACHED"
+FOLDER = "REACHED_LINES"
 Line = tuple[str, int]
 
 
