@@ -244,6 +244,19 @@ def test_deepspeed_is_started_on_the_device(gpus, monkeypatch, device, backend, 
     assert asked == [device, backend] and str(strategy.root_device) == shown
 
 
+@pytest.mark.parametrize("device", ["cuda:1", "cpu"])
+def test_fsdp_takes_a_mesh_of_the_device(gpus, monkeypatch, device):
+    asked = []
+    monkeypatch.setattr(strategies, "shard_mesh", lambda kind, *_: asked.append(kind))
+    monkeypatch.setattr(strategies, "shard_model", lambda *_: None)
+    strategy = object.__new__(strategies.HFFSDP2Strategy)
+    strategy.plan, strategy.precision = SimpleNamespace(shard_size=None, hybrid=False), "32-true"
+    strategy.launch = SimpleNamespace(world_size=2, local_world_size=2)
+    monkeypatch.setattr(strategies.HFFSDP2Strategy, "root_device", torch.device(device))
+    strategy.shard(nn.Linear(2, 2))
+    assert asked == [torch.device(device).type]
+
+
 def test_a_loss_without_numbers_is_refused(gpus, tmp_path):
     class OnMeta(toy.Classifier):
         def forward(self, x, labels=None):

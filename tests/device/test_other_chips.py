@@ -22,7 +22,7 @@ from hf_compat.plan.argument_support import _accelerator
 HERE = Path(__file__).resolve().parent
 QUIET = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "per_device_train_batch_size": 4}
 # `python tests/device/device_matrix.py --kind mps` runs all
-SAMPLE = ["fp16_overflow_adamw_torch_fused", "bf16", "resume_within_an_epoch", "memory"]
+SAMPLE = ["fp16_overflow_adamw_torch_fused", "bf16", "load_best", "memory"]
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but not supported on MPS")
 
 
@@ -84,6 +84,18 @@ def test_apples_memory_is_freed_before_a_smaller_batch(tmp_path):
         trainer = trainer_of(hf_compat, tmp_path, Full(), auto_find_batch_size=True)
         trainer.train()
         assert trainer.state.train_batch_size <= 2 and "empty_cache" in machine.calls
+
+
+def test_a_resumed_run_draws_on_apples_what_the_whole_one_drew(tmp_path):
+    found = []
+    with pretended_device("mps"):
+        for checkpoint in (None, str(tmp_path / "checkpoint-2")):
+            hf_compat.set_seed(3)
+            trainer = trainer_of(hf_compat, tmp_path, save_strategy="steps", save_steps=2)
+            torch.rand(5, device="mps")
+            trainer.train(resume_from_checkpoint=checkpoint)
+            found.append({name: value.cpu() for name, value in trainer.model.state_dict().items()})
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
 @pytest.mark.parametrize(
