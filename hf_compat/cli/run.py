@@ -260,8 +260,10 @@ def _launch(chosen: argparse.Namespace, machines: Machines, processes: int) -> i
 
 def supervised(launch: Callable[[], object]) -> int:
     """Run torch's launcher to its end; say which rank has failed, and return the exit status."""
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
 
     try:
         launch()
@@ -272,6 +274,12 @@ def supervised(launch: Callable[[], object]) -> int:
     except SignalException as stopped:
         _say(f"{stopped.sigval.name} has ended all processes.")
         return 128 + stopped.sigval
+    except (RendezvousError, DistError) as lost:
+        _say(
+            f"The machines do not find each other: {lost}\n\nHint: they meet at `--main-address`. If that machine was "
+            "lost, start the command again on all of them."
+        )
+        return 1
     return 0
 
 
@@ -288,5 +296,7 @@ def _rendezvous(machines: Machines) -> list[str]:
         return ["--standalone"]
     port = machines.port or DEFAULT_PORT
     if machines.least < machines.most:  # they come and leave: torch numbers them itself
+        # torch would keep the address of the store across rounds, though another machine may have become the first
+        set_for_children("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         return ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"{machines.address}:{port}", "--rdzv_id", "hf_compat"]
     return ["--node_rank", str(machines.rank), "--master_addr", machines.address, "--master_port", str(port)]

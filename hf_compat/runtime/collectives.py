@@ -15,6 +15,7 @@ import functools
 import itertools
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -27,7 +28,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from hf_compat.errors import ProcessError
 from hf_compat.runtime.console import saying_what_is_awaited
-from hf_compat.runtime.launch import has_rendezvous, main_address, variable
+from hf_compat.runtime.launch import has_rendezvous, main_address
 from hf_compat.runtime.nested import Nested, map_nested
 
 TASKS = Path("/proc/self/task")
@@ -145,15 +146,41 @@ def limit_waiting(timeout_seconds: float) -> None:
 
 
 def _rendezvous_store(args: GroupArguments, timeout: datetime.timedelta) -> Store:
-    """Return the store through which the processes find each other, another one at each start.
+    """Return the store through which the processes find each other, with keys that belong to this start alone.
 
-    torch's elastic launcher keeps its store when it restarts processes; it still holds the last start's addresses.
+    torch's elastic launcher keeps its store when it restarts processes, and it still holds the last start's addresses.
     """
     address, port = main_address()
     method = "env://" if has_rendezvous() else f"tcp://{address}:{port}"
     store = _meet(method, args, timeout)
     store.set_timeout(timeout)
-    return PrefixStore(f"hf_compat/start_{variable('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return PrefixStore(_agree_on_start(store, args, timeout), store)
+
+
+def _agree_on_start(store: Store, args: GroupArguments, timeout: datetime.timedelta) -> str:
+    """Let all processes agree on a name for this start, through a store that may hold keys of earlier starts.
+
+    Launchers on several machines count restarts differently: a machine that came later begins at 0. So the first
+    process draws the name. It answers every process that asks, until each has confirmed this very name.
+    """
+    own = uuid.uuid4().hex
+    asks = "hf_compat/asks_{}"
+    if args.process_index > 0:
+        store.set(asks.format(args.process_index), own)  # replaces what this rank asked in an earlier start
+        name = store.get(own).decode()
+        store.set(f"{name}/{args.process_index}", "")
+        return name
+    give_up = time.monotonic() + timeout.total_seconds()
+    absent = set(range(1, args.world_size))
+    while absent:
+        for rank in absent:
+            if store.check([asks.format(rank)]):
+                store.set(store.get(asks.format(rank)).decode(), own)
+        absent = {rank for rank in absent if not store.check([f"{own}/{rank}"])}
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"Ranks {sorted(absent)} did not come within {timeout.total_seconds():g} s.")
+        time.sleep(0.02 if absent else 0)
+    return own
 
 
 def _meet(method: str, args: GroupArguments, timeout: datetime.timedelta) -> Store:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from hf_compat.cli import run
 from hf_compat.cli.run import Machines
@@ -108,3 +109,12 @@ def test_what_comes_in_time_is_not_told(monkeypatch, caplog):
         pass
     time.sleep(0.2)
     assert caplog.records == []
+
+
+def test_a_lost_rendezvous_is_one_line_with_a_way_out(capsys):
+    def launch() -> None:
+        raise RendezvousConnectionError("The connection to the C10d store has failed.")
+
+    assert run.supervised(launch) == 1
+    told = capsys.readouterr().err
+    assert "do not find each other: The connection to the C10d store has failed." in told and "--main-address" in told
