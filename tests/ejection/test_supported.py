@@ -6,7 +6,6 @@ import pytest
 
 from hf_compat import TrainingArguments
 from hf_compat.tools.ejection.findings import Findings
-from hf_compat.tools.ejection.supported import check_arguments
 
 
 @pytest.mark.parametrize(
@@ -18,12 +17,12 @@ from hf_compat.tools.ejection.supported import check_arguments
 )
 def test_weights_spread_over_devices_are_refused(argument, strategy, tmp_path):
     findings = Findings()
-    check_arguments(TrainingArguments(tmp_path, **argument), findings)
+    findings.check_arguments(TrainingArguments(tmp_path, **argument))
     (problem,) = findings.problems
     assert strategy in problem and next(iter(argument)) in problem and not findings.notes
 
 
 def test_options_of_one_process_say_nothing(tmp_path):
     findings = Findings()
-    check_arguments(TrainingArguments(tmp_path, accelerator_config={"split_batches": True}), findings)
+    findings.check_arguments(TrainingArguments(tmp_path, accelerator_config={"split_batches": True}))
     assert findings.problems == [] and findings.notes == []

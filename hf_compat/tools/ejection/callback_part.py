@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hf_compat.hf.arguments import TrainingArguments
 from hf_compat.hf.builtin_callbacks import (
@@ -14,17 +15,17 @@ from hf_compat.hf.builtin_callbacks import (
     ProgressCallback,
     eval_metric_name,
 )
-from hf_compat.hf.enums import IntervalStrategy, SaveStrategy
+from hf_compat.hf.enums import SaveStrategy
 from hf_compat.runtime.inspection import home_of
 from hf_compat.tools.ejection.expressions import Expressions
 from hf_compat.tools.ejection.findings import CannotBeWritten, Findings
-from hf_compat.tools.ejection.run_part import RunPart
+from hf_compat.tools.ejection.training_part import RunPart
 from hf_compat.trainer import Trainer
 
 _CALLBACKS = "lightning.pytorch.callbacks"
 _LOGGERS = "lightning.pytorch.loggers"
-# What `report_to` names, in Lightning.
-TRACKERS = {
+# Lightning's loggers by the names of `report_to`.
+_TRACKERS = {
     "tensorboard": "TensorBoardLogger",
     "wandb": "WandbLogger",
     "mlflow": "MLFlowLogger",
@@ -38,144 +39,124 @@ _FIRED = frozenset(
         "on_step_end", "on_evaluate", "on_save", "on_log", "on_prediction_step", "on_predict", "on_push_begin",
     )
 )  # fmt: skip
-# Flags by which a callback steers the run; Lightning has a word for `should_training_stop` only.
+# Flags by which a callback steers the run. Lightning has only a counterpart of `should_training_stop`.
 _STEERING = ("should_epoch_stop", "should_save", "should_evaluate", "should_log")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An object that Lightning's command line makes: its class, and its arguments as JSON, which is YAML, too."""
+class Entry(NamedTuple):
+    """An object that Lightning's command line makes, with its arguments as JSON, which is also YAML."""
 
     class_path: str
     init_args: str = ""
 
 
-@dataclass(slots=True)
+@dataclass
 class CallbackPart:
-    """What stands under `trainer` in the configuration.
+    """The entries under `trainer` in the configuration.
 
     Args:
-        callbacks: Callbacks, the log of training left out.
+        callbacks: Callbacks without the log of training.
         loggers: Loggers.
         checkpoints: Whether checkpoints are written.
-        best_metric: The metric of the best checkpoint that is loaded at the end; None where none is.
-        threshold: Whether early stopping has a threshold, which Lightning reads in another way.
-        own: Expressions of the script's own callbacks.
-        left: What is left to do of them.
+        best_metric: The metric of the best checkpoint, which is loaded at the end.
+        early_stopping_threshold: Whether early stopping has a threshold, which Lightning reads differently.
+        own_callbacks: Expressions of the script's own callbacks.
+        callbacks_left: Comments and statements for the callbacks that are left to the user.
     """
 
     callbacks: list[Entry] = field(default_factory=list)
     loggers: list[Entry] = field(default_factory=list)
     checkpoints: bool = False
     best_metric: str | None = None
-    threshold: bool = False
-    own: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
+    early_stopping_threshold: bool = False
+    own_callbacks: list[str] = field(default_factory=list)
+    callbacks_left: list[str] = field(default_factory=list)
 
 
 def describe_callbacks(trainer: Trainer, run: RunPart, write: Expressions, findings: Findings) -> CallbackPart:
-    """Return callbacks, loggers and checkpoints of the run in Lightning's words."""
+    """Translate the callbacks, loggers and checkpoints of the run to Lightning's."""
     part = CallbackPart()
     args = trainer.args
     part.loggers.append(Entry(f"{_LOGGERS}.CSVLogger", json.dumps({"save_dir": "output", "name": "logs"})))
     for tracker in args.report_to or ():
-        if tracker not in TRACKERS:
+        if tracker not in _TRACKERS:
             findings.tell(f"The tracker {tracker!r} is left out: Lightning has no logger for it.")
             continue
-        options: dict[str, object] = {"save_dir": "output"}
+        options: dict[str, object] = {} if tracker in ("comet_ml", "neptune") else {"save_dir": "output"}
         if tracker == "wandb":
             options |= {"project": "huggingface"} | ({"name": args.run_name} if args.run_name else {})
-        if tracker in ("comet_ml", "neptune"):
-            options = {}
-        part.loggers.append(Entry(f"{_LOGGERS}.{TRACKERS[tracker]}", json.dumps(options)))
-    _add_checkpoints(part, args, run, findings)
-    for callback in trainer.callback_handler.callbacks:
-        _add(part, callback, args, write, findings)
-    for callback in trainer._callbacks.lightning:
-        findings.tell(f"The Lightning callback {type(callback).__name__} is left out: add it to `config.yaml`.")
-    return part
-
-
-def _monitored(args: TrainingArguments) -> dict[str, object]:
-    return {
+        part.loggers.append(Entry(f"{_LOGGERS}.{_TRACKERS[tracker]}", json.dumps(options)))
+    monitored: dict[str, object] = {
         "monitor": eval_metric_name(args.metric_for_best_model or "loss"),
         "mode": "max" if args.greater_is_better else "min",
     }
+    part.checkpoints = args.save_strategy != SaveStrategy.NO
+    if part.checkpoints:
+        options_of = list(_checkpoints(args, run, monitored, findings))
+        part.callbacks += [Entry(f"{_CALLBACKS}.ModelCheckpoint", json.dumps(one)) for one in options_of]
+        part.best_metric = str(monitored["monitor"]) if args.load_best_model_at_end else None
+    for callback in trainer.callback_handler.callbacks:
+        _add(part, callback, monitored, write, findings)
+    for other in trainer._callbacks.lightning:
+        findings.tell(f"The Lightning callback {type(other).__name__} is left out: add it to `config.yaml`.")
+    return part
 
 
-def _add_checkpoints(part: CallbackPart, args: TrainingArguments, run: RunPart, findings: Findings) -> None:
-    """Write the checkpoints that the arguments ask for: by updates or epochs, that of the end, and the best one."""
-    strategy = args.save_strategy
-    part.checkpoints = strategy != SaveStrategy.NO
-    if not part.checkpoints:
-        return
-    path = f"{_CALLBACKS}.ModelCheckpoint"
+def _checkpoints(
+    args: TrainingArguments, run: RunPart, monitored: dict[str, object], findings: Findings
+) -> list[dict[str, object]]:
+    """The options of the checkpoints: by updates or epochs, of the end, and the best one."""
+    found: list[dict[str, object]] = []
     place: dict[str, object] = {"dirpath": "output/checkpoints", "filename": "{epoch}-{step}"}
-    if strategy != SaveStrategy.BEST:
-        by_step = strategy == SaveStrategy.STEPS
+    if args.save_strategy != SaveStrategy.BEST:
+        by_step = args.save_strategy == SaveStrategy.STEPS
         by_epoch = {"every_n_epochs": 1, "save_on_train_epoch_end": True}
         # of several the newest stay, as with `save_total_limit`
         limited = {"monitor": "step", "mode": "max", "save_top_k": args.save_total_limit}
         options = {**place, **({"every_n_train_steps": run.save_steps} if by_step else by_epoch)}
-        options |= limited if args.save_total_limit else {"save_top_k": -1}
-        part.callbacks.append(Entry(path, json.dumps(options)))
+        found.append(options | (limited if args.save_total_limit else {"save_top_k": -1}))
     if run.saves_at_end:
-        # a multiple of the last update's number is that one alone
-        part.callbacks.append(Entry(path, json.dumps({**place, "every_n_train_steps": run.counts.max_updates})))
+        # the only multiple of the last update's number is that update
+        found.append({**place, "every_n_train_steps": run.max_steps})
         if args.save_total_limit:
             findings.tell("The last update's checkpoint is kept besides those that `save_total_limit` leaves.")
-    if args.load_best_model_at_end or strategy == SaveStrategy.BEST:
-        best = {"dirpath": "output/checkpoints", "filename": "best", "save_top_k": 1, **_monitored(args)}
-        part.callbacks.append(Entry(path, json.dumps(best)))
-    if args.load_best_model_at_end:
-        part.best_metric = str(_monitored(args)["monitor"])
+    if args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST:
+        found.append({"dirpath": "output/checkpoints", "filename": "best", "save_top_k": 1, **monitored})
+    return found
 
 
-def _add(part: CallbackPart, callback: object, args: TrainingArguments, write: Expressions, findings: Findings) -> None:
+def _add(
+    part: CallbackPart, callback: object, monitored: dict[str, object], write: Expressions, findings: Findings
+) -> None:
     """Write one callback of the run."""
-    home = type(callback).__module__
+    kind = type(callback)
     if type(callback) is EarlyStoppingCallback:
-        options = {**_monitored(args), "patience": callback.early_stopping_patience}
+        options = {**monitored, "patience": callback.early_stopping_patience}
+        path = f"{_CALLBACKS}.EarlyStopping"
         if callback.early_stopping_threshold:
-            part.threshold = True
+            part.early_stopping_threshold = True
             options["threshold"] = callback.early_stopping_threshold
-            part.callbacks.append(Entry("callbacks.EarlyStoppingByThreshold", json.dumps(options)))
-        else:
-            part.callbacks.append(Entry(f"{_CALLBACKS}.EarlyStopping", json.dumps(options)))
+            path = "callbacks.EarlyStoppingByThreshold"
+        part.callbacks.append(Entry(path, json.dumps(options)))
     elif isinstance(callback, (DefaultFlowCallback, ProgressCallback, PrinterCallback)):
         return
-    elif home.startswith(("hf_compat.", "transformers.")):
-        if "tracker" not in home and "integration" not in home:
-            findings.tell(f"The callback {type(callback).__name__} is left out.")
+    elif kind.__module__.startswith(("hf_compat.", "transformers.")):
+        if "tracker" not in kind.__module__ and "integration" not in kind.__module__:
+            findings.tell(f"The callback {kind.__name__} is left out.")
     else:
-        kind = type(callback)
+        is_of_script = write.recorder.is_of_script
         try:
-            unheard = [
-                name
-                for name in dir(kind)
-                if name.startswith("on_")
-                and name not in _FIRED
-                and write.recorder.is_of_script(home_of(getattr(kind, name)))
-            ]
+            events = [name for name in dir(kind) if name.startswith("on_") and name not in _FIRED]
+            unheard = [name for name in events if is_of_script(home_of(getattr(kind, name)))]
             if unheard:
                 raise CannotBeWritten(f"it hears {', '.join(unheard)}, and the adapter does not fire that")
-            steers = {name for name in _STEERING for one in kind.__mro__ if name in _source(one, write)}
+            texts = [ast.unparse(write.code.node_of(one)) for one in kind.__mro__ if is_of_script(one.__module__)]
+            steers = [name for name in sorted(_STEERING) if any(name in text for text in texts)]
             if steers:
-                raise CannotBeWritten(f"it sets {', '.join(sorted(steers))}, and Lightning's loop has no such flag")
-            part.own.append(write.of(callback))
+                raise CannotBeWritten(f"it sets {', '.join(steers)}, and Lightning's loop has no such flag")
+            part.own_callbacks.append(write.of(callback))
         except CannotBeWritten as error:
-            part.left += findings.leave(
+            part.callbacks_left += findings.leave(
                 f"The callback {kind.__name__} ({write.code.where(kind)}) cannot be taken over: {error}",
                 "the same events as hooks of a `lightning.pytorch.Callback`",
             )
-
-
-def _source(kind: type, write: Expressions) -> str:
-    if not write.recorder.is_of_script(kind.__module__):
-        return ""
-    return ast.unparse(write.code.node_of(kind))
-
-
-def logs_by_epoch(args: TrainingArguments) -> bool:
-    """Return whether training is logged at the end of each epoch."""
-    return args.logging_strategy == IntervalStrategy.EPOCH

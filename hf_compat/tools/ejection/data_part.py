@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import cast
@@ -24,50 +24,61 @@ from hf_compat.tools.ejection.sources import Import
 from hf_compat.trainer import Trainer
 
 _SHORT_STREAM = (
-    "Where a stream ends within an update, Hugging Face goes on with that update in the next epoch; here it is a short "
+    "A stream may end within an update. Hugging Face then continues that update in the next epoch; here it is a short "
     "update of its own."
 )
 
 
-@dataclass(slots=True)
+@dataclass
 class DataPart:
-    """What the data module consists of.
+    """The data module.
 
     Args:
-        train_set: The expression that makes the training set.
-        collator: That of the collator.
-        eval_sets: Those of the evaluation sets, by name; the name of a single one is empty.
-        shuffles: Whether each epoch is shuffled by a seed of its own; `seed` is that of the first one.
-        groups: Samples that are of like length, where the order goes by length.
-        reads_random: Whether reading a batch draws random numbers.
-        streams: Whether a set is a stream, which Lightning has to tell the epoch itself.
-        copies: Whether samples are copied before the collator gets them.
-        lengths: The expression of the samples' lengths, where the order goes by length.
-        length_key: The key or column that they are taken from.
+        train_set: The expression of the training set.
+        collator: The expression of the collator.
+        eval_sets: The expressions of the evaluation sets by name. The name of a single one is empty.
+        shuffles: Whether each epoch is shuffled by a seed of its own.
+        data_seed: The seed of the first epoch.
+        groups: The number of samples of like length that are grouped.
+        reads_ahead: Whether reading a batch draws random numbers.
+        streams: Whether a set is a stream, to which Lightning has to pass the epoch.
+        copies: Whether the collator gets copies of samples.
+        lengths: The expression of the samples' lengths if samples are grouped by length.
+        length_key: The key or column of the lengths.
         sampler: The expression of the script's own sampler.
-        left: What is left to do, where the data are set up.
+        data_left: Statements for what is left to do at the set-up of the data.
     """
 
-    train_set: str
-    collator: str
-    eval_sets: dict[str, str]
+    train_set: str = ""
+    collator: str = "None"
+    eval_sets: dict[str, str] = field(default_factory=dict)
     shuffles: bool = False
-    seed: int = 0
+    data_seed: int = 0
     groups: int | None = None
-    reads_random: bool = False
+    reads_ahead: bool = False
     streams: bool = False
     copies: bool = False
     lengths: str = ""
     length_key: str = ""
     sampler: str = ""
-    left: list[str] = field(default_factory=list)
+    data_left: list[str] = field(default_factory=list)
 
 
 def describe_data(trainer: Trainer, write: Expressions, findings: Findings) -> DataPart:
-    """Return how data are read again; what cannot be is left to do."""
-    part = DataPart("", "None", {})
-    loader = trainer.get_train_dataloader()
-    part.collator = _collator(part, trainer, write, findings)
+    """Find out how the data are read again, or leave them to the user."""
+    part = DataPart()
+    loader, collator = trainer.get_train_dataloader(), trainer.data_collator
+    is_ours = isinstance(collator, PaddingCollator)
+    try:
+        if isinstance(collator, PaddingCollator):
+            padding = write.named("transformers", "DataCollatorWithPadding")
+            part.collator = f"{padding}({write.of(collator.tokenizer)})"
+        else:
+            part.collator = write.of(collator)
+    except CannotBeWritten as error:
+        name = getattr(collator, "__name__", type(collator).__name__)
+        what = f"The {'tokenizer of the ' if is_ours else ''}collator {name} ({write.code.where(collator)})"
+        part.data_left += findings.leave(f"{what} cannot be written down: {error}", "`setup` in `data.py`")
     part.train_set = _data_set("train", trainer, loader, part, write, findings)
     _order(part, trainer, loader, write, findings)
     given = trainer.eval_dataset
@@ -79,14 +90,14 @@ def describe_data(trainer: Trainer, write: Expressions, findings: Findings) -> D
 
 
 def _order(part: DataPart, trainer: Trainer, loader: object, write: Expressions, findings: Findings) -> None:
-    """Find out in which order samples are trained on, by the sampler that the run would use."""
+    """Read the order of training samples off the sampler of the run."""
     if not isinstance(loader, DataLoader):
         return
     sampler, samples = getattr(loader, "sampler", None), cast(Sequence[object], loader.dataset)
     if isinstance(loader.dataset, IterableDataset) or type(sampler) is SequentialSampler:
         return
     if type(sampler) is SeededRandomSampler and not sampler.replacement and sampler.num_samples == len(samples):
-        part.shuffles, part.seed = True, sampler.initial_seed
+        part.shuffles, part.data_seed = True, sampler.initial_seed
     elif type(sampler) is LengthGroupedSampler:
         part.groups = sampler.batch_size
         column = trainer.args.length_column_name
@@ -100,26 +111,11 @@ def _order(part: DataPart, trainer: Trainer, loader: object, write: Expressions,
             part.sampler = write.of(sampler)
         except CannotBeWritten as error:
             what = f"The order of training samples is that of a {type(sampler).__name__}, which cannot be written down"
-            part.left += findings.leave(f"{what}: {error}", "`train_dataloader` in `data.py`")
-
-
-def _collator(part: DataPart, trainer: Trainer, write: Expressions, findings: Findings) -> str:
-    collator = trainer.data_collator
-    is_ours = isinstance(collator, PaddingCollator)
-    try:
-        if isinstance(collator, PaddingCollator):
-            padding = write.named("transformers", "DataCollatorWithPadding")
-            return f"{padding}({write.of(collator.tokenizer)})"
-        return write.of(collator)
-    except CannotBeWritten as error:
-        name = getattr(collator, "__name__", type(collator).__name__)
-        what = f"The {'tokenizer of the ' if is_ours else ''}collator {name} ({write.code.where(collator)})"
-        part.left += findings.leave(f"{what} cannot be written down: {error}", "`setup` in `data.py`")
-        return "None"
+            part.data_left += findings.leave(f"{what}: {error}", "`train_dataloader` in `data.py`")
 
 
 def _is_plain(loader: object, trainer: Trainer, is_train: bool) -> bool:
-    """Return whether a loader is the Trainer's, or one that the script has made of the same settings."""
+    """Whether a loader is the Trainer's, or one of the script's with the same settings."""
     if isinstance(loader, PreparedDataLoader) or type(loader) is not DataLoader:
         return isinstance(loader, PreparedDataLoader)
     args = trainer.args
@@ -132,38 +128,49 @@ def _is_plain(loader: object, trainer: Trainer, is_train: bool) -> bool:
 def _data_set(
     name: str, trainer: Trainer, loader: object, part: DataPart, write: Expressions, findings: Findings
 ) -> str:
-    """Return the expression that makes a data set: saved as it is, sample by sample, or made by its class."""
+    """The expression of a data set: saved as it is, saved sample by sample, or made by its class."""
     if not _is_plain(loader, trainer, is_train=name == "train"):
         maker = type(trainer).get_train_dataloader if name == "train" else type(trainer).get_eval_dataloader
         what = f"The {name} set has a loader of its own, a {type(loader).__name__} ({write.code.where(maker)})"
-        part.left += findings.leave(what, "`train_dataloader` and `val_dataloader` in `data.py`")
+        part.data_left += findings.leave(what, "`train_dataloader` and `val_dataloader` in `data.py`")
         return "None"
     assert isinstance(loader, DataLoader)
     dataset: DataSource = loader.dataset
-    collate = loader.collate_fn
     before = read_rng()
     try:
         if isinstance(dataset, IterableDataset):
-            part.reads_random = part.streams = True
+            part.reads_ahead = part.streams = True
             if trainer.args.gradient_accumulation_steps > 1 and name == "train":
                 findings.tell(_SHORT_STREAM)
-            return _stream(dataset, collate, write)
+            return _stream(dataset, loader.collate_fn, write)
         if is_datasets_dataset(dataset):
-            expression = _table(name, dataset, write)
-            _collated(dataset, loader, before, part, name)
-            return expression
-        return _samples(name, dataset, collate, loader, before, part, write)
+            if dataset.format["type"] == "custom":
+                raise CannotBeWritten("`set_transform` has given it a function, which is not saved with it")
+            file = write.files.add(f"data/{name}", dataset, dataset.save_to_disk)
+            expression = f"{write.named('datasets', 'load_from_disk')}({write.here(file)})"
+        else:
+            samples = [dataset[index] for index in range(len(dataset))]
+            if not same_random_states(before, read_rng()):  # each reading makes other samples
+                part.reads_ahead = True
+                return write.of(dataset)
+            expression = _samples(name, dataset, samples, loader.collate_fn, part, write)
+        if name == "train" and loader.collate_fn is not None:
+            # Whether collating draws random numbers
+            rows = (dataset[index] for index in range(loader.batch_size or 1))
+            loader.collate_fn(list(islice(rows, loader.batch_size)))
+            part.reads_ahead |= not same_random_states(before, read_rng())
+        return expression
     except CannotBeWritten as error:
         what = f"The {name} set, a {type(dataset).__name__} ({write.code.where(type(dataset))}), cannot be written down"
-        part.left += findings.leave(f"{what}: {error}", "`setup` in `data.py`")
+        part.data_left += findings.leave(f"{what}: {error}", "`setup` in `data.py`")
         return "None"
 
 
 def _stream(dataset: IterableDataset[object], collate: object, write: Expressions) -> str:
-    """Return the expression for a stream, without the columns that the model does not take."""
+    """The expression of a stream, without the columns that the model does not take."""
     expression, before = write.of(dataset), read_rng()
     sample = next(iter(dataset), None)
-    if not _same(before, read_rng()):
+    if not same_random_states(before, read_rng()):
         raise CannotBeWritten("reading it draws random numbers, and Hugging Face's loader draws them at other moments")
     if not isinstance(collate, RemoveColumnsCollator) or not isinstance(sample, Mapping):
         return expression
@@ -175,32 +182,15 @@ def _stream(dataset: IterableDataset[object], collate: object, write: Expression
     return f"{expression}.remove_columns({write.of(unread)})"
 
 
-def _table(name: str, dataset: DataSource, write: Expressions) -> str:
-    """Return the expression for a table of `datasets`, which is saved in that package's own format."""
-    if dataset.format["type"] == "custom":
-        raise CannotBeWritten("`set_transform` has given it a function, which is not saved with it")
-    file = write.files.add(f"data/{name}", dataset, dataset.save_to_disk)
-    return f"{write.named('datasets', 'load_from_disk')}({write.here(file)})"
-
-
 def _samples(
-    name: str,
-    dataset: Sequence[object],
-    collate: object,
-    loader: DataLoader[object],
-    before: RandomStates,
-    part: DataPart,
-    write: Expressions,
+    name: str, dataset: object, samples: list[object], collate: object, part: DataPart, write: Expressions
 ) -> str:
-    """Return the expression for any other set: its samples are saved, unless each reading makes others."""
-    samples = [dataset[index] for index in range(len(dataset))]
-    if not _same(before, read_rng()):
-        part.reads_random = True
-        return write.of(dataset)
+    """The expression of samples that are saved one by one."""
     if isinstance(collate, RemoveColumnsCollator):
-        samples = [_columns(sample, collate.signature_columns) for sample in samples]
+        columns = collate.signature_columns
+        rows = ((sample, isinstance(sample, Mapping)) for sample in samples)
+        samples = [{key: row[key] for key in row if key in columns} if is_row else row for row, is_row in rows]  # type: ignore[index,attr-defined]  # a mapping
     kept = [_plain_sample(sample) for sample in samples]
-    _collated(dataset, loader, before, part, name)
     part.copies |= any(isinstance(sample, dict) for sample in kept)
     file = write.files.add(f"data/{name}.pt", dataset, lambda path: torch.save(kept, path))
     write.import_(Import("torch", None, "torch"))
@@ -208,15 +198,11 @@ def _samples(
     return f"Samples({loaded})" if part.copies else loaded
 
 
-def _columns(sample: object, names: Iterable[str]) -> object:
-    return {key: sample[key] for key in sample if key in names} if isinstance(sample, Mapping) else sample
-
-
 def _plain_sample(sample: object) -> Nested:
-    """Return a sample of plain containers, tensors, numbers and texts.
+    """Turn a sample into plain containers, tensors, numbers and texts.
 
     Raises:
-        CannotBeWritten: Something else is in it.
+        CannotBeWritten: It holds something else.
     """
     if sample is None or isinstance(sample, (bool, int, float, str, torch.Tensor)):
         return sample
@@ -230,25 +216,11 @@ def _plain_sample(sample: object) -> Nested:
     raise CannotBeWritten(f"a sample holds a {type(sample).__name__}, which has no form of its own")
 
 
-def _collated(
-    dataset: Iterable[object], loader: DataLoader[object], before: RandomStates, part: DataPart, name: str
-) -> None:
-    """Find out whether collating draws random numbers, on a first batch of the training set."""
-    if name == "train" and loader.collate_fn is not None:
-        loader.collate_fn(list(islice((dataset[i] for i in range(loader.batch_size or 1)), loader.batch_size)))  # type: ignore[index]  # a map
-        part.reads_random |= not _same(before, read_rng())
-
-
-def _same(states: RandomStates, others: RandomStates) -> bool:
-    """Return whether two readings of the random states are the same."""
+def same_random_states(states: RandomStates, others: RandomStates) -> bool:
+    """Whether two readings of the random states are equal."""
     return all(_flat(states[name]) == _flat(others[name]) for name in ("python", "numpy", "cpu"))
 
 
 def _flat(state: object) -> str:
     parts = state if isinstance(state, (list, tuple)) else [state]
     return str([part.tolist() if isinstance(part, torch.Tensor) else part for part in parts])
-
-
-def same_random_states(states: RandomStates, others: RandomStates) -> bool:
-    """Return whether two readings of the random states are the same."""
-    return _same(states, others)

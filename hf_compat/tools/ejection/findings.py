@@ -1,25 +1,30 @@
-"""What an ejection comes across: what forbids it, and what its user should know."""
+"""The findings of an ejection: what forbids it, what is left to do, and what its user should know."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+
+from hf_compat.hf.argument_values import ROWS
+from hf_compat.hf.arguments import TrainingArguments
+from hf_compat.plan.argument_support import default_of
+from hf_compat.runtime.text import shown
 
 TODO = "TODO: "
 
 
 class CannotBeWritten(Exception):
-    """A value of the run has no form in which another program could make it again; the message says why."""
+    """No Python makes a value of the run again. The message says why."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """What has been found so far, in the order in which it was found.
+    """All findings so far, in their order.
 
     Args:
-        problems: What forbids the ejection, a sentence each. All of them are told at once, and nothing is written.
-        todos: What the project leaves to its user, marked where it belongs.
-        notes: What the project does otherwise, or leaves to its user; its README lists them.
-        inexact: Why losses differ from the script's in the last digits; empty where they are the same bit for bit.
+        problems: Reasons that forbid the ejection. All are reported at once, and nothing is written.
+        todos: Work for the user, marked in the project's files.
+        notes: Differences between project and script, for the README.
+        inexact: Reasons why losses differ from the script's in the last digits. Empty if they are equal bit for bit.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -28,26 +33,46 @@ class Findings:
     inexact: list[str] = field(default_factory=list)
 
     def forbid(self, problem: str, hint: str) -> None:
-        """Note something that forbids the ejection, with the way out."""
+        """Add a reason that forbids the ejection, with the way out."""
         told = f"{problem}\n    Hint: {hint}"
         if told not in self.problems:
             self.problems.append(told)
 
     def mark(self, what: str, offer: str) -> list[str]:
-        """Note something that is left to do and changes no number; returns the comment for its place in the project.
+        """Add work that changes no number, and make the comment for its place in the project.
 
         Args:
-            what: What the script does there, with file and line.
-            offer: What Lightning has for it.
+            what: The script's behaviour, with file and line.
+            offer: Lightning's counterpart.
         """
         self.todos.append(" ".join(f"{what}. Lightning has {offer}.".split()))
         return [f"# {TODO}{self.todos[-1]}"]
 
     def leave(self, what: str, offer: str) -> list[str]:
-        """Note something that is left to do; returns a comment and an error: without it, the numbers were others."""
+        """Add work on which numbers depend, and make its comment and a statement that raises."""
         return [*self.mark(what, offer), f"raise NotImplementedError({self.todos[-1]!r})"]
 
     def tell(self, note: str) -> None:
-        """Note something that the user should know."""
+        """Add a note for the user."""
         if note not in self.notes:
             self.notes.append(note)
+
+    def check_arguments(self, args: TrainingArguments) -> None:
+        """Add what becomes of the arguments that are set and that the project does not take over."""
+        for argument in fields(TrainingArguments):
+            row, default, value = ROWS[argument.name], default_of(argument), getattr(args, argument.name)
+            is_set = (value is not None) if default is None else bool(value != default)
+            if not is_set or row.ejected in ("taken", "nothing"):
+                continue
+            told = shown(argument.name, value)
+            if row.ejected == "refused":
+                self.forbid(f"`{told}`: {row.says} cannot be written in plain Lightning here.", "leave it out.")
+            elif row.ejected == "sharded":
+                self.forbid(
+                    f"`{told}` spreads the weights over devices. The project clips gradients, chooses parameter groups "
+                    "and saves the model by whole weights.",
+                    f"leave it out; Lightning's {row.says} goes into `config.yaml` afterwards, with its own clipping "
+                    "in the place of the project's.",
+                )
+            else:
+                self.tell(f"`{told}` is left out: {row.says}.")

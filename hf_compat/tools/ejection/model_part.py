@@ -1,8 +1,9 @@
-"""The model of the run: how the project makes it, and the weights that it begins with."""
+"""The statements that make the model of the run, and the weights that it begins with."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,71 +19,52 @@ from hf_compat.tools.ejection.expressions import Expressions
 from hf_compat.tools.ejection.findings import CannotBeWritten, Findings
 from hf_compat.tools.ejection.sources import Import
 
+# Entries of a configuration about the files that it was read from.
+_OF_FILES = {"_name_or_path", "name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
+
 
 class _Pretrained(Protocol):
-    """What a model of transformers, or an adapter of PEFT, is saved and read by."""
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Save configuration and weights."""
-
-    @classmethod
-    def from_pretrained(cls, *sources: object, is_trainable: bool = ...) -> nn.Module:
-        """Read what was saved."""
-
-
-class _Adapted(_Pretrained, Protocol):
-    """A model with adapters of PEFT."""
+    """A model of transformers, or an adapter of PEFT."""
 
     peft_config: dict[str, object]
+    save_pretrained: Callable[[str | Path], None]
+    from_pretrained: Callable[..., nn.Module]
+    unload: Callable[[], nn.Module]
 
-    def unload(self) -> nn.Module:
-        """Return the model without its adapters."""
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass
 class ModelPart:
-    """What `build_model` consists of.
+    """The body of `build_model`.
 
     Args:
         lines: Its statements.
-        trained: The names of the trained parameters, where not all are; None where the class sees to that itself.
-        is_left: Whether they only say that they are left to do.
+        trained: The names of the trained parameters, unless all are or the class itself sees to it.
+        model_is_left: Whether the statements only raise, because the model is left to the user.
     """
 
     lines: list[str]
     trained: list[str] | None
-    is_left: bool = False
+    model_is_left: bool = False
 
 
 def describe_model(model: nn.Module, args: TrainingArguments, write: Expressions, findings: Findings) -> ModelPart:
-    """Return how the model is made again; what cannot be is left to do.
+    """Find out how the model is made again, or leave it to the user.
 
-    Every way is tried at once: what it gives must be the model that the run has, weight for weight.
+    The chosen way is tried at once, and must give the run's model, weight for weight.
     """
     write.import_(Import("torch", "nn", "nn"))
     trained: list[str] | None = None
     try:
         if is_peft_model(model):
-            # The statements that read a model and the adapter of PEFT on it
-            adapted = cast(_Adapted, model)
-            if len(adapted.peft_config) > 1:
-                raise CannotBeWritten("it has several adapters, and the project reads one")
-            bare = copy.deepcopy(adapted).unload()
-            lines = _pretrained("base", bare, write)
-            with TemporaryDirectory() as folder:
-                adapted.save_pretrained(folder)
-                again = adapted.from_pretrained(copy.deepcopy(bare), folder, is_trainable=True)
-            _check_same(model, again)
-            file = write.files.add("adapter", model, adapted.save_pretrained)
-            name = write.named("peft", "PeftModel")
-            lines.append(f"model = {name}.from_pretrained(base, {write.here(file)}, is_trainable=True)")
+            lines = _adapted(model, write)
         else:
-            frozen = not all(parameter.requires_grad for parameter in model.parameters())
-            trained = [name for name, p in model.named_parameters() if p.requires_grad] if frozen else None
+            weights = list(model.named_parameters())
+            frozen = not all(parameter.requires_grad for _, parameter in weights)
+            trained = [name for name, parameter in weights if parameter.requires_grad] if frozen else None
             lines = _saved_or_made(model, write)
     except CannotBeWritten as error:
         what = f"The model, a {type(model).__name__} ({write.code.where(type(model))}), cannot be made again: {error}"
-        return ModelPart(findings.leave(what, "`build_model` in `model.py`"), None, is_left=True)
+        return ModelPart(findings.leave(what, "`build_model` in `model.py`"), None, model_is_left=True)
     if args.activation_checkpointing:
         options = write.of(args.activation_checkpointing_kwargs) if args.activation_checkpointing_kwargs else ""
         lines.append(f"model.gradient_checkpointing_enable({options})")
@@ -91,15 +73,30 @@ def describe_model(model: nn.Module, args: TrainingArguments, write: Expressions
     return ModelPart(lines, trained)
 
 
+def _adapted(model: nn.Module, write: Expressions) -> list[str]:
+    """The statements that read a model and the adapter of PEFT on it."""
+    adapted = cast(_Pretrained, model)
+    if len(adapted.peft_config) > 1:
+        raise CannotBeWritten("it has several adapters, and the project reads one")
+    bare = copy.deepcopy(adapted).unload()
+    lines = _pretrained("base", bare, write)
+    with TemporaryDirectory() as folder:
+        adapted.save_pretrained(folder)
+        _check_same(model, adapted.from_pretrained(copy.deepcopy(bare), folder, is_trainable=True))
+    file = write.files.add("adapter", model, adapted.save_pretrained)
+    name = write.named("peft", "PeftModel")
+    return [*lines, f"model = {name}.from_pretrained(base, {write.here(file)}, is_trainable=True)"]
+
+
 def _saved_or_made(model: nn.Module, write: Expressions) -> list[str]:
-    """Return the statements that read a model of transformers, or make any other; a subclass may save as neither."""
+    """The statements that read a model of transformers, or make any other. Some subclasses cannot be saved."""
     if not is_pretrained_model(model):
         return _plain(model, write)
     try:
         return _pretrained("model", model, write)
     except CannotBeWritten:
         raise
-    except Exception as error:  # of transformers, or of the script's own class: tied weights that it does not name, say
+    except Exception as error:  # of transformers or of the script's class, such as tied weights that it does not name
         try:
             return _plain(model, write)
         except CannotBeWritten as other:
@@ -108,7 +105,7 @@ def _saved_or_made(model: nn.Module, write: Expressions) -> list[str]:
 
 
 def _pretrained(name: str, model: nn.Module, write: Expressions) -> list[str]:
-    """Return the statement that reads a model of transformers, which is saved as such."""
+    """The statements that read a model of transformers from its saved form."""
     saved = cast(_Pretrained, model)
     with TemporaryDirectory() as folder:
         saved.save_pretrained(folder)
@@ -119,15 +116,11 @@ def _pretrained(name: str, model: nn.Module, write: Expressions) -> list[str]:
     return [made, *_options_of_parts(name, model, again)]
 
 
-# What a configuration says of the files that it was read from.
-_OF_FILES = {"_name_or_path", "name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
-
-
 def _options_of_parts(name: str, model: nn.Module, again: nn.Module) -> list[str]:
-    """Return statements for what the configuration of a part says otherwise than the model that was read back.
+    """The statements for entries of a part's configuration that differ in the model that was read back.
 
-    A part's configuration is a copy of the model's when that was made. The Trainer sets `use_cache` in the model's
-    alone, so a decoder goes on with a cache, which changes the last bits of gradients.
+    A part's configuration is a copy of the model's from when that was made. The Trainer sets `use_cache` only in the
+    model's, so a decoder keeps its cache, which changes the last bits of gradients.
     """
     lines: list[str] = []
     seen: set[int] = set()
@@ -148,27 +141,23 @@ def _options_of_parts(name: str, model: nn.Module, again: nn.Module) -> list[str
 
 
 def _plain(model: nn.Module, write: Expressions) -> list[str]:
-    """Return the statements that make a module as the script does, and read the weights that it had."""
+    """The statements that make a module as the script does, and read the weights that it had."""
     given = write.recorder.arguments_of(model)
     if given is None:
-        raise CannotBeWritten("nobody has seen how it was made")
+        raise CannotBeWritten("the making of it was not recorded")
     write.loads_weights = False
     # A model of transformers would be saved and read
     made = write.call(type(model), given) if is_pretrained_model(model) else write.of(model)
-    _check_same(model, _made_again(model, *given), values=False)
+    kind: Callable[..., nn.Module] = type(model)
+    again = kind(*map(_copied, given[0]), **{name: _copied(one) for name, one in given[1].items()})
+    _check_same(model, again, values=False)
     file = write.files.add("model.safetensors", model, lambda path: safetensors.torch.save_model(model, str(path)))
     load = write.named("safetensors.torch", "load_model")
     return [f"model = {made}", f"{load}(model, {write.here(file)})"]
 
 
-def _made_again(model: nn.Module, positional: tuple[object, ...], named: object) -> nn.Module:
-    kind: type = type(model)
-    made: nn.Module = kind(*map(_copied, positional), **{name: _copied(one) for name, one in dict(named).items()})  # type: ignore[call-overload]  # as recorded
-    return made
-
-
 def _copied(value: object) -> object:
-    """Copy an argument as the project makes it: each part by itself, so that no two share a weight."""
+    """Copy an argument as the project makes it: part by part, so that no two share a weight."""
     if type(value) is dict:
         return {key: _copied(one) for key, one in value.items()}
     if type(value) in (list, tuple):
@@ -177,12 +166,14 @@ def _copied(value: object) -> object:
 
 
 def _check_same(model: nn.Module, other: nn.Module, values: bool = True) -> None:
-    """See that two models have the same modules, and the same tensors in them."""
-    # Each by every name: whether a tied embedding is one module or two with one weight makes no number another
-    kinds, others = (
-        {name: type(one).__name__ for name, one in part.named_modules(remove_duplicate=False)}
-        for part in (model, other)
-    )
+    """Check that two models have the same modules with the same tensors.
+
+    Raises:
+        CannotBeWritten: They differ.
+    """
+    # By every name: a tied embedding may be one module, or two with one weight
+    both = (model, other)
+    kinds, others = ({n: type(one).__name__ for n, one in m.named_modules(remove_duplicate=False)} for m in both)
     if kinds != others:
         name = next(name for name in [*kinds, *others] if kinds.get(name) != others.get(name))
         raise CannotBeWritten(f"its module {name!r} was put in place, or taken out, after it was made")
@@ -198,7 +189,7 @@ def _check_same(model: nn.Module, other: nn.Module, values: bool = True) -> None
 
 
 def _shared(model: nn.Module) -> list[list[str]]:
-    """Return the names of parameters that are one."""
+    """List the names of each parameter that has several."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)

@@ -1,4 +1,4 @@
-"""The optimizer with its groups, and the schedule of the learning rate, as statements of `configure_optimizers`."""
+"""The optimizer with its groups and the schedule of the learning rate, as statements of `configure_optimizers`."""
 
 from __future__ import annotations
 
@@ -19,53 +19,54 @@ from hf_compat.trainer import Trainer
 from hf_compat.trainer_methods.optimization import OptimizationMethods
 
 _MAKERS = ("create_optimizer", "create_scheduler", "create_optimizer_and_scheduler")
+_PLACE = "`configure_optimizers` in `module.py`"
 
 
 @dataclass(slots=True)
 class SchedulePart:
-    """What makes the schedule.
+    """The schedule.
 
     Args:
-        lines: Statements that make `scheduler` of `optimizer`.
+        lines: Statements that make `scheduler` from `optimizer`.
         takes_warmup: Whether they read `self.warmup_steps`.
-        interval: `step` or `epoch`, for Lightning.
-        is_left: Whether they only say that they are left to do.
+        is_left: Whether they only raise, because the schedule is left to the user.
+        interval: Lightning's interval.
     """
 
     lines: list[str]
     takes_warmup: bool = False
-    interval: str = "step"
     is_left: bool = False
+    interval: str = "step"
 
 
-@dataclass(slots=True)
+@dataclass
 class OptimizerPart:
-    """What `configure_optimizers` consists of.
+    """The body of `configure_optimizers`.
 
     Args:
-        group_lines: Statements before the optimizer: its parameter groups.
-        call: The expression that makes it.
-        has_decay: Whether weight decay divides the parameters into two groups.
-        no_decay: Names without decay, where their shape does not tell; empty else.
         schedule: The schedule.
+        group_lines: Statements for the parameter groups.
+        optimizer_call: The expression of the optimizer.
+        has_decay: Whether weight decay divides the parameters into two groups.
+        no_decay: Names without decay, unless the shape tells.
     """
 
+    schedule: SchedulePart
     group_lines: list[str] = field(default_factory=list)
-    call: str = ""
+    optimizer_call: str = ""
     has_decay: bool = False
     no_decay: list[str] = field(default_factory=list)
-    schedule: SchedulePart = field(default_factory=lambda: SchedulePart([]))
 
 
 def describe_optimizer(trainer: Trainer, updates: int, write: Expressions, findings: Findings) -> OptimizerPart:
-    """Return what makes the optimizer that the run would use, and its schedule."""
-    part = OptimizerPart()
-    is_own = {name: is_replaced(trainer, name, OptimizationMethods) for name in _MAKERS}
-    given = trainer.optimizer is not None or is_own["create_optimizer"] or is_own["create_optimizer_and_scheduler"]
-    own_schedule = trainer.lr_scheduler is not None or is_own["create_optimizer_and_scheduler"]
-    if is_own["create_optimizer_and_scheduler"]:
+    """Find out how the run's optimizer and schedule are made."""
+    part = OptimizerPart(SchedulePart([]))
+    own_optimizer, own_schedule, own_both = (is_replaced(trainer, name, OptimizationMethods) for name in _MAKERS)
+    given = trainer.optimizer is not None or own_optimizer or own_both
+    schedule_given = trainer.lr_scheduler is not None or own_both
+    if own_both:
         trainer.create_optimizer_and_scheduler(updates)
-        own_schedule = own_schedule and trainer.lr_scheduler is not None
+        schedule_given = trainer.lr_scheduler is not None
     optimizer = trainer.optimizer if trainer.optimizer is not None else trainer.create_optimizer()
     try:
         if given:
@@ -73,15 +74,20 @@ def describe_optimizer(trainer: Trainer, updates: int, write: Expressions, findi
         else:
             _by_arguments(part, trainer, optimizer, write, findings)
     except CannotBeWritten as error:
-        left = findings.leave(
-            f"The optimizer, a {type(optimizer).__name__}, cannot be written: {error}",
-            "`configure_optimizers` in `module.py`",
-        )
-        return OptimizerPart(schedule=SchedulePart(left, is_left=True))
-    if own_schedule or is_own["create_scheduler"]:
-        _made_schedule(part, trainer, optimizer, updates, write, findings)
-    else:
+        what = f"The optimizer, a {type(optimizer).__name__}, cannot be written: {error}"
+        return OptimizerPart(SchedulePart(findings.leave(what, _PLACE), is_left=True))
+    if not (schedule_given or own_schedule):
         part.schedule = _schedule(trainer.args, updates, write, findings)
+        return part
+    schedule = trainer.lr_scheduler or trainer.create_scheduler(updates, optimizer) or trainer.lr_scheduler
+    write.known[id(optimizer)] = "optimizer"
+    try:
+        part.schedule = SchedulePart([f"scheduler = {_made_schedule(schedule, optimizer, write)}"])
+    except CannotBeWritten as error:
+        what = f"The schedule is a {type(schedule).__name__} that the script has made, and cannot be written: {error}"
+        part.schedule = SchedulePart(findings.leave(what, _PLACE), is_left=True)
+    finally:
+        del write.known[id(optimizer)]
     return part
 
 
@@ -98,40 +104,17 @@ def _named_optimizer(optimizer: torch.optim.Optimizer, write: Expressions) -> st
 def _by_arguments(
     part: OptimizerPart, trainer: Trainer, optimizer: torch.optim.Optimizer, write: Expressions, findings: Findings
 ) -> None:
-    """Write the optimizer that `optim` names; its groups are those that weight decay makes."""
+    """Write the optimizer that `optim` names, with the groups that weight decay makes."""
     args, model = trainer.args, trainer.model
     kind, keywords = trainer.optimizer_cls_and_kwargs or trainer.get_optimizer_cls_and_kwargs(args, model)
     if kind is not type(optimizer) or len(optimizer.param_groups) > 2:
         _as_given(part, model, optimizer, write)
         return
-    unusual = [name for name in ("params", "model", "optimizer_dict") if name in keywords]
-    if unusual:
+    if any(name in keywords for name in ("params", "model", "optimizer_dict")):
         raise CannotBeWritten("it brings parameter groups of its own")
     part.has_decay = args.weight_decay != 0
     if part.has_decay:
-        # Write the two groups by the rule that gives them: matrices decay, or a list of names that do not
-        decaying = {id(p) for p in optimizer.param_groups[0]["params"]}
-        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        by_shape = all((p.ndim > 1) == (id(p) in decaying) for _, p in trained)
-        rule = "parameter.ndim > 1"
-        part.group_lines = ["decaying: list[nn.Parameter] = []", "others: list[nn.Parameter] = []"]
-        if by_shape:
-            part.group_lines.insert(0, "# matrices decay; biases and norms, which are vectors, do not")
-        else:
-            part.no_decay = [name for name, p in trained if id(p) not in decaying]
-            rule = "name not in NO_DECAY"
-        each = (
-            "parameter in self.model.parameters()" if by_shape else "name, parameter in self.model.named_parameters()"
-        )
-        part.group_lines += [
-            f"for {each}:",
-            "    if parameter.requires_grad:",
-            f"        (decaying if {rule} else others).append(parameter)",
-            "groups: list[dict[str, Any]] = [",
-            '    {"params": decaying, "weight_decay": self.weight_decay},',
-            '    {"params": others, "weight_decay": 0.0},',
-            "]",
-        ]
+        _two_groups(part, model, optimizer)
     groups = "groups" if part.has_decay else "self.model.parameters()"
     if not part.has_decay and not all(p.requires_grad for p in model.parameters()):
         groups = "[p for p in self.model.parameters() if p.requires_grad]"
@@ -140,13 +123,39 @@ def _by_arguments(
     if not part.has_decay and "weight_decay" in defaults and defaults["weight_decay"].default != 0:
         options["weight_decay"] = 0.0
     shown = [f"{name}={write.of(value)}" for name, value in options.items()]
-    part.call = f"{_named_optimizer(optimizer, write)}({', '.join([groups, 'lr=self.learning_rate', *shown])})"
+    part.optimizer_call = (
+        f"{_named_optimizer(optimizer, write)}({', '.join([groups, 'lr=self.learning_rate', *shown])})"
+    )
     if type(optimizer).__module__.startswith("hf_compat"):
         findings.inexact.append(f"{kind.__name__} is transformers' own there")
 
 
+def _two_groups(part: OptimizerPart, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Write the two groups by their rule: matrices decay, or all but a list of names."""
+    decaying = {id(p) for p in optimizer.param_groups[0]["params"]}
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if all((p.ndim > 1) == (id(p) in decaying) for _, p in trained):
+        comment = ["# matrices decay; biases and norms, which are vectors, do not"]
+        each, rule = "parameter in self.model.parameters()", "parameter.ndim > 1"
+    else:
+        comment, part.no_decay = [], [name for name, p in trained if id(p) not in decaying]
+        each, rule = "name, parameter in self.model.named_parameters()", "name not in NO_DECAY"
+    part.group_lines = [
+        *comment,
+        "decaying: list[nn.Parameter] = []",
+        "others: list[nn.Parameter] = []",
+        f"for {each}:",
+        "    if parameter.requires_grad:",
+        f"        (decaying if {rule} else others).append(parameter)",
+        "groups: list[dict[str, Any]] = [",
+        '    {"params": decaying, "weight_decay": self.weight_decay},',
+        '    {"params": others, "weight_decay": 0.0},',
+        "]",
+    ]
+
+
 def _as_given(part: OptimizerPart, model: nn.Module, optimizer: torch.optim.Optimizer, write: Expressions) -> None:
-    """Write an optimizer that the script has made: its groups by the names of the parameters."""
+    """Write an optimizer that the script has made, with its groups by the names of the parameters."""
     names = {id(p): name for name, p in model.named_parameters()}
     defaults = optimizer.defaults
     part.group_lines = ["named = dict(self.model.named_parameters())", "groups: list[dict[str, Any]] = ["]
@@ -162,44 +171,24 @@ def _as_given(part: OptimizerPart, model: nn.Module, optimizer: torch.optim.Opti
         part.group_lines += ["    {", f"        {chosen_names}{options}", "    },"]
     part.group_lines.append("]")
     known = inspect.signature(type(optimizer)).parameters
-    chosen = {
-        name: value
-        for name, value in defaults.items()
-        if name in known and name != "lr" and value != known[name].default and value is not None
-    }
-    shown = [f"{name}={write.of(value)}" for name, value in chosen.items()]
+    chosen = [name for name in defaults if name in known and name != "lr" and defaults[name] != known[name].default]
+    shown = [f"{name}={write.of(defaults[name])}" for name in chosen if defaults[name] is not None]
     words = ["groups", f"lr={write.of(defaults['lr'])}", *shown]
-    part.call = f"{_named_optimizer(optimizer, write)}({', '.join(words)})"
+    part.optimizer_call = f"{_named_optimizer(optimizer, write)}({', '.join(words)})"
 
 
-def _made_schedule(
-    part: OptimizerPart,
-    trainer: Trainer,
-    optimizer: torch.optim.Optimizer,
-    updates: int,
-    write: Expressions,
-    findings: Findings,
-) -> None:
-    """Write a schedule that the script has made, or its `create_scheduler` makes: by the call that made it."""
-    schedule = trainer.lr_scheduler or trainer.create_scheduler(updates, optimizer) or trainer.lr_scheduler
-    write.known[id(optimizer)] = "optimizer"
-    try:
-        # Refuse a schedule whose state is not the one that it was made with
-        if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
-            raise CannotBeWritten("it follows a metric, or is no `LRScheduler` of torch")
-        if getattr(schedule, "optimizer", optimizer) is not optimizer:
-            raise CannotBeWritten("it sets the rates of another optimizer")
-        if getattr(schedule, "last_epoch", 0) != 0:
-            raise CannotBeWritten(f"it has been stepped {schedule.last_epoch} times before `train()`")
-        part.schedule = SchedulePart([f"scheduler = {write.of(schedule)}"])
-    except CannotBeWritten as error:
-        what = f"The schedule is a {type(schedule).__name__} that the script has made, and cannot be written: {error}"
-        part.schedule = SchedulePart(findings.leave(what, "`configure_optimizers` in `module.py`"), is_left=True)
-    finally:
-        del write.known[id(optimizer)]
+def _made_schedule(schedule: object, optimizer: torch.optim.Optimizer, write: Expressions) -> str:
+    """Write a schedule that the script or its `create_scheduler` has made, by the call that made it."""
+    if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
+        raise CannotBeWritten("it follows a metric, or is not an `LRScheduler` of torch")
+    if getattr(schedule, "optimizer", optimizer) is not optimizer:
+        raise CannotBeWritten("it sets the rates of another optimizer")
+    if getattr(schedule, "last_epoch", 0) != 0:
+        raise CannotBeWritten(f"it has been stepped {schedule.last_epoch} times before `train()`")
+    return write.of(schedule)
 
 
-# A schedule's factor as statements of a function of `step`; `warmup` and `total` are counts of updates.
+# A schedule's factor as statements of a function of `step`. `warmup` and `total` are counts of updates.
 _RISE = ["if step < warmup:", "    return step / max(1, warmup)"]
 _FACTORS: dict[SchedulerType, list[str]] = {
     SchedulerType.LINEAR: [*_RISE, "return max(0.0, (total - step) / max(1, total - warmup))"],
@@ -233,19 +222,6 @@ _FACTORS: dict[SchedulerType, list[str]] = {
 }
 
 
-def _options(kind: SchedulerType, args: TrainingArguments, warmup: int) -> dict[str, object]:
-    """Return the options of a schedule, with the defaults that it has for those that are not given."""
-    given: dict[str, object] = dict(args.lr_scheduler_kwargs) if isinstance(args.lr_scheduler_kwargs, dict) else {}
-    restarts = kind == SchedulerType.COSINE_WITH_RESTARTS
-    options = {
-        "num_cycles": 1 if restarts else 0.5, "timescale": warmup or 10_000, "lr_end": 1e-7, "power": 1.0, **given,
-    }  # fmt: skip
-    least = options.pop("min_lr", None)
-    if isinstance(least, (int, float)):
-        options["min_lr_rate"] = least / args.learning_rate
-    return {name: float(value) if name == "num_cycles" else value for name, value in options.items()}  # type: ignore[arg-type]  # a number
-
-
 def _schedule(args: TrainingArguments, updates: int, write: Expressions, findings: Findings) -> SchedulePart:
     kind = SchedulerType(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     warmup = args.get_warmup_steps(updates)
@@ -254,9 +230,17 @@ def _schedule(args: TrainingArguments, updates: int, write: Expressions, finding
         return SchedulePart(["scheduler = LambdaLR(optimizer, lambda step: 1.0)"])
     if kind not in _FACTORS:
         what = f"`lr_scheduler_type={kind.value!r}` has no short form in plain PyTorch here"
-        return SchedulePart(findings.leave(what, "`configure_optimizers` in `module.py`"), is_left=True)
-    options = {name: write.of(value) for name, value in _options(kind, args, warmup).items()}
-    body = [line.format(**options) for line in _FACTORS[kind]]
+        return SchedulePart(findings.leave(what, _PLACE), is_left=True)
+    # The options of the schedule, and its defaults
+    given: dict[str, object] = dict(args.lr_scheduler_kwargs) if isinstance(args.lr_scheduler_kwargs, dict) else {}
+    cycles = 1 if kind == SchedulerType.COSINE_WITH_RESTARTS else 0.5
+    options = {"num_cycles": cycles, "timescale": warmup or 10_000, "lr_end": 1e-7, "power": 1.0, **given}
+    options["num_cycles"] = float(options["num_cycles"])  # type: ignore[arg-type]  # a number
+    least = options.pop("min_lr", None)
+    if isinstance(least, (int, float)):
+        options["min_lr_rate"] = least / args.learning_rate
+    written = {name: write.of(value) for name, value in options.items()}
+    body = [line.format(**written) for line in _FACTORS[kind]]
     if any("math." in line for line in body):
         write.import_(Import("math", None, "math"))
     counts = ["warmup = self.warmup_steps"]

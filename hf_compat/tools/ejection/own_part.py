@@ -1,4 +1,4 @@
-"""The script's subclass of HF's Trainer: its methods come along on a stand-in, `hf_trainer.py` of the project."""
+"""The script's subclass of HF's Trainer. Its methods are taken over on a stand-in, `hf_trainer.py` of the project."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hf_compat.tools.ejection.findings import CannotBeWritten, Findings
 from hf_compat.tools.ejection.sources import Definition
 from hf_compat.trainer import Trainer
 
-# Overrides that the project calls, and what Lightning has for those that cannot be taken over.
+# Overrides that the project calls, and Lightning's counterparts for those that cannot be taken over.
 _SEAMS = {
     "_prepare_inputs": "`on_after_batch_transfer` of a LightningModule",
     "_save": "`after_fit` in `main.py`, and `on_save_checkpoint` of a LightningModule",
@@ -61,31 +61,31 @@ _ELSEWHERE = "the hooks of a LightningModule, in `module.py`"
 _STAND_IN = Path(__file__).parent / "templates" / "hf_trainer.py.jinja"
 
 
-@dataclass(slots=True)
+@dataclass
 class OwnPart:
-    """What comes along of the script's subclass of HF's Trainer.
+    """The parts of the script's Trainer that the project needs.
 
     Args:
-        name: The expression of its class in the project; None where nothing of it is needed.
+        own: The expression of its class in the project. None if nothing of it is needed.
         seams: The overrides that the project calls.
-        supers: Methods that its own call by `super()`.
-        left: What it does besides, as comments, and as errors where numbers depend on it.
+        supers: Methods that its own methods call by `super()`.
+        left: Comments for its other overrides, and errors if numbers depend on them.
     """
 
-    name: str | None = None
+    own: str | None = None
     seams: set[str] = field(default_factory=set)
     supers: set[str] = field(default_factory=set)
     left: list[str] = field(default_factory=list)
 
 
 def describe_own(trainer: Trainer, write: Expressions, user: Expressions, findings: Findings) -> OwnPart:
-    """Return what comes along of the Trainer's class: what it overrides, with what that reads.
+    """Take over the overrides of the Trainer's class, with all that they read.
 
     Args:
         trainer: The Trainer.
         write: Writes for `module.py`.
         user: Writes for the user's code.
-        findings: Takes what is left to do.
+        findings: Collects what is left to do.
     """
     part = OwnPart()
     reach = _Reach(
@@ -115,12 +115,12 @@ def describe_own(trainer: Trainer, write: Expressions, user: Expressions, findin
         left = [f"def {name}(self, *args, **kwargs):\n    " + "\n    ".join(lines) for name, lines in stubs.items()]
         constants = [f"self.{name} = {text}" for name, text in sorted(reach.constants.items())]
         methods = reach.methods - stubs.keys()
-        part.name = write.of_user_code(user.code.add_trainer(reach.kinds, methods, constants, left))
+        part.own = write.of_user_code(user.code.add_trainer(reach.kinds, methods, constants, left))
     return part
 
 
 def overrides_of(trainer: Trainer) -> Iterator[tuple[str, str, object]]:
-    """Yield what a subclass, or this object, does otherwise than HF's Trainer: name, owner, value; the first counts."""
+    """Yield the methods of HF's Trainer that a subclass or this object overrides: name, owner and the first value."""
     seen = set[str]()
     for owner in (trainer, *type(trainer).__mro__):
         if isinstance(owner, type) and home_of(owner).startswith(("transformers.", "hf_compat.")):
@@ -133,7 +133,7 @@ def overrides_of(trainer: Trainer) -> Iterator[tuple[str, str, object]]:
 
 
 class _Reach:
-    """What methods reach: other methods, and attributes with their values.
+    """Collects the methods that some methods reach, and the attributes with their values.
 
     Args:
         trainer: The Trainer.
@@ -147,22 +147,20 @@ class _Reach:
         self.constants: dict[str, str] = {}
         homes = ("transformers.", "hf_compat.", "builtins", "typing", "abc")
         self._libraries = [k for k in type(trainer).__mro__ if k not in kinds and not home_of(k).startswith(homes)]
-        self._stand_in = frozenset(
-            re.findall(r"^    (?:    self\.|def )(\w+)", _STAND_IN.read_text(encoding="utf-8"), re.M)
-        )
+        stand_in = _STAND_IN.read_text(encoding="utf-8")
+        self._stand_in = frozenset(re.findall(r"^    (?:    self\.|def )(\w+)", stand_in, re.M))
 
     def take(self, first: str) -> None:
         """Take over a method with all that it reaches.
 
         Raises:
-            CannotBeWritten: It reaches what the project has not.
+            CannotBeWritten: It reaches something that the project lacks.
         """
         methods, supers, constants, waiting = set[str](), set[str](), dict[str, str](), [first]
-        model = {id(part): f"self.model.get_submodule({name!r})" for name, part in self.trainer.model.named_modules()}
-        model |= {
-            id(part): f"self.model.get_parameter({name!r})" for name, part in self.trainer.model.named_parameters()
-        }
-        self.user.known.update({**model, id(self.trainer.model): "self.model", id(self.trainer): "self"})
+        model, known = self.trainer.model, self.user.known
+        known.update({id(part): f"self.model.get_submodule({name!r})" for name, part in model.named_modules()})
+        known.update({id(part): f"self.model.get_parameter({name!r})" for name, part in model.named_parameters()})
+        known.update({id(model): "self.model", id(self.trainer): "self"})
         try:
             while waiting:
                 name = waiting.pop()
@@ -171,34 +169,31 @@ class _Reach:
                 methods.add(name)
                 for read, by_super in self._read_in(name):
                     supers |= {read} if by_super else set()
-                    if self._is_method(read):
+                    found = next((vars(kind)[read] for kind in self.kinds if read in vars(kind)), None)
+                    is_code = inspect.isroutine(found) or isinstance(found, (property, staticmethod, classmethod))
+                    if is_code and read not in vars(self.trainer):
                         waiting.append(read)
                     elif by_super and read not in self._stand_in:
                         raise CannotBeWritten(f"`{name}` calls `super().{read}` of HF's Trainer")
                     elif read not in self._stand_in and hasattr(self.trainer, read):
-                        constants[read] = self._constant(name, read)
+                        value = getattr(self.trainer, read)
+                        is_ours = home_of(type(value)).startswith("hf_compat.")
+                        if is_ours or callable(getattr(Trainer, read, None)):
+                            raise CannotBeWritten(f"`{name}` reads `self.{read}` of HF's Trainer")
+                        constants[read] = self.user.under(read, value)
         finally:
-            self.user.known.clear()
+            known.clear()
         self.methods |= methods
         self.supers |= supers
         self.constants |= constants
 
-    def _is_method(self, name: str) -> bool:
-        found = next((vars(kind)[name] for kind in self.kinds if name in vars(kind)), None)
-        is_code = inspect.isroutine(found) or isinstance(found, (property, staticmethod, classmethod))
-        return is_code and name not in vars(self.trainer)
-
-    def _constant(self, method: str, name: str) -> str:
-        value = getattr(self.trainer, name)
-        if callable(getattr(Trainer, name, None)) or home_of(type(value)).startswith("hf_compat."):
-            raise CannotBeWritten(f"`{method}` reads `self.{name}` of HF's Trainer")
-        return self.user.under(name, value)
-
     def _read_in(self, name: str) -> Iterator[tuple[str, bool]]:
-        """Yield what a method, of each class that has it, reads of `self`, and whether by `super()`."""
+        """Yield the attributes of `self` that a method of any class reads, and whether by `super()`."""
         for kind in self._libraries:
             if name in vars(kind):
-                raise CannotBeWritten(f"`{name}` is that of {kind.__module__}.{kind.__name__}, no class of the script")
+                raise CannotBeWritten(
+                    f"`{name}` is that of {kind.__module__}.{kind.__name__}, not a class of the script"
+                )
         if name in vars(self.trainer):
             raise CannotBeWritten(f"`{name}` was put on the Trainer object, and is in no class of the script")
         for kind in self.kinds:
@@ -213,7 +208,7 @@ class _Reach:
 
 
 def _reads(definition: Definition) -> Iterator[tuple[str, bool]]:
-    """Yield the attributes of its first parameter that a method reads, and whether by `super()`."""
+    """Yield the attributes of `self` that a method reads, and whether by `super()`."""
     places = [] if isinstance(definition, ast.ClassDef) else definition.args.args
     own = places[0].arg if places else "self"
     for node in ast.walk(definition):

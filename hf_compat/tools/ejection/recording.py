@@ -1,41 +1,69 @@
-"""How the objects of a script were made: the arguments of each constructor call, kept while the script runs.
+"""Record how the objects of a script are made, while it runs, so that the project can make them again.
 
-An instance does not know what it was made from. The project makes it again, so somebody has to have listened.
+It watches the constructors of the script's classes, and of torch's modules, schedules and samplers. It also watches the
+calls that make streams of `datasets`.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import enum
 import functools
 import inspect
+import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
+from typing import NamedTuple
 
 from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import sampler
 
-from hf_compat.tools.ejection.library_calls import Call, Given, classes_watched, stream_methods
 from hf_compat.tools.ejection.secrets import Environment
 
-# Classes that make streams; they are listened to as soon as somebody has imported them.
-_STREAM_CLASSES = {"datasets.iterable_dataset": "IterableDataset", "datasets.arrow_dataset": "Dataset"}
-
+# The positional and named arguments of a call.
+Given = tuple[tuple[object, ...], Mapping[str, object]]
 _STANDARD = Path(sysconfig.get_paths()["stdlib"])
+# Modules whose functions make schedules.
+_MAKERS = ("transformers.optimization", "hf_compat.optim.lr_schedulers")
+# Classes that make streams. They are watched as soon as they are imported.
+_STREAM_CLASSES = {"datasets.iterable_dataset": "IterableDataset", "datasets.arrow_dataset": "Dataset"}
+# Functions of `datasets` that make streams, and the arguments of theirs that are kept.
+_STREAM_MAKERS = {
+    "load_dataset": ("path", "name", "data_dir", "data_files", "split", "revision", "streaming"),
+    "interleave_datasets": ("datasets", "probabilities", "seed", "stopping_strategy"),
+    "concatenate_datasets": ("dsets", "axis"),
+}
+
+
+class Call(NamedTuple):
+    """A call that made an object.
+
+    Args:
+        of: The name of a function's module, or the owner of a method.
+        name: The function or method.
+        given: Its arguments.
+    """
+
+    of: object
+    name: str
+    given: Given
 
 
 class Recorder:
-    """Keeps, for each instance of the script's own classes and for each module of torch, what it was made from.
+    """Keeps the arguments from which each watched instance was made.
 
     Args:
-        folder: Where the script stands: classes of files in there, and in the working folder, are its own.
+        folder: The script's folder. Classes of files in there and in the working folder are its own.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folders = (folder, Path.cwd())
-        # the instance is kept, so that its identity stays its own
+        # The instances are kept, because another object could otherwise get their identity
         self._made: dict[int, tuple[object, Given | Call]] = {}
         self._held: dict[int, dict[str, tuple[object, int | None]]] = {}
         self._changed: dict[int, dict[str, object]] = {}
@@ -43,33 +71,37 @@ class Recorder:
         self.environment = Environment(self.is_of_script)
 
     def origin_of(self, instance: object) -> Given | Call | None:
-        """Return what an instance's class was given, or the call that made it; None where nobody has listened."""
+        """The arguments of an instance's class, or the call that made it. None if it was not recorded."""
         found = self._made.get(id(instance))
         return None if found is None else found[1]
 
     def arguments_of(self, instance: object) -> Given | None:
-        """Return what an instance's class was given; None where nobody has listened."""
+        """The arguments of an instance's class. None if they were not recorded."""
         origin = self.origin_of(instance)
         return None if isinstance(origin, Call) else origin
 
     def settle(self) -> None:
-        """Find out what the script has set on its objects since they were made: what is tried later sets more."""
+        """Find the attributes that the script has set on its objects since they were made.
+
+        It comes before the parts of the run are tried, because those set more.
+        """
         for place, held in self._held.items():
             value = self._made[place][0]
             now = _held_by(value)
             if held.keys() - now.keys():
-                continue  # an attribute is gone: the constructor alone tells what it is made of
-            changed = {name for name, one in now.items() if name not in held or not _same_part(one, held[name])}
+                continue  # an attribute is gone, so only the constructor is certain
+            # The same object and length: a container that grows counts as changed
+            changed = [name for name, (part, size) in now.items() if not _is_kept(held.get(name), part, size)]
             self._changed[place] = {name: vars(value)[name] for name in sorted(changed)}
 
     def changes_of(self, instance: object) -> dict[str, object]:
-        """Return the attributes that the script has set since its constructor ended, or all where it has none."""
+        """The attributes that the script has set since its constructor ended, or all if it was not recorded."""
         if id(instance) in self._made:
             return self._changed.get(id(instance), {})
         return dict(vars(instance))
 
     def is_of_script(self, module: str) -> bool:
-        """Return whether a module is the script, or a file beside it or in the working folder."""
+        """Whether a module is the script, or a file beside it or in the working folder."""
         file = getattr(sys.modules.get(module), "__file__", None)
         if module == "__main__" or file is None:
             return module == "__main__"
@@ -81,86 +113,128 @@ class Recorder:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen to what is made within."""
-        build_class, init_module = builtins.__build_class__, nn.Module.__init__
-        builtins.__build_class__ = self._watching(build_class)
-        nn.Module.__init__ = self._watched_module_init(init_module)  # type: ignore[method-assign]  # given back below
-        try:
-            with self._given_back, classes_watched(self._keep), self.environment.listening():
-                for home, name in _STREAM_CLASSES.items():
-                    self._watch_streams(getattr(sys.modules.get(home), name, None))
-                yield
-        finally:
-            builtins.__build_class__ = build_class
-            nn.Module.__init__ = init_module  # type: ignore[method-assign]  # as it was
+        """Record the objects that are made within."""
+        with self._given_back, self.environment.listening():
+            self._put(builtins, "__build_class__", self._watching(builtins.__build_class__))
+            self._put(nn.Module, "__init__", self._watched_module_init(nn.Module.__init__))
+            for module, base in ((lr_scheduler, lr_scheduler.LRScheduler), (sampler, sampler.Sampler)):
+                kinds = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, base)]
+                for kind in dict.fromkeys(kinds):
+                    if kind is not sampler.Sampler and "__init__" in vars(kind):
+                        self._put(kind, "__init__", self._watched_init(vars(kind)["__init__"]))
+            for home, name in _STREAM_CLASSES.items():
+                self._watch_streams(getattr(sys.modules.get(home), name, None))
+            yield
+
+    def _put(self, owner: object, name: str, value: object) -> None:
+        """Set an attribute until the end of the recording."""
+        self._given_back.callback(setattr, owner, name, vars(owner)[name])
+        setattr(owner, name, value)
 
     def _keep(self, instance: object, origin: Given | Call) -> None:
-        # a subclass's constructor calls that of its base: the first call is the instance's own
+        # A subclass's constructor calls that of its base, so the first call is the instance's own
         self._made.setdefault(id(instance), (instance, origin))
-
-    def _keep_last(self, instance: object, origin: Given | Call) -> None:
-        self._made[id(instance)] = (instance, origin)
-
-    def _watch_streams(self, kind: object) -> None:
-        if not isinstance(kind, type) or _STREAM_CLASSES.get(kind.__module__) != kind.__name__:
-            return
-        for name, method in stream_methods(kind, self._keep, self._keep_last).items():
-            self._given_back.callback(setattr, kind, name, vars(kind)[name])
-            setattr(kind, name, method)
 
     def _watching(self, build_class: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(build_class)
         def build(body: Callable[..., object], *words: object, **named: object) -> object:
             made = build_class(body, *words, **named)
             if isinstance(made, type) and "__init__" in vars(made) and self.is_of_script(made.__module__):
-                self._listen_to(made)
+                self._watch_class(made)
             self._watch_streams(made)
             return made
 
         return build
 
-    def _listen_to(self, made: type) -> None:
+    def _watch_class(self, made: type) -> None:
         init = vars(made)["__init__"]
         keep, held, is_module = self._keep, self._held, issubclass(made, nn.Module)
 
         @functools.wraps(init)
-        def init_and_tell(self: object, *positional: object, **named: object) -> None:
+        def init_and_keep(self: object, *positional: object, **named: object) -> None:
             keep(self, (positional, named))
             init(self, *positional, **named)
             if not is_module and hasattr(self, "__dict__"):  # of a module the weights are compared
                 held[id(self)] = _held_by(self)
 
-        with contextlib.suppress(AttributeError, TypeError):  # a class may forbid changes; it is not listened to
-            made.__init__ = init_and_tell  # type: ignore[misc]  # of an instance's class, not of an instance
+        with contextlib.suppress(AttributeError, TypeError):  # a class that forbids changes is not watched
+            made.__init__ = init_and_keep  # type: ignore[misc]  # of an instance's class, not of an instance
 
     def _watched_module_init(self, init: Callable[..., None]) -> Callable[..., None]:
         keep = self._keep
 
         @functools.wraps(init)
-        def init_and_tell(self: nn.Module, *positional: object, **named: object) -> None:
-            kind = type(self).__module__
-            if kind.startswith("torch."):
+        def init_and_keep(self: nn.Module, *positional: object, **named: object) -> None:
+            if type(self).__module__.startswith("torch."):
                 given = _given_to(self, inspect.currentframe())
                 if given is not None:
                     keep(self, given)
             init(self, *positional, **named)
 
-        return init_and_tell
+        return init_and_keep
+
+    def _watched_init(self, init: Callable[..., None]) -> Callable[..., None]:
+        keep = self._keep
+
+        @functools.wraps(init)
+        def init_and_keep(self: object, *positional: object, **named: object) -> None:
+            frame = inspect.currentframe()
+            keep(self, _schedule_call(frame.f_back if frame else None) or (positional, named))
+            init(self, *positional, **named)
+
+        return init_and_keep
+
+    def _watch_streams(self, kind: object) -> None:
+        """Watch the methods of a class of `datasets` that make a stream."""
+        if not isinstance(kind, type) or _STREAM_CLASSES.get(kind.__module__) != kind.__name__:
+            return
+        if kind.__name__ == "Dataset":
+            self._put(kind, "to_iterable_dataset", self._watched_method(kind, "to_iterable_dataset"))
+            return
+        for name, part in list(vars(kind).items()):
+            function = part.__func__ if isinstance(part, staticmethod) else part
+            if name[0] != "_" and isinstance(function, FunctionType):
+                self._put(kind, name, self._watched_method(kind, name))
+        init, keep = vars(kind)["__init__"], self._keep
+
+        def init_and_keep(self: object, *positional: object, **named: object) -> None:
+            init(self, *positional, **named)
+            call = _stream_call(inspect.currentframe())
+            if call is not None:
+                keep(self, call)
+
+        self._put(kind, "__init__", init_and_keep)
+
+    def _watched_method(self, kind: type, name: str) -> object:
+        part = vars(kind)[name]
+        is_static = isinstance(part, staticmethod)
+        method = part.__func__ if is_static else part
+
+        @functools.wraps(method)
+        def call_and_keep(*positional: object, **named: object) -> object:
+            made = method(*positional, **named)
+            owner, given = (kind, positional) if is_static else (positional[0], positional[1:])
+            if type(made).__name__ == "IterableDataset" and made is not owner:
+                # Methods call one another, so the last call counts
+                self._made[id(made)] = (made, Call(owner, name, (given, named)))
+            return made
+
+        return staticmethod(call_and_keep) if is_static else call_and_keep
 
 
 def _held_by(value: object) -> dict[str, tuple[object, int | None]]:
-    """Return what an object holds, each with its length: a container that grows is another one."""
+    """The attributes of an object, each with the length of a container."""
     return {
         name: (part, len(part) if isinstance(part, (list, dict, set)) else None) for name, part in vars(value).items()
     }
 
 
-def _same_part(one: tuple[object, int | None], other: tuple[object, int | None]) -> bool:
-    return one[0] is other[0] and one[1] == other[1]
+def _is_kept(before: tuple[object, int | None] | None, part: object, size: int | None) -> bool:
+    return before is not None and before[0] is part and before[1] == size
 
 
 def _given_to(module: nn.Module, frame: FrameType | None) -> Given | None:
-    """Return what the outermost `__init__` of a module was called with, read from the frames under way."""
+    """Read the arguments of a module's outermost `__init__` from the running frames."""
     found: FrameType | None = None
     while frame is not None:
         frame = frame.f_back
@@ -175,6 +249,50 @@ def _given_to(module: nn.Module, frame: FrameType | None) -> Given | None:
     arguments = inspect.getargvalues(found)
     values = arguments.locals
     named = {name: values[name] for name in arguments.args[1:] if name in values}
+    rest = dict(values.get(arguments.keywords or "", {}))
     if arguments.varargs is not None:
-        return (*named.values(), *values[arguments.varargs]), dict(values.get(arguments.keywords or "", {}))
-    return (), named | dict(values.get(arguments.keywords or "", {}))
+        return (*named.values(), *values[arguments.varargs]), rest
+    return (), named | rest
+
+
+def _schedule_call(frame: FrameType | None) -> Call | None:
+    """The outermost running call of a function of transformers that makes a schedule."""
+    found: FrameType | None = None
+    while frame is not None and frame.f_globals.get("__name__") in _MAKERS:
+        if frame.f_code.co_name.startswith("get_"):
+            found = frame
+        frame = frame.f_back
+    if found is None:
+        return None
+    name, values = found.f_code.co_name, found.f_locals
+    known = inspect.signature(getattr(sys.modules[found.f_globals["__name__"]], name)).parameters
+    chosen = {key: values[key] for key, parameter in known.items() if values[key] is not parameter.default}
+    given = {key: value.value if isinstance(value, enum.Enum) else value for key, value in chosen.items()}
+    is_public = hasattr(sys.modules["transformers"], name)
+    return Call("transformers" if is_public else "transformers.optimization", name, ((), given))
+
+
+def _stream_call(frame: FrameType | None) -> Call | None:
+    """The running call of a function of `datasets` that makes a stream."""
+    frame = None if frame is None else frame.f_back
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("datasets."):
+        code = frame.f_code
+        if code.co_name in _STREAM_MAKERS and code.co_name == code.co_qualname:
+            known = inspect.signature(frame.f_globals[code.co_name]).parameters
+            names = [name for name in _STREAM_MAKERS[code.co_name] if frame.f_locals[name] is not known[name].default]
+            given = {name: _absolute(frame.f_locals[name], name) for name in names}
+            return Call("datasets", code.co_name, ((), given))
+        frame = frame.f_back
+    return None
+
+
+def _absolute(value: object, name: str) -> object:
+    """Make the paths in an argument absolute, so that they hold from another folder."""
+    if isinstance(value, str):
+        is_path = name in ("path", "data_dir", "data_files") and os.path.exists(value)
+        return os.path.abspath(value) if is_path else value
+    if name == "data_files" and isinstance(value, (list, tuple)):
+        return [_absolute(one, name) for one in value]
+    if name == "data_files" and isinstance(value, Mapping):
+        return {key: _absolute(one, name) for key, one in value.items()}
+    return value

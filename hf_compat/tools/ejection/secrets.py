@@ -1,4 +1,4 @@
-"""Secrets: what a script has read from the environment, and texts that look like a token or key."""
+"""Find texts that a script has read from the environment, and texts that look like a token or key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from hf_compat.runtime.text import is_secret
 
-# Shapes of tokens that their makers document; each is a secret wherever it stands.
+# Documented shapes of tokens. A text of such a shape is always a secret.
 _SHAPES = re.compile(
     r"hf_[A-Za-z0-9]{30,}|api_org_[A-Za-z0-9]{30,}|sk-(?:proj-|ant-)?[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}"
     r"|github_pat_\w{30,}|glpat-[\w-]{20,}|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{35}|xox[abeoprs]-[\w-]{10,}"
@@ -34,43 +34,39 @@ _KNOWN_BY_CONTENT = 8
 
 
 class Environment:
-    """Texts that the script has read from the environment while it was listened to.
+    """Texts that the script has read from the environment.
 
     Args:
-        is_of_script: Whether a module is the script, or stands beside it.
+        is_of_script: Whether a module belongs to the script.
     """
 
     def __init__(self, is_of_script: Callable[[str], bool]) -> None:
         self._is_of_script = is_of_script
-        self._read: dict[int, tuple[str, str]] = {}  # a text that was read is kept, so that its identity stays its own
+        self._read: dict[int, tuple[str, str]] = {}  # keeps the texts, so that no other one gets their identity
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Note what the script's own lines read within."""
-        kind = type(os.environ)  # noqa: TID251 - what the script reads of it is listened to
+        """Record the variables that the script's own lines read within."""
+        kind = type(os.environ)  # noqa: TID251 - the script's reads are recorded
         read = kind.__getitem__
 
-        def read_and_note(environ: os._Environ[str], name: str) -> str:
+        def read_and_keep(environ: os._Environ[str], name: str) -> str:
             text = read(environ, name)
             frame = sys._getframe(1)
-            while frame.f_back is not None and frame.f_globals.get("__name__") in (
-                "os",
-                "collections.abc",
-                "_collections_abc",
-            ):
+            while frame.f_back is not None and frame.f_globals.get("__name__") in _PYTHONS:
                 frame = frame.f_back
             if self._is_of_script(str(frame.f_globals.get("__name__"))):
                 self._read[id(text)] = text, name
             return text
 
-        kind.__getitem__ = read_and_note  # type: ignore[method-assign]  # given back below
+        kind.__getitem__ = read_and_keep  # type: ignore[method-assign]  # given back below
         try:
             yield
         finally:
             kind.__getitem__ = read  # type: ignore[method-assign]  # as it was
 
     def names_in(self, text: str) -> list[tuple[str, str]]:
-        """Return the texts that were read and stand in another one, the longest first, with their variables."""
+        """The recorded texts in another text, the longest first, with their variables."""
         known = self._read.get(id(text))
         if known is not None and len(text) >= _KNOWN_BY_IDENTITY:
             return [known]
@@ -81,64 +77,55 @@ class Environment:
 
 
 def looks_secret(name: str, value: object) -> bool:
-    """Return whether a text of that name is a secret: `hub_token`, `AWS_SECRET_ACCESS_KEY`, `db_password`."""
+    """Whether a text of that name is a secret: `hub_token`, `AWS_SECRET_ACCESS_KEY`, `db_password`."""
     is_plausible = isinstance(value, str) and _PLAUSIBLE.fullmatch(value)
     return bool(is_plausible) and (is_secret(name) or bool(_NAMED.search(name.lower())))
 
 
 def secrets_in(text: str) -> list[str]:
-    """Return the parts of a text that look like a token or key."""
+    """List the parts of a text that look like a token or key."""
     return [found.group() for found in _SHAPES.finditer(text)]
 
 
 def is_dense(text: str) -> bool:
-    """Return whether a text is one long word of letters and digits at random, as keys without a shape are."""
+    """Whether a text is one long random word of letters and digits, like keys without a documented shape."""
     counts = Counter(text)
     bits = -sum(count / len(text) * math.log2(count / len(text)) for count in counts.values())
     return bool(_DENSE.fullmatch(text)) and bits > _DENSE_BITS
 
 
 def without_secrets(source: str) -> tuple[str, list[str]]:
-    """Return source that reads its secrets from the environment, and the names of the variables.
+    """Let source read its secrets from the environment. Returns it with the names of the variables.
 
-    What no expression can stand for, in a comment or within an f-string, is masked.
+    A secret in a comment or f-string, which no expression can replace, is masked.
     """
     lines = [line.encode() for line in source.splitlines(keepends=True)]
-    tree = ast.parse(source)
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
-    names: list[str] = []
-    found = [(node, name) for node, name in _named_texts(tree) if id(node) not in parts]
-    for node, name in sorted(found, key=lambda one: (-one[0].lineno, -one[0].col_offset)):
-        if not looks_secret(name, node.value) and not secrets_in(str(node.value)):
-            continue
-        names.append(re.sub(r"\W", "_", name or "SECRET").upper())
-        last = lines[(node.end_lineno or node.lineno) - 1]
-        rest = last[node.end_col_offset or 0 :]
-        lines[node.lineno - 1] = (
-            lines[node.lineno - 1][: node.col_offset] + f'os.environ["{names[-1]}"]'.encode() + rest
-        )
-        del lines[node.lineno : node.end_lineno]
-    text = b"".join(lines).decode()
-    return hide_tokens(text), names
-
-
-def hide_tokens(text: str) -> str:
-    """Return a text with what has the shape of a token masked."""
-    return _SHAPES.sub(MASKED, text)
-
-
-def _named_texts(tree: ast.AST) -> Iterator[tuple[ast.Constant, str]]:
-    """Yield each text of some code, with the name that it is given to."""
+    nodes = list(ast.walk(ast.parse(source)))
+    parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    # The name that a text is given to
     named: dict[int, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.keyword):
             named[id(node.value)] = node.arg or ""
         elif isinstance(node, ast.Assign):
             named[id(node.value)] = ast.unparse(node.targets[0]).rpartition(".")[2]
         elif isinstance(node, ast.Dict):
-            named |= {id(v): k.value for k, v in zip(node.keys, node.values, strict=True) if _is_text(k)}  # type: ignore[union-attr]  # a text
-    yield from ((node, named.get(id(node), "")) for node in ast.walk(tree) if _is_text(node))  # type: ignore[misc]  # as above
+            keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
+            named |= {id(v): key for key, v in zip(keys, node.values, strict=True) if isinstance(key, str)}
+    texts = [one for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    names: list[str] = []
+    for text in sorted(texts, key=lambda one: (-one.lineno, -one.col_offset)):
+        name = named.get(id(text), "")
+        if id(text) in parts or not (looks_secret(name, text.value) or secrets_in(str(text.value))):
+            continue
+        names.append(re.sub(r"\W", "_", name or "SECRET").upper())
+        rest = lines[(text.end_lineno or text.lineno) - 1][text.end_col_offset or 0 :]
+        before = lines[text.lineno - 1][: text.col_offset]
+        lines[text.lineno - 1] = before + f'os.environ["{names[-1]}"]'.encode() + rest
+        del lines[text.lineno : text.end_lineno]
+    return hide_tokens(b"".join(lines).decode()), names
 
 
-def _is_text(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+def hide_tokens(text: str) -> str:
+    """Mask the parts of a text that have the shape of a token."""
+    return _SHAPES.sub(MASKED, text)

@@ -1,4 +1,4 @@
-"""The source of the user's own functions and classes, with all that they need, read off the script."""
+"""Take over the source of the user's own functions and classes, with all that they need."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ import symtable
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CellType, FunctionType, ModuleType
-from typing import TypeVar
+from typing import NamedTuple
 
 from hf_compat.tools.ejection.findings import CannotBeWritten
 from hf_compat.tools.ejection.secrets import looks_secret, secrets_in
 
-Node = TypeVar("Node", bound=ast.AST)
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-# Names of HF's trainer that user code may mention, and the module of the project that has them.
+# Names of HF's trainer that user code may mention, and the project's module of each.
 STAND_INS = {
     "EvalPrediction": "evaluation",
     "Seq2SeqTrainer": "hf_trainer",
@@ -37,8 +36,7 @@ _OF_TRAINER = re.compile(r"^(hf_compat|transformers\.(\w*trainer|training_args|i
 _BUILTINS = frozenset(vars(builtins))
 
 
-@dataclass(frozen=True, slots=True)
-class Import:
+class Import(NamedTuple):
     """An import: `from module import name as known_as`, or `import module as known_as` without a name."""
 
     module: str
@@ -52,9 +50,8 @@ class Import:
         return f"from {self.module} import {self.name}" + ("" if self.known_as == self.name else f" as {self.known_as}")
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleSource:
-    """A module of the user's: its text, its top level by name."""
+class ModuleSource(NamedTuple):
+    """The source of a user's module."""
 
     name: str
     file: str
@@ -63,11 +60,11 @@ class ModuleSource:
 
     @property
     def defined(self) -> dict[str, ast.stmt]:
-        """Statements of the top level, by the names that they bind; of several the last one counts."""
+        """Statements of the top level by the names that they bind. The last one of a name counts."""
         return {name: statement for statement in _flat(self.tree.body) for name in _bound_by(statement)}
 
     def text_of(self, node: ast.stmt) -> str:
-        """Return the lines of a statement, with its decorators and the comments right above it."""
+        """The lines of a statement with its decorators and the comments right above it."""
         decorators: list[ast.expr] = getattr(node, "decorator_list", [])
         first = min([node.lineno, *(decorator.lineno for decorator in decorators)]) - 1
         indent = self.lines[first][: len(self.lines[first]) - len(self.lines[first].lstrip())]
@@ -77,7 +74,7 @@ class ModuleSource:
 
 
 def _flat(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a module's top level, those under `if` and `try` too."""
+    """Yield the statements of a module's top level, including those under `if` and `try`."""
     for statement in statements:
         yield statement
         if isinstance(statement, (ast.If, ast.Try, ast.With)):
@@ -97,13 +94,7 @@ def _bound_by(statement: ast.stmt) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Piece:
-    """A piece of the user's source.
-
-    Args:
-        module: Where it stands there.
-        line: In that module.
-        text: As it will stand in the project; empty while what it needs is being found.
-    """
+    """A piece of the user's source, and its text in the project. The text is empty while its needs are looked up."""
 
     module: str
     line: float
@@ -112,14 +103,14 @@ class Piece:
 
 @dataclass(slots=True)
 class UserCode:
-    """What `user_code.py` will hold: pieces of the user's source, in the order of the script.
+    """The content of `user_code.py`: pieces of the user's source in the order of the script.
 
-    Modules of the user's become one file. A name that two of them have is written anew in one, wherever it is used.
+    All modules of the user become one file. If two of them have the same name, one is renamed wherever it is used.
 
     Args:
-        is_of_script: Whether a module is the script, or stands beside it.
-        express: From a name in the user's code and its value to the Python that makes that again.
-        pieces: By the name that each has in the project.
+        is_of_script: Whether a module belongs to the script.
+        express: Writes the value of a name in the user's code.
+        pieces: The pieces by their names in the project.
     """
 
     is_of_script: Callable[[str], bool]
@@ -132,20 +123,18 @@ class UserCode:
     _needs: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, value: type | FunctionType) -> str:
-        """Take over a function or class with all that it needs, and return its name.
+        """Take over a function or class with all that it needs, and give its name.
 
         Raises:
             CannotBeWritten: Its source, or a value that it uses, cannot be written down.
         """
-        module = self.module(value.__module__)
-        node = self.node_of(value)
-        return self._add_definition(module, node, closure_of(value))
+        return self._add_definition(self.module(value.__module__), self.node_of(value), _closure_of(value))
 
     def add_lambda(self, value: FunctionType) -> str:
-        """Take over a lambda as a function that its line names.
+        """Take over a lambda as a function that is named by its line.
 
         Raises:
-            CannotBeWritten: There are several like it in that line.
+            CannotBeWritten: The line has several like it.
         """
         module, line = self.module(value.__module__), value.__code__.co_firstlineno
         names = list(value.__code__.co_varnames[: value.__code__.co_argcount])
@@ -156,22 +145,22 @@ class UserCode:
         name = f"function_of_line_{line}"
         text = f"def {name}({ast.unparse(found[0].args)}):\n    return {ast.unparse(found[0].body)}"
         used = {part.id for part in ast.walk(found[0]) if isinstance(part, ast.Name)} - set(names)
-        return self._add_piece(module, name, line, text, used, closure_of(value))
+        return self._add_piece(module, name, line, text, used, _closure_of(value))
 
     def import_(self, wanted: Import) -> str:
-        """Import something, and return the name that it has: its own, unless that is another thing's."""
+        """Import something, and give its name, which differs from its own if that is taken."""
         name = self._claim(wanted.known_as, (wanted.module, wanted.name), wanted.module)
-        self.imports.add(replace(wanted, known_as=name))
+        self.imports.add(wanted._replace(known_as=name))
         return name
 
     def _claim(self, name: str, owner: object, module: str) -> str:
-        """Return the name of something in the project: the first that is nothing else's."""
+        """The first free name for something in the project."""
         origin = re.sub(r"\W", "_", module.rpartition(".")[2].strip("_"))
         others = (f"{name}_of_{origin}{number or ''}" for number in itertools.count())
         return next(free for free in itertools.chain([name], others) if self._owners.setdefault(free, owner) == owner)
 
     def module(self, name: str) -> ModuleSource:
-        """Return the source of a module.
+        """Read the source of a module.
 
         Raises:
             CannotBeWritten: It has none.
@@ -188,7 +177,7 @@ class UserCode:
         return self._read[name]
 
     def where(self, value: object) -> str:
-        """Return `file:line` of a function or class, as far as that is known."""
+        """The text `file:line` of a function or class, as far as that is known."""
         code = getattr(inspect.unwrap(value) if callable(value) else value, "__code__", None)
         if code is not None:
             return f"{code.co_filename}:{code.co_firstlineno}"
@@ -198,7 +187,7 @@ class UserCode:
             return str(getattr(value, "__module__", "?"))
 
     def node_of(self, value: type | FunctionType) -> Definition:
-        """Return where a function or class is defined; a class by its name, a function by its line.
+        """Find the definition of a class by its name, or of a function by its line.
 
         Raises:
             CannotBeWritten: The source has no such definition.
@@ -214,7 +203,7 @@ class UserCode:
         raise CannotBeWritten(f"the source of {value.__qualname__} is not found in {module.file}")
 
     def _add_definition(self, module: ModuleSource, node: Definition, cells: Mapping[str, object]) -> str:
-        return self._add_piece(module, node.name, node.lineno, module.text_of(node), free_names(module, node), cells)
+        return self._add_piece(module, node.name, node.lineno, module.text_of(node), _free_names(module, node), cells)
 
     def _add_piece(
         self,
@@ -226,7 +215,7 @@ class UserCode:
         cells: Mapping[str, object],
         marks: Mapping[str, str] | None = None,
     ) -> str:
-        """Take over a text under a name, and what it needs; returns the name that it has in the project."""
+        """Take over a text under a name with all that it needs, and give its name in the project."""
         known_as = self._claim(name, (module.name, line), module.name)
         if known_as in self.pieces:
             return known_as
@@ -247,7 +236,7 @@ class UserCode:
         return known_as
 
     def _add_global(self, module: ModuleSource, name: str, value: object, text: str) -> str:
-        """Take over what a name of the user's top level stands for; returns its name in the project."""
+        """Take over the value of a name of the user's top level, and give its name in the project."""
         statement = module.defined[name]
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             alias = next(one for one in statement.names if (one.asname or one.name).partition(".")[0] == name)
@@ -267,32 +256,30 @@ class UserCode:
         return self._add_value(module, name, value, statement.lineno)
 
     def _add_namespace(self, module: ModuleSource, name: str, value: ModuleType, text: str) -> str:
-        """Take over what a text reads of another module of the user's."""
+        """Take over the attributes of another module of the user that a text reads."""
         known_as = self._claim(name, value.__name__, value.__name__)
         found = self._namespaces.setdefault(known_as, {})
         other = self.module(value.__name__)
         for attribute in sorted(set(re.findall(rf"\b{name}\.(\w+)", text)) & set(vars(value))):
-            is_defined = attribute in other.defined
             part = getattr(value, attribute)
-            found[attribute] = (
-                self._add_global(other, attribute, part, "")
-                if is_defined
-                else self._add_value(other, attribute, part, 0)
-            )
+            if attribute in other.defined:
+                found[attribute] = self._add_global(other, attribute, part, "")
+            else:
+                found[attribute] = self._add_value(other, attribute, part, 0)
         return known_as
 
     def _add_value(self, module: ModuleSource, name: str, value: object, line: float) -> str:
-        """Take over a value under the name that the user's code knows it by."""
+        """Take over a value under its name in the user's code."""
         try:
             expression = self.express(name, value)
         except CannotBeWritten as error:
             raise CannotBeWritten(f"{name!r} in {module.file} is needed, and {error}") from error
-        if expression in self._owners:  # a function or class, there by now
+        if expression in self._owners:  # a function or class that is taken over already
             return expression
         return self._add_piece(module, name, line, f"{name} = {expression}", set(), {})
 
     def _add_import_from(self, origin: str, name: str, known_as: str, value: object) -> str:
-        """Import a name as the script does; what it takes from HF's trainer comes from elsewhere."""
+        """Import a name as the script does. Names of HF's trainer come from elsewhere."""
         home = str(getattr(value, "__module__", ""))
         if name in STAND_INS and origin.partition(".")[0] in ("transformers", "hf_compat"):
             return self.import_(Import(STAND_INS[name], name, known_as))
@@ -308,13 +295,13 @@ class UserCode:
         return self.import_(Import(origin, name, known_as))
 
     def add_trainer(self, kinds: list[type], methods: set[str], constants: Iterable[str], left: Iterable[str]) -> str:
-        """Take over methods of a Trainer's classes, on the stand-in for HF's; returns the name of the last class.
+        """Take over methods of a Trainer's classes on the stand-in for HF's, and give the name of the last class.
 
         Args:
-            kinds: The script's own classes that the Trainer inherits from, in the order in which Python looks.
-            methods: Names of the methods that come along.
+            kinds: The script's own classes of the Trainer, in Python's order.
+            methods: Names of the methods.
             constants: Statements that set the attributes that they read.
-            left: Methods, as they stand in the last class, that raise in the place of those that cannot be taken over.
+            left: Methods of the last class that raise, for those that cannot be taken over.
         """
         nodes = {kind: self.node_of(kind) for kind in kinds}
         homes = {kind: self.module(kind.__module__) for kind in kinds}
@@ -335,15 +322,15 @@ class UserCode:
                 body += ["def __init__(self, module):\n" + textwrap.indent("\n".join(lines), "    "), *left]
             body += map(module.text_of, own)
             text = f"class {node.name}({', '.join(marks)}):\n" + textwrap.indent("\n\n".join(body or ["pass"]), "    ")
-            needed = set().union(*(free_names(module, method) for method in own)) - {"__class__"}
-            self._add_piece(module, node.name, node.lineno, text, needed, closure_of(kind), marks)
+            needed = set().union(*(_free_names(module, method) for method in own)) - {"__class__"}
+            self._add_piece(module, node.name, node.lineno, text, needed, _closure_of(kind), marks)
             for base in kind.__bases__:
                 if base in names and base.__module__ != module.name:
                     self._needs.setdefault(module.name, set()).add(base.__module__)
         return names[kinds[0]]
 
     def text(self) -> str:
-        """Return the file's text, without its head: modules that others need come first."""
+        """The file's text without its head. Modules that others need come first."""
         homes = {name: self._needs.get(name, set()) for name in sorted({one.module for one in self.pieces.values()})}
         order = list(graphlib.TopologicalSorter(homes).static_order())
         pieces = sorted(self.pieces.values(), key=lambda one: (order.index(one.module), one.line, one.text))
@@ -358,7 +345,7 @@ class UserCode:
 
 
 class _Renaming(ast.NodeTransformer):
-    """Gives what a piece takes from outside other names."""
+    """Renames what a piece takes from outside."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self.names = names
@@ -368,27 +355,24 @@ class _Renaming(ast.NodeTransformer):
         return ast.Name(self.names.get(node.id, node.id), node.ctx)
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
-        return self._not_local(node.arg, node)
-
-    def _not_local(self, name: str, node: Node) -> Node:
-        if name in self.names:
-            raise CannotBeWritten(f"{name!r} is something local, and the name of two other things")
+        self._refuse_local(node.arg)
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if self._is_in_function:
-            self._not_local(node.name, node)
+            self._refuse_local(node.name)
         within, self._is_in_function = self._is_in_function, True
         self.generic_visit(node)
         self._is_in_function = within
         return node
 
+    def _refuse_local(self, name: str) -> None:
+        if name in self.names:
+            raise CannotBeWritten(f"{name!r} is something local, and the name of two other things")
+
 
 def _with_names(text: str, names: Mapping[str, str], marks: Mapping[str, str]) -> str:
-    """Return a piece of source with other names for itself and for what it takes from outside.
-
-    Where a name is another thing's, its comments go.
-    """
+    """Rename a piece of source and what it takes from outside. A renamed piece loses its comments."""
     if names:
         tree = ast.parse(text)
         _Renaming(names).visit(tree)
@@ -400,43 +384,39 @@ def _with_names(text: str, names: Mapping[str, str], marks: Mapping[str, str]) -
     return text
 
 
-def closure_of(value: type | FunctionType) -> dict[str, object]:
-    """Return what the free names of a function, or of a class's methods, stand for."""
-    functions = [value] if isinstance(value, FunctionType) else _functions_of(value)
+def _closure_of(value: type | FunctionType) -> dict[str, object]:
+    """The values of the free names of a function, or of a class's methods."""
+    parts = [value] if isinstance(value, FunctionType) else list(vars(value).values())
     found: dict[str, object] = {}
-    for function in functions:
-        cells: tuple[CellType, ...] = function.__closure__ or ()
-        for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
-            if name != "__class__":
-                found[name] = cell.cell_contents
+    for part in parts:
+        function = inspect.unwrap(part) if callable(part) and part is not value else part
+        if isinstance(function, FunctionType):
+            cells: tuple[CellType, ...] = function.__closure__ or ()
+            names = zip(function.__code__.co_freevars, cells, strict=True)
+            found |= {name: cell.cell_contents for name, cell in names if name != "__class__"}
     return found
-
-
-def _functions_of(kind: type) -> list[FunctionType]:
-    parts = (inspect.unwrap(part) if callable(part) else part for part in vars(kind).values())
-    return [part for part in parts if isinstance(part, FunctionType)]
 
 
 def _is_literal(node: ast.expr | None) -> bool:
     try:
-        ast.literal_eval(node)  # type: ignore[arg-type]  # None is no literal, and says so
+        ast.literal_eval(node)  # type: ignore[arg-type]  # None is not a literal and raises
     except (ValueError, TypeError, SyntaxError):
         return False
     return True
 
 
-def free_names(module: ModuleSource, node: ast.stmt) -> set[str]:
-    """Return the names that a definition takes from outside of itself."""
+def _free_names(module: ModuleSource, node: ast.stmt) -> set[str]:
+    """The names that a definition takes from outside of itself."""
     text = textwrap.dedent(module.text_of(node))
-    tree = ast.parse(text)
     table = symtable.symtable(text, module.file, "exec")
-    used = {part.id for part in ast.walk(tree) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
-    outside = {symbol.get_name() for inner in _tables(table) for symbol in inner.get_symbols() if symbol.is_global()}
-    top = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced() and not symbol.is_assigned()}
-    return (used & outside) | (used & top)
-
-
-def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
-    yield table
-    for child in table.get_children():
-        yield from _tables(child)
+    names = (part for part in ast.walk(ast.parse(text)) if isinstance(part, ast.Name))
+    used = {part.id for part in names if isinstance(part.ctx, ast.Load)}
+    outside = {
+        symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced() and not symbol.is_assigned()
+    }
+    tables = [table]
+    while tables:
+        inner = tables.pop()
+        outside |= {symbol.get_name() for symbol in inner.get_symbols() if symbol.is_global()}
+        tables += inner.get_children()
+    return used & outside
